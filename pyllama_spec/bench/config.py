@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyllama_spec.chat.prompt_file import Prompt, read_prompt_file
-from pyllama_spec.drafters import Drafter
+from pyllama_spec.drafters import Drafter, NoDrafter, PromptLookup
+from pyllama_spec.drafters.suffix import Suffix
 from pyllama_spec.engine.checks import count, instance, real, text
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import ControllerChoice
@@ -146,10 +147,12 @@ class BenchConfig:
         return n if n and self.n_draft is None else self.n_draft
 
     @property
-    def command(self) -> str:
-        """The command line that measures the same."""
+    def command(self) -> str | None:
+        """The command line that measures the same; None for a draft that no option names."""
         words = ["pyllama-spec", "bench", "-m", os.fspath(self.model_path)]
-        for name in self.names or map(_name_of, (self.draft, *self.also)):
+        for name in self.names or map(draft_option, (self.draft, *self.also)):
+            if name is None:
+                return None
             words += ["-d", name]
         if self.prompts is not None:
             words += ["--prompts", os.fspath(self.prompts)]
@@ -180,8 +183,32 @@ class BenchConfig:
         return shlex.join(words)
 
 
-def _name_of(draft: str | os.PathLike[str] | Drafter) -> str:
-    return draft.name if isinstance(draft, Drafter) else os.fspath(draft)
+def draft_option(draft: str | os.PathLike[str] | Drafter) -> str | None:
+    """What `-d` takes for a draft; None for an object that no option makes.
+
+    A drafter of a file has options of its own, and a user's drafter no name that a command knows.
+    """
+    if not isinstance(draft, Drafter):
+        return os.fspath(draft)
+    return draft.name if type(draft) in (NoDrafter, PromptLookup, Suffix) else None
+
+
+def draft_file(draft: object, depth: int = 4) -> Path | None:
+    """The file that a draft was opened from, also where another drafter wraps it; None for none.
+
+    Args:
+        draft: what Llama(draft=) takes.
+        depth: how many drafters deep it is looked for.
+
+    """
+    if not isinstance(draft, Drafter):
+        is_file = isinstance(draft, (str, os.PathLike)) and Path(draft).is_file()
+        return Path(draft) if is_file and isinstance(draft, (str, os.PathLike)) else None
+    path = draft.describe().get("path")
+    if path is not None and Path(path).is_file():
+        return Path(path)
+    inner = (one for one in vars(draft).values() if isinstance(one, Drafter) and depth)
+    return next((file for one in inner if (file := draft_file(one, depth - 1))), None)
 
 
 def _switch(is_on: bool) -> str:

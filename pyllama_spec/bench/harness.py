@@ -6,13 +6,12 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pyllama_spec.bench import beside, machine
-from pyllama_spec.bench.config import BenchConfig, load_prompts
+from pyllama_spec.bench.config import BenchConfig, draft_file, draft_option, load_prompts
 from pyllama_spec.bench.figures import Fork, Pair, PromptResult, find_fork
 from pyllama_spec.bench.peer import Peer, PeerError, PeerRun, PeerUnreachableError
 from pyllama_spec.bench.result import BenchResult, Setup
@@ -137,8 +136,8 @@ def _setup(
     streaming: machine.Streaming | None,
 ) -> Setup:
     files = {"target": machine.describe_file(model.path)}
-    if not isinstance(draft, Drafter) and Path(draft).is_file():
-        files["draft"] = machine.describe_file(Path(draft))
+    if (file := draft_file(draft)) is not None:
+        files["draft"] = machine.describe_file(file)
     n_bytes, basis = weight_bytes(model)
     return Setup(
         target=model.description,
@@ -157,7 +156,18 @@ def _setup(
             "command": config.command,
             "files": files,
         },
+        notes=_objects(config),
     )
+
+
+def _objects(config: BenchConfig) -> tuple[str, ...]:
+    """That no command line measures the same, and for which drafts."""
+    drafts = (config.draft, *config.also)
+    names = [one.name for one in drafts if isinstance(one, Drafter) and draft_option(one) is None]
+    if config.names or not names:
+        return ()
+    said = f"no command line measures the same: {', '.join(names)} came as an object of Python"
+    return (said,)
 
 
 @dataclass(slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -19,10 +18,13 @@ from pyllama_spec.bench.figures import (
 from pyllama_spec.bench.peer import PeerRun
 from pyllama_spec.bench.result import BenchResult
 from pyllama_spec.bench.sides import Run
+from pyllama_spec.speculative.stats import idle_in_words, since_in_words
 
 FORMAT = "pyllama_spec bench 1"
 # Of a calm machine the share is 0.9 and more: threads that wait for each other poll.
 BUSY = 0.75
+# A note names so many prompts.
+_MOST_NAMES = 6
 
 
 def to_json(result: BenchResult) -> dict[str, Any]:
@@ -211,20 +213,35 @@ def state_of(runs: Sequence[Run]) -> str:
 
 
 def _states(result: BenchResult) -> list[str]:
-    """In how many texts the drafter was idle, or disabled: the median of since when, and why."""
-    runs = [pair.spec for pair in result.pairs]
+    """In which texts the drafter was idle or disabled, since when, and why."""
+    runs = [(prompt.id, pair.spec) for prompt in result.prompts for pair in prompt.pairs]
     out = []
-    for reason in sorted({run.reason_off for run in runs if run.reason_off is not None}):
-        those = [run for run in runs if run.reason_off == reason]
-        since = statistics.median_low([run.disabled_since or 0 for run in those])
-        when = f"after {since} rounds" if since else "from the beginning"
+    for reason in sorted({run.reason_off for _, run in runs if run.reason_off is not None}):
+        those = [(name, run) for name, run in runs if run.reason_off == reason]
+        since = since_in_words([run.disabled_since or 0 for _, run in those])
+        out.append(f"the drafter was disabled in {_texts(those, len(runs))}, {since}: {reason}")
+    idle: dict[tuple[bool, bool], list[tuple[str, Run]]] = {}
+    for name, run in runs:
+        if run.state == "idle":
+            idle.setdefault((run.asked > 0, run.proposed > 0), []).append((name, run))
+    for those in idle.values():
+        asked = sum(run.asked for _, run in those)
+        said = idle_in_words(asked, sum(run.proposed for _, run in those))
+        out.append(f"the drafter was idle in {_texts(those, len(runs))}: {said}")
+    alone = [(name, run) for name, run in runs if run.remark]
+    if alone:
         out.append(
-            f"the drafter was disabled in {len(those)} of {len(runs)} texts, {when}: {reason}"
+            f"the drafter gave only copies in {_texts(alone, len(runs))}: its model, nothing"
         )
-    n_idle = sum(run.state == "idle" for run in runs)
-    if n_idle:
-        out.append(f"the drafter was idle in {n_idle} of {len(runs)} texts: it proposed nothing")
     return out
+
+
+def _texts(those: Sequence[tuple[str, Run]], n_all: int) -> str:
+    """How many of all texts, and of which prompts."""
+    names = list(dict.fromkeys(name for name, _ in those))
+    named = ", ".join(names[:_MOST_NAMES])
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"{len(those)} of {n_all} texts ({named}{more})"
 
 
 def own_share(result: BenchResult) -> float | None:
@@ -232,6 +249,12 @@ def own_share(result: BenchResult) -> float | None:
     plain = result.comparison.plain
     share = ratio(plain.cpu_s, (plain.prompt_s + plain.decode_s) * result.setup.n_threads)
     return share or None
+
+
+def is_busy(result: BenchResult) -> bool:
+    """Whether other programs had so much of the processors that the clock says little."""
+    share = own_share(result)
+    return share is not None and share < BUSY
 
 
 def notes(result: BenchResult) -> list[str]:
@@ -249,11 +272,12 @@ def notes(result: BenchResult) -> list[str]:
         )
     if result.config.repeats == 1:
         out.append("one repeat: what a single prompt shows may be the machine's doing")
-    share = own_share(result)
-    if share is not None and share < BUSY:
+    if is_busy(result):
+        has_cpu = result.comparison.cpu_speedup is not None
+        trust = "see the speed-up by processor time" if has_cpu else "a calm one may differ"
         out.append(
-            f"the machine was busy with something else: {share:.0%} of the processors' time went "
-            "into this; figures of a calm one may differ"
+            f"the machine was busy with something else: {own_share(result):.0%} of the processors' "
+            f"time went into this; {trust}"
         )
     if result.is_interrupted:
         out.append("interrupted: only what was measured until then is counted")

@@ -53,6 +53,7 @@ class Run:
         state: of SpeculationStats: none, used, idle or disabled.
         reason_off: why the drafter was disabled; None if it was not.
         disabled_since: after how many rounds it was.
+        remark: whether a draft model gave nothing beside its copies; "" where it gave something.
         transfers: between the host and devices in all rounds, of the target and its draft.
         asked, probes, proposed, expected, gain_expected, gain_realised, probe_s,
         round_counts: as of SpeculationStats.
@@ -71,6 +72,7 @@ class Run:
     state: str = "none"
     reason_off: str | None = None
     disabled_since: int | None = None
+    remark: str = ""
     transfers: Transfers = NO_TRANSFERS
     asked: int = 0
     probes: int = 0
@@ -167,6 +169,7 @@ class Side(Closeable):
             reason_off=stats.reason_off if stats.state == "disabled" else None,
             state=stats.state,
             disabled_since=stats.off_since,
+            remark=stats.copies_alone,
             transfers=transfers,
             asked=stats.asked,
             probes=stats.probes,

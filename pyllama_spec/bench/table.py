@@ -13,7 +13,7 @@ from pyllama_spec.bench.figures import (
     accepted_histogram,
     ratio,
 )
-from pyllama_spec.bench.report import notes, peer_tps, state_of
+from pyllama_spec.bench.report import is_busy, notes, peer_tps, state_of
 from pyllama_spec.bench.result import BenchResult
 
 _NOTHING = "-"
@@ -34,6 +34,8 @@ def _compared(result: BenchResult) -> list[str]:
     """The drafts of one run, a line each."""
     head = ["drafts, beside the same plain texts", "speed-up", "(min .. max)", "end to end",
             "accepted", "per round", "draft", "verify", "same text"]  # fmt: skip
+    has_cpu = is_busy(result) and result.comparison.cpu_speedup is not None
+    head += ["by processor time"] if has_cpu else []
     rows = []
     for one in (result, *result.others):
         both, around = one.comparison, one.speedups
@@ -46,6 +48,7 @@ def _compared(result: BenchResult) -> list[str]:
             _number(both.spec.tokens_per_round, 2), _number(_ms(both.spec.draft_s, both.spec), 2),
             _number(_ms(both.spec.verify_s, both.spec), 2),
             f"{sum(prompt.fork is None for prompt in one.prompts)} of {len(one.prompts)}",
+            *([_number(both.cpu_speedup, 2)] if has_cpu else []),
         ])  # fmt: skip
     return [*_aligned([head, *rows]), "draft and verify in ms per token"]
 
@@ -91,7 +94,16 @@ def _prompts(result: BenchResult) -> list[str]:
         "tokens per second of decoding; total tokens / total seconds; same: the same text",
         *_aligned([head, *rows]),
         f"with the prompts, end to end: speed-up {_number(end, 2)}",
+        *_by_processor_time(result),
     ]
+
+
+def _by_processor_time(result: BenchResult) -> list[str]:
+    """The speed-up by processor time, where the clock says little."""
+    speedup = result.comparison.cpu_speedup
+    if speedup is None or not is_busy(result):
+        return []
+    return [f"by processor time of the decoding, as the machine was busy: speed-up {speedup:.2f}"]
 
 
 def _row(prompt: PromptResult, with_peer: bool) -> list[str]:
@@ -144,15 +156,27 @@ def _controller(result: BenchResult) -> list[str]:
         rows.append([prompt.id, *map(str, counts), _number(expected, 1), state_of(runs)])
     if not any(run.asked for prompt in result.prompts for run in (p.spec for p in prompt.pairs)):
         return []
-    head = ["drafts", "rounds", "asked", "probes", "proposed", "verified", "accepted",
-            "expected", "drafter"]  # fmt: skip
-    return _aligned([head, *rows])
+    head = ["drafts", "rounds", "asked", "retries", "proposed", "verified", "accepted",
+            "expected", "state"]  # fmt: skip
+    return [
+        *_aligned([head, *rows]),
+        "asked: rounds that asked for a draft; retries: those of a disabled drafter; expected:",
+        "accepted tokens that the controller expected; state: disabled if it was in any repeat",
+    ]
 
 
 def _time(result: BenchResult) -> list[str]:
     """Milliseconds per token, so that the columns add up to what a token costs."""
     both = result.comparison
-    head = ["ms per token", "draft", "verify", "rest", "decode", "prompt, s in all", "processors"]
+    head = [
+        "ms per token",
+        "draft",
+        "verify",
+        "rest",
+        "decode",
+        "prompt, s in all",
+        "processors",
+    ]
     rows = [
         [
             name, *(_number(_ms(seconds, totals), 2) for seconds in
@@ -162,7 +186,11 @@ def _time(result: BenchResult) -> list[str]:
         ]
         for name, totals in (("plain", both.plain), ("spec", both.spec))
     ]  # fmt: skip
-    return [*_aligned([head, *rows]), f"prompts, spec over plain: {_number(both.prompt_cost, 3)}"]
+    return [
+        *_aligned([head, *rows]),
+        "processors: processor time of all threads over time by the clock",
+        f"prompts, spec over plain: {_number(both.prompt_cost, 3)}",
+    ]
 
 
 def _transfers(result: BenchResult) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 import statistics
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
@@ -28,7 +30,8 @@ from pyllama_spec.engine import (
 )
 from pyllama_spec.engine.placement import in_words
 from pyllama_spec.engine.system import backends
-from pyllama_spec.errors import CancelledError, EngineError
+from pyllama_spec.errors import CancelledError, EngineError, ModelLoadError
+from pyllama_spec.gguf.reader import read_key
 from pyllama_spec.speculative import ProfitController
 from pyllama_spec.speculative.controller.base import ControllerLimits
 from pyllama_spec.speculative.row_timing import in_order, measure_rows
@@ -248,7 +251,23 @@ def describe_draft(
         "step_ms": draft_ms[-1] / len(draft_ms),
         "draft_ms": draft_ms,
         "opening": pays_above(initial_costs, draft_ms),
+        "trained_acceptance": trained_acceptance(drafter.describe().get("path")),
     }
+
+
+def trained_acceptance(path: str | None) -> list[float]:
+    """Of each token of a draft, how often it and those before it were right on the held-out texts.
+
+    [] for a file that no training of this package wrote.
+    """
+    if path is None:
+        return []
+    try:
+        key = read_key(Path(path), "pyllama_spec.train.acceptance")
+        said = key.value if key is not None else b"[]"
+        return [float(rate) for rate in json.loads(said)] if isinstance(said, bytes) else []
+    except (ModelLoadError, TypeError, ValueError):
+        return []
 
 
 def _initial_costs(drafter: Drafter, target: Model, n_threads: int | None) -> dict[int, float]:
@@ -261,8 +280,9 @@ def _initial_costs(drafter: Drafter, target: Model, n_threads: int | None) -> di
             ControllerLimits(drafter.max_draft, drafter.is_stepwise, max_rows=max_rows)
         )
         controller.learn_costs(measure_rows(context, max_rows))
-        verify_ms: dict[int, float] = controller.describe()["verify_ms"]
-    return verify_ms
+        # It guesses widths between those that there was time for.
+        shares = controller.costs.verify(1, 0, drafter.max_draft)
+    return {1 + n: 1e3 * seconds for n, seconds in enumerate(shares)}
 
 
 def pays_above(verify_ms: dict[int, float], draft_ms: list[float]) -> list[dict[str, float]]:

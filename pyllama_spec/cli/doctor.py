@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
@@ -20,6 +21,7 @@ from pyllama_spec.drafters.registry import AUTO, MTP
 from pyllama_spec.engine import Model, server_devices, set_rpc_timeout
 from pyllama_spec.engine.placement import in_words
 from pyllama_spec.errors import ArgumentError
+from pyllama_spec.speculative.stats import plural
 from pyllama_spec.terminal import ProgressBar, fitted
 
 # Of a calm machine it is 0.9 and more: threads that wait for each other poll.
@@ -40,8 +42,9 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         f"auto, {HELP}: does it fit, its cost",
     )  # fmt: skip
     parser.add_argument(
-        "--max-rows", type=whole_number(2, 64), default=diagnostics.MAX_ROWS, metavar="N",
-        help="the widest verify batch that is measured, 2 to 64",
+        "--max-rows", type=whole_number(2, 64), default=None, metavar="N",
+        help="the widest verify batch that is measured, 2 to 64 "
+        f"[{diagnostics.MAX_ROWS}, or what the draft can fill]",
     )  # fmt: skip
     parser.add_argument(
         "--repeat", type=whole_number(1, 10**6), default=5, metavar="N",
@@ -111,6 +114,11 @@ def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
             opened.callback(drafter.close)
         if drafter is not None:
             result.update(_measured_draft(args, model, drafter))
+        if args.max_rows is None:
+            widest = diagnostics.MAX_ROWS
+            if drafter is not None and drafter.max_draft > 0:
+                widest = min(widest, 1 + drafter.max_draft)
+            args.max_rows = widest
         bar = ProgressBar("measuring verify batches")
         bar.draw(0.0)
         costs = diagnostics.measure_verify_cost(
@@ -149,7 +157,7 @@ def _measured_draft(args: argparse.Namespace, model: Model, drafter: Drafter) ->
         if not args.json:
             known = ", ".join(f"{key} {value}" for key, value in drafter.describe().items())
             about = drafter.note or known or f"{drafter.name}: up to {drafter.max_draft} tokens"
-            _field("draft", f"{about}; there is no draft model to measure")
+            _field("draft", f"{about}; {_no_model(args.draft, drafter)}")
         return {}
     bar = ProgressBar("measuring the draft")
     bar.draw(0.0)
@@ -160,6 +168,13 @@ def _measured_draft(args: argparse.Namespace, model: Model, drafter: Drafter) ->
     finally:
         bar.clear()
     return {"draft": facts}
+
+
+def _no_model(draft: object, drafter: Drafter) -> str:
+    """Why nothing of a drafter is measured."""
+    if not needs_file(str(draft)):
+        return "there is no draft model to measure"
+    return f"{drafter.name} fits; its own cost is not measured, since its describe() names no path"
 
 
 def _field(name: str, text: object) -> None:
@@ -198,9 +213,16 @@ def _print_costs(costs: list[dict[str, Any]], n_asked: int, repeats: int) -> Non
     for cost in costs:
         n, ratio = cost["n_rows"], cost["ratio"]
         pays = f"{ratio:.2f} tokens per round" if n > 1 else ""
-        passes = f"{cost['lowest']:.2f} .. {cost['highest']:.2f}" if n > 1 else ""
+        passes = _passes(cost) if n > 1 else ""
         print(f"{n:>5} {cost['ms']:>9.2f} {ratio:>10.2f} {passes:>17}   {pays}".rstrip())
     _print_trust(costs, n_asked, repeats)
+
+
+def _passes(cost: dict[str, Any]) -> str:
+    """Between which ratios the passes are."""
+    if cost["n_passes"] < 2:
+        return "one pass"
+    return f"{cost['lowest']:.2f} .. {cost['highest']:.2f}"
 
 
 def _print_trust(costs: list[dict[str, Any]], n_asked: int, repeats: int) -> None:
@@ -209,8 +231,8 @@ def _print_trust(costs: list[dict[str, Any]], n_asked: int, repeats: int) -> Non
     if len(costs) < n_asked or n_passes < repeats:
         print(
             f"\nThere was time for {len(costs)} of {n_asked} widths and {n_passes} of {repeats} "
-            f"passes: doctor ends\nafter {diagnostics.VERIFY_S:.0f} s of it. --max-rows and "
-            "--repeat ask for less."
+            f"passes: doctor measures\nverify batches for {diagnostics.VERIFY_S:.0f} s at most. "
+            "--max-rows and --repeat ask for less."
         )
     share = costs[0]["own_share"]
     if share < _BUSY:
@@ -228,14 +250,51 @@ def _pays(n_drafted: int, above: float) -> str:
     return f"never: {above:.2f} tokens, and {n_drafted + 1} are the most"
 
 
+def conclusion(rates: Sequence[float], above: Mapping[int, float]) -> str:
+    """Whether a draft pays by the acceptance that its training measured; "" where none is known.
+
+    Args:
+        rates: of each token of a draft, how often it and those before it were right.
+        above: by drafted tokens, the tokens per round above which a round pays.
+
+    """
+    per_round = {n: 1.0 + sum(rates[:n]) for n in above if n <= len(rates)}
+    if not per_round:
+        return ""
+    best = max(per_round, key=lambda n: per_round[n] / above[n])
+    got, needed = per_round[best], above[best]
+    n_drafted = plural(best, "drafted token")
+    begin = f"With the acceptance that training measured ({rates[0]:.2f} for the first token)"
+    if got <= needed:
+        return (
+            f"{begin}, no length pays here: {n_drafted} would give {got:.2f} tokens per round, and "
+            f"{needed:.2f} are needed"
+        )
+    give = "gives" if best == 1 else "give"
+    return (
+        f"{begin}, {n_drafted} {give} {got:.2f} tokens per round, and {needed:.2f} are needed: it "
+        f"pays, at {got / needed:.2f} times plain decoding, on texts like those of its training"
+    )
+
+
+def _sizes(draft: dict[str, Any]) -> list[str]:
+    """What a draft says of its weights."""
+    out = []
+    if "size_bytes" in draft:
+        kind = f" of type {draft['weights']}" if draft.get("weights") else ""
+        out.append(f"{draft['size_bytes'] / 1e6:.1f} MB of weights{kind}")
+    return [*out, draft["architecture"]] if "architecture" in draft else out
+
+
 def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]], n_vocab: int) -> None:
-    size, step = draft["size_bytes"] / 1e6, draft["step_ms"]
+    step = draft["step_ms"]
     print()
-    kind = f" of type {draft['weights']}" if draft.get("weights") else ""
-    size_text = f"{size:.1f} MB of weights{kind}"
-    _field("draft", f"{draft['path']}: fits, {size_text}, {draft['architecture']}")
-    _field("its layers", f"on {in_words(draft['placement'])}")
-    _field("reads", draft["reads"])
+    _field("draft", f"{draft['path']}: {', '.join(['fits', *_sizes(draft)])}")
+    # Drafters of other packages say what they like.
+    if "placement" in draft:
+        _field("its layers", f"on {in_words(draft['placement'])}")
+    if "reads" in draft:
+        _field("reads", draft["reads"])
     if "shared_tokens" in draft:
         n, of = draft["shared_tokens"], draft["target_tokens"]
         _field("vocabulary", f"{draft['vocabulary']}, {n} of {of} tokens ({n / of:.0%}) shared")
@@ -259,6 +318,13 @@ def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]], n_vocab: in
         ms = draft_ms[n - 1]
         pays = _pays(n, cost["ratio"] + ms / costs[0]["ms"])
         print(f"{n:>8} {ms:>9.2f}   {pays}")
+    above = {
+        cost["n_rows"] - 1: cost["ratio"] + draft_ms[cost["n_rows"] - 2] / costs[0]["ms"]
+        for cost in costs[1:]
+        if cost["n_rows"] - 1 <= len(draft_ms)
+    }
+    if said := conclusion(draft["trained_acceptance"], above):
+        print("\n" + fitted(said, sys.stdout, 0))
     print("\nAs the controller begins with it, from some milliseconds when a model is opened:\n")
     print(f"{'drafted':>8} {'verify ms':>10} {'draft ms':>9}   a round pays above")
     for one in draft["opening"]:

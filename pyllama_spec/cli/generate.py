@@ -26,6 +26,7 @@ from pyllama_spec.requests.options import ACCEPTANCE, RequestOptions
 from pyllama_spec.speculative import SpeculationStats, Timing
 from pyllama_spec.speculative.controller import Controller
 from pyllama_spec.speculative.controller.choice import NAMES
+from pyllama_spec.speculative.stats import idle_in_words, plural, since_in_words
 from pyllama_spec.terminal import SOURCE_COLOURS, dim, fitted, has_colour, paint
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -328,11 +329,13 @@ def print_notes(lines: Sequence[str]) -> None:
 def state_lines(stats: SpeculationStats) -> list[str]:
     """What became of the drafter, where it was not used."""
     if stats.state == "idle":
-        return [f"{stats.drafter} was idle: it proposed nothing"]
+        return [f"{stats.drafter} was idle: {idle_in_words(stats.asked, stats.proposed)}"]
     if stats.state != "disabled":
         return []
-    since = f"after {stats.off_since} rounds" if stats.off_since else "from the beginning"
-    return [f"{stats.drafter} was disabled {since}: {stats.reason_off}"]
+    since = since_in_words([stats.off_since or 0])
+    # What a lookup beside a draft model found is not the model's.
+    copies = ", except for copies," if stats.asked_copies else ""
+    return [f"{stats.drafter} was disabled{copies} {since}: {stats.reason_off}"]
 
 
 def end_lines(generation: Generation, max_tokens: int) -> list[str]:
@@ -358,6 +361,15 @@ def thread_lines(before: ThreadUse, context: Context) -> list[str]:
     return [line]
 
 
+def _asked(stats: SpeculationStats) -> str:
+    """In how many rounds the drafter was asked, and in how many for copies alone."""
+    n_own = stats.asked - stats.asked_copies
+    asked = f"asked in {plural(n_own, 'round')}"
+    retries = f", {stats.probes} of them retries" if stats.probes else ""
+    copies = f", for copies alone in {stats.asked_copies}" if stats.asked_copies else ""
+    return f"{asked}{retries}{copies}"
+
+
 def figure_lines(stats: SpeculationStats, timing: Timing, *, has_load: bool = True) -> list[str]:
     """How fast it was, and what the drafter gave."""
     speed = (
@@ -374,11 +386,11 @@ def figure_lines(stats: SpeculationStats, timing: Timing, *, has_load: bool = Tr
         )
         forced = f", {stats.forced} of them forced by the grammar" if stats.forced else ""
         lines.append(
-            f"controller {stats.controller}: asked in {stats.asked} rounds, {stats.probes} of them "
-            f"probes; {stats.drafted} of {stats.proposed} proposed tokens verified{forced}"
+            f"controller {stats.controller}: {_asked(stats)}; {stats.drafted} of "
+            f"{stats.proposed} proposed tokens verified{forced}"
         )
     if stats.why_exact:
         lines.append(f"drafts were accepted exactly: {stats.why_exact}")
-    if stats.note:
-        lines.append(stats.note)
+    if stats.remarks:
+        lines.append(stats.remarks)
     return lines + state_lines(stats)

@@ -219,6 +219,8 @@ class Drafter(Closeable):
             can be told before the first one; 0 for unknown. It may be known only after attach().
         has_lookup: whether it also has drafts without a call of a model, and obeys
             DraftRequest.lookup_only.
+        is_lookup: whether all of its drafts are such: it has no model, so that a result does not
+            call it disabled where it is asked for these.
         wants_head: whether it drafts with the MTP head in the target's own file, which has to be
             loaded with it: Model(load_mtp=True).
         draws_tokens: whether it knows the distribution of its tokens, and obeys DraftRequest.draws.
@@ -232,6 +234,7 @@ class Drafter(Closeable):
     is_stepwise: bool = False
     step_share: float = 0.0
     has_lookup: bool = False
+    is_lookup: bool = False
     wants_head: bool = False
     draws_tokens: bool = False
     note: str = ""

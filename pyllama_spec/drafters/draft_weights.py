@@ -83,7 +83,9 @@ def note_of_few_bits(what: str, kind: str, bits: float) -> str:
     """
     if bits >= FEW_BITS:
         return ""
-    return (
-        f"the weights of {what} are {kind}: below {FEW_BITS} bits {what} may be right less often "
-        "than it was trained to be"
+    less = (
+        "the head may be right less often than it was trained to be"
+        if what == "the head"
+        else "it may agree with the target less often than with 8 bits"
     )
+    return f"the weights of {what} are {kind}: below {FEW_BITS} bits {less}"

@@ -81,7 +81,7 @@ class PromptLookup(Drafter):
     """
 
     name = "prompt-lookup"
-    has_lookup = True
+    has_lookup = is_lookup = True
 
     def __init__(self, max_draft: int = 7, *, max_ngram: int = 6, min_ngram: int = 3) -> None:
         max_ngram = count(max_ngram, "max_ngram", 1, _MAX_NGRAM)

@@ -230,5 +230,5 @@ def _hint(draft: object) -> str:
             f"draft={shown(draft)} has a propose(), but is not a Drafter; let its class inherit "
             "from pyllama_spec.Drafter (docs/drafters.md)"
         )
-    names = ", ".join(f'"{name}"' for name in _NAMED)
+    names = ", ".join(f'"{name}"' for name in (*_NAMED, AUTO))
     return f"draft={shown(draft)} is not None, {names}, a path or a Drafter"

@@ -70,6 +70,7 @@ class DrafterWrapper(Drafter):
     is_stepwise: bool = _of_the_inner()
     step_share: float = _of_the_inner()
     has_lookup: bool = _of_the_inner()
+    is_lookup: bool = _of_the_inner()
     wants_head: bool = _of_the_inner()
     draws_tokens: bool = _of_the_inner()
 

@@ -28,6 +28,7 @@ from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.generation import Generation, GenerationRecord
 from pyllama_spec.requests.logprobs import TokenLogprob, chat_logprobs, completion_logprobs
 from pyllama_spec.requests.ticket import PENDING, RequestStatus
+from pyllama_spec.speculative.stats import idle_in_words
 from pyllama_spec.terminal import SOURCE_COLOURS
 
 Response = dict[str, Any]
@@ -84,7 +85,8 @@ class Result(dict[str, Any]):
         if speculation.get("note"):
             parts.append(speculation["note"])
         if speculation.get("state") == "idle":
-            parts.append("the drafter found nothing to propose")
+            said = idle_in_words(speculation["asked"], speculation["proposed"])
+            parts.append(f"the drafter was idle: {said}")
         if speculation.get("reason_off"):
             parts.append(f"the drafter is disabled: {speculation['reason_off']}")
         return "; ".join(parts)
@@ -194,6 +196,17 @@ class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
             (s for g in self._generations if (s := g.status).stage != "ended"),
             self._generations[-1].status,
         )
+
+    @property
+    def n_generated(self) -> int:
+        """Tokens of all its texts until now, those that nobody has read yet too."""
+        return sum(generation.status.n_generated for generation in self._generations)
+
+    @property
+    def speculations(self) -> list[Response]:
+        """Of each of its texts that has had a round, `speculation` as it is now."""
+        each = [generation.stats for generation in self._generations]
+        return [stats.as_dict() for stats in each if stats.rounds]
 
     @property
     def prompt_tokens(self) -> list[int]:

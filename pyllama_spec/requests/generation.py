@@ -186,6 +186,11 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
         """Where it is: its stage, its place in line, how much of its prompt is read."""
         return self._runner.status(self._ticket)
 
+    @property
+    def stats(self) -> SpeculationStats:
+        """Counts of its rounds until now; those of the record are of an ended text."""
+        return self._ticket.job.stats
+
     def start(self, *, is_whole: bool = True, is_detached: bool = False) -> None:
         """Comes into line without being read, where others can compute beside it.
 

@@ -111,6 +111,10 @@ class ModelMetrics:
             "vllm:request_success", "Requests that came to an end, by what it was.",
             "finished_reason",
         )  # fmt: skip
+        self._by_state = metrics.counter(
+            "pyllama_spec:requests_by_draft_state",
+            "Texts by what became of their draft: used, idle, disabled, or none.", "state",
+        )  # fmt: skip
         self._first_s = histogram("vllm:time_to_first_token_seconds", "From call to first token.")
         self._queue_s = histogram("vllm:request_queue_time_seconds", "From call to first work.")
         self._whole_s = histogram("vllm:e2e_request_latency_seconds", "From call to end.")
@@ -136,9 +140,28 @@ class ModelMetrics:
         self._queries.inc(usage["prompt_tokens"])
         self._hits.inc(cached)
 
-    def note_aborted(self, n_prompt: int, n_generated: int) -> None:
-        """A request ended before its time, with so many tokens computed."""
-        self._ended.labels(self._model, "abort").inc()
+    def note_cut(
+        self,
+        n_prompt: int,
+        n_generated: int,
+        speculations: Sequence[Mapping[str, Any]],
+        *,
+        has_left: bool,
+    ) -> None:
+        """A request ended before its time. What was computed of it counts as any other's.
+
+        Args:
+            n_prompt: tokens of its prompt that were read.
+            n_generated: tokens of its texts that were computed.
+            speculations: of each of its texts that has had a round.
+            has_left: whether nobody is told: its client has left. An error is counted where it is
+                told, by Metrics.note_error().
+
+        """
+        if has_left:
+            self._ended.labels(self._model, "abort").inc()
+        for speculation in speculations:
+            self._note_rounds(speculation)
         self._note_tokens(n_prompt, n_generated)
 
     def note_seconds(self, seconds: float) -> None:
@@ -152,6 +175,7 @@ class ModelMetrics:
             one.inc(n_generated)
 
     def _note_rounds(self, speculation: Mapping[str, Any]) -> None:
+        self._by_state.labels(self._model, speculation["state"]).inc()
         self._rounds.inc(speculation["rounds"])
         self._drafted.inc(speculation["drafted"])
         self._accepted.inc(speculation["accepted"])

@@ -252,11 +252,15 @@ class Answer:
             async with handle:
                 yield handle
             service.metrics.note_seconds(monotonic() - begin)
-        except BaseException:
-            if self._handle is not None:
-                status = self._handle.status
-                service.metrics.note_aborted(status.n_read, status.n_generated)
-                _note(prompt_tokens=status.n_prompt or 0, completion_tokens=status.n_generated)
+        except BaseException as error:
+            if (handle := self._handle) is not None:
+                status = handle.status
+                # An Exception is told to the client, and counted as an error there.
+                service.metrics.note_cut(
+                    status.n_read, handle.n_generated, handle.speculations,
+                    has_left=not isinstance(error, Exception),
+                )  # fmt: skip
+                _note(prompt_tokens=status.n_prompt or 0, completion_tokens=handle.n_generated)
             raise
         finally:
             service.answers.discard(self)

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 from operator import index
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pyllama_spec.drafters.base import (
     NO_DRAFT,
@@ -79,7 +79,7 @@ class IsolatedDrafter:
         # The layer inputs to give it.
         self.target_layers = tuple(drafter.target_layers)
         self.is_stepwise, self.has_lookup = drafter.is_stepwise, drafter.has_lookup
-        self.draws_tokens = drafter.draws_tokens
+        self.is_lookup, self.draws_tokens = drafter.is_lookup, drafter.draws_tokens
         # Others are told the tokens of a copy again.
         self.copies = drafter.can_copy
         # Whether there is anything to tell it: plain decoding has nobody who would listen.
@@ -309,6 +309,12 @@ class IsolatedDrafter:
                 f"{_MAX_FOREIGN} drafts, and each began with an id outside of 0 .. "
                 f"{self._n_vocab - 1}, the last one with {token}: it is made for another vocabulary"
             )
+
+    def asked_of(self, seq: int, *, asks_model: bool) -> Literal["", "copies", "drafter"]:
+        """Who answers for a sequence: see Span.asked_of."""
+        if not self._is_on(seq):
+            return ""
+        return "drafter" if asks_model or self.is_lookup else "copies"
 
     def _is_on(self, seq: int) -> bool:
         return seq in self._n_known

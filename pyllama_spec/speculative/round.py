@@ -64,7 +64,7 @@ from pyllama_spec.speculative.stats import who_drafted
 from pyllama_spec.speculative.target_batch import TargetBatch
 
 Ended = list[tuple[SequenceRun, Step]]
-_NOT_WANTED = "the request asked for no draft: n_draft=0"
+_NOT_WANTED = "the request disabled drafting: n_draft=0, or speculation.draft=false over HTTP"
 _NO_DRAWS = "the drafter {!r} does not draw its tokens from a distribution"
 _NEVER = "nothing is drafted: {} allows no token of a draft"
 
@@ -362,7 +362,9 @@ class Round:
             if run.prediction is not None:
                 span.draft = run.prediction.propose(request)
                 if span.draft.ids:
+                    span.asked_of = "copies"
                     continue
+            span.asked_of = self.drafter.asked_of(span.seq, asks_model=span.asks_model)
             requests.append(request)
             unanswered.append(span)
         if requests:
@@ -587,5 +589,6 @@ class Round:
             if self.drafter.failure(span.seq) is None:
                 run = self._runs[span.seq]
                 reason = _NOT_WANTED if run.max_draft == 0 else controller.reason_off(span.seq)
-                is_plain = bool(span.tokens) and not span.n_verified
+                is_asked = span.asked_of == "drafter" and not span.is_retry
+                is_plain = bool(span.tokens) and not span.n_verified and not is_asked
                 run.stats.note_off(reason, is_plain=is_plain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -46,18 +47,22 @@ class SpeculationStats:
         accepted: of those, the ones that the target's own choice confirmed.
         accepted_histogram: how many rounds accepted 0, 1, 2 ... tokens.
         controller: the name of what said how long drafts are.
-        asked: rounds in which the drafter was asked, be it for lookups alone.
-        copied: of those, the rounds with a lookup hit.
-        probes: of those, the retries of a drafter that was off.
+        asked: rounds in which a draft was asked for: of the drafter, be it for copies alone, or of
+            the request's prediction. A drafter that failed is asked no more.
+        asked_copies: of those, the rounds in which only copies were asked for: a draft model with
+            copies beside it was disabled, or the prediction answered.
+        copied: of `asked`, the rounds with a lookup hit.
+        probes: of `asked`, the retries of a drafter that was off.
         proposed: tokens that were proposed; `drafted` of them were verified.
         forced, forced_accepted: of `drafted` and `accepted`, the tokens of text that the request's
             grammar leaves no choice about: no drafter was asked.
         verified_histogram: how many rounds verified 0, 1, 2 ... drafted tokens.
         expected: how many tokens the controller expected to be accepted; 0 for one that expects
             nothing.
-        gain_expected, gain_realised: what drafts were expected to save once they were there, and
-            what they saved by the clock, in rounds of plain decoding; 0 of a controller that does
-            not say.
+        gain_expected, gain_realised: what the rounds that verified a draft were expected to save
+            once it was there, and what they saved by the clock, in rounds of plain decoding: noisy
+            in a short text and on a busy machine. 0 where nothing was verified, and of a controller
+            that compares nothing, such as "fixed".
         probe_s: seconds of drafting in retries.
         round_counts: what each round asked for and got, in order; not in as_dict().
         reason_off: why the drafter was off in the last round; None if it was not. A text that it
@@ -69,7 +74,7 @@ class SpeculationStats:
             accepted exactly.
         why_exact: why it is "exact" though the request asked for "distribution"; None where it did
             not, or is not.
-        rounds_off: rounds in which it was off, and no copy was verified either.
+        rounds_off: rounds in which it was off, or retried, and no copy was verified either.
         off_since: after how many rounds it was off to the end, 0 for from the beginning; None where
             it was not, and in the sum of several requests.
 
@@ -83,6 +88,7 @@ class SpeculationStats:
     accepted_histogram: list[int] = field(default_factory=lambda: [0])
     controller: str = "fixed"
     asked: int = 0
+    asked_copies: int = 0
     copied: int = 0
     probes: int = 0
     proposed: int = 0
@@ -117,19 +123,21 @@ class SpeculationStats:
 
     def count_span(self, span: Span, gain: DraftGain, draft_s: float) -> None:
         """Counts what the controller decided in a finished round, and its share of the drafting."""
-        draft, asked, n_expected = span.draft, span.n_requested, gain.n_expected
+        draft, n_expected = span.draft, gain.n_expected
         self.round_counts.append(
             RoundCounts(
-                asked, len(draft.ids), span.n_verified, len(span.tokens) - 1, n_expected,
-                who_drafted(span),
+                span.n_requested if span.asked_of else 0, len(draft.ids), span.n_verified,
+                len(span.tokens) - 1, n_expected, who_drafted(span),
             )
         )  # fmt: skip
-        if asked:
+        if span.asked_of:
             self.asked += 1
+            self.asked_copies += span.asked_of == "copies"
             self.copied += draft.match_length > 0
             self.expected += n_expected
-            self.gain_expected += gain.gain_expected
-            self.gain_realised += gain.gain_realised
+            if span.n_verified:
+                self.gain_expected += gain.gain_expected
+                self.gain_realised += gain.gain_realised
             if span.is_retry:
                 self.probes += 1
                 self.probe_s += draft_s
@@ -139,7 +147,8 @@ class SpeculationStats:
 
         Args:
             reason: see reason_off.
-            is_plain: it was a round, and verified nothing: copies go on where a model is off.
+            is_plain: it was a round that verified nothing and asked the drafter for nothing but
+                copies, or for a retry.
 
         """
         self.rounds_off += is_plain and self.off_since is not None
@@ -159,23 +168,44 @@ class SpeculationStats:
     def state(self) -> str:
         """What became of the drafter: "none", "used", "idle" or "disabled".
 
-        "none": there is no drafter. "disabled": it failed, or was off as the text ended and gave
-        less than a token for two that were decoded plainly while it was off. "idle": it was asked,
-        and proposed nothing, as a lookup does where nothing came again. "used": what it proposed
-        was verified.
+        "none": there is no drafter. "disabled": it failed, or it was off as the text ended and had
+        given less than one token for two that were decoded plainly while it was off. "idle": the
+        controller did not disable it, and nothing was verified: see idle_in_words(). "used": a
+        draft was verified, the drafter's own or a copy.
         """
         if self.drafter == "none":
             return "none"
-        # Who was asked and found nothing costs next to nothing, on or off.
-        is_silent = self.asked > 0 and self.proposed == 0
+        # A lookup that was asked and found nothing costs next to nothing, on or off; a draft model
+        # of which only copies were asked for was off.
+        is_silent = self.asked > 0 and not (self.proposed or self.asked_copies)
+        # A lookup is so cheap that the controller may ask it in each round after it lost.
+        was_off = self.rounds_off > 0 or self.asked == 0
         is_off = (
             self.reason_off is not None
             and not is_silent
+            and was_off
             and (not self.drafted or 2 * self.accepted < self.rounds_off)
         )
         if self.has_failed or is_off:
             return "disabled"
         return "used" if self.drafted else "idle"
+
+    @property
+    def copies_alone(self) -> str:
+        """That a draft model gave nothing where copies beside it were used, and why; "" if not."""
+        is_own = any(one.who == "model" and one.n_accepted for one in self.round_counts)
+        if self.state != "used" or not self.asked_copies or is_own:
+            return ""
+        why = f": {self.reason_off}" if self.reason_off else ""
+        return (
+            f"no accepted token is {self.drafter}'s own: only copies were looked up in "
+            f"{self.asked_copies} of {plural(self.asked, 'round')}{why}"
+        )
+
+    @property
+    def remarks(self) -> str:
+        """`note` and copies_alone; "" where there is nothing to say."""
+        return "; ".join(filter(None, (self.note, self.copies_alone)))
 
     def add(self, other: SpeculationStats) -> None:
         """Adds the counts of another request."""
@@ -189,6 +219,7 @@ class SpeculationStats:
         self.accepted += other.accepted
         self.controller = other.controller
         self.asked += other.asked
+        self.asked_copies += other.asked_copies
         self.copied += other.copied
         self.probes += other.probes
         self.proposed += other.proposed
@@ -232,7 +263,7 @@ class SpeculationStats:
         is_disabled = self.state == "disabled"
         return {
             "drafter": self.drafter,
-            "note": self.note or None,
+            "note": self.remarks or None,
             "rounds": self.rounds,
             "drafted": self.drafted,
             "accepted": self.accepted,
@@ -244,6 +275,7 @@ class SpeculationStats:
             "reason_off": self.reason_off if is_disabled else None,
             "controller": self.controller,
             "asked": self.asked,
+            "asked_copies": self.asked_copies,
             "copied": self.copied,
             "probes": self.probes,
             "proposed": self.proposed,
@@ -258,6 +290,29 @@ class SpeculationStats:
             "acceptance": self.acceptance,
             "why_exact": self.why_exact,
         }
+
+
+def idle_in_words(asked: int, proposed: int) -> str:
+    """What an idle drafter did, by the counts of SpeculationStats."""
+    if not asked:
+        return "it was not asked"
+    if not proposed:
+        return "it proposed nothing"
+    return f"none of its {plural(proposed, 'proposed token')} was worth verifying"
+
+
+def since_in_words(rounds: Sequence[int]) -> str:
+    """After how many rounds a drafter was disabled, of one text or of several."""
+    first, last = min(rounds), max(rounds)
+    if not last:
+        return "from the beginning"
+    span = f"{first} to {plural(last, 'round')}" if first < last else plural(last, "round")
+    return f"after {span}"
+
+
+def plural(n: int, noun: str) -> str:
+    """A number and its noun."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def who_drafted(span: Span) -> str:

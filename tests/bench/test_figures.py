@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from pyllama_spec.bench.figures import (
 )
 from pyllama_spec.bench.peer import PeerRun
 from pyllama_spec.bench.report import notes, peer_tps
+from pyllama_spec.speculative.stats import idle_in_words
 from tests.bench.tools import made_up_result, made_up_run, one_prompt
 
 
@@ -201,10 +203,24 @@ def test_table_shows_a_fork_with_its_gap() -> None:
 
 
 @pytest.mark.parametrize(("cpu_s", "is_busy"), [(0.0, False), (1.9, False), (1.0, True)])
-def test_a_busy_machine_is_noted(cpu_s: float, is_busy: bool) -> None:
-    run = made_up_run([(0, 0)] * 9, 0.5, cpu_s=cpu_s)  # a second in all, of two threads
-    result = made_up_result([one_prompt(Pair(run, run), Pair(run, run))])
-    assert any("busy" in note for note in notes(result)) == is_busy
+@pytest.mark.parametrize("has_rounds", [False, True])
+def test_a_busy_machine_is_noted(cpu_s: float, is_busy: bool, has_rounds: bool) -> None:
+    """With the speed-up by processor time beside it, where that is known."""
+    of_rounds = [0.5 * cpu_s, 0.4 * cpu_s] if has_rounds else [0.0, 0.0]
+    runs = [
+        made_up_run([(0, 0)] * 9, 0.5, cpu_s=cpu_s, rounds_cpu_s=one)  # a second, of two threads
+        for one in of_rounds
+    ]
+    result = made_up_result([one_prompt(Pair(*runs), Pair(*runs))])
+    said = [note for note in notes(result) if "busy" in note]
+    assert bool(said) == is_busy
+    is_told = is_busy and has_rounds
+    assert any("see the speed-up by processor time" in note for note in said) == is_told
+    assert ("as the machine was busy: speed-up 1.25" in table(result)) == is_told
+    several = table(replace(result, others=(result,))).splitlines()
+    (head,) = [line for line in several if line.startswith("drafts, beside")]
+    assert head.endswith("by processor time") == is_told
+    assert several[several.index(head) + 1].endswith(" 1.25") == is_told
 
 
 def test_what_became_of_the_drafter_is_said() -> None:
@@ -215,13 +231,28 @@ def test_what_became_of_the_drafter_is_said() -> None:
         made_up_run([(1, 1)] * 6, 1.0, asked=6, state="used"),
         made_up_run([(0, 0)] * 12, 1.0, asked=6, state="idle"),
     ]
-    prompts = [one_prompt(Pair(made_up_run([(0, 0)] * 12, 2.0), run)) for run in runs]
+    runs.append(made_up_run([(0, 0)] * 12, 1.0, asked=6, proposed=9, state="idle"))
+    runs.append(made_up_run([(1, 1)] * 6, 1.0, asked=6, state="used", remark="copies"))
+    plain = made_up_run([(0, 0)] * 12, 2.0)
+    prompts = [one_prompt(Pair(plain, run), name=f"p{i}") for i, run in enumerate(runs)]
     result = made_up_result(prompts)
     assert [note for note in notes(result) if "drafter" in note] == [
-        "the drafter was disabled in 2 of 4 texts, after 2 rounds: it does not pay",
-        "the drafter was idle in 1 of 4 texts: it proposed nothing",
+        "the drafter was disabled in 2 of 6 texts (p0, p1), after 2 to 4 rounds: it does not pay",
+        "the drafter was idle in 1 of 6 texts (p3): it proposed nothing",
+        f"the drafter was idle in 1 of 6 texts (p4): {idle_in_words(6, 9)}",
+        "the drafter gave only copies in 1 of 6 texts (p5): its model, nothing",
     ]
     states = [line["state"] for line in to_json(result)["prompts"]]
-    assert states == ["disabled", "disabled", "used", "idle"]
+    assert states == ["disabled", "disabled", "used", "idle", "idle", "used"]
     shown = [line.split()[-1] for line in table(result).split("\n") if line]
     assert [word for word in shown if word in states] == states
+
+
+def test_notes_name_a_few_prompts_and_count_the_others() -> None:
+    off: dict[str, Any] = {"state": "disabled", "reason_off": "why", "disabled_since": 1}
+    pair = Pair(made_up_run([(0, 0)] * 9, 1.0), made_up_run([(0, 0)] * 9, 1.0, asked=3, **off))
+    for n, named in ((1, "p0"), (6, "p0, p1, p2, p3, p4, p5"), (9, "p4, p5 and 3 more")):
+        prompts = [one_prompt(pair, pair, name=f"p{i}") for i in range(n)]
+        (said,) = [note for note in notes(made_up_result(prompts)) if "disabled" in note]
+        assert f"in {2 * n} of {2 * n} texts (p0" in said
+        assert f"{named}), after 1 round: why" in said

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from pyllama_spec.bench import BenchConfig, Prompt, load_prompts
+from pyllama_spec.bench.config import draft_file
 from pyllama_spec.chat.template import ChatTemplate
-from pyllama_spec.drafters import PromptLookup
+from pyllama_spec.drafters import Drafter, LookupFirst, NoDrafter, PromptLookup, SmallModel
+from pyllama_spec.drafters.suffix import Suffix
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError
 from tests.bench.tools import LINES, write_prompts
@@ -165,4 +167,38 @@ def test_the_command_says_all_that_was_chosen() -> None:
         "--synthetic-acceptance 0.5,0.25 --temp 0.5 --seed 3"
     )
     assert full.max_draft == 2
+    named = BenchConfig(model_path="a", draft=Suffix(), also=("auto", NoDrafter())).command
+    assert named is not None and "-d suffix -d auto -d none" in named
     assert BenchConfig(model_path="a", synthetic_acceptance=(0.5, 0.2)).max_draft == 2
+
+
+class Trigrams(Drafter):
+    """Somebody's own."""
+
+    name = "trigrams"
+
+
+class Half(Drafter):
+    """A drafter around another one."""
+
+    name = "half(eagle3)"
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.inner = drafter
+
+
+def test_an_object_that_no_option_makes_has_no_command() -> None:
+    with SmallModel(model_path("llama")) as small:
+        for draft, file in (
+            (Trigrams(), None), (Half(Trigrams()), None), (Half(small), small.describe()["path"]),
+            (LookupFirst(small, 5), small.describe()["path"]), (small, small.describe()["path"]),
+            (Half(LookupFirst(small, 5)), small.describe()["path"]),
+        ):  # fmt: skip
+            assert BenchConfig(model_path="a", draft=draft).command is None
+            assert BenchConfig(model_path="a", draft="suffix", also=(draft,)).command is None
+            found = draft_file(draft)
+            assert (None if found is None else str(found)) == file
+    # As a path it has both; a name is no file.
+    path = str(model_path("llama"))
+    assert f"-d {path}" in (BenchConfig(model_path="a", draft=path).command or "")
+    assert (draft_file(path), draft_file("suffix")) == (model_path("llama"), None)

@@ -280,7 +280,8 @@ def test_names_and_objects() -> None:
     ("draft", "words"),
     [
         (PromptLookup, r"is a class; give an object of it: PromptLookup\(\)"),
-        (7, "draft=7 is not None"), ([], "draft=\\[\\] is not"),
+        (7, "draft=7 is not None, " + ", ".join(f'"{n}"' for n in (*_NAMED, AUTO)) + ", a path"),
+        ([], "draft=\\[\\] is not"),
         pytest.param(object(), "a path or a Drafter", id="object"),
         (b"x.gguf", "is not None"),
         ("nix", "neither " + " nor ".join(f'"{n}"' for n in (*_NAMED, AUTO)) + ", nor a file"),

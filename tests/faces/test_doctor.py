@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
+from gguf import GGUFWriter
 
 from pyllama_spec import Llama
-from pyllama_spec.cli import diagnostics
-from pyllama_spec.cli.diagnostics import measure_verify_cost, pays_above
+from pyllama_spec.cli import diagnostics, doctor
+from pyllama_spec.cli.diagnostics import measure_verify_cost, pays_above, trained_acceptance
 from pyllama_spec.cli.entry import main
-from pyllama_spec.drafters import output_part
+from pyllama_spec.drafters import Draft, Drafter, DraftRequest, output_part, register, registry
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import EngineError
 from tests.models import model_path
@@ -135,3 +138,121 @@ def test_a_wider_batch_takes_no_less(verify_ms: dict[int, float]) -> None:
     assert said == sorted(said)
     least = min(verify_ms.values())
     assert rounds[0]["verify_ms"] == least
+
+
+@pytest.mark.parametrize(
+    ("rates", "above", "said"),
+    [
+        ([0.65], {1: 1.5}, "1 drafted token gives 1.65"),
+        ([0.65, 0.4], {1: 1.5, 2: 1.7}, "2 drafted tokens give 2.05 tokens per round, and 1.70"),
+        ([0.65, 0.01], {1: 1.5, 2: 2.4}, "pays, at 1.10 times plain decoding"),
+        ([0.65, 0.1], {1: 1.8, 2: 2.4}, "no length pays here: 1 drafted token would give 1.65"),
+        ([0.65], {1: 1.65}, "no length pays here"),
+        ([], {1: 1.5}, ""),
+        ([0.65], {}, ""),
+        ([0.65], {2: 1.1}, ""),
+    ],
+)
+def test_the_trained_acceptance_is_compared_with_the_cost(
+    rates: list[float], above: dict[int, float], said: str
+) -> None:
+    found = doctor.conclusion(rates, above)
+    assert said in found and bool(found) == bool(said)
+    if said:
+        assert "training measured (0.65 for the first token)" in found
+
+
+@pytest.mark.parametrize(
+    ("value", "rates"),
+    [
+        ("[0.65, 0.41]", [0.65, 0.41]),
+        ("[]", []),
+        ("0.5", []),
+        ("[null]", []),
+        ("{", []),
+        (None, []),
+    ],
+)
+def test_what_a_file_says_of_its_training(
+    value: str | None, rates: list[float], tmp_path: Path
+) -> None:
+    path = tmp_path / "head.gguf"
+    writer = GGUFWriter(path, "eagle3")
+    if value is not None:
+        writer.add_string("pyllama_spec.train.acceptance", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert trained_acceptance(str(path)) == rates
+    assert trained_acceptance(str(tmp_path / "none.gguf")) == trained_acceptance(None) == []
+
+
+class Plain(Drafter):
+    """Of a file, and says of itself what it is given."""
+
+    name, max_draft = "trigrams", 4
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.facts = facts
+
+    def describe(self) -> dict[str, Any]:
+        return self.facts
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        return Draft([7] * request.n_requested)
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({}, "trigrams fits; its own cost is not measured"),
+        ({"path": "x.bin"}, "x.bin: fits"),
+        ({"path": "x.bin", "size_bytes": 2_500_000}, "x.bin: fits, 2.5 MB of weights"),
+        ({"path": "x.bin", "architecture": "trigrams"}, "x.bin: fits, trigrams"),
+    ],
+)
+def test_a_drafter_that_describes_little_has_a_whole_line(
+    facts: dict[str, Any],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(registry, "_KINDS", {**registry._KINDS})
+    register("trigrams", lambda path, options: Plain(facts))
+    path = tmp_path / "draft.gguf"
+    writer = GGUFWriter(path, "trigrams")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    command = ["doctor", "-m", str(model_path("llama")), "-d", str(path), "-t", "1"]
+    assert main([*command, "--repeat", "1"]) == 0
+    shown = capsys.readouterr().out
+    (line,) = [one for one in shown.splitlines() if one.startswith("draft ")]
+    assert line.split(maxsplit=1)[1].startswith(said)
+    assert "\n    5 " in shown and "\n    6 " not in shown, "rows that it can fill"
+
+
+@pytest.mark.parametrize(
+    ("draft", "given", "n_rows"),
+    [("eagle3", (), 9), ("eagle3", ("--max-rows", "11"), 11), (None, (), 16)],
+)
+def test_batches_are_as_wide_as_the_draft_can_fill(
+    draft: str | None, given: tuple[str, ...], n_rows: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_draft = () if draft is None else ("-d", str(model_path(draft)))
+    command = ["doctor", "-m", str(model_path("llama")), *of_draft, *given, "-t", "1"]
+    assert main([*command, "--repeat", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [cost["n_rows"] for cost in found["verify_cost"]] == list(range(1, n_rows + 1))
+    if draft is not None:  # and the controller's own estimate has no gaps
+        opening = [one["n_drafted"] for one in found["draft"]["opening"]]
+        assert opening == list(range(found["draft"]["max_draft"] + 1))
+
+
+def test_one_pass_is_no_range() -> None:
+    cost: dict[str, Any] = {"lowest": 1.35, "highest": 1.35, "n_passes": 1}
+    assert doctor._passes(cost) == "one pass"
+    assert doctor._passes({**cost, "highest": 1.5, "n_passes": 2}) == "1.35 .. 1.50"

@@ -275,6 +275,46 @@ def test_metrics_say_what_runs_and_waits_and_was_left() -> None:
         assert found["vllm:generation_tokens_total"] > 0
 
 
+@pytest.mark.parametrize("end", ["left", "late"])
+@pytest.mark.parametrize("n", [1, 2])
+def test_rounds_of_cut_requests_count_as_their_tokens_do(end: str, n: int) -> None:
+    """Without a draft each text has a token of its prompt and one a round, however it ended."""
+    endless = {"prompt": "a", "ignore_eos": True, "context_shift": True, "max_tokens": 10**9}
+    max_time_s = 0.5 if end == "late" else None
+    with served(open_tiny(None, n_parallel=2), max_time_s=max_time_s) as client:
+        if end == "late":
+            assert client.post(TEXT, {**endless, "n": n})[0] == 504
+        else:
+            connection, response = client.send("POST", TEXT, {**endless, "n": n, "stream": True})
+            for _ in range(6):
+                assert response.readline()
+            response.close()
+            connection.close()
+        until(lambda: is_idle(client))
+        found = figures(client)
+    n_tokens, n_rounds = found["vllm:generation_tokens_total"], found["llamacpp:n_decode_total"]
+    # A round that was computed as the client left may be in one of the two already.
+    assert n_rounds > 0 and abs(n_tokens - n_rounds - n) <= n
+    assert found['pyllama_spec:requests_by_draft_state_total{state="none"}'] == n
+    ends = [
+        found.get('vllm:request_success_total{finished_reason="abort"}', 0),
+        found.get('pyllama_spec:request_errors_total{code="timeout"}', 0),
+    ]
+    assert ends == ([1, 0] if end == "left" else [0, 1])
+
+
+def test_what_became_of_drafts_is_counted() -> None:
+    with served(open_tiny("prompt-lookup")) as client:
+        bodies = [REPEATING] * 3 + [{**REPEATING, "speculation": {"draft": False}}] * 2
+        states = [client.right(TEXT, body)["speculation"]["state"] for body in bodies]
+        until(lambda: is_idle(client))
+        found = figures(client)
+    assert states[3:] == ["disabled"] * 2
+    for state in set(states):
+        name = f'pyllama_spec:requests_by_draft_state_total{{state="{state}"}}'
+        assert found[name] == states.count(state)
+
+
 def test_the_dashboard_shows_what_there_is() -> None:
     dashboard = json.loads(
         (Path(__file__).parents[2] / "examples/server-dashboard.json").read_text()
@@ -288,6 +328,9 @@ def test_the_dashboard_shows_what_there_is() -> None:
         there = {name.partition("{")[0] for name in figures(client)}
     assert named
     assert named <= there
+    # Both of the same rounds: a request that was cut has neither more tokens nor fewer rounds.
+    (per_round,) = [query for query in queries if "n_decode" in query]
+    assert per_round.startswith("1 + rate(vllm:spec_decode_num_accepted_tokens_total")
 
 
 def test_slots_show_what_is_computed_and_no_text() -> None:

@@ -3,62 +3,97 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import pytest
 
 from pyllama_spec.drafters import Draft
 from pyllama_spec.speculative import SpeculationStats
-from pyllama_spec.speculative.controller.base import Span
+from pyllama_spec.speculative.controller.base import DraftDecision, DraftGain, Span
+from pyllama_spec.speculative.stats import idle_in_words, since_in_words
 
 WHY = "it does not pay here"
 
 
-def _span(n_drafted: int) -> Span:
-    """A round's part of a sequence, with so many drafted tokens that are all verified."""
-    span = Span(0, 0, draft=Draft([1] * n_drafted))
-    span.verify(n_drafted)
-    return span
+class Part(NamedTuple):
+    """What one round did: see _stats()."""
+
+    n_verified: int = 0
+    off: str | None = None
+    asked_of: Literal["", "copies", "drafter"] = "drafter"
+    n_proposed: int = 0
+    is_copy: bool = False
+    is_retry: bool = False
 
 
-def _stats(
-    rounds: Sequence[tuple[int, str | None]], *, before: str | None = None, asked: int = 0
-) -> SpeculationStats:
-    """Of rounds with so many drafted tokens, all accepted, and why the drafter was off behind."""
-    stats = SpeculationStats(drafter="some", asked=asked)
+def _stats(rounds: Sequence[Part], *, before: str | None = None) -> SpeculationStats:
+    """Of rounds in which all that was verified was accepted, and why the drafter was off behind."""
+    stats = SpeculationStats(drafter="some")
     stats.note_off(before, is_plain=False)
-    for n_drafted, reason in rounds:
-        stats.count_round(_span(n_drafted), n_drafted)
-        stats.note_off(reason, is_plain=not n_drafted)
+    for part in rounds:
+        n = max(part.n_proposed, part.n_verified)
+        span = Span(0, 0, draft=Draft([1] * n, match_length=int(part.is_copy)))
+        span.decision = DraftDecision(8, is_retry=part.is_retry)
+        span.n_requested, span.asked_of = 8, part.asked_of
+        span.verify(part.n_verified)
+        span.tokens = [1] * (1 + span.n_verified)
+        stats.count_round(span, span.n_verified)
+        stats.count_span(span, DraftGain(0.5, 0.25, -0.75), 0.0)
+        is_asked = part.asked_of == "drafter" and not part.is_retry
+        stats.note_off(part.off, is_plain=not span.n_verified and not is_asked)
     return stats
+
+
+THREE = Part(3)
+NOTHING = Part()
+# Off: nobody was asked; copies alone, which found nothing; a retry; a lookup, which costs so little
+# that it is asked all the same.
+OFF = Part(off=WHY, asked_of="")
+LOOKED = Part(off=WHY, asked_of="copies")
+COPIED = Part(3, WHY, "copies", is_copy=True)
+RETRIED = Part(off=WHY, is_retry=True)
+FREE = Part(off=WHY)
 
 
 @pytest.mark.parametrize(
     ("stats", "state", "since"),
     [
         (SpeculationStats(), "none", None),
-        (_stats([(3, None)] * 10, asked=10), "used", None),
+        (_stats([THREE] * 10), "used", None),
         # On for most of a text, which it made faster, and off as it ended.
-        (_stats([(3, None)] * 9 + [(0, WHY)], asked=10), "used", None),
-        (_stats([(3, None)] * 12 + [(0, WHY)] * 8, asked=13), "used", None),
-        (_stats([(1, None)] * 5 + [(0, WHY)] * 15, asked=6), "disabled", 6),
+        (_stats([THREE] * 9 + [OFF]), "used", None),
+        (_stats([THREE] * 12 + [OFF] * 8), "used", None),
+        (_stats([Part(1)] * 5 + [FREE] + [OFF] * 14), "disabled", 6),
         # Off and on again, and off.
-        (_stats([(1, WHY), (0, None), (1, WHY)] + [(0, WHY)] * 9, asked=3), "disabled", 3),
+        (_stats([Part(1, WHY), NOTHING, Part(1, WHY)] + [OFF] * 9), "disabled", 3),
         # The model is off, and its copies go on.
-        (_stats([(3, None)] * 2 + [(3, WHY)] * 14, asked=16), "used", None),
-        (_stats([(3, WHY)] * 10 + [(0, WHY)] * 4, before=WHY, asked=10), "used", None),
+        (_stats([THREE] * 2 + [COPIED] * 14), "used", None),
+        (_stats([COPIED] * 10 + [LOOKED] * 4, before=WHY), "used", None),
         # In the fewer rounds, that gave the most tokens.
-        (_stats([(8, WHY)] * 20 + [(0, WHY)] * 50, asked=20), "used", None),
-        (_stats([(1, WHY)] * 20 + [(0, WHY)] * 50, asked=20), "disabled", 1),
+        (_stats([Part(8, WHY)] * 20 + [OFF] * 50), "used", None),
+        (_stats([Part(1, WHY)] * 20 + [OFF] * 50), "disabled", 1),
+        # Copies that gave less than one token for two plain rounds, the model off all along.
+        (_stats([COPIED] * 2 + [LOOKED] * 28, before=WHY), "disabled", 0),
         # A lookup where nothing came again: on or off, it was asked and found nothing.
-        (_stats([(0, None)] * 10, asked=10), "idle", None),
-        (_stats([(0, WHY)] * 10, asked=2), "idle", None),
-        (_stats([(0, WHY)] * 10, before=WHY, asked=1), "idle", None),
+        (_stats([NOTHING] * 10), "idle", None),
+        (_stats([RETRIED] * 2 + [OFF] * 8), "idle", None),
+        (_stats([RETRIED] + [OFF] * 9, before=WHY), "idle", None),
+        # Asked in each round though it lost: it is not off.
+        (_stats([FREE] * 10, before=WHY), "idle", None),
+        (_stats([Part(0, WHY, n_proposed=3)] * 4 + [FREE] * 6, before=WHY), "idle", None),
+        (_stats([Part(1, WHY)] * 4 + [FREE] * 16, before=WHY), "used", None),
+        # A model that was never asked, or in retries alone, beside copies that found nothing.
+        (_stats([LOOKED] * 22, before=WHY), "disabled", 0),
+        (_stats([RETRIED] + [LOOKED] * 21, before=WHY), "disabled", 0),
+        # What it proposed was not worth verifying: it costs as long as it is asked.
+        (_stats([Part(n_proposed=4)] * 8), "idle", None),
+        (_stats([Part(0, WHY, n_proposed=4)] * 3 + [OFF] * 9), "disabled", 1),
         # What earlier texts taught: it was not even asked.
-        (_stats([(0, WHY)] * 10, before=WHY), "disabled", 0),
+        (_stats([OFF] * 10, before=WHY), "disabled", 0),
         (_stats([], before=WHY), "disabled", 0),
         (_stats([]), "idle", None),
     ],
-)  # fmt: skip
+)
 def test_states(stats: SpeculationStats, state: str, since: int | None) -> None:
     said = stats.as_dict()
     assert (said["state"], said["disabled_since"]) == (state, since)
@@ -67,9 +102,9 @@ def test_states(stats: SpeculationStats, state: str, since: int | None) -> None:
 
 @pytest.mark.parametrize("n_before", [0, 1, 7])
 def test_a_failure_disables_whatever_was_won_before(n_before: int) -> None:
-    stats = _stats([(3, None)] * n_before, asked=n_before)
+    stats = _stats([THREE] * n_before)
     stats.note_failure("it raised ValueError", ValueError())
-    stats.count_round(_span(0), 0)
+    stats.count_round(Span(0, 0), 0)
     stats.note_failure("it raised ValueError", ValueError())  # each round says so again
     said = stats.as_dict()
     assert (said["state"], said["disabled_since"]) == ("disabled", n_before)
@@ -77,8 +112,8 @@ def test_a_failure_disables_whatever_was_won_before(n_before: int) -> None:
 
 
 def test_a_sum_has_the_state_of_its_rounds() -> None:
-    used, idle = _stats([(3, None)] * 10, asked=10), _stats([(0, None)] * 10, asked=10)
-    off = _stats([(0, WHY)] * 40, before=WHY)
+    used, idle = _stats([THREE] * 10), _stats([NOTHING] * 10)
+    off = _stats([OFF] * 40, before=WHY)
     for parts, state in (
         ([used, idle], "used"), ([idle, idle], "idle"), ([off], "disabled"),
         ([used, off], "used"), ([used, off, off], "disabled"),
@@ -88,3 +123,90 @@ def test_a_sum_has_the_state_of_its_rounds() -> None:
             total.add(part)
         assert total.state == state
         assert total.as_dict()["disabled_since"] == (0 if parts == [off] else None)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "asked", "of_copies"),
+    [
+        ([THREE] * 4, 4, 0),
+        ([THREE] + [COPIED] * 2 + [LOOKED] * 3, 6, 5),
+        ([RETRIED] + [LOOKED] * 2 + [OFF] * 7, 3, 2),
+        ([OFF] * 5, 0, 0),
+    ],
+)
+def test_only_rounds_that_asked_are_counted(rounds: list[Part], asked: int, of_copies: int) -> None:
+    stats = _stats(rounds)
+    said = stats.as_dict()
+    assert (said["asked"], said["asked_copies"]) == (asked, of_copies)
+    assert sum(counts.n_requested > 0 for counts in stats.round_counts) == asked
+    total = SpeculationStats()
+    total.add(stats)
+    total.add(stats)
+    assert (total.asked, total.asked_copies) == (2 * asked, 2 * of_copies)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "said"),
+    [
+        # Copies alone gave all, with a reason where the model was disabled.
+        ([COPIED] * 11 + [LOOKED], "only copies were looked up in 12 of 12 rounds: " + WHY),
+        ([RETRIED] + [COPIED] * 3, "only copies were looked up in 3 of 4 rounds: " + WHY),
+        ([Part(3, None, "copies", is_copy=True)], "only copies were looked up in 1 of 1 round"),
+        # The model gave something, or there is none beside the copies, or nothing was used.
+        ([THREE] + [COPIED] * 9, None),
+        ([Part(3, is_copy=True)] * 9, None),
+        ([LOOKED] * 9, None),
+    ],
+)
+@pytest.mark.parametrize("note", ["", "auto took it"])
+def test_copies_that_gave_all_are_told_from_the_model(
+    rounds: list[Part], said: str | None, note: str
+) -> None:
+    stats = _stats(rounds)
+    stats.note = note
+    own = None if said is None else f"no accepted token is some's own: {said}"
+    assert stats.as_dict()["note"] == ("; ".join(filter(None, (note, own))) or None)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "n_counted"),
+    [
+        ([NOTHING] * 9, 0),
+        ([Part(n_proposed=4)] * 9, 0),
+        ([LOOKED] * 5 + [RETRIED], 0),
+        ([THREE] * 2 + [NOTHING] * 9 + [COPIED], 3),
+    ],
+)
+def test_gains_are_of_rounds_that_verified(rounds: list[Part], n_counted: int) -> None:
+    said: dict[str, Any] = _stats(rounds).as_dict()
+    assert said["gain_realised"] == -0.75 * n_counted
+    assert said["gain_expected"] == 0.25 * n_counted
+
+
+def test_what_an_idle_drafter_did() -> None:
+    assert idle_in_words(0, 0) == "it was not asked"
+    assert idle_in_words(9, 0) == "it proposed nothing"
+    assert idle_in_words(9, 1) == "none of its 1 proposed token was worth verifying"
+    assert idle_in_words(9, 33) == "none of its 33 proposed tokens was worth verifying"
+
+
+@pytest.mark.parametrize(
+    ("rounds", "said"),
+    [
+        ([0], "from the beginning"), ([0, 0], "from the beginning"), ([1], "after 1 round"),
+        ([1, 1], "after 1 round"), ([7, 7], "after 7 rounds"), ([12, 7, 9], "after 7 to 12 rounds"),
+        ([0, 1], "after 0 to 1 round"),
+    ],
+)  # fmt: skip
+def test_since_when_it_was_off(rounds: list[int], said: str) -> None:
+    assert since_in_words(rounds) == said
+
+
+def test_a_model_whose_drafts_were_all_rejected_gave_nothing() -> None:
+    stats = _stats([COPIED] * 5)
+    span = Span(0, 0, draft=Draft([1, 1]), asked_of="drafter", n_requested=8, tokens=[2])
+    span.verify(2)
+    stats.count_round(span, 0)
+    stats.count_span(span, DraftGain(), 0.0)
+    assert stats.drafted > stats.accepted
+    assert "no accepted token is some's own" in stats.copies_alone

@@ -160,7 +160,8 @@ def _depths(run: Result) -> Iterator[str]:
 
 def _section(path: Path, run: Result) -> Iterator[str]:
     yield f"\n## {_name(run)}"
-    yield f"```text\n{run['command']}\n```\n"
+    if run["command"] is not None:  # of a draft that no option makes there is none
+        yield f"```text\n{run['command']}\n```\n"
     line = f"{run['started'][:10]}; {_machine(run)}. All figures: docs/results/{path.name}."
     spread = run["summary"]["speedup_over_repeats"]
     if spread is not None and run["settings"]["repeats"] > 1:

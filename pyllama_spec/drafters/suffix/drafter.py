@@ -146,7 +146,7 @@ class Suffix(Drafter):
     """
 
     name = "suffix"
-    has_lookup = True
+    has_lookup = is_lookup = True
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftStop
 
@@ -93,6 +93,8 @@ class Span:
             has to follow, and where nothing is ever drafted.
         n_requested: how many tokens the drafter is asked for; see decide().
         asks_model: whether it is asked for more than lookups.
+        asked_of: who was asked for a draft: "drafter", "copies" where only copies were asked for or
+            the request's prediction answered, or "" for nobody, as after a failure of the drafter.
         draft: all that was proposed.
         n_verified: how many of them are verified; see verify().
         ids: those that are verified.
@@ -109,6 +111,7 @@ class Span:
     decision: DraftDecision | None = None
     n_requested: int = 0
     asks_model: bool = False
+    asked_of: Literal["", "copies", "drafter"] = ""
     draft: Draft = NO_DRAFT
     n_verified: int = 0
     ids: Sequence[int] = ()

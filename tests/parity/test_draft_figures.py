@@ -1,0 +1,132 @@
+"""The figures of a draft say who was really called: counted here in the drafters themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from pyllama_spec.drafters import Draft, Drafter, DraftRequest, LookupFirst, NoDrafter, PromptLookup
+from pyllama_spec.drafters.suffix import Suffix
+from pyllama_spec.speculative import Controller, SequenceState, SpeculationStats, SpeculativeLoop
+from pyllama_spec.speculative.controller import DraftDecision, Span
+from tests.faces.tools import GREEDY as GREEDY_OPTIONS
+from tests.faces.tools import PROMPT, open_tiny
+from tests.oracles import generate, prompt_tokens, tiny, tiny_context
+from tests.scripted import Perfect, Wrong
+
+
+class Counting(Drafter):
+    """Proposes what a function gives for its n-th call, from 1."""
+
+    name = "counting"
+
+    def __init__(self, answer: Callable[[int], Draft]) -> None:
+        self.answer, self.n_calls = answer, 0
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        self.n_calls += 1
+        return self.answer(self.n_calls)
+
+
+class CopiesAfter(Controller):
+    """Asks the drafter itself in the first n rounds, and for copies alone from then on."""
+
+    name = "copies"
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
+        self.n -= 1
+        return [DraftDecision(span.max_draft, lookup_only=self.n < 0) for span in spans]
+
+    def reason_off(self, seq: int) -> str | None:
+        return "the model is off" if self.n < 0 else None
+
+
+def run(
+    drafter: Drafter, controller: Controller | None = None, prompt: Sequence[int] = ()
+) -> SpeculationStats:
+    loop = SpeculativeLoop(tiny_context(tiny("llama")), drafter, None, controller)
+    stats = generate(loop, SequenceState(), list(prompt) or prompt_tokens(9), 30).stats
+    assert stats.rounds > 2
+    return stats
+
+
+@pytest.mark.parametrize("n_before", [0, 1, 5])
+@pytest.mark.parametrize("controller", [None, CopiesAfter(2)], ids=["fixed", "copies"])
+def test_a_drafter_that_failed_is_asked_no_more(
+    n_before: int, controller: CopiesAfter | None
+) -> None:
+    def fails(n: int) -> Draft:
+        if n > n_before:
+            raise ValueError("broken")
+        return Draft([7, 7])
+
+    drafter = Counting(fails)
+    stats = run(drafter, controller)
+    assert stats.state == "disabled"
+    assert stats.asked == drafter.n_calls == n_before + 1
+    assert sum(counts.n_requested > 0 for counts in stats.round_counts) == n_before + 1
+    assert len(stats.round_counts) == stats.rounds
+
+
+@pytest.mark.parametrize("n", [0, 1, 4])
+def test_rounds_of_copies_alone_are_told_from_the_models(n: int) -> None:
+    """The text repeats itself at no such length: the model is called whenever it is asked."""
+    model = Counting(lambda _: Draft([7]))
+    stats = run(LookupFirst(model, 200), CopiesAfter(n))
+    assert stats.asked >= stats.rounds - 1  # in the last one there is room for no draft
+    assert stats.asked - stats.asked_copies == model.n_calls == n
+    assert (stats.as_dict()["note"] is None) == (n > 0 or not stats.drafted)
+
+
+class HasCopies(Perfect):
+    """Has copies of the text beside a model that is off."""
+
+    name, has_lookup = "has-copies", True
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        assert request.lookup_only, "the model is off"
+        return super().propose_one(request)._replace(match_length=6)
+
+
+@pytest.mark.parametrize("n", [0, 2])
+@pytest.mark.parametrize("maker", [PromptLookup, Suffix])
+def test_a_lookup_that_finds_nothing_is_idle_whatever_is_asked(
+    maker: Callable[[], Drafter], n: int
+) -> None:
+    """It has no model that could be off: for copies alone it is asked as ever."""
+    drafter = maker()
+    try:
+        stats = run(drafter, CopiesAfter(n))
+    finally:
+        drafter.close()
+    said = stats.as_dict()
+    assert stats.reason_off == "the model is off"
+    assert (said["drafted"], said["state"], said["reason_off"]) == (0, "idle", None)
+    assert (said["asked_copies"], said["note"]) == (0, None)
+
+
+def test_copies_that_give_all_are_not_the_models() -> None:
+    prompt = prompt_tokens(9)
+    plain = SpeculativeLoop(tiny_context(tiny("llama")), NoDrafter())
+    text = generate(plain, SequenceState(), prompt, 30).text
+    said: dict[str, Any] = run(HasCopies(text, 4), CopiesAfter(0), prompt).as_dict()
+    assert (said["state"], said["drafted_by"]["model"]) == ("used", 0)
+    assert said["drafted_by"]["copy"] == said["accepted"] > 0
+    assert "no accepted token is has-copies's own" in said["note"]
+    assert "the model is off" in said["note"]
+
+
+def test_a_drafter_is_not_asked_where_the_prediction_answers() -> None:
+    with open_tiny() as llm:
+        plain = llm.generate_steps(PROMPT, max_tokens=40, **GREEDY_OPTIONS).read_all()
+    drafter = Wrong([*PROMPT, *plain.tokens])
+    with open_tiny(drafter) as llm:
+        options = {**GREEDY_OPTIONS, "prediction": plain.text}
+        stats = llm.generate_steps(PROMPT, max_tokens=40, **options).read_all().stats
+    assert stats.asked_copies > 0
+    assert stats.asked - stats.asked_copies == drafter.n_proposals
