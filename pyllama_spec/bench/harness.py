@@ -22,6 +22,7 @@ from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.drafters.automatic import check_before, wants_head
 from pyllama_spec.drafters.draft_weights import weight_bytes
+from pyllama_spec.drafters.registry import AUTO
 from pyllama_spec.engine import Model, set_rpc_timeout
 from pyllama_spec.errors import ContextFullError, PyllamaSpecError
 from pyllama_spec.llama.loading import check_target
@@ -137,8 +138,10 @@ def _setup(
     streaming: machine.Streaming | None,
 ) -> Setup:
     files = {"target": machine.describe_file(model.path)}
-    if not isinstance(draft, Drafter) and Path(draft).is_file():
-        files["draft"] = machine.describe_file(Path(draft))
+    is_auto = draft == AUTO
+    path = spec.draft_path if is_auto else draft
+    if isinstance(path, (str, os.PathLike)) and Path(path).is_file():
+        files["draft"] = machine.describe_file(Path(path))
     n_bytes, basis = weight_bytes(model)
     return Setup(
         target=model.description,
@@ -151,6 +154,8 @@ def _setup(
         streaming=streaming,
         placement=model.placement,
         draft_placement=spec.draft_placement,
+        is_auto=is_auto,
+        notes=(spec.draft_note,) if is_auto and spec.draft_note else (),
         provenance={
             "versions": machine.versions(),
             "machine": machine.describe_machine(),

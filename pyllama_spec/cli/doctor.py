@@ -23,6 +23,7 @@ from pyllama_spec.terminal import ProgressBar, fitted
 
 # Of a calm machine it is 0.9 and more: threads that wait for each other poll.
 _BUSY = 0.75
+_INSTEAD = "give a draft's file, or leave -d out to measure the target alone"
 
 
 def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -86,8 +87,8 @@ def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
     with ExitStack() as opened:
         drafter = None
         if args.draft is not None:
-            # What is wrong with a draft is said before the target is loaded.
-            drafter = open_before(args.draft, args.model, _draft_options(args))
+            # Faults of the draft are reported before the target is loaded.
+            drafter = open_before(args.draft, args.model, _draft_options(args), _INSTEAD)
             if drafter is not None:
                 opened.callback(drafter.close)
         bar = ProgressBar("loading the model")

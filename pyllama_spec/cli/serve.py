@@ -40,6 +40,8 @@ FLAGS = {
     "embedding=True": "--embeddings", "n_ctx": "--n-ctx", "max_waiting": "--max-waiting",
     "pooling_type": "--pooling",
 }  # fmt: skip
+# With --config keywords are keys of the file.
+_KEYS = {"embedding=True": '"embedding = true" in --config'}
 
 
 def add_serve(commands: _Commands) -> None:
@@ -206,7 +208,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         stop_timeout_s=args.stop_timeout,
         has_slots=args.slots,
         has_metrics=args.metrics,
-        flags=FLAGS if args.config is None else {},
+        flags=FLAGS if args.config is None else _KEYS,
     )
 
 

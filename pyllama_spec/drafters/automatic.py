@@ -56,8 +56,12 @@ def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:
     return False
 
 
-def check_head(target: str | os.PathLike[str]) -> None:
+def check_head(target: str | os.PathLike[str], instead: str = INSTEAD) -> None:
     """Raises unless a file's keys say that it has an MTP head to draft with. Loads nothing.
+
+    Args:
+        target: the target's file.
+        instead: what the message advises.
 
     Raises:
         ArgumentError: it has none, or one that this version does not know.
@@ -67,7 +71,7 @@ def check_head(target: str | os.PathLike[str]) -> None:
     path = Path(target)
     fault = _head_fault(path)
     if fault:
-        raise ArgumentError(f'draft="{MTP}": {path.name} {fault}; {INSTEAD}')
+        raise ArgumentError(f'draft="{MTP}": {path.name} {fault}; {instead}')
 
 
 def check_before(draft: object, target: str | os.PathLike[str]) -> None:
@@ -90,11 +94,20 @@ def check_before(draft: object, target: str | os.PathLike[str]) -> None:
 
 
 def open_before(
-    draft: object, target: str | os.PathLike[str], options: DraftOptions
+    draft: object,
+    target: str | os.PathLike[str],
+    options: DraftOptions,
+    instead: str = INSTEAD,
 ) -> Drafter | None:
     """The drafter that `draft=` means for a target that is not loaded yet; None of "auto".
 
-    A large target takes minutes to load: what is wrong with a draft should be said before.
+    A large target takes minutes to load, so a fault of the draft is reported before that.
+
+    Args:
+        draft: as of Llama.
+        target: the target's file.
+        options: of the drafter.
+        instead: what the message of a missing head advises.
 
     Raises:
         PyllamaSpecError: whatever make_drafter() and check_head() raise. Nothing stays open then.
@@ -105,7 +118,7 @@ def open_before(
     drafter = make_drafter(draft, options)
     with closed_on_failure(None if drafter is draft else drafter):
         if drafter.wants_head:
-            check_head(target)
+            check_head(target, instead)
     return drafter
 
 

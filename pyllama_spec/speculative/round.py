@@ -63,7 +63,7 @@ from pyllama_spec.speculative.stats import who_drafted
 from pyllama_spec.speculative.target_batch import TargetBatch
 
 Ended = list[tuple[SequenceRun, Step]]
-_NOT_WANTED = "the request asked for no draft: n_draft=0"
+_NOT_WANTED = "the request disabled drafting: n_draft=0, or speculation.draft=false over HTTP"
 _NEVER = "nothing is drafted: {} allows no token of a draft"
 
 

@@ -188,7 +188,8 @@ def test_a_request_says_how_much_is_drafted(
     assert (speculation["drafted"] > 0) == (most > 0)
     if not most:
         assert speculation["state"] == "disabled"
-        assert "n_draft=0" in speculation["reason_off"]
+        assert "the request disabled drafting" in speculation["reason_off"]
+        assert "speculation.draft=false" in speculation["reason_off"]
 
 
 @pytest.mark.parametrize("form", ["text", "parts"])

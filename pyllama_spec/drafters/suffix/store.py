@@ -52,6 +52,15 @@ def vocabulary_digest(vocab: Vocab) -> bytes:
     return digest.digest()
 
 
+def _remedy(path: Path, error: OSError) -> str:
+    """What to do where a store cannot be opened."""
+    if not path.parent.is_dir():
+        return f"make the folder {path.parent}, or name a file in another one"
+    if isinstance(error, PermissionError):
+        return "give this user the right to read and write it, or name another file"
+    return "name another file"
+
+
 class Store:
     """A store that is open.
 
@@ -59,7 +68,7 @@ class Store:
         path: its file, or a link to it. It is made where there is none, with mode 0600, and its
             mode is set to that.
         digest: of the vocabulary, [32] bytes; None for whatever it was made for.
-        max_bytes: to which a new one may grow; None for 256 MiB.
+        max_bytes: to which a new one may grow; None for DEFAULT_BYTES, 256 MiB.
         is_read_only: whether nothing may be written.
 
     Raises:
@@ -88,7 +97,8 @@ class Store:
             self._file = self._open()
         except OSError as error:
             raise ModelLoadError(
-                f"the draft memory {self.path} cannot be opened: {error.strerror or error}"
+                f"the draft memory {self.path} cannot be opened: {error.strerror or error}; "
+                f"{_remedy(self.path, error)}"
             ) from None
         if self._file.is_damaged and not self._is_read_only:
             with self.locked():

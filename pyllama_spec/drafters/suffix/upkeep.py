@@ -12,6 +12,7 @@ from pyllama_spec.drafters.suffix.drafter import Suffix
 from pyllama_spec.drafters.suffix.memory import RememberedText, most_useful
 from pyllama_spec.drafters.suffix.memory import now_minute as now
 from pyllama_spec.drafters.suffix.store import Store
+from pyllama_spec.drafters.suffix.token_index import MAX_MATCH
 from pyllama_spec.engine.checks import real
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import ArgumentError
@@ -205,6 +206,26 @@ class _Untouched:
 
     def note_use(self, at: int, n: int) -> None:
         """Notes nothing."""
+
+
+def later_parts(store: Store, texts: Sequence[RememberedText]) -> list[bool]:
+    """Of each text whether it continues another one.
+
+    Of a conversation a store keeps each turn's new part, and of a file parts of PART_TOKENS.
+    """
+    known = store.texts()
+    begins = {one.at for one in known}
+    cut = {one.at + one.n_entry for one in known if len(one.ids) == PART_TOKENS}
+
+    def continues(text: RememberedText) -> bool:
+        """Whether it starts with tokens that stand within an earlier text (see new_part())."""
+        head = text.ids[:MAX_MATCH].tolist()
+        return len(head) == MAX_MATCH and any(
+            length == MAX_MATCH and at < text.at and at - MAX_MATCH not in begins
+            for length, at in store.index.places(head)
+        )
+
+    return [one.at in cut or continues(one) for one in texts]
 
 
 def is_part(data: bytes, wanted: bytes) -> bool:
