@@ -1,4 +1,4 @@
-"""The measurement: plain and speculative by turns, prompt by prompt, in one process."""
+"""The measurement: plain and speculative alternately, prompt by prompt, in one process."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from pyllama_spec.errors import ContextFullError, PyllamaSpecError
 from pyllama_spec.llama.loading import check_target
 
 Progress = Callable[[float], None]
-# Is given what is known of a prompt that was measured once more, with the first draft.
+# Called with a prompt's figures after each of its measurements, with the first draft.
 OnPrompt = Callable[[PromptResult], None]
-# Is given all that was measured so far, as if it had been interrupted there.
+# Called with all measurements so far, as if the run had been interrupted.
 OnPart = Callable[[BenchResult], None]
 _WARM_UP_TOKENS = 32
 # Attention reads the KV cache in steps of this many positions.
@@ -54,7 +54,7 @@ def run(
         config: what to measure.
         progress: called with 0.0 .. 1.0.
         on_prompt: called with each prompt's figures so far, whenever it was measured.
-        on_part: called behind each prompt with the result so far, for who keeps it on disk.
+        on_part: called after each prompt with the result so far, for callers that keep it on disk.
 
     Raises:
         ArgumentError: the prompts file is malformed, or a prompt does not fit.
@@ -296,13 +296,13 @@ class _Measurement:
         return gaps[fork.position] if fork.position < len(gaps) else None
 
     def part(self, setups: Sequence[Setup]) -> BenchResult:
-        """What there would be if it ended here."""
+        """The result if it ended here."""
         whole = self.result(setups)
         others = tuple(replace(one, is_interrupted=True) for one in whole.others)
         return replace(whole, is_interrupted=True, others=others)
 
     def result(self, setups: Sequence[Setup]) -> BenchResult:
-        """What there is."""
+        """The result so far."""
         by_setup = [
             BenchResult(
                 config=self.config,

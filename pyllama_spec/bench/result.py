@@ -1,4 +1,4 @@
-"""What a benchmark gives."""
+"""The result of a benchmark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyllama_spec.bench.machine import Streaming
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How the benchmark ran, beside what was asked for.
+    """How the benchmark ran, in addition to its configuration.
 
     Attributes:
         target: the engine's description of the target.

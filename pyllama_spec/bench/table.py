@@ -81,7 +81,7 @@ def _prompts(result: BenchResult) -> list[str]:
         ]
     )  # fmt: skip
     head = [
-        "prompt", "category", "plain", "with draft", "speed-up", "min..max", "accepted", "a round",
+        "prompt", "category", "plain", "draft", "speed-up", "min..max", "accepted", "a round",
         "same", *(["peer"] if with_peer else []),
     ]  # fmt: skip
     mark = ["SYNTHETIC ACCEPTANCE"] if result.is_synthetic else []
@@ -119,7 +119,7 @@ def _figures(both: Comparison, speedups: Spread | None) -> list[str]:
 def _categories(result: BenchResult) -> list[str]:
     if len(result.categories) < 2:
         return []
-    head = ["category", "plain", "with draft", "speed-up", "accepted", "per round"]
+    head = ["category", "plain", "draft", "speed-up", "accepted", "per round"]
     rows = [
         [
             name, _number(one.plain.tps, 1), _number(one.spec.tps, 1), _number(one.speedup, 2),

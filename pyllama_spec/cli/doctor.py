@@ -83,7 +83,7 @@ def _run_doctor(args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Opens the model and its draft, and adds what is measured of them."""
+    """Opens the model and its draft, and adds their measurements."""
     with ExitStack() as opened:
         drafter = None
         if args.draft is not None:
@@ -138,9 +138,9 @@ def _on_servers(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _measured_draft(args: argparse.Namespace, model: Model, drafter: Drafter) -> dict[str, Any]:
-    """What is measured of a draft, under its name in the result; nothing where there is no model.
+    """The measurements of a draft, as a part of the result; {} where there is no model.
 
-    The draft alone: a copy, which stands beside it in a generation, costs nothing.
+    The draft alone: the copies that a generation adds cost nothing.
     """
     if not drafter.wants_head and "path" not in drafter.describe():
         if not args.json:
@@ -158,7 +158,7 @@ def _measured_draft(args: argparse.Namespace, model: Model, drafter: Drafter) ->
 
 
 def _field(name: str, text: object) -> None:
-    """A line, or some where the terminal is narrower."""
+    """A line, or several where the terminal is narrow."""
     print(fitted(f"{name:<13} {text}", sys.stdout, 14), flush=True)
 
 
@@ -168,7 +168,7 @@ def _print_system(result: dict[str, Any]) -> None:
     kernels = ", ".join(f"{kind} {name}" for kind, name in result["row_kernels"].items())
     _field("row kernels", kernels or "none: n rows cost nearly n times as much as one")
     backends = result["backends"].items()
-    # Of servers none is looked for.
+    # Servers are not searched for.
     lines = (name if n or name == "RPC" else f"{name} (finds no device)" for name, n in backends)
     _field("backends", ", ".join(lines))
     for device in result["devices"]:
@@ -199,7 +199,7 @@ def _print_costs(costs: list[dict[str, Any]], n_asked: int, repeats: int) -> Non
 
 
 def _print_trust(costs: list[dict[str, Any]], n_asked: int, repeats: int) -> None:
-    """What a reader should know of the figures."""
+    """Prints remarks on the trust in the figures."""
     n_passes = min(cost["n_passes"] for cost in costs)
     if len(costs) < n_asked or n_passes < repeats:
         print(

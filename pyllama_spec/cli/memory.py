@@ -1,4 +1,4 @@
-"""memory: stores of texts that a draft copies from; what is in them is their owner's to say."""
+"""memory: builds and edits stores of texts that a draft copies from."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _bytes(args: argparse.Namespace) -> int | None:
 
 
 def _opened(path: Path, vocab: Vocab | None = None, **options: Any) -> Store:
-    """A store that exists, and is for this vocabulary if one is given."""
+    """An existing store, checked against a vocabulary if one is given."""
     if not path.exists():
         raise ArgumentError(f"there is no draft memory {path}; `memory build` makes one")
     return Store(path, None if vocab is None else vocabulary_digest(vocab), **options)

@@ -32,10 +32,10 @@ _EPILOG = (
     "requests are finished, or cut after --stop-timeout."
 )
 
-# Beside --config: what is said of the server, and of a model in its own lines.
+# With --config: options of the server, and options that a model's own lines set.
 _OF_SERVER = ("help", "config", "model", "quiet")
 _OF_MODELS = ("alias", "parallel", "embeddings", "pooling", "lora", "max_waiting")
-# What clients are told in the place of keywords of Llama().
+# The command's options in messages to clients, for keywords of Llama().
 FLAGS = {
     "embedding=True": "--embeddings", "n_ctx": "--n-ctx", "max_waiting": "--max-waiting",
     "pooling_type": "--pooling",
@@ -122,7 +122,7 @@ def _add_bounds(parser: argparse.ArgumentParser) -> None:
 
 def run_serve(args: argparse.Namespace) -> int:
     """Serves until a signal ends it."""
-    from pyllama_spec.server import serve  # says how to get what it needs
+    from pyllama_spec.server import serve  # says how to install what it needs
     from pyllama_spec.server.process import Listening
 
     if (args.tls_cert is None) != (args.tls_key is None):
@@ -176,7 +176,7 @@ def _serve_several(
 
 @contextlib.contextmanager
 def _prefixes(args: argparse.Namespace) -> Iterator[PrefixFolder | None]:
-    """Where what was read is kept; what is to be written is written at the end."""
+    """The folder of kept states; pending writes are finished at the end."""
     if args.cache_dir is None:
         yield None
         return

@@ -1,4 +1,4 @@
-"""What a draft model offers for one place, and what is taken of it."""
+"""A draft model's candidates for one place, and the choice among them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pyllama_spec.errors import EngineError
 
 @dataclass(slots=True)
 class Choice:
-    """What the model says of one place.
+    """The model's candidates for one place.
 
     Attributes:
         ids: the likeliest tokens, as ids of the target, likeliest first.
         p: their probabilities in the model's own distribution.
-        row: float32, what else it says: see Context.draft_candidates().
+        row: float32, the model's other output: see Context.draft_candidates().
 
     """
 

@@ -1,11 +1,11 @@
-"""A draft model behind a lookup: where the text repeats itself, what followed needs no model.
+"""A lookup in front of a draft model: where the text repeats itself, no model is needed.
 
 A small head reads the text through one layer of attention and loses the thread of a long copy; an
-index of the text's own n-grams never does. So a text that ends as it ended before is drafted by a
-copy (suffix/), if that is more likely right than wrong, and any other by the model. Its calls are
-saved then as well: the model gets the rows of several rounds at once, when it is next asked.
+index of the text's own n-grams never does. So where the text's last tokens occurred before, the
+draft is a copy (suffix/), if that is more likely right than wrong; else the model drafts. Its calls
+are saved too: the model gets the rows of several rounds at once with its next draft.
 
-Where the model is asked, n-grams have a say too, if it listens: those of the text that are shorter
+Where the model drafts, n-grams vote too, if it takes votes: those of the text that are shorter
 than what is copied, and those of a table that was counted with the model (ngram_table.py).
 """
 
@@ -36,19 +36,19 @@ from pyllama_spec.engine.checks import count
 if TYPE_CHECKING:
     from pyllama_spec.drafters.suffix import Suffix
 
-# With fewer, chance is right as often as the model; with more, repetitions are found late.
+# With fewer, a copy is right as often as the model; with more, repetitions are found late.
 MIN_NGRAM = 5
 # How much others count where the head's distribution counts 1: the table, and what followed in the
 # text after as many tokens as the last ones. Chosen, as MIN_NGRAM was, by the tokens per round on
 # the prompts of benchmarks/dev_prompts.jsonl; a half more or less of each is worth 0.03 there.
 _TABLE_WEIGHT = 0.4
 _TEXT_WEIGHTS = {2: 0.15, 3: 0.3, 4: 0.6}
-# How far back short n-grams are looked for.
+# How far back short n-grams are searched.
 _REACH = 1 << 15
 
 
 class NgramPrior:
-    """What n-grams say of the token after a text and what has been drafted behind it.
+    """What n-grams say of the token after a text and what has been drafted after it.
 
     Args:
         read_text: gives the end of the text, [n]; called once, when a vote is first asked for.
@@ -82,7 +82,7 @@ class NgramPrior:
 
 
 class LookupFirst(Drafter):
-    """Proposes what followed where the text ended as it does now; elsewhere asks a draft model.
+    """Proposes a copy where the text's last tokens occurred before; elsewhere a draft model drafts.
 
     Args:
         drafter: the draft model. It is closed with this.
@@ -112,7 +112,7 @@ class LookupFirst(Drafter):
         self.max_draft, self.is_stepwise = drafter.max_draft, drafter.is_stepwise
         self.wants_head = drafter.wants_head
         self._lookup = lookup or _copies(drafter.max_draft, self.min_ngram)
-        # Proposals that were looked up, for who asks where they come from.
+        # Proposals that were looked up, for callers that report their origin.
         self.n_lookups = 0
         # What the model guessed last of each sequence.
         self._guesses: dict[int, Sequence[int]] = {}
@@ -125,7 +125,7 @@ class LookupFirst(Drafter):
 
     @property
     def note(self) -> str:
-        """What there is to say of the model."""
+        """The model's remark."""
         return self.drafter.note
 
     @note.setter
@@ -144,17 +144,17 @@ class LookupFirst(Drafter):
         self._lookup.attach(target)
 
     def begin_request(self, seq: int, *, remember: bool, user: str) -> None:
-        """Tells both."""
+        """Passes it on to both."""
         self._lookup.begin_request(seq, remember=remember, user=user)
         self.drafter.begin_request(seq, remember=remember, user=user)
 
     def end_request(self, seq: int) -> None:
-        """Tells both."""
+        """Passes it on to both."""
         self._lookup.end_request(seq)
         self.drafter.end_request(seq)
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """Tells both, and what remembers texts where the model was wrong."""
+        """Passes it on to both, and tells the draft memory where the model was wrong."""
         self._lookup.commit(done)
         for one in done if self._guesses else ():
             pairs = zip(self._guesses.pop(one.seq, ()), one.tokens, strict=False)
@@ -181,7 +181,7 @@ class LookupFirst(Drafter):
             lookups = {requests[i].seq: draft for i, draft in enumerate(drafts) if draft.ids}
             if isinstance(error, SequenceErrors):
                 raise SequenceErrors(error.errors, {**error.drafts, **lookups}) from error
-            # It knows nothing of the lookup hits, which go on.
+            # It knows nothing of the lookup hits, which continue.
             raise SequenceErrors({request.seq: error for request in asked}, lookups) from error
         for i, draft in zip(others, model_drafts, strict=True):
             drafts[i] = draft
@@ -196,23 +196,23 @@ class LookupFirst(Drafter):
         return self.drafter.n_unread(seq)
 
     def resume_at(self, seq: int, n_keep: int) -> int:
-        """As the model can: a lookup needs the tokens alone."""
+        """As far as the model can: a lookup needs only the tokens."""
         return self.drafter.resume_at(seq, n_keep)
 
     def truncate(self, seq: int, n_keep: int) -> None:
-        """Tells both."""
+        """Passes it on to both."""
         self._guesses.pop(seq, None)
         self._lookup.truncate(seq, n_keep)
         self.drafter.truncate(seq, n_keep)
 
     def copy(self, seq: int, to: int) -> None:
-        """Tells both."""
+        """Passes it on to both."""
         self._guesses.pop(to, None)
         self._lookup.copy(seq, to)
         self.drafter.copy(seq, to)
 
     def save(self, seq: int) -> bytes | None:
-        """What both know of a sequence; None where the model has nothing to save."""
+        """The state of both for a sequence; None where the model has nothing to save."""
         state = self.drafter.save(seq)
         if state is None:
             return None
@@ -238,7 +238,7 @@ class LookupFirst(Drafter):
         return n
 
     def describe(self) -> dict[str, Any]:
-        """The model's, and what stands beside it."""
+        """The model's facts, and the lookup's."""
         table = 0 if self.table is None else len(self.table)
         found = {**self.drafter.describe(), "lookup": self.min_ngram, "ngram_table": table}
         store = self._lookup.describe().get("store")
@@ -279,7 +279,7 @@ def _what_followed(text: npt.NDArray[np.int32], tail: Sequence[int]) -> tuple[in
     """
     if len(tail) < 2 or len(text) < 3:
         return None
-    # Where such a place ends; behind the last token of the text there is nothing yet.
+    # Where such a place ends; after the last token of the text there is nothing yet.
     ends = 1 + np.flatnonzero((text[1:-1] == tail[-1]) & (text[:-2] == tail[-2]))
     match_length = 2
     while len(ends) and match_length < min(len(tail), max(_TEXT_WEIGHTS)):

@@ -44,9 +44,9 @@ _ROPE_SCALING, _POOLING, _ATTENTION = (
 _STORE_BYTES = 2 << 30
 _FLAGS = ("logits_all", "embedding", "no_perf", "verbose", "spm_infill")
 _FLAGS_OR_NONE = ("op_offload", "swa_full")
-# Keywords that a Llama has no attribute for: they are used up while it is opened.
+# Keywords that a Llama has no attribute for: they only matter while it is opened.
 _NO_ATTRIBUTES = frozenset(("draft", "n_draft", "p_min", "lookup", "controller", "chat_template"))
-# Keywords of older versions, which LangChain still hands on. They said what the model's file says
+# Keywords of older versions, which LangChain still passes. They repeated what the model's file says
 # today, or changed nothing.
 _OF_OLD = ("n_parts", "f16_kv", "n_gqa", "rms_norm_eps", "mul_mat_q", "low_vram")
 
@@ -201,7 +201,7 @@ class OpenOptions:
     def from_keywords(
         cls, model_path: str | os.PathLike[str], keywords: Mapping[str, Any]
     ) -> tuple[OpenOptions, list[str]]:
-        """The options that a call of Llama() says, and its keywords that there are not."""
+        """The options of a call of Llama(), and its unknown keywords."""
         known = {name: value for name, value in keywords.items() if name in KEYWORDS}
         return cls(model_path, **known), [name for name in keywords if name not in known]
 
@@ -216,7 +216,7 @@ class OpenOptions:
         return {**values, "split_mode": self.split_name()}
 
     def check(self) -> None:
-        """Looks at the keywords that change nothing here, or cannot be had.
+        """Checks the keywords that change nothing here, or are not supported.
 
         Called by check_options(), which Llama.__init__ calls: the warning counts frames.
 
@@ -381,7 +381,7 @@ def warn_of_unknown(unknown: Iterable[str]) -> None:
 
 
 def for_model(params: ContextParams, model: Model) -> ContextParams:
-    """What a model cannot have, and what would be refused, though it changes nothing there."""
+    """Warnings about options that a model cannot use or that change nothing."""
     return params if model.is_on_gpu else replace(params, op_offload=False)
 
 

@@ -61,7 +61,7 @@ class App:
     """See create_app().
 
     Attributes:
-        models: what answers.
+        models: the models that answer.
         serving: await serving.stop() before the server ends.
 
     """
@@ -131,7 +131,7 @@ class _Endpoint:
             await answer_preflight(exchange, self._methods)
             return
         if route is None or not route.is_open:
-            check_key(exchange, settings)  # before it is said what there is
+            check_key(exchange, settings)  # before existing paths are revealed
         if not self._by_method:
             raise ApiError(404, f"there is no {exchange.path:.200}", "unknown_path")
         if route is None:

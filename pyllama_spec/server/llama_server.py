@@ -1,7 +1,7 @@
 """The server under llama-server's flags: `python -m pyllama_spec.server.llama_server -m ...`.
 
-Command lines run as they stand: a flag that changes nothing here is said on stderr, one that asks
-for what is not done is refused with the reason, and one that is not known is an error.
+Command lines run as they stand: a flag without effect here is noted on stderr, one that asks
+for an unsupported feature is refused with the reason, and an unknown one is an error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OF_LLAMA = (
     "embedding", "pooling_type", "spm_infill", "verbose",
 )  # fmt: skip
 _OF_SETTINGS = ("alias", "send_timeout_s", "ping_s", "has_slots", "has_metrics")
-# What clients are told in the place of keywords of Llama().
+# The server's flags in messages to clients, for keywords of Llama().
 _TOLD = {"embedding=True": "--embeddings", "n_ctx": "-c", "n_batch": "-b",
          "pooling_type": "--pooling"}  # fmt: skip
 _LOAD_MODES = {
@@ -77,10 +77,10 @@ class Plan(NamedTuple):
 
 
 def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Plan:
-    """What a command line of llama-server means here.
+    """The settings that a command line of llama-server means here.
 
     Args:
-        arguments: behind the program's name.
+        arguments: after the program's name.
         environment: whose LLAMA_... variables count too.
 
     Raises:

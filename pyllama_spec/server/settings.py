@@ -1,4 +1,4 @@
-"""What a server allows, and whom."""
+"""The settings of a server: bounds, keys and defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyllama_spec.engine.checks import count, real
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.files import read_text
 
-# Where a key may stand beside a file: never among the arguments, which other users can list.
+# The place of a key besides a file: never the arguments, which other users can list.
 KEY_VARIABLE = "PYLLAMA_SPEC_API_KEY"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MOST = 2**31 - 1
@@ -46,11 +46,11 @@ class ServerSettings:
         send_timeout_s: seconds for a client to take one event of a stream; one that does not has
             left.
         ping_s: a comment is sent where a stream is silent for so long.
-        retry_after_s: what a client is told to wait with every 429 and 503.
+        retry_after_s: the Retry-After of every 429 and 503.
         stop_timeout_s: seconds that running requests have to finish when the server stops.
         has_slots: whether /slots says what is computed now.
         has_metrics: whether /metrics gives figures.
-        flags: what the program that serves calls keywords of Llama() which errors name.
+        flags: the serving program's options for keywords of Llama() that errors name.
 
     Raises:
         ArgumentError: a bound is no number, or below what is needed; an origin is none.
@@ -105,7 +105,7 @@ class ServerSettings:
         if not self.api_keys:
             return ""
         seen = _digests(given or "")[-1]
-        # All are looked at: how long it takes says nothing of which one was close.
+        # All are compared: the time reveals nothing about a near match.
         matches = [
             sum(hmac.compare_digest(one, seen) for one in _digests(key)) > 0
             for key in self.api_keys

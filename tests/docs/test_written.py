@@ -119,7 +119,8 @@ def last_date(section: str) -> str:
     """The day on which a section's measurement ended, from the line under its heading."""
     line = section.split("\n")[1]
     assert line.startswith("*Machine: "), section.partition("\n")[0]
-    return re.findall(r"20\d\d-\d\d-\d\d", line)[-1]
+    days: list[str] = re.findall(r"20\d\d-\d\d-\d\d", line)
+    return days[-1]
 
 
 @pytest.mark.parametrize(
