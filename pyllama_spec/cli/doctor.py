@@ -202,18 +202,22 @@ def _print_trust(costs: list[dict[str, Any]], n_asked: int, repeats: int) -> Non
     """Prints remarks on the trust in the figures."""
     n_passes = min(cost["n_passes"] for cost in costs)
     if len(costs) < n_asked or n_passes < repeats:
-        print(
-            f"\nThere was time for {len(costs)} of {n_asked} widths and {n_passes} of {repeats} "
-            f"passes: doctor ends\nafter {diagnostics.VERIFY_S:.0f} s of it. --max-rows and "
+        _paragraph(
+            f"There was time for {len(costs)} of {n_asked} widths and {n_passes} of {repeats} "
+            f"passes: doctor ends after {diagnostics.VERIFY_S:.0f} s of it. --max-rows and "
             "--repeat ask for less."
         )
     share = costs[0]["own_share"]
     if share < _BUSY:
-        print(
-            f"\nThe machine is busy with something else: {share:.0%} of the processors' time went\n"
+        _paragraph(
+            f"The machine is busy with something else: {share:.0%} of the processors' time went "
             "into this. Figures of a calm one may differ: measure again when the other programs "
-            "have\nended, or with as many threads as they leave cores (-t)."
+            "have ended, or with as many threads as they leave cores (-t)."
         )
+
+
+def _paragraph(text: str) -> None:
+    print(f"\n{fitted(text, sys.stdout, 0)}")
 
 
 def _pays(n_drafted: int, above: float) -> str:

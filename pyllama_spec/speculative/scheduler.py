@@ -291,8 +291,7 @@ class Scheduler:
         return parts
 
     def _neighbours(self, spans: Sequence[Span]) -> Iterator[list[Span]]:
-        """Stretches of sequences whose ids follow each other; one without room for padding stays
-        alone.
+        """Runs of sequences whose ids follow each other; one without room for padding is alone.
 
         With all of their padding they fit one decode.
         """
