@@ -88,7 +88,7 @@ class OwnText:
         self.n_settled, self.n_private = min(self.n_settled, n), min(self.n_private, n)
 
     def settle(self) -> tuple[list[int], bytes]:
-        """What there is to remember now, with what leads on to it, and whose each token was."""
+        """The new part to remember, with the tokens that lead to it, and each token's origin."""
         begin, self.n_settled = self.n_settled, self.index.n
         if not self.remembers:
             self.n_private = self.index.n
@@ -96,7 +96,7 @@ class OwnText:
             return [], b""
         lead = max(begin - MAX_MATCH, self.n_private)
         out: list[int] = self.index.tokens[lead : self.index.n].tolist()
-        # What leads on to it was remembered with its own text.
+        # The leading tokens were remembered with their own text.
         return out, bytes(begin - lead) + self.origins[begin : self.index.n]
 
 
@@ -105,7 +105,7 @@ class _Copied(NamedTuple):
 
     Attributes:
         ids: the tokens, and after them the one that was too unlikely for the draft, if one was.
-        kinds: what was known of each.
+        kinds: the known facts of each.
         p: of each token of the draft its chance, given that those before are right.
         n_expected: how many of them are right, if the chances are.
         source: where it was copied from; None for the text itself.
@@ -135,8 +135,8 @@ class Suffix(Drafter):
             kept in this process's memory and apart for each user.
         store: a store's file, which outlives the process, instead of that memory; or what behaves
             like one.
-        least_chance: a draft ends before a token that is right, with all before it, more seldom.
-        first_chance: there is no draft whose first token is right more seldom.
+        least_chance: a draft ends before a token whose chance, with all before it, is lower.
+        first_chance: there is no draft whose first token has a lower chance.
         resumes: whether a copy that went wrong resumes after the difference, with fewer equal
             tokens than min_match.
 
@@ -167,7 +167,7 @@ class Suffix(Drafter):
         is_path = isinstance(store, (str, os.PathLike))
         self._store_path: Any = store if is_path else None
         self._store: Any = None if is_path else store
-        # That which the store at the path was opened for; it would hold the target's weights.
+        # Gives the vocabulary of the open store; a reference would keep the weights alive.
         self._vocab: Callable[[], Vocab | None] = _no_vocab
         self._texts: dict[int, OwnText] = {}
         self._memories: OrderedDict[str, Memory] = OrderedDict()
@@ -206,7 +206,7 @@ class Suffix(Drafter):
     # ---- a request begins and ends
 
     def begin_request(self, seq: int, *, remember: bool = True, user: str = "") -> None:
-        """What the sequence held is remembered, if it may be; then the next request begins."""
+        """Remembers the sequence's text, if that is allowed; then the next request begins."""
         text = self._text(seq)
         try:
             self.end_request(seq)
@@ -262,7 +262,7 @@ class Suffix(Drafter):
         self._text(done.seq).append(done.tokens, done.n_chosen)
 
     def note_miss(self, seq: int, at: int) -> None:
-        """A draft model had guessed another token than stands at a place of the sequence."""
+        """Notes that a draft model had guessed another token at a place of the sequence."""
         origins = self._text(seq).origins
         if at < len(origins) and origins[at] == TokenOrigin.CHOSEN:
             origins[at] = TokenOrigin.MISSED
@@ -295,12 +295,12 @@ class Suffix(Drafter):
         before, text = self._text(to), OwnText()
         text.append(self._text(seq).index.array())
         text.user, text.remembers = before.user, before.remembers
-        # Another request's, which sees to it itself: of this one is what it is told from here on.
+        # Another request's, which remembers it: this one's text begins here.
         text.n_settled = text.n_private = text.index.n
         self._texts[to] = text
 
     def tokens(self, seq: int) -> list[int]:
-        """The tokens that it knows of a sequence."""
+        """The tokens that it holds of a sequence."""
         out: list[int] = self._text(seq).index.array().tolist()
         return out
 
@@ -336,7 +336,7 @@ class Suffix(Drafter):
         self._copied[request.seq] = best
         if not best.p:
             return NO_DRAFT
-        # A length of 0 would say that a model has drafted it.
+        # A length of 0 would mean that a model has drafted it.
         match_length, is_remembered = max(best.match_length, 1), best.source is not None
         ids = best.ids[: len(best.p)]
         return Draft(ids, best.p, match_length=match_length, is_remembered=is_remembered)
@@ -429,8 +429,9 @@ def copies_beside(
 ) -> Suffix:
     """The copier in front of a draft model, which drafts where a copy is unlikely.
 
-    It copies from the text itself, and from a store if one is named: what earlier requests said is
-    remembered beside a model only where its owner says so.
+    It copies from the text itself, and from a store if one is named: the texts of earlier requests
+        are
+    remembered beside a model only where the owner asks for it.
 
     Raises:
         ArgumentError: min_match is below 3 or above 24.
@@ -448,7 +449,7 @@ def copies_beside(
 
 
 def _index_of(source: Source | None, text: OwnText) -> TokenIndex:
-    """That of a source; of the text itself for None."""
+    """The index of a source; of the text itself for None."""
     return text.index if source is None else source.index
 
 

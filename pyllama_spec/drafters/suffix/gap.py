@@ -1,9 +1,10 @@
 """Where a copy differed from the text, and where it may resume: after a changed name or number.
 
-After a difference no n-gram matches until some tokens are equal again, though the text often goes
-on as the copied one does. So the place of the difference is kept for a while, and the copy resumes
-there: after the next tokens that are equal, and before there are any, after as many tokens as the
-last such difference had. How often such a copy is right is counted as for any other (chances.py).
+After a difference no n-gram matches until some tokens are equal again, though the text often
+continues as the copied one does. So the place of the difference is kept for a while, and the copy
+resumes there: after the next tokens that are equal, and before there are any, after as many tokens
+as the last such difference had. How often such a copy is right is counted as for any other
+(chances.py).
 """
 
 from __future__ import annotations
