@@ -1,4 +1,4 @@
-"""Forms that texts have to have: GBNF, a JSON schema, a regular expression, a Lark grammar."""
+"""Constraints on texts: GBNF, a JSON schema, a regular expression, a Lark grammar."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyllama_spec.schema import Loosened
 
 GuideKind = Literal["regex", "lark", "json_schema"]
-# How a Lark grammar begins where GBNF may stand as well; the engine's own server has it so.
+# The first word of a Lark grammar where GBNF is possible too, as in the engine's own server.
 LARK_SIGN = "%llguidance"
 # How some editors begin a file: no part of its text.
 _FILE_MARK = "\ufeff"
@@ -39,7 +39,7 @@ ws     ::= "\n"? [ \t]{0,20}
 """
 
 
-# What may be done about a keyword, beside what its error says.
+# Remedies for keywords, in addition to their errors.
 _LOOSER = 'Else "strict": False beside the schema leaves "{}" out of the grammar, with a warning'
 
 
@@ -58,7 +58,7 @@ class Guide(NamedTuple):
 
 
 def form_of(grammar: object, response_format: Mapping[str, Any] | None) -> str | Guide | None:
-    """What a request's grammar or response_format means: GBNF rules, a guide; None for any text.
+    """The GBNF rules or guide of a request's grammar or response_format; None for any text.
 
     Args:
         grammar: GBNF; Lark rules that begin with %llguidance; a Guide; or an object that holds one
@@ -194,10 +194,10 @@ def schema_grammar(schema: Any, *, is_strict: bool = True) -> str:
 
 
 def call_rules(tools: Sequence[Mapping[str, Any]], schema: Any = None) -> list[dict[str, Any]]:
-    """The rules of what is in a chat's request, in place of those that the engine makes.
+    """The rules for a chat's tools and schema, instead of those that the engine makes.
 
     What a grammar cannot hold of a function's parameters is left out, with a UserWarning that says
-    so, unless the function has `"strict": True`: who wrote a tool checks what it is called with.
+    so, unless the function has `"strict": True`: a tool's author checks its arguments.
 
     Args:
         tools: of the request, in OpenAI's form.
@@ -235,7 +235,7 @@ def call_rules(tools: Sequence[Mapping[str, Any]], schema: Any = None) -> list[d
 
 
 def _warn_of(made: Loosened, what: str) -> None:
-    """Says what of a schema does not reach the grammar."""
+    """Warns of the parts of a schema that the grammar leaves out."""
     for name, path in made.rules.unknown.items():
         where = f'"{clipped(name)}" at {clipped(path, 200)} of {what}'
         message = f"{where} is not a keyword and has no effect"
@@ -262,7 +262,7 @@ _LOCKS = [threading.Lock() for _ in range(64)]
 
 
 def _renew_locks() -> None:
-    """In a fork nobody gives back what other threads held."""
+    """In a fork the locks of other threads are never released."""
     _LOCKS[:] = [threading.Lock() for _ in _LOCKS]
 
 
@@ -279,7 +279,7 @@ def _compiled(text: str, is_strict: bool, prefix: str, *, by_property: bool) -> 
     return made
 
 
-@lru_cache(maxsize=64)  # an app asks for the same few forms all the time
+@lru_cache(maxsize=64)  # an app uses the same few schemas again and again
 def _outcome(
     text: str, is_strict: bool, prefix: str, *, by_property: bool
 ) -> Loosened | ArgumentError:
@@ -287,7 +287,7 @@ def _outcome(
         return _made(text, is_strict, prefix, by_property=by_property)
     except ArgumentError as error:
         if isinstance(error.__context__, RecursionError):
-            raise  # less deep in the program it may be taken
+            raise  # a shallower stack may suffice for it
         return copy.copy(error)
 
 
@@ -299,7 +299,7 @@ def _made(text: str, is_strict: bool, prefix: str, *, by_property: bool) -> Loos
         schema = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise ArgumentError(f"the schema is not JSON: {error}") from None
-    # An empty one would allow any value; who asks for an object gets one.
+    # An empty one would allow any value; json_object promises an object.
     schema = {"type": "object"} if schema == {} else schema
     if is_strict:
         try:

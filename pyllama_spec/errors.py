@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-# Of a message: whoever logs it wants to read it, and a value in it may be a whole file.
+# The longest message: it has to be readable in a log, and a value in it may be a whole file.
 MAX_MESSAGE = 2000
 # Of a value in a message.
 MAX_SHOWN = 60
@@ -102,12 +102,12 @@ def too_long(n_tokens: int, n_ctx: int) -> str:
 
 
 def prompt_too_long(n_tokens: int, n_ctx: int, how: str = "") -> ContextFullError:
-    """What a prompt is told that leaves no room for a token.
+    """The message for a prompt that leaves no room for a token.
 
     Args:
         n_tokens: of the prompt.
         n_ctx: of the context.
-        how: where the number is known from, if it was not counted.
+        how: the source of the number, if it was not counted.
 
     """
     return ContextFullError(
@@ -142,7 +142,7 @@ PROCESS_ENDS = "the process ends"
 
 
 def is_process_end(error: BaseException) -> bool:
-    """Whether the engine raised it because the process ends; nobody reads it."""
+    """Whether the engine raised it because the process ends; no caller sees it."""
     return isinstance(error, SystemExit) and error.code is PROCESS_ENDS
 
 

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and texts of a bearable size."""
+"""Files that are written whole or not at all, and texts of bounded size."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def read_plain(path: Path) -> str:
 
 
 def why_no_output(path: Path) -> str | None:
-    """Why whole_file() could not write there, which is better known before hours of work."""
+    """Why whole_file() could not write there; checked before hours of work."""
     if path.is_dir():
         return f"{path} is a folder; give the name of a file in it"
     if not path.parent.is_dir():
@@ -91,7 +91,7 @@ def why_no_output(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Gives the name of a file to fill, which takes the place of `path` if nothing is raised.
+    """Gives the name of a file to fill, which replaces `path` if nothing is raised.
 
     Until then, and after an error, what was at `path` is there as it was: a process that is ended,
     or a full disk, leaves no part of a file under its name. Where `path` is a link, what it names

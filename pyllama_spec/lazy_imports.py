@@ -1,4 +1,4 @@
-"""Names that a package hands out and imports when they are asked for, not before."""
+"""Names of a package that are imported on first use."""
 
 from __future__ import annotations
 

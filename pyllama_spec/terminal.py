@@ -68,11 +68,11 @@ def fitted(text: str, stream: TextIO | None, indent: int = 0) -> str:
     )  # fmt: skip
 
 
-_drawn: list[ProgressBar] = []  # the one that stands in the last line
+_drawn: list[ProgressBar] = []  # the bar in the terminal's last line
 
 
 def clear_bar() -> None:
-    """Takes away the bar that stands on the terminal, before something else is said there."""
+    """Removes the bar from the terminal before other output."""
     for bar in [*_drawn]:
         bar.clear()
 
@@ -95,7 +95,7 @@ class ProgressBar:
             self._is_shown = self._stream is not None and self._stream.isatty()
         # Its own output is that of stderr, and of no file that was given.
         self._has_widget = not self._is_shown and stream is None and is_notebook()
-        # Made when it is drawn first: a bar that never is leaves no empty line.
+        # Made when first drawn, so that an undrawn bar leaves no empty line.
         self._widget: Any = None
         self._last = -1
 
@@ -105,7 +105,7 @@ class ProgressBar:
         return self._is_shown or self._has_widget
 
     def __call__(self, fraction: float) -> None:
-        """Draws the bar at 0.0 .. 1.0 if it has grown, and takes it away at 1.0."""
+        """Draws the bar at 0.0 .. 1.0 if it has grown, and removes it at 1.0."""
         percent = int(100 * fraction)
         if percent == self._last:
             return
@@ -115,7 +115,7 @@ class ProgressBar:
             self.clear()
 
     def draw(self, fraction: float, note: str = "", end: str = "") -> None:
-        """Draws the bar at 0.0 .. 1.0, with a few words behind it.
+        """Draws the bar at 0.0 .. 1.0, with a few words after it.
 
         One line, whatever the terminal's width: where it is too long the bar is shorter, and then
         the note, of which `end` stays.
@@ -138,7 +138,7 @@ class ProgressBar:
         self._write(f"{_CLEAR}{self._label} [{bar}] {state}")
 
     def clear(self) -> None:
-        """Takes the bar away."""
+        """Removes the bar."""
         if self in _drawn:
             _drawn.remove(self)
         self._write(_CLEAR)
@@ -166,7 +166,7 @@ class ProgressBar:
 
 def is_notebook() -> bool:
     """Whether this process is the kernel of a notebook."""
-    # Who runs in one has imported it.
+    # A program in a notebook has imported it.
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and hasattr(shell, "kernel")
 

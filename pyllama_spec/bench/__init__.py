@@ -1,4 +1,4 @@
-"""The benchmark: plain and speculative decoding side by side, and how the figures came about."""
+"""The benchmark: plain and speculative decoding side by side, with the causes of the figures."""
 
 from pyllama_spec.bench.config import BenchConfig, load_prompts
 from pyllama_spec.bench.figures import PromptResult

@@ -37,14 +37,14 @@ _PROGRAM = Path(__file__).with_name("other_server.py")
 
 
 class _EndedError(PeerError):
-    """The server ended before it served, perhaps for its draft."""
+    """The server ended before it served, perhaps because of its draft."""
 
 
 def draft_kind(draft: object) -> str:
     """What a draft is in other systems.
 
     "model", "mtp", "eagle3", "dflash", "dspark" (a block with a Markov head), "lookup" or "none".
-    Prompt lookup and the suffix draft are "lookup"; what is ours alone is "none".
+    Prompt lookup and the suffix draft are "lookup"; drafters that only we have are "none".
     """
     named = {"prompt-lookup": "lookup", "suffix": "lookup", "mtp": "mtp"}
     if isinstance(draft, str) and draft in named:
@@ -144,7 +144,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], said: Any, system: str
 
 
 def _ended(system: str, words: str, code: int) -> PeerError:
-    """Why it ended, in its own words: the first line that speaks of an error."""
+    """Why it ended: the first line of its log about an error."""
     lines = [line.strip() for line in words.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
     said = _LOG_HEAD.sub("", (errors or lines or [f"exit code {code}"])[0])

@@ -1,4 +1,4 @@
-"""What a benchmark is to measure, and on which prompts."""
+"""The configuration of a benchmark: what it measures, on which prompts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class BenchConfig:
         temperature: 0 is greedy; all other sampling options are those of Llama.
         seed: of the draws, and of the coins of synthetic_acceptance.
         chat: True puts every prompt through the chat template, False none; None does with each one
-            what its line says: "messages" are a chat, "prompt" is a text to go on with.
+            what its line says: "messages" are a chat, "prompt" is a text to continue.
         n_threads: CPU threads; None for the physical cores.
         rpc_servers, rpc_timeout: as of Llama.
         n_gpu_layers, draft_gpu_layers, devices: as of Llama: layers of the target and of a draft's

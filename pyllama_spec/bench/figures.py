@@ -46,7 +46,7 @@ class Totals:
 
     @property
     def rest_s(self) -> float:
-        """What rounds took beside drafting and verifying: sampling, bookkeeping, Python."""
+        """The rounds' time apart from drafting and verifying: sampling, bookkeeping, Python."""
         return self.decode_s - self.draft_s - self.verify_s
 
     @property
@@ -101,7 +101,7 @@ def total(runs: Iterable[Run]) -> Totals:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Where some values lie."""
+    """The median and range of some values."""
 
     median: float
     low: float
@@ -269,7 +269,7 @@ class Depth:
 def acceptance_by_depth(runs: Iterable[Run]) -> list[Depth]:
     """Depth 1 and on, as far as drafts went.
 
-    A round that an end token cut is left out: there is no verdict on what came behind it.
+    A round that an end token cut is left out: there is no verdict on what came after it.
     """
     rounds: list[tuple[int, int]] = []
     for run in runs:

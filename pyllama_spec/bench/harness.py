@@ -1,4 +1,4 @@
-"""The measurement: plain and speculative by turns, prompt by prompt, in one process."""
+"""The measurement: plain and speculative alternately, prompt by prompt, in one process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,15 @@ from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.drafters.automatic import check_before, wants_head
 from pyllama_spec.drafters.draft_weights import weight_bytes
+from pyllama_spec.drafters.registry import AUTO
 from pyllama_spec.engine import Model, set_rpc_timeout
 from pyllama_spec.errors import ContextFullError, PyllamaSpecError
 from pyllama_spec.llama.loading import check_target
 
 Progress = Callable[[float], None]
-# Is given what is known of a prompt that was measured once more, with the first draft.
+# Called with a prompt's figures after each of its measurements, with the first draft.
 OnPrompt = Callable[[PromptResult], None]
-# Is given all that was measured so far, as if it had been interrupted there.
+# Called with all measurements so far, as if the run had been interrupted.
 OnPart = Callable[[BenchResult], None]
 _WARM_UP_TOKENS = 32
 # Attention reads the KV cache in steps of this many positions.
@@ -52,7 +54,7 @@ def run(
         config: what to measure.
         progress: called with 0.0 .. 1.0.
         on_prompt: called with each prompt's figures so far, whenever it was measured.
-        on_part: called behind each prompt with the result so far, for who keeps it on disk.
+        on_part: called after each prompt with the result so far, for callers that keep it on disk.
 
     Raises:
         ArgumentError: the prompts file is malformed, or a prompt does not fit.
@@ -136,8 +138,10 @@ def _setup(
     streaming: machine.Streaming | None,
 ) -> Setup:
     files = {"target": machine.describe_file(model.path)}
-    if (file := draft_file(draft)) is not None:
-        files["draft"] = machine.describe_file(file)
+    is_auto = draft == AUTO
+    file = spec.draft_path if is_auto else draft_file(draft)
+    if file is not None and Path(file).is_file():
+        files["draft"] = machine.describe_file(Path(file))
     n_bytes, basis = weight_bytes(model)
     return Setup(
         target=model.description,
@@ -150,13 +154,17 @@ def _setup(
         streaming=streaming,
         placement=model.placement,
         draft_placement=spec.draft_placement,
+        is_auto=is_auto,
         provenance={
             "versions": machine.versions(),
             "machine": machine.describe_machine(),
             "command": config.command,
             "files": files,
         },
-        notes=_objects(config),
+        notes=(
+            *_objects(config),
+            *((spec.draft_note,) if is_auto and spec.draft_note else ()),
+        ),
     )
 
 
@@ -301,13 +309,13 @@ class _Measurement:
         return gaps[fork.position] if fork.position < len(gaps) else None
 
     def part(self, setups: Sequence[Setup]) -> BenchResult:
-        """What there would be if it ended here."""
+        """The result if it ended here."""
         whole = self.result(setups)
         others = tuple(replace(one, is_interrupted=True) for one in whole.others)
         return replace(whole, is_interrupted=True, others=others)
 
     def result(self, setups: Sequence[Setup]) -> BenchResult:
-        """What there is."""
+        """The result so far."""
         by_setup = [
             BenchResult(
                 config=self.config,

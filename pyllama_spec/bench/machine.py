@@ -1,4 +1,4 @@
-"""Where a measurement was taken: versions, machine, files, load, and how fast memory streams."""
+"""The facts of a measurement: versions, machine, files, load, and memory bandwidth."""
 
 from __future__ import annotations
 

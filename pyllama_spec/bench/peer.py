@@ -32,7 +32,7 @@ class PeerRun:
     """One answer of a peer.
 
     Attributes:
-        text: what it said.
+        text: its text.
         n_tokens, seconds: whose ratio is its speed. From its own timings: the tokens after the
             first one and the time for them, as this package counts. From the clock: all tokens, and
             the time of the request with its prompt.

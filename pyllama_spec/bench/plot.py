@@ -17,7 +17,7 @@ _BLUE, _ORANGE, _GREY = "#4477aa", "#ee7733", "#999999"
 
 
 def check_plot(path: str | os.PathLike[str]) -> None:
-    """Refuses, before a long run, what could not be drawn after it.
+    """Refuses, before a long run, a plot that could not be drawn after it.
 
     Raises:
         ArgumentError: the file's name has no ending that can be drawn, or its folder is missing.

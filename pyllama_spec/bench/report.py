@@ -140,7 +140,7 @@ def _time(totals: Totals) -> dict[str, float]:
 
 
 def _transfers(totals: Totals) -> dict[str, float] | None:
-    """What went between the host and devices in a round; None without rounds."""
+    """The transfers between the host and devices in a round; None without rounds."""
     if not totals.rounds:
         return None
     counts = totals.transfers._asdict()
@@ -207,7 +207,7 @@ def peer_tps(answers: Iterable[PeerRun]) -> float | None:
 
 
 def state_of(runs: Sequence[Run]) -> str:
-    """What became of the drafter in the repeats of a prompt: the first that fits any of them."""
+    """The state of the drafter in the repeats of a prompt: the first that fits any of them."""
     states = {run.state for run in runs}
     return next((one for one in ("disabled", "used", "idle") if one in states), "none")
 
@@ -258,7 +258,7 @@ def is_busy(result: BenchResult) -> bool:
 
 
 def notes(result: BenchResult) -> list[str]:
-    """What a reader should know before the figures."""
+    """Remarks that a reader needs before the figures."""
     out = list(result.setup.notes)
     if result.is_synthetic:
         chances = ", ".join(f"{p:g}" for p in result.config.synthetic_acceptance)

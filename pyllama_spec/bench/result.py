@@ -1,4 +1,4 @@
-"""What a benchmark gives."""
+"""The result of a benchmark."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from pyllama_spec.bench.machine import Streaming
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How the benchmark ran, beside what was asked for.
+    """How the benchmark ran, in addition to its configuration.
 
     Attributes:
         target: the engine's description of the target.
         drafter: its name.
+        is_auto: whether "auto" chose it.
         n_ctx, n_threads: of both contexts.
         max_draft: the most tokens that a round drafts.
         weight_bytes: of weights that a plain token reads.
@@ -42,6 +43,14 @@ class Setup:
     notes: tuple[str, ...] = ()
     placement: dict[str, int] = field(default_factory=dict)
     draft_placement: dict[str, int] | None = None
+    is_auto: bool = False
+
+    @property
+    def label(self) -> str:
+        """What tables call the draft: its file, else its name; "auto: ..." where auto chose it."""
+        files = self.provenance.get("files", {})
+        name = str(files["draft"]["name"]) if "draft" in files else self.drafter
+        return f"auto: {name}" if self.is_auto else name
 
     @property
     def weights_fit_cache(self) -> bool:

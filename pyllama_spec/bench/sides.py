@@ -126,6 +126,19 @@ class Side(Closeable):
             placement = self._drafter.describe().get("placement")
         return placement
 
+    @property
+    def draft_path(self) -> str | None:
+        """The draft's own file; None for a head in the target's file, and for what is no model."""
+        if self._drafter is None or self._drafter.wants_head:
+            return None
+        path: str | None = self._drafter.describe().get("path")
+        return path
+
+    @property
+    def draft_note(self) -> str:
+        """What the drafter remarks on itself, such as why auto chose it; "" for nothing."""
+        return "" if self._drafter is None else self._drafter.note
+
     def run(self, prompt: Sequence[int], n_tokens: int, observe: RowObserver | None = None) -> Run:
         """Generates once, from an empty memory: nothing of an earlier prompt is reused.
 

@@ -80,10 +80,10 @@ class SyntheticDrafter(Drafter):
         ids: list[int] = []
         is_right = True
         for i, token in enumerate(coming):
-            # Behind the first wrong token nothing is reached, so nothing matters.
+            # After the first wrong token nothing is reached, so nothing matters.
             is_right = is_right and self._random.random() < self._probabilities[i]
             ids.append(token if is_right else (token + 1) % self._n_vocab)
-        # Behind the answer's end token: rows that a real draft has there too.
+        # After the answer's end token: rows that a real draft has there too.
         ids += [request.tokens[-1]] * (n - len(ids))
         return Draft(ids)
 

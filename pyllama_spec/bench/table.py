@@ -39,9 +39,8 @@ def _compared(result: BenchResult) -> list[str]:
     rows = []
     for one in (result, *result.others):
         both, around = one.comparison, one.speedups
-        files = one.setup.provenance.get("files", {})
         rows.append([
-            str(files["draft"]["name"]) if "draft" in files else one.setup.drafter,
+            one.setup.label,
             _number(both.speedup, 2),
             _NOTHING if around is None else f"({around.low:.2f} .. {around.high:.2f})",
             _number(both.end_to_end_speedup, 2), _number(both.spec.acceptance_rate, 2),
@@ -61,8 +60,9 @@ def _head(result: BenchResult) -> list[str]:
     load = result.span.get("load_average_start"), result.span.get("load_average_end")
     loads = " and ".join(_NOTHING if one is None else f"{one[0]:.2f}" for one in load)
     lines = [f"NOTE: {note}" for note in notes(result)]
+    drafter = setup.drafter + " (chosen by auto)" * setup.is_auto
     lines += [
-        f"{names} ({setup.target}), drafter {setup.drafter}, at most {setup.max_draft} per round",
+        f"{names} ({setup.target}), drafter {drafter}, at most {setup.max_draft} per round",
         f"{len(result.prompts)} prompts x {config.repeats} repeats of {config.n_tokens} tokens, "
         + how,
         f"{setup.n_threads} threads; load average {loads} at start and end",
@@ -84,7 +84,7 @@ def _prompts(result: BenchResult) -> list[str]:
         ]
     )  # fmt: skip
     head = [
-        "prompt", "category", "plain", "spec", "speed-up", "min..max", "accepted", "a round",
+        "prompt", "category", "plain", "draft", "speed-up", "min..max", "accepted", "a round",
         "same", *(["peer"] if with_peer else []),
     ]  # fmt: skip
     mark = ["SYNTHETIC ACCEPTANCE"] if result.is_synthetic else []
@@ -131,7 +131,7 @@ def _figures(both: Comparison, speedups: Spread | None) -> list[str]:
 def _categories(result: BenchResult) -> list[str]:
     if len(result.categories) < 2:
         return []
-    head = ["category", "plain", "spec", "speed-up", "accepted", "per round"]
+    head = ["category", "plain", "draft", "speed-up", "accepted", "per round"]
     rows = [
         [
             name, _number(one.plain.tps, 1), _number(one.spec.tps, 1), _number(one.speedup, 2),
@@ -184,12 +184,12 @@ def _time(result: BenchResult) -> list[str]:
             _number(totals.prompt_s, 2),
             _number(ratio(totals.cpu_s, totals.prompt_s + totals.decode_s), 2),
         ]
-        for name, totals in (("plain", both.plain), ("spec", both.spec))
+        for name, totals in (("plain", both.plain), ("with draft", both.spec))
     ]  # fmt: skip
     return [
         *_aligned([head, *rows]),
         "processors: processor time of all threads over time by the clock",
-        f"prompts, spec over plain: {_number(both.prompt_cost, 3)}",
+        f"prompts with the draft: {_number(both.prompt_cost, 3)} of plain decoding's time",
     ]
 
 
@@ -208,7 +208,7 @@ def _transfers(result: BenchResult) -> list[str]:
         "graphs",
     ]
     rows = []
-    for name, totals in (("plain", both.plain), ("spec", both.spec)):
+    for name, totals in (("plain", both.plain), ("with draft", both.spec)):
         transfers, n = totals.transfers, totals.rounds
         sizes = (transfers.bytes_to_device, transfers.bytes_to_host, transfers.bytes_between)
         copies = transfers.copies_to_device + transfers.copies_to_host + transfers.copies_between

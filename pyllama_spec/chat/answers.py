@@ -1,7 +1,7 @@
 """Answers taken apart: the text for the user, the thought before it, and calls of tools.
 
-Nothing of an answer is lost: what no parser takes is text for the user. While an answer is being
-written its reader says only what stays true, whatever follows; so what a stream has shown is a
+Nothing of an answer is lost: text that no parser takes is for the user. While an answer is being
+generated its reader emits only what later tokens cannot change; so a stream's output is a
 beginning of the whole answer.
 """
 
@@ -20,7 +20,7 @@ from pyllama_spec.engine import ChatSession, Vocab
 from pyllama_spec.engine.chat import ends_in_thought
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 
-# How far behind what is understood an unfinished call is looked for, in characters: the end of the
+# How far after the parsed part an unfinished call is searched, in characters: the end of the
 # call before it is shorter.
 _MAX_CLOSING = 64
 # What is before the arguments of a call in the form of grammar_rules.named_calls().
@@ -55,7 +55,7 @@ class Call(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """What an answer says, once it is taken apart.
+    """An answer, taken apart.
 
     Attributes:
         content: the text for the user.
@@ -89,7 +89,7 @@ class AnswerReader(Protocol):
         """Control tokens whose names it has to see in the text."""
 
     def read(self, text: str, *, has_ended: bool) -> Answer:
-        """What the answer says so far.
+        """The answer so far.
 
         Args:
             text: of the answer, with the names of the tokens that are `shown`.
@@ -116,7 +116,7 @@ class AnswerText:
         self.text = ""
 
     def read(self, reader: AnswerReader, *, has_ended: bool) -> Answer:
-        """What a reader makes of it. What it takes for text has no names of control tokens."""
+        """The reader's result. Its text has no names of control tokens."""
         answer = reader.read(self.text, has_ended=has_ended)
         for name in self._names:
             if name not in self._plain:  # else it may be the model's own text
@@ -203,7 +203,7 @@ class EngineReader:
         return Answer() if parsed is None else parsed.answer
 
     def _parse(self, text: str) -> _Parsed | None:
-        """What the engine reads in a text; None where it is not in the template's form."""
+        """The engine's parse of a text; None where it is not in the template's form."""
         try:
             parsed = self._session.parse(text)
         except (UnsupportedError, ArgumentError):
@@ -252,7 +252,7 @@ class EngineReader:
         if ended is not None:
             return ended
         answer, n_told = parsed.answer, parsed.n_told
-        # A call that has begun behind all else, and is none yet, is text.
+        # A call that has begun after all else, and is none yet, is text.
         for at in range(min(n_told + _MAX_CLOSING, len(text)), n_told - 1, -1):
             clean = self._clean(text[:at])
             if clean is not None and clean.calls == answer.calls:
@@ -273,7 +273,7 @@ class EngineReader:
     def _with_sign(self, text: str) -> Answer | None:
         """The answer with what a parser holds back at the end, as a tag may begin with it.
 
-        With a character behind it that no tag has it is not held back. None where no text may
+        With a character after it that no tag has it is not held back. None where no text may
         stand at that place, such as in a call.
         """
         sign = next(char for char in ("\U0010fffd", "\U0010fffc", "\U0010fffb") if char not in text)
@@ -291,7 +291,7 @@ class EngineReader:
         return None
 
     def _with_rest(self, text: str, parsed: _Parsed) -> Answer:
-        """A whole answer; what its parser leaves out of one without text or calls is text."""
+        """A whole answer; if its parser finds neither text nor calls, all of it is text."""
         answer = parsed.answer
         if answer.content or answer.calls:
             return answer
@@ -300,7 +300,7 @@ class EngineReader:
         return self._bare(text)
 
     def _bare(self, text: str) -> Answer:
-        """The answer of a text in which its parser sees nothing."""
+        """The answer of a text in which its parser finds nothing."""
         return Answer(self._untagged(text) if text.strip() else text)
 
     def _untagged(self, text: str) -> str:
@@ -312,7 +312,7 @@ class EngineReader:
 
 
 def _thoughts(session: ChatSession) -> dict[str, Any]:
-    """What keeps a grammar that waits asleep while the model thinks."""
+    """The condition that keeps a lazy grammar inactive while the model thinks."""
     tags = session.thought_tags
     if not tags:
         return {}
@@ -356,7 +356,7 @@ class AnyReader:
         try:
             _, end = json.JSONDecoder().raw_decode(arguments)
         except (ValueError, RecursionError):
-            end = len(arguments)  # they go on
+            end = len(arguments)  # they continue
         return Answer(calls=[Call(json.loads(head[1]), arguments[:end])])
 
 
@@ -367,7 +367,7 @@ def _rules_of(tool: Mapping[str, Any]) -> str:
 
 
 class ContinuedReader:
-    """Answers that go on with a message: what is behind it.
+    """Answers that continue a message: the part after it.
 
     Args:
         reader: reads the whole message.

@@ -1,4 +1,4 @@
-"""Going on with an assistant's message: the prompt ends within it, and the answer goes on there."""
+"""Continuing an assistant's message: the prompt ends within it, and the answer continues there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOT_SHOWN = (
 
 
 def field_to_continue(messages: Sequence[Message], which: bool | str) -> str:
-    """What of the last message goes on: "content" or "reasoning_content".
+    """What of the last message continues: "content" or "reasoning_content".
 
     Args:
         messages: of the chat.
@@ -60,13 +60,13 @@ def render_continued(
 ) -> RenderedChat:
     """A chat up to the end of its last message's text.
 
-    The template writes the message as it writes any other, with a mark behind the text, and the
-    chat ends before the mark. Where a template does not show the mark the text goes behind the
+    The template writes the message as it writes any other, with a mark after the text, and the
+    chat ends before the mark. Where a template does not show the mark the text goes after the
     beginning of an answer.
 
     Args:
         template: of the model.
-        messages: of the chat; the last one goes on.
+        messages: of the chat; the last one continues.
         name: see field_to_continue().
         tools: shown to the template.
         variables: of the template.
@@ -98,7 +98,7 @@ def check_continued(prompt: str, messages: Sequence[Message], name: str) -> None
     """Looks at a chat that the engine has rendered up to the last message's end.
 
     Raises:
-        UnsupportedError: it does not end with the text that goes on.
+        UnsupportedError: it does not end with the text that continues.
 
     """
     text = str(check_messages(messages)[-1][name])

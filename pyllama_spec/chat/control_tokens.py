@@ -32,7 +32,7 @@ def tokenize_chat(vocab: Vocab, text: str, caller: PromptProvenance) -> list[int
     Args:
         vocab: of the model.
         text: the chat.
-        caller: what is known of the caller's text in it.
+        caller: the known places of the caller's text in it.
 
     """
     # What Vocab does with lone surrogates, done before names are looked for: "?" may be in one.
@@ -72,7 +72,7 @@ class _Tokenizer:
         return tokens + (self.run(at, end) if end > at else [])
 
     def warn_of_lost(self, tokens: Sequence[int]) -> None:
-        """Says where control tokens that the template itself may have written are text."""
+        """Warns where control tokens that the template may have written itself are read as text."""
         if self._caller.located != "nothing":
             return
         names, blank_names = self._control_names

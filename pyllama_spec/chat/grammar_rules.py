@@ -1,4 +1,4 @@
-"""Grammars of calls: the engine's own, mended, and several of them as alternatives of one."""
+"""Grammars of calls: the engine's own, corrected, and several of them as alternatives of one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 # The engine's own grammar of several calls, of templates in the way of Hermes and Qwen: it repeats
 # what may be empty, which is left recursion, and which the engine's own sampler refuses.
 _NULLABLE_LOOP = re.compile(r"\((\S+)\? space\)\+")
-# What the engine lets a model say before a call that it has to make. A small one would say it to
+# The text that the engine allows before a forced call. A small model would generate it to
 # the end of the answer; OpenAI's answers have none, and llama-cpp-python's neither.
 _TEXT_BEFORE_CALL = re.compile(
     r"^(root ::= .*?)\buntil-\d+\?? (?:space )?(?=tool-call)", re.MULTILINE
 )
-# White space inside of a call's JSON, which a small model would go on with as well: a blank at
+# White space inside of a call's JSON, which a small model would repeat without end: a blank at
 # most, as in constraints.py. What lies between the tags of a call stays the template's.
 _JSON_SPACE = re.compile(r'(?<="[{\[:,]" )space\b|\bspace(?= "[}\]:,]")')
 # The engine's grammars of calls in tags of their own take several, also where one was asked for.
@@ -67,7 +67,7 @@ def unfenced(rules: str) -> str:
 
 
 def after(text: str, rules: str) -> str:
-    """The same rules behind a text that stands there already."""
+    """The same rules after a text that is there already."""
     return f"root ::= {json.dumps(text, ensure_ascii=False)} after-root\n{renamed(rules, 'after-')}"
 
 

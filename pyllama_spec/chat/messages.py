@@ -50,7 +50,7 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
 def render_messages(
     messages: list[dict[str, Any]], render: Callable[[list[dict[str, Any]]], T]
 ) -> tuple[T, list[dict[str, Any]]]:
-    """What a template makes of messages, and the messages that it read.
+    """A template's output for messages, and the messages that it read.
 
     A call of tools has no content, which a template that knows no tools puts into its text: where
     it fails on that, it gets "" instead. So the answers of create_chat_completion() can be given

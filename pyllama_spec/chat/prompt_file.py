@@ -1,4 +1,4 @@
-"""Files of prompts, one per line: what `bench` measures on, and what `train` writes answers to.
+"""Files of prompts, one per line: for `bench`, and for the answers that `train` learns from.
 
 {"id": "a", "category": "b", "messages": [{"role": "user", "content": "Hi"}]}
 {"id": "c", "category": "b", "prompt": "Once upon"}
@@ -31,7 +31,7 @@ class Prompt:
         id: unique in its file; the number of its line where it has none.
         category: prompts of one are summed up together; "" where the line has none.
         messages: of a chat; () where the line has a prompt.
-        text: to go on with; "" where the line has messages.
+        text: to continue; "" where the line has messages.
         tools: descriptions of functions that a chat may call; () where the line has none.
 
     """

@@ -5,8 +5,8 @@ given, and look for words in it. So the chat is rendered once more with stand-in
 of the caller is exchanged for a private-use one that neither the caller nor the template nor the
 text contains. The lengths stay, and whatever the template does, a stand-in in its output came from
 the caller. If the output, with the characters put back, is the chat as it was, every one of them is
-located. A template that treats some characters in a way of its own gives something else; then fewer
-are exchanged (SUBSTITUTIONS), and at last it is known that nothing is known.
+located. A template that treats some characters specially gives other output; then fewer
+are exchanged (SUBSTITUTIONS), and in the end `located` is "nothing".
 
 Names of control tokens have signs in them ("<|im_end|>", "[INST]"): to exchange the signs alone is
 enough to tell a forged name from one that the template wrote.
@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 # What is known of the caller's text in a rendered chat: every stretch of it; those of messages, and
 # the signs of all else; signs, or all but what the template looks for in texts; nothing.
 Located = Literal["all", "messages", "signs", "nothing"]
-# Who renders a chat: jinja2 here, or the engine, which gives the template the arguments of past
+# The renderer of a chat: jinja2 here, or the engine, which gives the template the arguments of past
 # calls as values or as the text that they are.
 Form = Literal["jinja2", "values", "text"]
 Span = tuple[int, int]
@@ -59,7 +59,7 @@ class Substitution(NamedTuple):
 
 
 _SIGNS = Substitution("signs", signs_only=True, has_marks=False, keeps_lookups=False)
-# From the one that tells most to the one that changes least.
+# From the one that locates most to the one that changes least.
 SUBSTITUTIONS = (
     Substitution("all", signs_only=False, has_marks=False, keeps_lookups=False),
     Substitution("messages", signs_only=True, has_marks=True, keeps_lookups=False),
@@ -101,7 +101,7 @@ def is_sign(char: str) -> bool:
 
 
 class _Alphabet(dict[int, int]):
-    """What stands for each character, for str.translate(): made when it is needed.
+    """The stand-in of each character, for str.translate(): made on demand.
 
     Args:
         stand_in_of: of a character.
@@ -198,7 +198,7 @@ class StandIns:
     ) -> None:
         self._words, self._form = words, form
         self._lookups = lookups if substitution.keeps_lookups else ()
-        # Of its own: alphabets that called a method of this object would make a circle with it.
+        # Of its own: alphabets that called a method of this object would form a cycle with it.
         stand_ins = _OneForEach(taken, letter)
         self._stand_ins_by_char = stand_ins.by_char
         keeps = form != "jinja2"

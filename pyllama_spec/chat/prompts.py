@@ -1,4 +1,4 @@
-"""What a caller gives, checked and brought to the form that the rest works with."""
+"""Checks a caller's prompt and brings it to one form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONG_TEXT = 1 << 16
 
 
 def check_fits(vocab: Vocab, text: object, n_ctx: int) -> None:
-    """Refuses a text that is too long by its bytes alone, before seconds go into its tokens.
+    """Refuses a text that is too long by its bytes alone, before seconds of tokenizing.
 
     Args:
         vocab: of the model.
@@ -28,7 +28,7 @@ def check_fits(vocab: Vocab, text: object, n_ctx: int) -> None:
     """
     if not isinstance(text, (str, bytes)) or len(text) < LONG_TEXT:
         return
-    # One more: what stands around a text may lose a token of it.
+    # One more: the prefix may merge with one of its tokens.
     n = vocab.fewest_tokens(text) - 1
     if n >= n_ctx:
         raise prompt_too_long(n, n_ctx, " (at least so many by its bytes: it was not tokenized)")
@@ -72,8 +72,8 @@ def fim_tokens(vocab: Vocab, prompt: object, suffix: object, *, is_spm: bool = F
 
     Args:
         vocab: of the model.
-        prompt: what stands before the gap.
-        suffix: what stands behind it; "" where nothing does, which needs no tokens for it.
+        prompt: the text before the gap.
+        suffix: the text after it; "" for none, which needs no tokens for it.
         is_spm: suffix, prefix, middle instead, as some models learned it.
 
     Raises:

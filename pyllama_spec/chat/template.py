@@ -68,7 +68,7 @@ class RenderedChat:
             known.
         starts_with_bos: whether the text begins with the name of the BOS token already.
         caller: what is known of the caller's text in it.
-        note: what whoever asked should know of it: tools that the template left out; "" for
+        note: a remark for the caller, such as tools that the template left out; "" for
             nothing.
 
     """
@@ -86,15 +86,15 @@ class RenderedChat:
 
     @property
     def located(self) -> Located:
-        """How much of the caller's text was found, which decides what becomes of forged names.
+        """How much of the caller's text was found, which decides how forged names are read.
 
         - "all": every stretch; one that holds a forged name is read as plain text.
         - "messages": the content of messages, and the signs of names, tools and all else.
         - "signs": signs, or all but what the template itself looks for in texts. That is enough to
           tell forged names; these alone are read as plain text.
-        - "nothing": the template does with the text what cannot be followed. A name of a control
-          token that the caller's text could have given is plain text in the whole chat, the
-          template's own too.
+        - "nothing": the template processes the text in a way that cannot be followed. A name of a
+          control token that the caller's text could have given is plain text in the whole chat,
+          the template's own too.
         """
         return self.caller.located
 
@@ -126,7 +126,7 @@ class RenderedChat:
         return RenderedChat(text, _parts(text, clipped), self.starts_with_bos, clipped, self.note)
 
     def followed_by(self, text: str) -> RenderedChat:
-        """The chat with a text of the caller's behind it."""
+        """The chat with a text of the caller's after it."""
         caller, whole = self.caller, self.text + text
         extended = replace(
             caller, spans=(*caller.spans, (len(self.text), len(whole))),
@@ -273,7 +273,7 @@ class ChatTemplate:
             messages: as check_messages() gives them.
             caller_variables: the variables of the template that come from the caller, tools too.
             run: renders this chat with other messages and variables.
-            form: who that is.
+            form: the renderer.
 
         """
         caller = self._locate(text, messages, caller_variables, run, form)
@@ -341,7 +341,7 @@ class ChatTemplate:
 
 
 def _name_of(tool: Mapping[str, Any]) -> str:
-    """What a model has to be told of a tool at least."""
+    """The facts of a tool that a model needs at least."""
     inner = tool.get("function", tool)
     return str(inner.get("name", "")) if isinstance(inner, Mapping) else ""
 

@@ -4,7 +4,7 @@ A template comes with a model's file and is a program. jinja2's sandbox keeps it
 internals, but not from running for ever or from filling the memory: `'a' * 10**9`,
 `|indent(10**9)`, `'%999999999d'`, a text that is doubled forty times, loops in loops. So the tree
 is changed before it is compiled: each round of a loop, each call, filter, sum and piece of output
-is counted here, and what would make a large text is refused before it is made.
+is counted here, and an operation that would make a large text is refused before it runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_SOURCE_CHARS = 1_000_000
 MAX_TEXT_CHARS = 1 << 25
 MAX_STEPS = 2_000_000
 MAX_SECONDS = 10.0
-# A width, an indent, a repetition: what a template may ask for in one number.
+# A width, an indent, a repetition: the largest number that a template may use for one.
 MAX_NUMBER = 10_000
 # Rounds between two looks at the clock.
 _STEPS_PER_LOOK = 64
@@ -46,7 +46,7 @@ class TemplateLimitError(UnsupportedError):
 
 
 class _Budget:
-    """What one rendering has left; its time is the thread's own."""
+    """The budget that one rendering has left; its time is the thread's processor time."""
 
     def __init__(self) -> None:
         self.steps, self.chars = MAX_STEPS, MAX_TEXT_CHARS
@@ -68,7 +68,7 @@ _BUDGET: ContextVar[_Budget | None] = ContextVar("what a rendering has left", de
 
 @contextmanager
 def limited() -> Iterator[None]:
-    """What is rendered in the block has one budget."""
+    """All renderings in the block share one budget."""
     token = _BUDGET.set(_Budget())
     try:
         yield
@@ -102,7 +102,7 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return tree
 
     def plain_tree(self, source: str) -> jinja2.nodes.Template:
-        """The template's own tree, without what is put in here."""
+        """The template's own tree, without the counters."""
         return super()._parse(source, None, None)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Chats whose answers are taken apart: what is offered, and what may be answered."""
+"""Chats whose answers are parsed: the offered tools, and the allowed answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pyllama_spec.engine import ChatParser, ChatSession, Model
 from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
 
 Tools = Sequence[Mapping[str, Any]]
-# What the engine says before the words of a template that refuses.
+# The engine's prefix of the message of a template that refuses.
 _BEFORE_REFUSAL = (
     "Unable to generate parser for this template. Automatic parser generation failed: "
 )
@@ -38,11 +38,11 @@ REASONING = ("auto", "deepseek", "none")
 
 @dataclass(frozen=True, slots=True)
 class ToolRequest:
-    """What a chat says of tools, of either age of OpenAI's API.
+    """A chat's tools, by either generation of OpenAI's API.
 
     Attributes:
         tools: descriptions; () for none.
-        choice: "auto", "none", "required", or the name of a function behind "=".
+        choice: "auto", "none", "required", or the name of a function after "=".
         is_legacy: given as functions= and function_call=.
         parallel: whether several calls may be made at once; None for what the template can.
         reasoning: one of REASONING; None for apart where there are tools.
@@ -180,7 +180,7 @@ class ToolChats:
         schema: Any = None,
         going_on: str | None = None,
     ) -> tuple[RenderedChat, AnswerReader]:
-        """The prompt of a chat, and who reads the answer.
+        """The prompt of a chat, and the reader of the answer.
 
         Args:
             messages: of the chat.
@@ -222,7 +222,7 @@ class ToolChats:
         messages: Sequence[dict[str, Any]],
         variables: Mapping[str, Any],
     ) -> ArgumentError:
-        """What is wrong, in the words of the template if it has some for it."""
+        """The error, in the template's own words if it has any."""
         others = {name: value for name, value in variables.items() if name != "tools"}
         try:
             self._template.render(messages, tools=variables["tools"], **others)
@@ -233,19 +233,19 @@ class ToolChats:
         return ArgumentError(str(error).replace(_BEFORE_REFUSAL, ""))
 
     def close(self) -> None:
-        """Lets go of the parser."""
+        """Releases the parser."""
         self._parser.close()
 
 
 @dataclass(frozen=True, slots=True)
 class _Chat:
-    """One chat, as the engine is asked for it.
+    """One chat, as a request to the engine.
 
     Attributes:
         parser: asked.
         request: of the chat.
         schema: what the content has to be, where no tool is called.
-        going_on: which part of the last message the answer goes on with; None for a new one.
+        going_on: which part of the last message the answer continues; None for a new one.
         rules: of the schemas of the tools and of the content, in place of what the engine makes.
 
     """
@@ -347,7 +347,7 @@ class _Chat:
         messages: Sequence[Mapping[str, Any]],
         values: Mapping[str, Any],
     ) -> EngineReader:
-        """Who reads the answer to what `session` asks."""
+        """The reader of the answer to `session`."""
         request = self.request
         single = request.parallel is False or bool(request.forced and not request.parallel)
         at_once = request.wants_call

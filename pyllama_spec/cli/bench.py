@@ -26,6 +26,7 @@ from pyllama_spec.terminal import ProgressBar, fitted
 if TYPE_CHECKING:
     from pyllama_spec.bench.figures import PromptResult
     from pyllama_spec.bench.result import BenchResult
+    from pyllama_spec.bench.sides import Run
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _EXIT_OK, _EXIT_FAILURE, _EXIT_INTERRUPTED = 0, 1, 130
@@ -142,9 +143,13 @@ def run_bench(args: argparse.Namespace) -> int:
         beside=args.beside,
         beside_python=args.beside_python,
     )
-    shown = None if sys.stderr.isatty() else _say
-    on_part = None if args.json is None else partial(_keep, args.json)
-    result = bench.run(config, ProgressBar("measuring"), shown, on_part)
+    log = None if sys.stderr.isatty() else _Log()
+    result = bench.run(
+        config,
+        ProgressBar("measuring"),
+        None if log is None else log.note,
+        None if log is None and args.json is None else partial(_keep, args.json, log),
+    )
     print("\n".join(map(_line, bench.table(result).split("\n"))), flush=True)
     if args.json is not None:
         _write(args.json, result)
@@ -165,20 +170,41 @@ def _line(text: str) -> str:
     return text if "  " in text.strip() else fitted(text, sys.stdout, 2)
 
 
-def _say(prompt: PromptResult) -> None:
-    """A line for where no bar is drawn, so that a log shows that it goes on."""
-    last = prompt.pairs[-1]
-    plain, spec = (
-        run.n_decoded / run.decode_s if run.decode_s else 0.0 for run in (last.plain, last.spec)
-    )
-    what = f"{prompt.id}, repeat {len(prompt.pairs)}"
-    print(f"{what}: {plain:.1f} tokens per second, {spec:.1f} with the draft", file=sys.stderr)
+class _Log:
+    """A line for each text of a prompt where no bar is drawn, so that a log shows progress."""
+
+    def __init__(self) -> None:
+        self._prompt_id = ""
+
+    def note(self, prompt: PromptResult) -> None:
+        """Notes which prompt was measured; show() follows."""
+        self._prompt_id = prompt.id
+
+    def show(self, result: BenchResult) -> None:
+        """Prints the last repeat of that prompt: plain decoding, and each draft beside it."""
+        parts: list[str] = []
+        where = self._prompt_id
+        for one in (result, *result.others):
+            prompt = next(prompt for prompt in one.prompts if prompt.id == self._prompt_id)
+            last = prompt.pairs[-1]
+            if not parts:
+                where = f"{prompt.id}, repeat {len(prompt.pairs)}"
+                parts.append(f"{_tps(last.plain):.1f} tokens per second")
+            parts.append(f"{_tps(last.spec):.1f} with {one.setup.label}")
+        print(f"{where}: {', '.join(parts)}", file=sys.stderr)
 
 
-def _keep(path: Path, result: BenchResult) -> None:
-    """Writes what there is so far. What cannot be written now is not worth ending the run."""
-    with contextlib.suppress(PyllamaSpecError):
-        _write(path, result)
+def _tps(run: Run) -> float:
+    return run.n_decoded / run.decode_s if run.decode_s else 0.0
+
+
+def _keep(path: Path | None, log: _Log | None, result: BenchResult) -> None:
+    """Shows and writes the figures so far. A failed write is not worth ending the run."""
+    if log is not None:
+        log.show(result)
+    if path is not None:
+        with contextlib.suppress(PyllamaSpecError):
+            _write(path, result)
 
 
 def _write(path: Path, result: BenchResult) -> None:

@@ -41,7 +41,7 @@ from pyllama_spec.terminal import dim
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-# An answer ends by itself; this is for a model that does not.
+# The limit for a model whose answers do not end.
 _MAX_TOKENS = 1024
 _HELP = """\
 /help              this text
@@ -148,7 +148,7 @@ class Switch(Controller):
 
 
 class _Chat:
-    """The conversation, and what the commands do to it."""
+    """The conversation, and its commands."""
 
     def __init__(self, llama: Llama, args: argparse.Namespace, switch: Switch | None) -> None:
         self._llama, self._options, self._switch = llama, request_options(args), switch
@@ -164,7 +164,7 @@ class _Chat:
         }
 
     def take(self, text: str) -> bool:
-        """Answers a message, or does what a command says; False to leave."""
+        """Answers a message, or executes a command; False to leave."""
         name, _, rest = text.strip().partition(" ")
         if name in ("/quit", "/exit"):
             return False
@@ -195,7 +195,7 @@ class _Chat:
         except PyllamaSpecError as error:
             print(f"\n{error}\nThe conversation stands; /reset begins anew.", file=sys.stderr)
         if generation is None or not generation.record.text:
-            # A message without an answer would stand before the next one.
+            # A message without an answer would precede the next one.
             self._turns.pop()
             return
         print_notes(end_lines(generation, self._options["max_tokens"]))
@@ -233,6 +233,6 @@ class _Chat:
             path = Path(text).expanduser()
             path.write_text(json.dumps(chat, ensure_ascii=False) + "\n", encoding="utf-8")
             print(f"{path}: {len(chat['messages'])} messages")
-        except (OSError, RuntimeError) as error:  # the second where nobody's home is known
+        except (OSError, RuntimeError) as error:  # the second where no home folder is known
             reason = getattr(error, "strerror", None) or error
             print(f"{text} cannot be written: {reason}")

@@ -43,7 +43,7 @@ def add_convert(commands: _Commands) -> None:
 
 
 def run_convert(args: argparse.Namespace) -> int:
-    """Converts, and says in a line what came out; notes go to stderr."""
+    """Converts, and prints the result in a line; notes go to stderr."""
     report = convert_draft(
         args.draft,
         args.target,

@@ -1,4 +1,4 @@
-"""The options that say what is computed where."""
+"""The options for devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 class _Servers(argparse.Action):
-    """Servers are given to be used: with them -ngl is -1 unless it says something else."""
+    """With servers -ngl is -1 by default, since they are given to be used."""
 
     def __call__(
         self,
@@ -61,7 +61,7 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_context_options(parser: argparse.ArgumentParser) -> None:
-    """Adds what of a context is computed on the devices of its layers."""
+    """Adds the options for the parts of a context on the devices of its layers."""
     parser.add_argument(
         "--offload-kqv", action=argparse.BooleanOptionalAction, default=True,
         help="keep the KV cache with its layers, or in the host's memory [with them]",

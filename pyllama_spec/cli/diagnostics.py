@@ -1,4 +1,4 @@
-"""What this build is, what it runs on, and what a verify batch costs there."""
+"""Facts of this build and machine, and the cost of a verify batch there."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from pyllama_spec.speculative.controller.base import ControllerLimits
 from pyllama_spec.speculative.row_timing import in_order, measure_rows
 
 MAX_ROWS = 16
-# Together with what opens them less than a minute.
+# With the time for opening, less than a minute.
 VERIFY_S, DRAFT_S = 40.0, 10.0
 _N_PREFIX = 128
 
@@ -131,9 +131,9 @@ def measure_verify_cost(
     budget_s: float | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> list[VerifyCost]:
-    """Times decodes of 1 .. max_rows rows after a short prefix, taking turns.
+    """Times decodes of 1 .. max_rows rows after a short prefix, interleaved.
 
-    A wider batch takes no less than a narrower one: where it seemed to, something else disturbed
+    A wider batch takes no less than a narrower one: where it seems to, another program disturbed
     the narrower one, and the time of the wider counts for both.
 
     Args:
@@ -183,7 +183,7 @@ def measure_verify_cost(
 
 
 def _costs(passes: list[dict[int, float]], max_rows: int, share: float) -> list[VerifyCost]:
-    """Medians of passes behind the first; of all where there was no time for a whole one."""
+    """Medians of passes after the first; of all where there was no time for a whole one."""
     is_any_whole = any(len(one) == max_rows for one in passes[1:])
     counted = [_as_widths_grow(one) for one in passes[is_any_whole:] if one]
     by_rows = {n: [one for one in counted if n in one] for one in counted for n in one}

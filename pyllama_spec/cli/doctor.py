@@ -26,6 +26,7 @@ from pyllama_spec.terminal import ProgressBar, fitted
 
 # Of a calm machine it is 0.9 and more: threads that wait for each other poll.
 _BUSY = 0.75
+_INSTEAD = "give a draft's file, or leave -d out to measure the target alone"
 
 
 def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -86,15 +87,15 @@ def _run_doctor(args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Opens the model and its draft, and adds what is measured of them."""
+    """Opens the model and its draft, and adds their measurements."""
     with ExitStack() as opened:
         drafter = None
         draft = None if args.draft is None else own_draft(args.draft)
         if draft is not None:
-            # What is wrong with a draft is said before the target is loaded.
+            # Faults of the draft are reported before the target is loaded.
             own = isinstance(draft, Drafter)  # opened already: no option is for it
             options = DraftOptions() if own else _draft_options(args)
-            drafter = open_before(draft, args.model, options)
+            drafter = open_before(draft, args.model, options, _INSTEAD)
             if drafter is not None:
                 opened.callback(drafter.close)
         bar = ProgressBar("loading the model")
@@ -149,9 +150,9 @@ def _on_servers(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _measured_draft(args: argparse.Namespace, model: Model, drafter: Drafter) -> dict[str, Any]:
-    """What is measured of a draft, under its name in the result; nothing where there is no model.
+    """The measurements of a draft, as a part of the result; {} where there is no model.
 
-    The draft alone: a copy, which stands beside it in a generation, costs nothing.
+    The draft alone: the copies that a generation adds cost nothing.
     """
     if not drafter.wants_head and "path" not in drafter.describe():
         if not args.json:
@@ -178,7 +179,7 @@ def _no_model(draft: object, drafter: Drafter) -> str:
 
 
 def _field(name: str, text: object) -> None:
-    """A line, or some where the terminal is narrower."""
+    """A line, or several where the terminal is narrow."""
     print(fitted(f"{name:<13} {text}", sys.stdout, 14), flush=True)
 
 
@@ -188,7 +189,7 @@ def _print_system(result: dict[str, Any]) -> None:
     kernels = ", ".join(f"{kind} {name}" for kind, name in result["row_kernels"].items())
     _field("row kernels", kernels or "none: n rows cost nearly n times as much as one")
     backends = result["backends"].items()
-    # Of servers none is looked for.
+    # Servers are not searched for.
     lines = (name if n or name == "RPC" else f"{name} (finds no device)" for name, n in backends)
     _field("backends", ", ".join(lines))
     for device in result["devices"]:
@@ -226,21 +227,25 @@ def _passes(cost: dict[str, Any]) -> str:
 
 
 def _print_trust(costs: list[dict[str, Any]], n_asked: int, repeats: int) -> None:
-    """What a reader should know of the figures."""
+    """Prints remarks on the trust in the figures."""
     n_passes = min(cost["n_passes"] for cost in costs)
     if len(costs) < n_asked or n_passes < repeats:
-        print(
-            f"\nThere was time for {len(costs)} of {n_asked} widths and {n_passes} of {repeats} "
-            f"passes: doctor measures\nverify batches for {diagnostics.VERIFY_S:.0f} s at most. "
+        _paragraph(
+            f"There was time for {len(costs)} of {n_asked} widths and {n_passes} of {repeats} "
+            f"passes: doctor measures verify batches for {diagnostics.VERIFY_S:.0f} s at most. "
             "--max-rows and --repeat ask for less."
         )
     share = costs[0]["own_share"]
     if share < _BUSY:
-        print(
-            f"\nThe machine is busy with something else: {share:.0%} of the processors' time went\n"
+        _paragraph(
+            f"The machine is busy with something else: {share:.0%} of the processors' time went "
             "into this. Figures of a calm one may differ: measure again when the other programs "
-            "have\nended, or with as many threads as they leave cores (-t)."
+            "have ended, or with as many threads as they leave cores (-t)."
         )
+
+
+def _paragraph(text: str) -> None:
+    print(f"\n{fitted(text, sys.stdout, 0)}")
 
 
 def _pays(n_drafted: int, above: float) -> str:

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"pyllama-spec: {message}", file=sys.stderr)
         return EXIT_FAILURE
     except KeyboardInterrupt:
-        clear_bar()  # and the ^C that the terminal wrote behind it
+        clear_bar()  # and the ^C that the terminal wrote after it
         hint = getattr(args, "if_interrupted", "")
         print(f"pyllama-spec: interrupted{hint}", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         with contextlib.suppress(OSError):
             print(f"pyllama-spec: {_one_line(error)}", file=sys.stderr)
-        _silence(sys.stdout)  # a full disk, say: it would fail again at exit
+        _silence(sys.stdout)  # such as a full disk: it would fail again at exit
         return EXIT_FAILURE
     return code
 
@@ -84,7 +84,7 @@ def _run(argv: Sequence[str] | None, args: argparse.Namespace) -> int:
 
 
 def _open_streams() -> None:
-    """Makes stdout and stderr such that what was generated can be printed, and no less.
+    """Prepares stdout and stderr so that any generated text can be printed.
 
     What was closed before the program began is opened, or the next file would have its number and
     what is printed in C. Nobody reads an answer that goes to a closed stdout: writing there fails.
@@ -98,7 +98,7 @@ def _open_streams() -> None:
             opened = open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
             setattr(sys, name, opened)
         elif isinstance(stream, io.TextIOWrapper):
-            # A terminal of another encoding shows "?" for what it lacks; the text goes on.
+            # A terminal of another encoding shows "?" for what it lacks; the text continues.
             stream.reconfigure(errors="replace")
 
 
@@ -111,14 +111,14 @@ def _is_open(number: int) -> bool:
 
 
 def _silence(stream: TextIO) -> None:
-    """Sends what a stream still holds to nowhere, so that nothing is said at exit."""
+    """Discards a stream's buffer, so that nothing is printed at exit."""
     with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
-        # Not Python's own words, which begin with a number.
+        # Not Python's own message, which begins with a number.
         if error.filename is not None:
             return f"{error.filename}: {error.strerror}"
         return "standard output is closed" if error.errno == errno.EBADF else error.strerror

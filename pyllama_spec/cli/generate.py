@@ -31,7 +31,7 @@ from pyllama_spec.terminal import SOURCE_COLOURS, dim, fitted, has_colour, paint
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _Messages = list[dict[str, Any]]
-# Of the decodes: one now and then may be a try.
+# Of the decodes: a few may be trials.
 _SHARED = 0.25
 DEFAULTS_APART = (
     "These defaults suit a first look at a model. Llama in Python has those of llama-cpp-python: a "
@@ -60,11 +60,11 @@ def add_generate(commands: _Commands) -> None:
 def add_model_options(
     parser: argparse.ArgumentParser, instead: argparse._MutuallyExclusiveGroup | None = None
 ) -> None:
-    """Adds what says which model is opened, and how.
+    """Adds the options for the model and how it is opened.
 
     Args:
         parser: of the command.
-        instead: of what may be given in the place of a model, if anything may.
+        instead: the alternatives to a model, if there are any.
 
     """
     how: dict[str, Any] = {"type": file_name, "help": "the target's GGUF"}
@@ -128,7 +128,7 @@ def _add_draft_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Adds what says how a text is generated."""
+    """Adds the options for generating a text."""
     default = RequestOptions()
     parser.add_argument(
         "-n", "--max-tokens", type=int, default=128, help="below 1: up to the context"
@@ -298,7 +298,7 @@ def print_pieces(generation: Generation, *, silent: bool) -> None:
 
 
 def colour_lines(sources: Sequence[tuple[str, str]]) -> list[str]:
-    """What the colours of a text say, where it has any."""
+    """The legend of a text's colours, where it has any."""
     if not has_colour(sys.stdout):
         return []
     there = {who for text, who in sources if text}
@@ -327,7 +327,7 @@ def print_notes(lines: Sequence[str]) -> None:
 
 
 def state_lines(stats: SpeculationStats) -> list[str]:
-    """What became of the drafter, where it was not used."""
+    """Why the drafter was not used, where it was not."""
     if stats.state == "idle":
         return [f"{stats.drafter} was idle: {idle_in_words(stats.asked, stats.proposed)}"]
     if stats.state != "disabled":
@@ -349,7 +349,7 @@ def end_lines(generation: Generation, max_tokens: int) -> list[str]:
 
 
 def thread_lines(before: ThreadUse, context: Context) -> list[str]:
-    """Whether other programs had the cores, and what to do about it."""
+    """A remark where other programs used the cores, with the remedy."""
     n = context.thread_use.n_graphs - before.n_graphs
     n_fewer = context.thread_use.n_with_fewer - before.n_with_fewer
     if not n_fewer or n_fewer < _SHARED * n:
@@ -371,7 +371,7 @@ def _asked(stats: SpeculationStats) -> str:
 
 
 def figure_lines(stats: SpeculationStats, timing: Timing, *, has_load: bool = True) -> list[str]:
-    """How fast it was, and what the drafter gave."""
+    """The speed, and the drafter's share of it."""
     speed = (
         f"{timing.n_decoded} tokens in {timing.decode_s:.2f} s: {timing.decode_tps:.1f} tokens/s"
     )

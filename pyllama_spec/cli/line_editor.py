@@ -27,12 +27,12 @@ class LineEditor(Protocol):
         ...
 
     def close(self) -> None:
-        """Keeps the history, and drops what was typed and not read."""
+        """Saves the history, and drops unread input."""
         ...
 
 
 def open_editor(history: Path | None = None) -> LineEditor:
-    """The best editor that is here: prompt_toolkit's, readline's, or lines of a pipe.
+    """The best editor that is installed: prompt_toolkit's, readline's, or lines of a pipe.
 
     Args:
         history: where messages are kept for the next time; None for this session only.
@@ -86,7 +86,7 @@ class _Toolkit:
 
 
 class _Readline:
-    r"""The standard library's: a line that ends with \ goes on, and so does what was pasted."""
+    r"""The standard library's: a line that ends with \ continues, and so does what was pasted."""
 
     def __init__(self, history: Path | None) -> None:
         self._history = history
@@ -128,7 +128,7 @@ def _is_more_pasted() -> bool:
 
 
 def _drop_typed() -> None:
-    """Throws away what was typed and not read: a shell would run it as commands."""
+    """Discards unread input: a shell would run it as commands."""
     try:
         termios = importlib.import_module("termios")
         termios.tcflush(sys.stdin, termios.TCIFLUSH)

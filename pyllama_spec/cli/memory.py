@@ -1,4 +1,4 @@
-"""memory: stores of texts that a draft copies from; what is in them is their owner's to say."""
+"""memory: builds and edits stores of texts that a draft copies from."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add_memory(commands: _Commands) -> None:
     )
     build.add_argument("paths", type=file_name, nargs="+", metavar="PATH", help="files or folders")
     _add_model(build, is_required=True)
-    _add_size(build, "to which a new one may grow [268]")
+    _add_size(build, "to which a new one may grow [268, which is 256 MiB]")
     show = _action(actions, "show", "show what a store holds", _show)
     show.add_argument(
         "--texts", type=int, default=0, metavar="N", help="show the N newest texts too"
@@ -88,7 +88,7 @@ def _bytes(args: argparse.Namespace) -> int | None:
 
 
 def _opened(path: Path, vocab: Vocab | None = None, **options: Any) -> Store:
-    """A store that exists, and is for this vocabulary if one is given."""
+    """An existing store, checked against a vocabulary if one is given."""
     if not path.exists():
         raise ArgumentError(f"there is no draft memory {path}; `memory build` makes one")
     return Store(path, None if vocab is None else vocabulary_digest(vocab), **options)
@@ -128,17 +128,23 @@ def _show(args: argparse.Namespace) -> int:
             store = _opened(args.store, model.vocab, is_read_only=True)
             texts = store.texts()[-args.texts :][::-1] if args.texts > 0 else []
             newest = [upkeep.bytes_of(model.vocab, one).decode("utf-8", "replace") for one in texts]
+    is_later_part = upkeep.later_parts(store, texts)
     facts = _facts(store)
     if args.json:
         rows = [
-            {"text": text, "minute": one.minute, "tokens": len(one.ids), "used": one.n_used}
-            for one, text in zip(texts, newest, strict=True)
-        ]
+            {
+                "text": text, "minute": one.minute, "tokens": len(one.ids), "used": one.n_used,
+                "continues": is_later,
+            }
+            for one, text, is_later in zip(texts, newest, is_later_part, strict=True)
+        ]  # fmt: skip
         print(json.dumps({**facts, "newest": rows}))
         return 0
     _say(_summary(store))
-    for one, text in zip(texts, newest, strict=True):
-        line = " ".join(text.split())[:_SHOWN_CHARACTERS]
+    if any(is_later_part):
+        _say("a text after ... continues one that the store holds already")
+    for one, text, is_later in zip(texts, newest, is_later_part, strict=True):
+        line = "... " * is_later + " ".join(text.split())[:_SHOWN_CHARACTERS]
         _say(f"{_date(one.minute)}  {len(one.ids)} tokens, {one.n_used} used  {line}")
     return 0
 

@@ -33,7 +33,7 @@ _EPILOG = (
     "cuts them after --stop-timeout or at a second signal."
 )
 
-# Beside --config: what is said of the server, and of a model in its own lines.
+# With --config: options of the server, and options that a model's own lines set.
 _OF_SERVER = ("help", "config", "model", "quiet")
 _OF_MODELS = ("alias", "parallel", "embeddings", "pooling", "lora", "max_waiting")
 # What a file of models calls these; all others have Llama()'s names here too.
@@ -56,6 +56,8 @@ FLAGS = {
     "embedding=True": "--embeddings", "n_ctx": "--n-ctx", "max_waiting": "--max-waiting",
     "pooling_type": "--pooling",
 }  # fmt: skip
+# With --config keywords are keys of the file.
+_KEYS = {"embedding=True": '"embedding = true" in --config'}
 
 
 def add_serve(commands: _Commands) -> None:
@@ -221,7 +223,7 @@ def _serve_several(
 
 @contextlib.contextmanager
 def _prefixes(args: argparse.Namespace) -> Iterator[PrefixFolder | None]:
-    """Where what was read is kept; what is to be written is written at the end."""
+    """The folder of kept states; pending writes are finished at the end."""
     if args.cache_dir is None:
         yield None
         return
@@ -258,7 +260,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         has_metrics=args.metrics,
         logs_clients=args.log_clients,
         logs_checks=args.log_checks,
-        flags=FLAGS if args.config is None else {},
+        flags=FLAGS if args.config is None else _KEYS,
     )
 
 

@@ -234,7 +234,7 @@ def _bytes_of(max_disk: float) -> int:
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
-    """What all kinds are told: fields of RunConfig, but for head and fit."""
+    """The options of all kinds: fields of RunConfig, except head and fit."""
     fields: dict[str, Any] = {} if args.type is None else {"export_type": args.type}
     n_tokens = {} if args.tokens is None else {"n_tokens": args.tokens}
     if args.from_use is not None:

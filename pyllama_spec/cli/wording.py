@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from pyllama_spec.engine.checks import meant
 from pyllama_spec.terminal import dim, fitted
 
-# Python's names that are not those of an option; of several the command has one.
+# Python's names that differ from the option's; of several the command has one.
 _OPTIONS = {
     "temperature": "--temp", "n_threads": "--threads", "model_path": "--model",
     "repeats": "--repeat", "n_tokens": "--tokens --max-tokens", "n_parallel": "--parallel",
@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> argparse.Namespace:
-        """As argparse's; an unknown option is the command's fault, and has a guess beside it."""
+        """As argparse's; an unknown option is reported by the command, with a suggestion."""
         parsed: argparse.Namespace
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
         return self
 
     def error(self, message: str) -> NoReturn:
-        """What is wrong, in a line, and where all options are told: the usage alone is a screen."""
+        """The error in one line, and where the options are listed: the usage alone is a screen."""
         self.exit(2, f"{self.prog}: {message}; {self.prog} --help tells all options\n")
 
 

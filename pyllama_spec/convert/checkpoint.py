@@ -19,10 +19,10 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a folder holds.
+    """The content of a folder.
 
     Attributes:
-        folder: where it lies.
+        folder: its path.
         name: the model's, from the folder's.
         config: config.json.
         tensors: by their names in the files.

@@ -11,7 +11,7 @@ from pyllama_spec.convert.sizes import Sizes
 from pyllama_spec.errors import ConversionError
 from pyllama_spec.gguf.tensors import Ids, PlannedTensor, Rows, SourceTensor
 
-# What a checkpoint may hold and the engine computes itself, or what belongs to training: buffers of
+# Tensors that the engine computes itself, or that belong to training: buffers of
 # RoPE, and speculators' copies of the target's norm and output.
 _IGNORED = re.compile(
     r"(^|\.)rotary_emb\.(inv_freq|original_inv_freq|cos_cached|sin_cached)$|^verifier_(norm|lm_head)\.weight$"

@@ -1,4 +1,4 @@
-"""One conversion: what is the same for every kind of draft, before and after it is planned."""
+"""One conversion: the steps that every kind of draft shares, before and after its plan."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class ConversionReport:
-    """What was converted, and to what.
+    """The result of a conversion.
 
     Attributes:
         path: the GGUF.
         draft: the kind of draft, such as "EAGLE-3" or "DSpark".
-        layout: who wrote the checkpoint, as far as it tells.
+        layout: the tool that wrote the checkpoint, as far as it tells.
         target_layers: layer inputs of the target that the draft reads.
         layer_ids: how its own ids were read: "default", "input" or "output".
         n_tensors: tensors of the GGUF.
@@ -40,7 +40,7 @@ class ConversionReport:
         block_size: slots of a block, None for a draft that has none.
         type_name: type of most weights, such as "BF16".
         n_bytes: size of the GGUF.
-        notes: what was noticed on the way, one sentence each.
+        notes: remarks for the user, one sentence each.
 
     """
 
@@ -60,7 +60,7 @@ class ConversionReport:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What was asked for, checked as far as no kind of draft matters.
+    """The checked request, as far as it is the same for all kinds of draft.
 
     Attributes:
         checkpoint: the draft.
@@ -69,7 +69,7 @@ class Conversion:
         out: the GGUF to write.
         kind: type of the matrices; None keeps the checkpoint's.
         layer_ids: how the draft's layer ids count, where its files do not tell.
-        progress: is told the share that is written, 0.0 .. 1.0.
+        progress: called with the share that is written, 0.0 .. 1.0.
 
     """
 
@@ -89,7 +89,7 @@ class Draft:
     Attributes:
         arch: general.architecture.
         name: of the kind, for people.
-        layout: who wrote the checkpoint.
+        layout: the tool that wrote the checkpoint.
         keys: the architecture's, without its name in front.
         ids: which rows of the target it reads.
         target: what it was made for.
@@ -124,7 +124,7 @@ def open_conversion(
     layer_ids: Convention | None,
     progress: Progress | None,
 ) -> Conversion:
-    """Checks what was asked for and opens the checkpoint.
+    """Checks the request and opens the checkpoint.
 
     Raises:
         ConversionError: the checkpoint is missing or damaged, or the package gguf is missing.

@@ -13,7 +13,7 @@ from pyllama_spec.gguf.tensors import Ids, PlannedTensor, SourceTensor
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a draft's output knows.
+    """The vocabulary of a draft's output.
 
     Attributes:
         n_output: rows of the output.

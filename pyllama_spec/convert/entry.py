@@ -25,7 +25,7 @@ def convert_draft(
     layer_ids: Convention | None = None,
     progress: Progress | None = None,
 ) -> ConversionReport:
-    """Converts a draft; what kind it is is told from its config.json and its tensors.
+    """Converts a draft; its kind is told from its config.json and its tensors.
 
     Nothing is guessed: each tensor is used exactly once, each size comes from config.json and is
     compared with the tensors, and what can mean two things is refused.
@@ -36,7 +36,7 @@ def convert_draft(
         out_path: the GGUF to write; an old one is replaced when the new one is whole.
         kind: type of the matrices; None keeps the checkpoint's. Norms and biases are F32.
         layer_ids: how the draft's layer ids count, where its files do not tell or tell wrongly.
-        progress: is told the share that is written, 0.0 .. 1.0.
+        progress: called with the share that is written, 0.0 .. 1.0.
 
     Raises:
         ConversionError: a file is missing or damaged, the draft is of a kind that the engine does

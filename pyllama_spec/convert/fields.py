@@ -1,4 +1,4 @@
-"""Reads values of a config.json, and says which key is missing or wrong."""
+"""Reads values of a config.json; errors name the key that is missing or wrong."""
 
 from __future__ import annotations
 

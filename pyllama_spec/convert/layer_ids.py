@@ -1,4 +1,4 @@
-"""What lists of the target's layers have in common, whichever kind of draft they belong to.
+"""Lists of the target's layers, whichever kind of draft they belong to.
 
 We count *inputs*: id k is the residual stream that enters layer k, 0 .. n, and n is what leaves
 the last of n layers. Checkpoints count inputs or *outputs* (id k is what leaves block k, which is

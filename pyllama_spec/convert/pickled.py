@@ -1,4 +1,4 @@
-"""Reads what torch.save() wrote (.bin, .pt) without torch, and without running what is in it.
+"""Reads what torch.save() wrote (.bin, .pt) without torch, and without running its code.
 
 Such a file is a zip with a pickle, `data.pkl`, and the bytes of each storage, `data/KEY`. A pickle
 is a program; this reader knows the handful of names that a plain state dict needs, and refuses a

@@ -1,4 +1,4 @@
-"""RoPE: how config.json stretches positions, as GGUF keys and factor tensors.
+"""RoPE: the scaling in config.json as GGUF keys and factor tensors.
 
 The formulas are those of Hugging Face transformers' modeling_rope_utils.py, and what they become is
 what the engine computes from the keys (src/llama-context.cpp, ggml's rope_yarn):
@@ -50,7 +50,7 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """What goes into the file.
+    """RoPE's part of the file.
 
     Attributes:
         keys: without the architecture in front: a str, int or float each.

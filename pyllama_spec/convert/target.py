@@ -1,4 +1,4 @@
-"""What a draft must know of its target, from a GGUF or a folder."""
+"""The facts of a target that a draft needs, from a GGUF or a folder."""
 
 from __future__ import annotations
 

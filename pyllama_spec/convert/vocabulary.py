@@ -2,7 +2,7 @@
 
 Checkpoints hold `d2t`, an *offset* per draft id (target id = i + d2t[i]), and `t2d`, a mask over
 the target's vocabulary. GGUF holds the target ids themselves. A table that is wrong costs
-acceptance and nothing else, so nothing here is repaired that the checkpoint does not prove.
+only acceptance, so no repair is made that the checkpoint does not prove.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyllama_spec.gguf.tensors import Ids
 
 @dataclass(frozen=True, slots=True)
 class VocabularyMap:
-    """What becomes of the table.
+    """The table to write.
 
     Attributes:
         target_ids: int64 `[n_draft_vocab]`, no two alike; None where draft id i is target id i for

@@ -1,7 +1,7 @@
 """What draft="auto" means for a target: the MTP head in its file, else a draft beside it.
 
-Where there is neither, what is drafted is copied from the text. The drafter's `note` says which of
-them was taken, and why.
+Where there is neither, drafts are copied from the text. The drafter's `note` says which of
+them was chosen, and why.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pyllama_spec.gguf.reader import read_key, read_keys
 
 INSTEAD = f'give a draft\'s file, or draft="{PROMPT_LOOKUP}"'
 _ARCH, _N_HEADS = "general.architecture", ".nextn_predict_layers"
-# Of more files in one folder nobody waits for the reading.
+# The most files of a folder that are read: nobody waits for more.
 _MAX_FILES = 64
 # How files are named that hold a head alone.
 _HEAD_PREFIX = "mtp-"
@@ -51,13 +51,17 @@ def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:
         return True
     if draft != AUTO:
         return False
-    with contextlib.suppress(PyllamaSpecError):  # who loads the file says what is wrong with it
+    with contextlib.suppress(PyllamaSpecError):  # loading the file reports its faults
         return not _head_fault(Path(target))
     return False
 
 
-def check_head(target: str | os.PathLike[str]) -> None:
+def check_head(target: str | os.PathLike[str], instead: str = INSTEAD) -> None:
     """Raises unless a file's keys say that it has an MTP head to draft with. Loads nothing.
+
+    Args:
+        target: the target's file.
+        instead: what the message advises.
 
     Raises:
         ArgumentError: it has none, or one that this version does not know.
@@ -67,7 +71,7 @@ def check_head(target: str | os.PathLike[str]) -> None:
     path = Path(target)
     fault = _head_fault(path)
     if fault:
-        raise ArgumentError(f'draft="{MTP}": {path.name} {fault}; {INSTEAD}')
+        raise ArgumentError(f'draft="{MTP}": {path.name} {fault}; {instead}')
 
 
 def check_before(draft: object, target: str | os.PathLike[str]) -> None:
@@ -90,11 +94,20 @@ def check_before(draft: object, target: str | os.PathLike[str]) -> None:
 
 
 def open_before(
-    draft: object, target: str | os.PathLike[str], options: DraftOptions
+    draft: object,
+    target: str | os.PathLike[str],
+    options: DraftOptions,
+    instead: str = INSTEAD,
 ) -> Drafter | None:
     """The drafter that `draft=` means for a target that is not loaded yet; None of "auto".
 
-    A large target takes minutes to load: what is wrong with a draft should be said before.
+    A large target takes minutes to load, so a fault of the draft is reported before that.
+
+    Args:
+        draft: as of Llama.
+        target: the target's file.
+        options: of the drafter.
+        instead: what the message of a missing head advises.
 
     Raises:
         PyllamaSpecError: whatever make_drafter() and check_head() raise. Nothing stays open then.
@@ -105,7 +118,7 @@ def open_before(
     drafter = make_drafter(draft, options)
     with closed_on_failure(None if drafter is draft else drafter):
         if drafter.wants_head:
-            check_head(target)
+            check_head(target, instead)
     return drafter
 
 
@@ -146,7 +159,7 @@ def make_drafter_for(target: Model, draft: object, options: DraftOptions) -> Dra
     n_heads = target.info.n_heads
     head = "no MTP head" if not n_heads else "no MTP head that this version can draft with"
     reason = f"the file has {head}, and no draft for it lies beside it"
-    # What is said of a draft model is for none.
+    # Options of a draft model do not apply.
     plain = DraftOptions(options.max_draft, is_adaptive=options.is_adaptive, memory=options.memory)
     name = PROMPT_LOOKUP if options.memory is None else SUFFIX
     return _noted(make_drafter(name, plain), reason)
@@ -167,7 +180,7 @@ def _drafts_beside(target: Path) -> list[Path]:
                 key = read_key(path, _ARCH) if path.is_file() else None
                 arch = key.value if key is not None else b""
                 name = arch.decode("utf-8", "replace") if isinstance(arch, bytes) else ""
-                # Of other files with a target's architecture nobody reads the table.
+                # The tables of other files with a target's architecture are not read.
                 is_head = path.name.startswith(_HEAD_PREFIX) and holds_head_alone(path)
                 if is_draft(name) or is_head:
                     found.append(path)

@@ -1,4 +1,4 @@
-"""What a drafter is: it proposes tokens, and is told what became of them."""
+"""The interface of drafters: a drafter proposes tokens, and is told which were accepted."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Vote:
     weight: float
 
 
-# Given what has been drafted behind the text: what else has a say in the next token. The weights
+# Given the drafted tokens after the text: further votes on the next token. The weights
 # are those of a mixture of distributions, in which the drafter's own counts 1.
 TokenPrior = Callable[[Sequence[int]], Sequence[Vote]]
 
@@ -260,7 +260,7 @@ class Drafter(Closeable):
             raise SequenceErrors(errors, drafts)
         return [drafts[request.seq] for request in requests]
 
-    # ---- what became of it
+    # ---- the outcome
 
     def commit_one(self, done: Committed) -> None:
         """Takes what a decode settled for one sequence.
@@ -327,10 +327,10 @@ class Drafter(Closeable):
         return None
 
     def n_unread(self, seq: int) -> int:
-        """How many tokens of the sequence it will read before its next draft.
+        """How many tokens of the sequence it has to process before its next draft.
 
-        For drafters that do not read a text as they are told it: that draft takes longer, and
-        says nothing of what drafts cost.
+        For drafters that do not process a text as it is committed: that draft takes longer, and
+        its time says nothing about the cost of drafts.
         """
         return 0
 
@@ -341,7 +341,7 @@ class Drafter(Closeable):
         return n_keep
 
     def save(self, seq: int) -> bytes | None:
-        """What it knows of a sequence, for restore(); None if it is to be told again instead."""
+        """Its state of a sequence, for restore(); None if it is to be told the tokens again."""
         return None
 
     def restore(self, seq: int, data: bytes) -> int:
@@ -358,7 +358,7 @@ class Drafter(Closeable):
         return f"{name} has only {many}({what}), for several sequences: call that, with a list"
 
     def describe(self) -> dict[str, Any]:
-        """Facts for `doctor`: sizes, layers, the file; {} where there is nothing to say."""
+        """Facts for `doctor`: sizes, layers, the file; {} for none."""
         return {}
 
     def __repr__(self) -> str:

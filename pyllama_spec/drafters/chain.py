@@ -36,7 +36,7 @@ class ChainMemory(RowMemory):
         self.note_asked(len(wanted))
         for seq in wanted:
             s = self.of(seq)
-            if s.n_fed == self.n_ready(s):  # asked again: the last pair says it again
+            if s.n_fed == self.n_ready(s):  # asked again: the last pair is fed again
                 s.n_fed -= 1
         choices: dict[int, Choice] = {}
 
@@ -70,7 +70,7 @@ _Pairs = TypeVar("_Pairs", bound=Asked)
 
 @dataclass(slots=True)
 class Chain:
-    """A draft on its way: what was drafted, and what the head says next; None for nothing."""
+    """A draft in progress: the drafted tokens, and the head's next choice; None for none."""
 
     request: DraftRequest
     position: int
@@ -171,13 +171,13 @@ class ChainDrafter(ModelDrafter[_Pairs]):
         return [drafts.get(request.seq, NO_DRAFT) for request in requests]
 
     def go_on(self, going: list[Chain], errors: dict[int, Exception]) -> None:
-        """Drafts the further tokens of the chains that go on; notes what fails, by sequence."""
+        """Drafts the further tokens of the chains that continue; notes what fails, by sequence."""
         while going:
             self.step_all(going)
             going = passed(going, self.extend, errors)
 
     def extend(self, chain: Chain) -> bool:
-        """Puts the chosen token to the draft; whether another one is wanted behind it."""
+        """Appends the chosen token to the draft; returns whether another one is wanted."""
         choice = chain.choice
         if choice is None or not choice.ids:
             return False

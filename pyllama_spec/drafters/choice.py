@@ -1,4 +1,4 @@
-"""What a draft model offers for one place, and what is taken of it."""
+"""A draft model's candidates for one place, and the choice among them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyllama_spec.errors import EngineError
 
 @dataclass(slots=True)
 class Choice:
-    """What the model says of one place.
+    """The model's candidates for one place.
 
     Attributes:
         ids: the likeliest tokens, as ids of the target, likeliest first.

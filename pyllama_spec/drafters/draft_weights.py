@@ -1,4 +1,4 @@
-"""What the weights of a draft's file say of it, before anything is drafted."""
+"""What a draft's weights tell of its cost and quality, before anything is drafted."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pyllama_spec.gguf.sizes import (
     tensor_bytes,
 )
 
-# Below so many bits drafts were seen to be right less often: heads of 4 bits for a fifteenth of the
-# tokens that they are at 8.
+# Below so many bits drafts were measured to be right less often: heads of 4 bits for a fifteenth of
+# the tokens that they are at 8.
 FEW_BITS = 6
 
 
 def step_share(draft: Model, target: Model) -> float:
-    """What a token of a draft takes over a row of the target, by the weights that each reads.
+    """The cost of a drafted token over a row of the target, by the weights that each reads.
 
     Where weights are read from memory as fast as they come, that is the ratio of their times; a
-    type that is dear to unpack makes it larger.
+    type that is expensive to unpack makes it larger.
     """
     return weight_bytes(draft)[0] / max(weight_bytes(target)[0], 1)
 
 
 def head_share(head: Model, target: Model, n_choices: int | None = None) -> float:
-    """What a step of a head takes over a row of the target, by the weights that each reads.
+    """The cost of a step of a head over a row of the target, by the weights that each reads.
 
     Args:
         head: EAGLE-3, or a model with MTP heads, of which a step takes one.
@@ -73,7 +73,7 @@ def type_of_weights(model: Model) -> MainType | None:
 
 
 def note_of_few_bits(what: str, kind: str, bits: float) -> str:
-    """What a result says of a draft whose weights have few bits; "" for others.
+    """The remark in results on a draft whose weights have few bits; "" for others.
 
     Args:
         what: as in "the head".

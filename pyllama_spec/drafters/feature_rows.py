@@ -1,4 +1,4 @@
-"""Rows of the target that a drafter holds on to: the newest ones of a sequence, by position."""
+"""The target's rows that a drafter keeps: the newest ones of a sequence, by position."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FeatureRows:
         self._buffer: Rows = np.empty((16, n_features), dtype=np.float32)
 
     def append(self, position: int, features: Sequence[Rows]) -> None:
-        """Adds rows from a position on; rows that do not join on to it are forgotten.
+        """Adds rows from a position on; if they leave a gap, the earlier rows are dropped.
 
         Args:
             position: that of the first row.

@@ -1,4 +1,4 @@
-"""Drafts what a request's grammar leaves no choice about, and nothing else."""
+"""Drafts only the text that a request's grammar forces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, Draf
 
 
 class GrammarOnly(Drafter):
-    """Proposes nothing itself, and makes room for drafts: forced text is drafted with any drafter.
+    """Proposes nothing itself; with any drafter the round drafts forced text.
 
     Args:
         max_draft: the most tokens of a draft.

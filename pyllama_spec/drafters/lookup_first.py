@@ -1,11 +1,11 @@
-"""A draft model behind a lookup: where the text repeats itself, what followed needs no model.
+"""A lookup in front of a draft model: where the text repeats itself, no model is needed.
 
 A small head reads the text through one layer of attention and loses the thread of a long copy; an
-index of the text's own n-grams never does. So a text that ends as it ended before is drafted by a
-copy (suffix/), if that is more likely right than wrong, and any other by the model. Its calls are
-saved then as well: the model gets the rows of several rounds at once, when it is next asked.
+index of the text's own n-grams never does. So where the text's last tokens occurred before, the
+draft is a copy (suffix/), if that is more likely right than wrong; else the model drafts. Its calls
+are saved too: the model gets the rows of several rounds at once with its next draft.
 
-Where the model is asked, n-grams have a say too, if it listens: those of the text that are shorter
+Where the model drafts, n-grams vote too, if it takes votes: those of the text that are shorter
 than what is copied, and those of a table that was counted with the model (ngram_table.py).
 """
 
@@ -37,19 +37,19 @@ from pyllama_spec.engine.checks import count
 if TYPE_CHECKING:
     from pyllama_spec.drafters.suffix import Suffix
 
-# With fewer, chance is right as often as the model; with more, repetitions are found late.
+# With fewer, a copy is right as often as the model; with more, repetitions are found late.
 MIN_NGRAM = 5
 # How much others count where the head's distribution counts 1: the table, and what followed in the
 # text after as many tokens as the last ones. Chosen, as MIN_NGRAM was, by the tokens per round on
 # the prompts of benchmarks/dev_prompts.jsonl; a half more or less of each is worth 0.03 there.
 _TABLE_WEIGHT = 0.4
 _TEXT_WEIGHTS = {2: 0.15, 3: 0.3, 4: 0.6}
-# How far back short n-grams are looked for.
+# How far back short n-grams are searched.
 _REACH = 1 << 15
 
 
 class NgramPrior:
-    """What n-grams say of the token after a text and what has been drafted behind it.
+    """What n-grams say of the token after a text and what has been drafted after it.
 
     Args:
         read_text: gives the end of the text, [n]; called once, when a vote is first asked for.
@@ -109,7 +109,7 @@ class LookupFirst(DrafterWrapper):
         super().__init__(drafter)
         self.min_ngram = count(min_ngram, "min_ngram", 1)
         self._lookup = lookup or _copies(drafter.max_draft, self.min_ngram)
-        # Proposals that were looked up, for who asks where they come from.
+        # Proposals that were looked up, for callers that report their origin.
         self.n_lookups = 0
         # What the model guessed last of each sequence.
         self._guesses: dict[int, Sequence[int]] = {}
@@ -126,12 +126,12 @@ class LookupFirst(DrafterWrapper):
         self._lookup.attach(target)
 
     def begin_request(self, seq: int, *, remember: bool, user: str) -> None:
-        """Tells both."""
+        """Passes it on to both."""
         self._lookup.begin_request(seq, remember=remember, user=user)
         self.drafter.begin_request(seq, remember=remember, user=user)
 
     def end_request(self, seq: int) -> None:
-        """Tells both."""
+        """Passes it on to both."""
         self._lookup.end_request(seq)
         self.drafter.end_request(seq)
 
@@ -140,7 +140,7 @@ class LookupFirst(DrafterWrapper):
         self.commit((done,))
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """Tells both, and what remembers texts where the model was wrong."""
+        """Passes it on to both, and tells the draft memory where the model was wrong."""
         self._lookup.commit(done)
         for one in done if self._guesses else ():
             pairs = zip(self._guesses.pop(one.seq, ()), one.tokens, strict=False)
@@ -171,7 +171,7 @@ class LookupFirst(DrafterWrapper):
             lookups = {requests[i].seq: draft for i, draft in enumerate(drafts) if draft.ids}
             if isinstance(error, SequenceErrors):
                 raise SequenceErrors(error.errors, {**error.drafts, **lookups}) from error
-            # It knows nothing of the lookup hits, which go on.
+            # It knows nothing of the lookup hits, which continue.
             raise SequenceErrors({request.seq: error for request in asked}, lookups) from error
         for i, draft in zip(others, model_drafts, strict=True):
             drafts[i] = draft
@@ -182,19 +182,19 @@ class LookupFirst(DrafterWrapper):
         return NgramPrior(partial(self._lookup.newest, request.seq, _REACH), self.table)
 
     def truncate(self, seq: int, n_keep: int) -> None:
-        """Tells both."""
+        """Passes it on to both."""
         self._guesses.pop(seq, None)
         self._lookup.truncate(seq, n_keep)
         self.drafter.truncate(seq, n_keep)
 
     def copy(self, seq: int, to: int) -> None:
-        """Tells both."""
+        """Passes it on to both."""
         self._guesses.pop(to, None)
         self._lookup.copy(seq, to)
         self.drafter.copy(seq, to)
 
     def save(self, seq: int) -> bytes | None:
-        """What both know of a sequence; None where the model has nothing to save."""
+        """The state of both for a sequence; None where the model has nothing to save."""
         state = self.drafter.save(seq)
         if state is None:
             return None
@@ -220,7 +220,7 @@ class LookupFirst(DrafterWrapper):
         return n
 
     def describe(self) -> dict[str, Any]:
-        """The model's, and what stands beside it."""
+        """The model's facts, and the lookup's."""
         table = 0 if self.table is None else len(self.table)
         found = {**self.drafter.describe(), "lookup": self.min_ngram, "ngram_table": table}
         store = self._lookup.describe().get("store")
@@ -256,7 +256,7 @@ def _what_followed(text: npt.NDArray[np.int32], tail: Sequence[int]) -> tuple[in
     """
     if len(tail) < 2 or len(text) < 3:
         return None
-    # Where such a place ends; behind the last token of the text there is nothing yet.
+    # Where such a place ends; after the last token of the text there is nothing yet.
     ends = 1 + np.flatnonzero((text[1:-1] == tail[-1]) & (text[:-2] == tail[-2]))
     match_length = 2
     while len(ends) and match_length < min(len(tail), max(_TEXT_WEIGHTS)):

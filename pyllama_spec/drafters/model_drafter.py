@@ -38,7 +38,7 @@ class DraftMemory(Protocol):
         ...
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """Notes tokens."""
+        """Records tokens."""
         ...
 
     def n_unread(self, seq: int) -> int:
@@ -58,7 +58,7 @@ class DraftMemory(Protocol):
         ...
 
     def save(self, seq: int, fingerprint: str) -> bytes:
-        """What is known of a sequence, for restore() with the same fingerprint."""
+        """The state of a sequence, for restore() with the same fingerprint."""
         ...
 
     def restore(self, seq: int, data: bytes, fingerprint: str) -> int:
@@ -78,14 +78,14 @@ _Item = TypeVar("_Item", bound=_HasSeq)
 
 
 class ModelDrafter(Drafter, Generic[_Memory]):
-    """What drafts of every architecture share: the model, its context, what it was fed.
+    """What drafts of every architecture share: the model, its context, and the tokens it was fed.
 
     Args:
         model: the draft, or the path of its GGUF; None for the target itself, once it is known.
         name: the drafter's; it is the architecture that the draft must have, too.
         kind: what to call it, as in "an EAGLE-3 draft".
         n_ctx: rows of a sequence that it remembers; None for as many as are of use. Fewer make a
-            window: the oldest are forgotten, and it goes on.
+            window: the oldest are forgotten, and it continues.
         p_min: end a draft before a token of a lower probability.
         n_output: how many ids of the vocabulary it chooses among, those of the text always among
             them (output_part.py); 0 for all, None for a part where that was measured to be
@@ -207,7 +207,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
     @abstractmethod
     def open_memory(self, target: Context) -> _Memory:
-        """Opens the draft's context, with open_context(), and what keeps account of it."""
+        """Opens the draft's context, with open_context(), and the object that tracks it."""
 
     def open_context(
         self, target: Context, n_window: int, n_guesses: int, n_batch: int, n_outputs: int,
@@ -218,7 +218,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         Args:
             target: the target's.
             n_window: rows of a sequence that it has to hold.
-            n_guesses: and guesses of a sequence behind them.
+            n_guesses: and guesses of a sequence after them.
             n_batch: the most tokens that a decode takes.
             n_outputs: the most of them with an output.
             n_lanes: sequences of the draft for each of the target's.
@@ -269,7 +269,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             self._choose_among_all(str(error))
 
     def _count(self, done: Sequence[Committed]) -> None:
-        """Goes over to all ids where too many of a text have no slot, unless a number was given."""
+        """Switches to all ids where too many of a text have no slot, unless a number was given."""
         if self._draft_ids is None or self._n_output is not None:
             return
         for one in done:
@@ -286,7 +286,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self.add_note(f"the draft chooses among all ids: {reason}")
 
     def memory_or_fail(self) -> _Memory:
-        """What keeps account of the draft's context.
+        """The object that tracks the draft's context.
 
         Raises:
             ArgumentError: attach() was not called.
@@ -332,7 +332,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         return True
 
     def n_unread(self, seq: int) -> int:
-        """What a small model has not read yet, and the rows that wait in a paused head."""
+        """Tokens that a small model has not processed, and rows that wait in a paused head."""
         return self.memory_or_fail().n_unread(seq)
 
     def resume_at(self, seq: int, n_keep: int) -> int:
@@ -370,7 +370,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         return n
 
     def add_note(self, text: str) -> None:
-        """Has results say this too, once; "" for nothing."""
+        """Adds a remark to results, once; "" for none."""
         if text and text not in self.note:
             self.note = f"{self.note}; {text}" if self.note else text
 
@@ -434,7 +434,7 @@ def add_lookup(draft: ModelDrafter[Any], options: DraftOptions) -> Drafter:
 def passed(
     items: Sequence[_Item], can_go_on: Callable[[_Item], bool], errors: dict[int, Exception]
 ) -> list[_Item]:
-    """Those that can go on. An exception is of its sequence alone, and noted."""
+    """The ones that can continue; an exception is recorded for its sequence alone."""
     out: list[_Item] = []
     for item in items:
         try:

@@ -1,8 +1,8 @@
 """What follows the last few tokens, counted: an n-gram table beside a draft's head.
 
-A head of one layer learns slowly what a count knows at once: that "as well" goes on with "as". The
+A head of one layer learns slowly what a count knows at once: that "as" follows "as well". The
 table holds, for contexts of one to five tokens, the likeliest next one and its probability; what
-it says is one voice among others (lookup_first.py). docs/eagle3.md has the format.
+it says is one vote among others (lookup_first.py). docs/eagle3.md has the format.
 """
 
 from __future__ import annotations

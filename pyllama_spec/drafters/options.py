@@ -20,7 +20,7 @@ class DraftOptions:
         max_draft: the most tokens to draft per round; None for the kind's own number.
         p_min: end a draft before a token that the draft gives a lower probability; None for no
             such limit.
-        lookup: where the last so many tokens stood before, propose what followed there instead of
+        lookup: where the last so many tokens occurred before, propose what followed instead of
             asking the draft, if that is likely right; None for the default, 0 for never, and no
             n-grams beside it either.
         n_ctx: tokens of a sequence that the model of a draft remembers; None for as many as are of
@@ -31,8 +31,8 @@ class DraftOptions:
         rpc_servers: as of Model.
         memory: the file of a store that copies are looked up in and requests remembered; None for
             none.
-        is_adaptive: somebody ends drafts where they do not pay, so that the kind's own number may
-            be larger.
+        is_adaptive: a controller ends drafts where they do not pay, so that the kind's own number
+            may be larger.
 
     Raises:
         ArgumentError: a number is out of range, or there is a memory and no lookup to use it.

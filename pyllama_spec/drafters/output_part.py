@@ -1,14 +1,14 @@
-"""A part of the vocabulary for a draft to choose from: its last product is the dearest of it.
+"""A part of the vocabulary for a draft to choose from: its last product is its most expensive part.
 
 Rows of the output matrix for some thousand ids lie in slots beside the model. At first they are
 those of the lowest ids, which in vocabularies of merged bytes are the commonest texts, and of the
-control tokens. Every id that a text has, prompt or answer, takes a slot, in place of the one that
+control tokens. Every id that a text has, prompt or answer, takes a slot, instead of the one that
 was not seen for longest. The target verifies with its whole matrix: a token outside of the slots is
-never drafted, and comes as any rejected one does.
+never drafted, and the target's own choice supplies it.
 
-How many of its tokens come so depends on the text: of English and code with a quarter of 151,936
+How many tokens that concerns depends on the text: of English and code with a quarter of 151,936
 ids some hundredth, of Russian, Japanese and Chinese a sixth to a fifth, since the lowest ids hold
-few of theirs (benchmarks/output_acceptance.py). There the whole matrix is the cheaper one.
+few of theirs (benchmarks/output_acceptance.py). There the whole matrix is cheaper.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import Model
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
 
-# Of a smaller vocabulary a part is not worth the bookkeeping.
+# With a smaller vocabulary a part is not worth the bookkeeping.
 LEAST_VOCAB = 65536
 # One id of so many has a slot. With fewer a step is little cheaper, and more of a text has none.
 SHARE = 4
@@ -131,12 +131,12 @@ class DraftIds:
         return id_ in self._slots
 
     def count(self, chosen: Iterable[int]) -> None:
-        """Counts what the target chose, before it is seen."""
+        """Counts how many of the target's choices had a slot, before they get one."""
         for id_ in chosen:
             self.missing += ((id_ not in self._slots) - self.missing) / _N_COUNTED
 
     def see(self, ids: Iterable[int]) -> None:
-        """Lets the ids of a text have slots.
+        """Gives slots to the ids of a text.
 
         Raises:
             OSError: the file cannot be read any more.

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last time that the text ended as it ends now.
+"""Prompt lookup: what followed where the text's last tokens occurred before.
 
 The idea is that of Saxena's "prompt lookup decoding" (2023): answers repeat the prompt and
 themselves. Here every n-gram of the committed tokens is indexed when its token is committed, so
@@ -20,7 +20,7 @@ from pyllama_spec.engine.checks import count
 from pyllama_spec.errors import ArgumentError
 
 NGram = tuple[int, ...]
-# What has been the same for so long goes on being so; looking further costs time.
+# Matches this long hardly ever end; comparing further costs time.
 _MAX_MATCH = 24
 
 # Each size is an entry per token of the text.
@@ -35,11 +35,11 @@ class _History:
     n_indexed: int = 0
     # For each size: the n-gram -> index of the token after its last occurrence.
     after: dict[NGram, int] = field(default_factory=dict)
-    # What each insertion replaced, so that truncate() can take it back: (n-gram, old index or -1).
+    # What each insertion replaced, so that truncate() can undo it: (n-gram, old index or -1).
     replaced: list[list[tuple[NGram, int]]] = field(default_factory=list)
 
     def index_up_to(self, end: int, sizes: Sequence[int]) -> None:
-        """Indexes the n-grams that end before `end`, each pointing at the token behind it."""
+        """Indexes the n-grams that end before `end`, each pointing at the token after it."""
         tokens, after = self.tokens, self.after
         for stop in range(self.n_indexed + 1, end + 1):
             undo: list[tuple[NGram, int]] = []
@@ -52,9 +52,9 @@ class _History:
         self.n_indexed = max(self.n_indexed, end)
 
     def truncate(self, n_keep: int) -> None:
-        """Forgets the tokens from n_keep on, and what they did to the index."""
+        """Removes the tokens from n_keep on, and their entries of the index."""
         del self.tokens[n_keep:]
-        # An n-gram that ends at the last kept token points behind it, at a token that is gone.
+        # An n-gram that ends at the last kept token points after it, at a token that is gone.
         while self.n_indexed > max(n_keep - 1, 0):
             for gram, old in reversed(self.replaced.pop()):
                 if old < 0:
@@ -93,7 +93,7 @@ class PromptLookup(Drafter):
         self._sequences: defaultdict[int, _History] = defaultdict(_History)
 
     def tokens(self, seq: int) -> list[int]:
-        """The tokens that it knows of a sequence."""
+        """The tokens that it holds of a sequence."""
         return list(self._sequences[seq].tokens)
 
     def newest(self, seq: int, n: int) -> npt.NDArray[np.int32]:
@@ -107,16 +107,16 @@ class PromptLookup(Drafter):
     def _append(self, seq: int, tokens: Sequence[int]) -> None:
         history = self._sequences[seq]
         history.tokens.extend(tokens)
-        # N-grams that end with the last token have nothing behind them yet.
+        # N-grams that end with the last token have nothing after them yet.
         history.index_up_to(len(history.tokens) - 1, self._sizes)
 
     def note_miss(self, seq: int, at: int) -> None:
-        """A draft model was wrong at a place: of no use to what remembers nothing."""
+        """Notes that a draft model was wrong at a place; this drafter has no use for it."""
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """Continues the text as it went on after its longest repeated suffix.
+        """Proposes what followed the text's longest repeated suffix.
 
-        A continuation that reaches the end of the text goes on with its own beginning, so that a
+        A continuation that reaches the end of the text continues with its own beginning, so that a
         repetition with a short period is proposed at full length.
         """
         history = self._sequences[request.seq]
@@ -150,7 +150,7 @@ class PromptLookup(Drafter):
 
 
 def _match_length(tokens: array[int], start: int, size: int) -> int:
-    """How many tokens before `start` are those at the text's end, of which `size` are known to be.
+    """How many tokens before `start` equal those at the text's end; `size` are known to.
 
     Longer matches than _MAX_MATCH are not told apart.
     """

@@ -1,4 +1,4 @@
-"""Which drafters there are: by name, and by the architecture that a draft's file says.
+"""The registry of drafters: by name, and by the architecture in a draft's file.
 
 A new kind is a file or folder here, with a function that opens it, and one line below. A program
 can add its own with register().
@@ -61,8 +61,8 @@ _NAMED: Mapping[str, Callable[[DraftOptions], Drafter]] = {
     SUFFIX: _open_suffix,
     MTP: _open_own_head,
 }
-# How architectures of files begin that only draft for another model, of kinds that are not here,
-# and what there is to say of each.
+# Prefixes of architectures that only draft for another model, of kinds that are not supported,
+# and a remark on each.
 _OTHER_DRAFTS = {
     "eagle": "",
     "dspark": "",
@@ -88,7 +88,7 @@ def kinds() -> tuple[str, ...]:
 
 
 def known_drafts() -> str:
-    """What can draft, for a message about something that cannot."""
+    """The list of drafters, for a message about something that is none."""
     return (
         f"what drafts is a GGUF of a draft ({', '.join(_KINDS)}) that was made for the target, or "
         f'of a smaller model, draft="{MTP}" for the head in the target\'s own file, '
@@ -175,7 +175,7 @@ def _opener_of(file: Path) -> Opener | str:
         )
     if not file.exists():
         raise ModelLoadError(f"the draft {file} does not exist; check its path")
-    # Who names no file needs no reader of files.
+    # Imported here: a drafter by name needs no reader of files.
     from pyllama_spec.gguf.reader import read_key
 
     key = read_key(file, "general.architecture")

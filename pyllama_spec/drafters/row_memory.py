@@ -1,4 +1,4 @@
-"""What a draft model remembers of each sequence: what it made of the target's rows."""
+"""What a draft model remembers of each sequence: the target's rows that it was fed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context
 from pyllama_spec.errors import ArgumentError
 
-# Rows that are kept after they were fed: a conversation that goes on where it ended, or a little
+# Rows that are kept after they were fed: a conversation that continues where it ended, or a little
 # before, then needs no row again.
 KEEP_ROWS = 32
 # Rows that are kept of the ends of prompts and of borders between them, two of each: a recurrent
@@ -84,7 +84,7 @@ class RowMemory(ABC):
         n_lanes: how many there are.
 
     Attributes:
-        n_calls: how many decodes were made, for who counts the cost.
+        n_calls: how many decodes were made, for callers that count the cost.
 
     """
 
@@ -151,7 +151,7 @@ class RowMemory(ABC):
         self.feed_due(done)
 
     def note(self, done: Sequence[Committed]) -> None:
-        """Notes tokens and their rows, and computes nothing."""
+        """Records tokens and their rows, and computes nothing."""
         for one in done:
             s = self.of(one.seq)
             self.meet(one.seq, s, one.tokens)
@@ -177,7 +177,7 @@ class RowMemory(ABC):
     def _drop_waiting(self, seq: int, s: SequenceMemory) -> None:
         """Drops all but the newest rows where too many wait.
 
-        The draft's context drops what it was fed too: it cannot go on behind a gap.
+        The draft's context drops what it was fed too: it cannot continue after a gap.
         """
         end = self.n_ready(s)
         if end - s.n_fed > _MAX_WAITING:
@@ -202,7 +202,7 @@ class RowMemory(ABC):
         for seq in left:
             s = self._sequences[seq]
             self._make_room(seq, s, self.n_ready(s))
-            # What lies behind are guesses of the last draft, or rows that no longer count.
+            # What lies after are guesses of the last draft, or rows that no longer count.
             self.context.memory.rollback(self.lane_of(seq), s.n_fed)
         while left:
             parts = self._fill(left, read is not None)

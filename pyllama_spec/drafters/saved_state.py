@@ -1,4 +1,4 @@
-"""What a drafter knows of a sequence, as bytes: a header, then arrays and the engine's part."""
+"""A drafter's state of a sequence as bytes: a header, then arrays and the engine's part."""
 
 from __future__ import annotations
 

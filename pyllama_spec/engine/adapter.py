@@ -50,9 +50,9 @@ class Adapter(Closeable):
 
     @property
     def handle(self) -> Any:
-        """The C handle, for the other rooms of engine/."""
+        """The C handle, for the other modules of engine/."""
         return self._handle.pointer
 
     def close(self) -> None:
-        """Lets go of it. May be called twice."""
+        """Releases it. May be called twice."""
         self._handle.close()

@@ -1,4 +1,4 @@
-"""The yardstick of benchmarks: decoding in C, with nothing of this package in it."""
+"""The baseline of benchmarks: decoding in C, without code of this package."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def baseline_decode(
 ) -> float:
     """Decodes one token of each of several sequences per step and takes the largest logit.
 
-    What the engine's own batched benchmark does, and a sampler less clever than ours beside it.
+    As the engine's own batched benchmark does, with a simpler sampler than ours.
 
     Args:
-        context: whose sequences 0 .. len(ids) - 1 it goes on with.
-        positions: where each of them goes on.
+        context: whose sequences 0 .. len(ids) - 1 it continues.
+        positions: where each of them continues.
         ids: the first token of each.
         n_steps: how many decodes.
 

@@ -1,4 +1,4 @@
-"""What one decode takes: tokens or state rows, with their positions and sequences."""
+"""The input of one decode: tokens or state rows, with their positions and sequences."""
 
 from __future__ import annotations
 

@@ -49,12 +49,12 @@ _EXCEPTIONS: dict[int, type[PyllamaSpecError]] = {
 }
 
 
-# Of each thread: what ended a call from inside of it, such as KeyboardInterrupt.
+# Per thread: the exception that ended a call from inside, such as KeyboardInterrupt.
 _waiting = threading.local()
 
 
 def keep_error(kind: object, error: BaseException, trace: object) -> bool:
-    """For what the engine calls and cannot raise: check() raises it once the call is over.
+    """For callbacks of the engine, which cannot raise: check() raises the exception after the call.
 
     Signals are handled where Python begins to run again: before the first line of a callback.
     """
@@ -85,7 +85,7 @@ def check(code: int, what: str) -> None:
         what: the attempt, in words, as the start of the message: "cannot decode".
 
     """
-    # Whatever became of the call: what it waited for may have come just then.
+    # Whatever the result: what the call waited for may have come just then.
     if stopped := vars(_waiting).pop("error", None):
         raise stopped
     if code == lib.LLAMA_SPEC_EXITING:
@@ -103,6 +103,6 @@ if hasattr(os, "register_at_fork"):
 
 
 def fork_generation() -> int:
-    """How many forks lie between this process and the one that imported the module first."""
+    """The number of forks between this process and the one that imported the module first."""
     n: int = lib.llama_spec_fork_generation()
     return n

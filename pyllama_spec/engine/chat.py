@@ -52,7 +52,7 @@ class ChatParser(Closeable):
         self._handle = Handle(out[0], lib.llama_spec_chat_free, "the chat parser is closed")
 
     def begin(self, request: Mapping[str, Any]) -> ChatSession:
-        """Renders a chat, and makes ready to parse what the model answers.
+        """Renders a chat, and prepares to parse the model's answer.
 
         Args:
             request: messages, tools, tool_choice, parallel_tool_calls, json_schema (as text),
@@ -72,7 +72,7 @@ class ChatParser(Closeable):
         return ChatSession(out[0], json.loads(_taken(answer)))
 
     def close(self) -> None:
-        """Lets go of it. May be called twice."""
+        """Releases it. May be called twice."""
         self._handle.close()
 
 
@@ -83,12 +83,12 @@ class ChatSession:
         prompt: the rendered chat.
         grammar: GBNF rules of what may be answered; "" for anything.
         is_lazy: whether the grammar waits for a trigger.
-        trigger_patterns, trigger_tokens: what wakes it.
+        trigger_patterns, trigger_tokens: its triggers.
         prefill: ids that the template wrote of the answer; a grammar that does not wait has to have
             seen them.
         generation_prompt: what the prompt ends with, as text: the answer's beginning.
         stops: texts that end the answer.
-        format: the engine's name of how calls are written.
+        format: the engine's name for the format of calls.
         thinking_start, thinking_ends: what begins a thought, and what may end it; "" and () where
             the template knows no thoughts.
         preserved_tokens: control tokens whose names the parser has to be shown.
@@ -122,7 +122,7 @@ class ChatSession:
         return (start, *ends) if start and ends else ()
 
     def parse(self, text: str) -> dict[str, Any]:
-        """What the answer says so far.
+        """The parsed answer so far.
 
         Args:
             text: all that was generated, with the names of preserved_tokens and of no other control

@@ -60,7 +60,7 @@ def boolean(value: object, name: str) -> bool:
         ArgumentError: it is something else.
 
     """
-    # NumPy's has the name "bool" too: a message with the type's name alone says nothing.
+    # NumPy's has the name "bool" too, so the message needs more than the type's name.
     if isinstance(value, bool) or (type(value).__module__ == "numpy" and _is_numpy_bool(value)):
         return bool(value)
     raise ArgumentError(f"{name}={shown(value)} is not True or False")
@@ -140,7 +140,7 @@ def one_of(value: object, known: Iterable[str | None], name: str) -> None:
 
 
 def meant(word: str, known: Iterable[str]) -> str:
-    """The end of a message about a word that nobody knows: those that are like it, if there are."""
+    """The end of a message about an unknown word: similar words, if there are any."""
     import difflib  # for mistakes alone
 
     close = difflib.get_close_matches(word, list(known), n=3)

@@ -1,4 +1,4 @@
-"""What all things that are closed have in common."""
+"""The base of all objects that have a close()."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _CanBeClosed(Protocol):
 def closed_on_failure(*opened: _CanBeClosed | None) -> Iterator[None]:
     """Closes them if the block fails; None is nothing to close.
 
-    Who keeps the exception, as a notebook does, keeps its frames, and with them the models.
+    Keeping the exception, as a notebook does, keeps its frames, and with them the models.
     """
     try:
         yield

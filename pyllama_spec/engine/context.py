@@ -1,4 +1,4 @@
-"""A context: the working memory of a model, and what its last decode gave."""
+"""A context: the working memory of a model, and the output of its last decode."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ Rows = npt.NDArray[np.float32]
 class ThreadUse(NamedTuple):
     """Counts that only grow, of a target's context and its drafts' together; 0 with one thread.
 
-    Where other programs use the cores, threads wait for the one among them that lost its core. What
-    they wait is measured, and where fewer threads are faster, fewer compute: with the same numbers.
+    Where other programs use the cores, threads wait for the one among them that lost its core. This
+    wait is measured, and where fewer threads are faster, fewer compute, with equal numbers.
 
     Attributes:
         n_graphs: physical batches that more than one thread could compute.
@@ -56,14 +56,14 @@ class Likely(NamedTuple):
     p: float
 
 
-# Whether a draft goes on: of which of them, with which of the draft's ids (-1 for none), and its
+# Whether a draft continues: of which of them, with which of the draft's ids (-1 for none), and its
 # probability.
 GoesOn = Callable[[int, int, float], bool]
 
 
 @ffi.def_extern(onerror=lambda *error: not keep_error(*error))  # type: ignore[untyped-decorator]
 def pyllama_spec_on_next(user: Any, chain: int, token: int, p: float) -> bool:
-    """Called by the engine behind each decode of Context.draft_chains()."""
+    """Called by the engine after each decode of Context.draft_chains()."""
     goes_on: GoesOn = ffi.from_handle(user)
     return goes_on(chain, token, p)
 
@@ -152,9 +152,9 @@ class Context(Closeable):
             model, n_seq_max=params.n_seq_max, kv_unified=params.kv_unified
         )
         self.n_seq_max: int = info.n_seq_max
-        # How embeddings of tokens become one of a text; "none" where they do not.
+        # The pooling of embeddings; "none" where tokens keep their own.
         self.pooling = next((k for k, n in POOLING.items() if n == info.pooling_type), None)
-        # Without one there is no text to go on with: batches are encoded.
+        # Without one there is no text to continue: batches are encoded.
         self.has_memory: bool = info.has_memory
         # Of the memory of past tokens, wherever it lies.
         self.memory_bytes: int = info.memory_bytes
@@ -184,7 +184,7 @@ class Context(Closeable):
         try:
             _check_open(code, f"cannot open a context of {self.n_ctx} tokens for {name}")
         except BaseException:
-            lib.llama_spec_context_free(out[0])  # it may be there, and Ctrl-C have come since
+            lib.llama_spec_context_free(out[0])  # it may exist, and Ctrl-C have come since
             raise
         return Handle(out[0], lib.llama_spec_context_free, "the context is closed; open another")
 
@@ -209,7 +209,7 @@ class Context(Closeable):
 
     @property
     def handle(self) -> Any:
-        """The C handle, for the other rooms of engine/.
+        """The C handle, for the other modules of engine/.
 
         Raises:
             ClosedError: the context was closed.
@@ -237,7 +237,7 @@ class Context(Closeable):
         self._handle.borrower = borrower
 
     def check_process(self) -> None:
-        """Before waiting for anything that only a thread of the other process could bring about.
+        """Before waiting for a thread that only the other process has.
 
         Raises:
             ForkedError: this process was forked from the one that opened the context.
@@ -312,7 +312,7 @@ class Context(Closeable):
         return self._adapters
 
     def settings(self, adapters: Sequence[tuple[Adapter, float]] | None = None) -> Settings:
-        """What its memory depends on beside the model: names and values, for who keeps states.
+        """The settings that its memory depends on besides the model, as names and values.
 
         Args:
             adapters: what is computed with; None for those that count now.
@@ -325,9 +325,9 @@ class Context(Closeable):
         return (*self._settings, ("adapters", repr(key)))
 
     def set_adapters(self, adapters: Sequence[tuple[Adapter, float]]) -> None:
-        """Lets these LoRA adapters, each with its scale, count from the next decode on.
+        """Uses these LoRA adapters, each with its scale, from the next decode on.
 
-        What the memory holds was computed without them: clear it where that matters.
+        The memory was computed without them: clear it where that matters.
 
         Raises:
             ArgumentError: one was loaded for another model, or a scale is no number.
@@ -345,7 +345,7 @@ class Context(Closeable):
     def draft_candidates(
         self, i: int, previous: int = -1
     ) -> tuple[tuple[int, ...], tuple[float, ...], Rows]:
-        """What a draft proposes for token i of the last batch, likeliest first.
+        """A draft's candidates for token i of the last batch, likeliest first.
 
         Args:
             i: which token of the batch.
@@ -445,9 +445,9 @@ class Context(Closeable):
         goes_on: GoesOn,
         counterparts: npt.NDArray[np.int32] | None = None,
     ) -> None:
-        """Lets drafts go on by a token per decode, all of them together, until none does.
+        """Extends drafts by a token per decode, all of them together, until none continues.
 
-        The first decode takes these ids. Behind each one goes_on() hears of each draft in it the
+        The first decode takes these ids. After each one goes_on() gets, for each draft in it, the
         token that follows, as likeliest() has it, or -1 and 0 where there is none; with True it is
         the draft's next one. The context is in use until the call returns.
 
@@ -540,7 +540,7 @@ class Context(Closeable):
 
     @property
     def transfers(self) -> Transfers:
-        """What went between the host and devices in the calls on this context so far."""
+        """The transfers between the host and devices in the calls on this context so far."""
         return read_transfers(self.handle, with_drafts=False)
 
     @property
@@ -555,10 +555,10 @@ class Context(Closeable):
     def pause_threads(self) -> None:
         """Sends the worker threads to sleep until the next decode; done at the end of every text.
 
-        Left alone they wait for work without sleeping for some milliseconds, in which another
+        Otherwise they wait for work without sleeping for some milliseconds, during which another
         context of the process, or whatever the program does next, has fewer processors.
         """
-        # Refused where another thread decodes, or after a failure: nothing to do then.
+        # Refused while another thread decodes, or after a failure: nothing to do then.
         with contextlib.suppress(ClosedError):
             lib.llama_spec_rest(self.handle)
 

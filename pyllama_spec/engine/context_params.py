@@ -55,7 +55,7 @@ class ContextParams:
         swa_full: keep all positions of sliding-window layers, so that any prefix can be reused.
         kv_unified: one KV buffer for all sequences, needed where tokens belong to several.
         embeddings: keep the output embeddings too.
-        is_window: positions may run past n_ctx; who decodes forgets old ones in time.
+        is_window: positions may run past n_ctx; the caller of decode() forgets old ones in time.
         target_layers: layer inputs that every decode keeps, see Context.layer_input().
         is_head: a context of the model's MTP head, a draft of the model itself. It has no
             embeddings, no pooling and no snapshots, whatever the other fields say.

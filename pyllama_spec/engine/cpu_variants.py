@@ -2,7 +2,7 @@
 
 A build from source is for the processor that it was built on. A wheel (`make wheel`) holds the
 engine once for each variant of x86-64 processors, and the best that this one can run is loaded:
-csrc/cpu_variants/ makes them, and the module that says what the processor can do.
+csrc/cpu_variants/ builds them, and the module that reports the processor's features.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import ModuleType
 from pyllama_spec.engine.libraries import explained
 
 _NAME = "pyllama_spec._engine"
-# From the least to the best, with what each needs beside those before it:
+# From the least to the best, with the features that each needs in addition:
 # cpu_variants.cmake has the flags that they are compiled with.
 CPU_VARIANTS: dict[str, tuple[str, ...]] = {
     "avx2": ("AVX2", "FMA", "F16C", "BMI2"),

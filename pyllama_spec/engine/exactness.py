@@ -1,10 +1,10 @@
-"""How wide a batch may be whose rows are, to the bit, what they are alone.
+"""The widest batch whose rows equal, to the bit, those of single tokens.
 
 Up to `FEW_ROWS` tokens the CPU backend computes each row in the order of a single one, whatever
 the weights, the experts, the attention, the KV cache's type, flash attention, and the physical
 batches that a batch is split into, and whatever other sequences decode beside it: csrc/kernels/ and
 patches 0011, 0025 and 0027 see to it, and test_equal_rows.py, test_cut_rows.py and
-test_latent_rows.py of tests/parity look; tools/emulated_rows.py does on AVX-512. What is
+test_latent_rows.py of tests/parity test it; tools/emulated_rows.py does on AVX-512. What is
 left out here is what they do not reach.
 """
 
@@ -19,7 +19,7 @@ _OTHERS = ("AMX_INT8 = 1", "KLEIDIAI = 1")
 
 
 def exact_rows(model: Model, *, n_seq_max: int = 1, kv_unified: bool = False) -> int:
-    """The most tokens of a batch whose rows are bit-equal to single ones; 1 where none is said.
+    """The most tokens of a batch whose rows are bit-equal to single ones; else 1.
 
     Args:
         model: on a GPU, or beside another library for matrix products, nothing is promised.

@@ -1,7 +1,7 @@
 """Bytes that say what they are: magic, version, CRC-32 of the rest, then the rest.
 
-Whoever reads a saved state trusts it, the engine most of all: what is damaged, or something else,
-is refused here.
+Readers of a saved state trust it, the engine most of all. So damaged or foreign bytes
+are refused here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def unseal(data: bytes, magic: bytes, version: int, what: str) -> memoryview:
     Args:
         data: the bytes.
         magic: that seal() was given.
-        version: likewise.
+        version: that seal() was given.
         what: is in the messages, such as "a drafter's state".
 
     Raises:

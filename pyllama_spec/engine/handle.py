@@ -1,4 +1,4 @@
-"""A C object as Python holds it: freed with its last holder, and refused after close()."""
+"""A C object held by Python: freed with its last holder, and refused after close()."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Handle:
     Args:
         pointer: the C object, which now belongs to this handle.
         free: frees it; called once, when neither this nor any view points to it any more.
-        closed: what a use after close() is told.
+        closed: the message of a use after close().
 
     """
 
@@ -25,7 +25,7 @@ class Handle:
         self._pointer: Any = ffi.gc(pointer, free)
         self._closed = closed
         self._generation = fork_generation()
-        # Who may only read it just now: a drafter its target.
+        # A borrower that may only read it now, as a drafter its target.
         self.borrower: str | None = None
 
     @property
@@ -46,7 +46,7 @@ class Handle:
 
         Raises:
             ClosedError: close() was called.
-            ArgumentError: somebody has it who may only read.
+            ArgumentError: a borrower has it that may only read.
 
         """
         if self.borrower is not None:
@@ -67,5 +67,5 @@ class Handle:
         return self._generation != fork_generation()
 
     def close(self) -> None:
-        """Lets go of the C object. May be called twice."""
+        """Releases the C object. May be called twice."""
         self._pointer = None

@@ -1,6 +1,6 @@
-"""What a model's file is known by: its size and what stands in it.
+"""The identity of a model's file: its size and content.
 
-All of a small file counts, and evenly spread pieces of a large one, which no other weights of the
+A small file counts as a whole; of a large one evenly spread pieces, which no other weights of the
 same shapes share.
 """
 
@@ -35,7 +35,7 @@ def stamp_of(path: Path) -> tuple[tuple[int, int, int], ...] | None:
 
 
 def digest_of(path: Path, *facts: object) -> str:
-    """A digest of a model's or an adapter's files, and of what else is known of it.
+    """A digest of a model's or an adapter's files, and of its other facts.
 
     A file that cannot be read is like no other: its digest is a new one each time.
     """

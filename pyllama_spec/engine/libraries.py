@@ -1,4 +1,4 @@
-"""What to do where a shared library of a backend is missing: an ImportError in one line."""
+"""The remedy for a missing shared library of a backend: an ImportError in one line."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def set_log_level(level: LogLevel) -> None:
 
 @contextmanager
 def thread_log_level(level: LogLevel) -> Iterator[None]:
-    """A level for what this thread makes the engine do within the block.
+    """A level for this thread's calls of the engine within the block.
 
     The process's level stays as it is for all other threads, the engine's own workers included.
 

@@ -120,7 +120,7 @@ class Memory:
             back: as it was so many tokens earlier, where rollback() could go there.
 
         Raises:
-            UnsupportedError: there is no snapshot of then.
+            UnsupportedError: there is no snapshot of that state.
 
         """
         return self._get(seq, 0, partial=True, back=back)

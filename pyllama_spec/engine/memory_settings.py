@@ -1,8 +1,7 @@
-"""What the numbers in a context's memory depend on beside its model: adapters and settings.
+"""The adapters and settings that a context's memory depends on besides its model.
 
 Two memories are alike where the model, the adapters and all of the settings are equal. Devices and
-numbers of threads are left out: they round otherwise, and what was computed with them is no other
-text.
+numbers of threads are left out: they round differently, but the text is still the same
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pyllama_spec.engine.adapter import Adapter
 from pyllama_spec.engine.context_params import ContextParams
 from pyllama_spec.engine.model import Model
 
-# Fields of ContextParams that change what is computed. Sizes do not, nor does how memory lies.
+# Fields of ContextParams that change what is computed. Sizes and memory layout do not.
 _SETTINGS = (
     "type_k", "type_v", "rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor",
     "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx", "attention_type",
@@ -44,7 +43,8 @@ def settings_of(model: Model, params: ContextParams, n_ctx_seq: int, flash_attn:
     # A quantised V cache exists only with it, whether it was asked for or not.
     needs_it = params.type_v not in ("f32", "f16", "bf16")
     values["flash_attn"] = {-1: True if needs_it else None, 0: False}.get(flash_attn, True)
-    # Some models turn positions otherwise in contexts that are longer than those of their training.
+    # Some models rotate positions differently in contexts that are longer than those of their
+    # training.
     padded = -(-n_ctx_seq // _CONTEXT_STEP) * _CONTEXT_STEP
     is_long = padded > _n_ctx_original(model, params)
     values["n_ctx"] = f"{'beyond' if is_long else 'within'} the length of training"
@@ -59,7 +59,7 @@ def _n_ctx_original(model: Model, params: ContextParams) -> int:
 
 
 def first_difference(theirs: Settings, ours: Settings) -> str | None:
-    """In words, the first setting in which two differ; None where none does."""
+    """The first setting in which two differ, in words; None where none does."""
     known = dict(theirs)
     for name, value in ours:
         if known.get(name, value) != value:

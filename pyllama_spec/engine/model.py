@@ -26,7 +26,7 @@ from pyllama_spec.gguf.header import check_header
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 SplitMode = Literal["none", "layer", "row", "tensor"]
 Progress = Callable[[float], None]
-# In the place of a layer's number: the rows that the model's own MTP head reads. Behind the final
+# In the place of a layer's number: the rows that the model's own MTP head reads. After the final
 # norm, before it, or the raw stream: whatever the graph of the architecture says.
 HEAD_ROWS: int = lib.LLAMA_SPEC_HEAD_ROWS
 
@@ -160,7 +160,7 @@ class Model(Closeable):
 
     @property
     def handle(self) -> Any:
-        """The C handle, for the other rooms of engine/.
+        """The C handle, for the other modules of engine/.
 
         Raises:
             ClosedError: the model was closed.
@@ -199,7 +199,7 @@ class Model(Closeable):
         return out
 
     def _keeps_text(self) -> bool:
-        """Whether the tokenizer leaves out nothing of a text but white space.
+        """Whether the tokenizer keeps all of a text except white space.
 
         "bert" and "t5" make one token of what they do not know, however long it is.
         """
@@ -326,7 +326,7 @@ class Model(Closeable):
         return self.info.n_embd_out if layer == HEAD_ROWS else self.info.n_embd
 
     def close(self) -> None:
-        """Lets go of the weights; they are freed once no context uses them. May be called twice."""
+        """Releases the weights; they are freed once no context uses them. May be called twice."""
         self._handle.close()
 
 
@@ -339,7 +339,7 @@ def most_heads(arch: str) -> int:
 def _name_places(
     params: Any, devices: Sequence[str] | None, rpc_servers: Sequence[str] | None
 ) -> tuple[Any, ...]:
-    """Says which devices take layers; what it returns is held for as long as the engine reads it.
+    """Sets which devices take layers; the caller keeps the result while the engine reads it.
 
     Raises:
         ArgumentError: a name or an endpoint is none, or servers are given and no layers.

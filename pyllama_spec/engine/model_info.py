@@ -31,7 +31,7 @@ class DraftBlock(NamedTuple):
         n_slots: of a block as it was trained, the last known token's included.
         mask_id: the token that stands in a slot to be guessed.
         n_window: how many positions back all of its layers see; None for no bound.
-        guesses_behind: a slot guesses the token behind it, and the first slot too; else its own.
+        guesses_behind: a slot guesses the token after it, and the first slot too; else its own.
         has_confidence: it says of each guess how sure it is.
 
     """

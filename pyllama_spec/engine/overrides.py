@@ -12,8 +12,9 @@ from pyllama_spec.errors import ArgumentError, shown
 
 Override = bool | int | float | str
 
-# What decides how texts are read and how long, wide or sharp the model looks. The rest says how the
-# weights lie in the file: another value there makes the engine read outside of them.
+# Keys that decide how texts are tokenized and how long, wide or sharp attention is. The rest
+# describe how the weights lie in the file: another value there makes the engine read outside of
+# them.
 _MAY_BE = re.compile(
     r"general\.(name|description|author|url|license)|tokenizer\.ggml\.(?!model|tokens|merges|scores).+"
     r"|tokenizer\.chat_template|[\w-]+\.(context_length|rope\.(freq_base|freq_scale|scaling\.[\w.]+)"

@@ -1,4 +1,4 @@
-"""Where a model's layers lie, and whether that is what was asked for."""
+"""Where a model's layers are, and whether that is what was asked for."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def in_words(placed: dict[str, int]) -> str:
 
 
 def warn_of_fewer(name: str, n_gpu_layers: int, n_placed: int, n_layers: int) -> None:
-    """Says it where fewer layers lie on devices than were asked for.
+    """Warns where fewer layers are on devices than were asked for.
 
     Args:
         name: the model's file.

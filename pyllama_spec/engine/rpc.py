@@ -29,11 +29,11 @@ DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_CLIENT_TIMEOUT_S = 10.0
 # Each has threads and memory of its own.
 _MAX_CLIENTS = 16
-_MAX_SILENT = 16  # beside them, who have not said the first word
+_MAX_SILENT = 16  # in addition, clients that have sent nothing yet
 _HELLO = 14  # the first byte of a client
 _HELLO_BYTES = 33
-_MAX_WAIT_S = 5.0  # for what a client has running when the server ends
-_BACKLOG = 128  # who comes while another is taken in waits here, and not a second for the next try
+_MAX_WAIT_S = 5.0  # for a client's running call when the server ends
+_BACKLOG = 128  # clients that connect during an accept() wait here
 # Of accept(): this process or the machine has none left, for now; or the client has gone again.
 _FOR_NOW = (
     errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO,
@@ -118,7 +118,7 @@ class RpcServer:
         devices: names of those to offer; None for the GPUs, or the CPU where there is none.
         n_threads: CPU threads for each client; None for the physical cores.
         timeout: seconds that a client may be silent for before its first message and within any;
-            between them it may be so for ever.
+            between messages it may be silent for ever.
         on_note: called with a line about a client that came, went or failed, in its own thread.
 
     Raises:
@@ -153,7 +153,7 @@ class RpcServer:
             address = socket.gethostbyname(_named(host))
             self._socket = socket.create_server((address, port), backlog=_BACKLOG)
         except (OSError, UnicodeError) as error:
-            # Not create_server()'s own words, which say the address again.
+            # Not create_server()'s own message, which repeats the address.
             number = getattr(error, "errno", None)
             why = os.strerror(number) if number and number > 0 else str(error)
             raise ArgumentError(
@@ -204,7 +204,8 @@ class RpcServer:
         thread = threading.Thread(target=self._answer, args=(client, peer), daemon=True)
         with self._lock:
             if len(self._silent) >= _MAX_SILENT:
-                # A client of ours greets at once: who has waited longest is the least likely to.
+                # A client of ours greets at once: the one that has waited longest is the least
+                # likely to.
                 _hang_up(next(iter(self._silent.values())))
             self._silent[thread] = client
         try:

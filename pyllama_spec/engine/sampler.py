@@ -61,7 +61,7 @@ class SamplerParams:
         min_tokens: before so many tokens neither an end token nor one of stop_token_ids may come,
             unless nothing else may, as where a grammar has come to its end.
         ignore_eos: no end token may come at all, with the same exception.
-        stop_token_ids: see min_tokens; who reads the tokens ends the text there.
+        stop_token_ids: see min_tokens; the reader of the tokens ends the text there.
         bad_words: texts that must not occur in the answer.
         thought_tags: the text that begins a thought, and the texts that may end it.
         thought_is_open: whether the prompt's end has begun one.
@@ -433,7 +433,7 @@ class Sampler:
         return tokens
 
     def forced(self) -> bytes:
-        """The text that the grammar leaves no choice about, UTF-8; b"" where there is a choice.
+        """The text that the grammar forces, UTF-8; b"" where there is a choice.
 
         Without a grammar, and while one waits for its beginning, there is none.
         """

@@ -1,4 +1,4 @@
-"""What the engine is, and what it runs on."""
+"""The engine's version, features and devices."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def default_n_threads() -> int:
 
 
 def bounded_n_threads(n_threads: int | None) -> int:
-    """The number of a context's threads: what was asked for, and no more than there are cores.
+    """The number of a context's threads: the requested one, and no more than there are cores.
 
     Threads wait for one another at each step of a graph, so that one without a core of its own
     makes all of them wait. Hardware threads count as cores here.

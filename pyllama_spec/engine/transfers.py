@@ -1,4 +1,4 @@
-"""What crosses between the host's memory and devices while contexts compute."""
+"""Transfers between the host's memory and devices while contexts compute."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Transfers(NamedTuple):
     graphs: int = 0
 
     def since(self, before: Transfers) -> Transfers:
-        """What came after `before`."""
+        """The counts since `before`."""
         return Transfers(*(now - then for now, then in zip(self, before, strict=True)))
 
     def plus(self, other: Transfers) -> Transfers:

@@ -17,7 +17,7 @@ _MAX_TEXT_BYTES = 2**31 - 1
 _LEAST_STATUS = -100
 # Ids that become Python's integers in one go.
 _TOGETHER = 1 << 16
-# What the engine takes away beside control tokens of some vocabularies: C's isspace().
+# What the engine strips next to control tokens of some vocabularies: C's isspace().
 _SPACES = tuple(bytes((one,)) for one in b" \t\n\v\f\r")
 # Characters that have each byte of UTF-8 in them, but for white space.
 _EACH_BYTE = tuple(

@@ -1,4 +1,4 @@
-"""What can be said of a file before the engine is asked to load it."""
+"""What a file's header tells before the engine loads it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_KEYS = 4096
 
 
 class Header(NamedTuple):
-    """How much a file promises.
+    """The counts in a file's header, and its size.
 
     Attributes:
         n_tensors, n_keys: entries of its tables.

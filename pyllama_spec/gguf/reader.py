@@ -64,7 +64,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """What a file says of itself.
+    """The keys and the table of a file.
 
     Attributes:
         path: of the file.
@@ -93,7 +93,7 @@ def read_keys(path: Path, wanted: Callable[[str], bool]) -> dict[str, GgufKey]:
 
 
 def read_key(path: Path, wanted: str) -> GgufKey | None:
-    """One key of a file, and nothing behind it: vocabularies take a third of a second.
+    """One key of a file, and nothing after it: vocabularies take a third of a second.
 
     Raises:
         ModelLoadError: the file is missing, cut off before the key, damaged or no GGUF.
@@ -127,8 +127,8 @@ def read_gguf(path: Path, wanted: Callable[[str], bool] = lambda _: True) -> Ggu
 def read_table(path: Path) -> GgufFile:
     """The table of tensors of a file, without keys; it is not to be changed.
 
-    Those of a few files are kept as long as the files stay as they are: who opens a draft asks for
-    its types, its bytes and its output matrix, and past a vocabulary a table takes half a second.
+    Tables of a few files are cached while the files do not change: opening a draft reads
+    its types, its bytes and its output matrix, and reading past a vocabulary takes half a second.
 
     Raises:
         ModelLoadError: the file is missing, cut off, damaged or no GGUF.
@@ -136,9 +136,9 @@ def read_table(path: Path) -> GgufFile:
     """
     try:
         info = path.stat()
-    except (OSError, ValueError):  # who reads it says what is wrong with it
+    except (OSError, ValueError):  # reading it reports its faults
         return read_gguf(path, lambda _: False)
-    # The number too: a relative path may lead elsewhere by now.
+    # The inode too: a relative path may lead elsewhere by now.
     return _kept_table(path, (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns))
 
 
@@ -150,7 +150,7 @@ def _kept_table(path: Path, _: tuple[int, ...]) -> GgufFile:
 
 @contextmanager
 def _opened(path: Path, header: Header) -> Iterator[_Cursor]:
-    """A cursor behind the header; what goes wrong with it is told of the file."""
+    """A cursor after the header; its errors name the file."""
     try:
         # Read and not mapped: a file that is cut off meanwhile must not end the process.
         with path.open("rb") as file:

@@ -117,7 +117,7 @@ def block_bytes(
         sizes: of tensor_bytes().
         metadata: the model's, as text.
         first: of the blocks.
-        end: behind the last of them; None for all from the first one on.
+        end: after the last of them; None for all from the first one on.
 
     """
     arch = metadata.get("general.architecture", "")

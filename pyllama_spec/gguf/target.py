@@ -1,4 +1,4 @@
-"""What a draft must know of its target: sizes and vocabulary."""
+"""The facts of a target that a draft needs: sizes and vocabulary."""
 
 from __future__ import annotations
 

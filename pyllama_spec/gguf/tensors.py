@@ -1,4 +1,4 @@
-"""Tensors to be written: their shapes at once, their numbers when they are asked for."""
+"""Tensors to be written: shapes are known at once, numbers are read on demand."""
 
 from __future__ import annotations
 

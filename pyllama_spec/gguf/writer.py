@@ -42,7 +42,7 @@ class Output:
         keys: the architecture's and ours, with str, bool, int, float or a list of ints or bools.
         tokenizer: keys that are copied as they are.
         tensors: in their order.
-        kind: type of the matrices; None for that of each source.
+        kind: type of the matrices; None for each source's own.
 
     """
 
@@ -111,7 +111,7 @@ def write_gguf(
     Args:
         path: where to.
         output: what.
-        progress: is told the share that is done, 0.0 .. 1.0.
+        progress: called with the share that is done, 0.0 .. 1.0.
 
     Raises:
         ConversionError: a weight is not a number or does not fit the type, or the file cannot be

@@ -1,4 +1,4 @@
-"""A list of prompts, answered as they fit beside each other."""
+"""A list of prompts, answered side by side as far as places allow."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def is_list_of_prompts(prompt: object) -> bool:
 
 
 def each_prompt(prompts: Sequence[_T], make: Callable[[_T], _U]) -> list[_U]:
-    """What is made of each: completions that have not begun.
+    """The completions of each, which have not begun.
 
     Raises:
         PyllamaSpecError: whatever `make` raises, with the number of the prompt in front.

@@ -57,7 +57,7 @@ _NOT_FOR_HANDLERS = (
     "thinking_token_budget", "reasoning_effort", "continue_final_message", "return_token_ids",
     "stream_options", "context_shift", "return_token_sources", "n_draft", "remember", "acceptance",
 )  # fmt: skip
-# What a reader asks for with a grammar that knows the whole form of an answer, thoughts too.
+# The option of a reader whose grammar covers the whole answer, thoughts included.
 _OF_ENGINE_GRAMMARS = frozenset(("grammar_prefill", "grammar_triggers"))
 
 
@@ -127,7 +127,7 @@ class ChatForm:
 
 
 def registered_handler(chat_format: str | None, chat_template: str | None) -> ChatHandler | None:
-    """What a program has registered to answer the chats of that form; None if nothing."""
+    """The handler that a program registered for that form; None if there is none."""
     if chat_format is None or chat_template is not None:
         return None
     from pyllama_spec.llama.chat_formats import HANDLERS
@@ -266,7 +266,7 @@ class ChatCompletions:
         variables: Mapping[str, Any],
         options: Mapping[str, Any],
     ) -> tuple[Generation, AnswerReader | None]:
-        """A generation that has not begun, and who takes its answer apart, if that is needed."""
+        """A generation that has not begun, and the reader of its answer, if one is needed."""
         if request.is_plain:
             generation = llm.generate_chat_steps(
                 messages, tools=None, chat_template_kwargs=variables, **options
@@ -368,7 +368,7 @@ def _begun_answer(
     prompt: str,
     is_continued: bool,
 ) -> str:
-    """What a prompt has of the answer already: it is behind the chat without it."""
+    """The beginning of the answer that the prompt contains."""
     before = check_messages(messages)
     before = before[:-1] if is_continued else before
     variables = {**variables, "add_generation_prompt": False}
@@ -378,13 +378,13 @@ def _begun_answer(
         chat = prompt
     if prompt.startswith(chat) and chat != prompt:
         return prompt[len(chat) :]
-    # Written otherwise, as tools are by the engine: behind the last message then.
+    # Written otherwise, as tools are by the engine: after the last message then.
     last = str(before[-1]["content"] or "").strip() if before else ""
     return prompt.rpartition(last)[2] if last else prompt
 
 
 def _for_handler(more: Mapping[str, Any]) -> dict[str, Any]:
-    """What a handler is given of the options that it does not know.
+    """The options that a handler gets although it does not know them.
 
     Raises:
         UnsupportedError: one of them asks for what a handler is not told.

@@ -46,10 +46,10 @@ def _turns(  # noqa: D417 - the like share a line
         system: the same; None for one that stands in `head` alone.
         head: what the chat begins with; {system} stands for the first system message.
         between: between a turn's beginning and its text.
-        after: behind a turn.
-        after_answer: behind every second one, if that is another.
+        after: after a turn.
+        after_answer: after every second one, if that is another.
         end: what asks for the answer; None for `assistant`.
-        end_between: behind that.
+        end_between: after that.
         default_system: of chats without a system message.
 
     """
@@ -234,7 +234,7 @@ FORMATS: dict[str, NamedFormat] = {
     ),
     "chatml-function-calling": NamedFormat(_CHATML_TOOLS, ("<|im_end|>",)),
 }  # fmt: skip
-# What llama-cpp-python has and this has not, with what does it here.
+# Formats of llama-cpp-python that are missing here, with their replacements.
 _REFUSED = {
     **dict.fromkeys(
         ("functionary", "functionary-v1", "functionary-v2"),

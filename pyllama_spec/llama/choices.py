@@ -66,7 +66,7 @@ def choice_chunks(
         is_idle = True
         for i, chunks in waiting[:width]:
             chunk = next(chunks)
-            if not chunk:  # nothing that could be read without waiting
+            if not chunk:  # nothing could be read without waiting
                 continue
             is_idle = False
             (choice,) = chunk["choices"]

@@ -207,7 +207,7 @@ class Completions:
         envelope: Envelope,
         report: Report,
     ) -> Stream:
-        """The handle of a request that has not begun: with its cache, and what it took said.
+        """The handle of a request that has not begun, with its cache and its log line.
 
         Args:
             llm: that it is made on.
@@ -258,7 +258,7 @@ class Completions:
             llm.load_state(state)
 
     def _note(self, llm: Overridable, generation: Generation, kept: KeptState | None) -> None:
-        """Puts the state behind a request into the cache, and says what it took."""
+        """Puts the state after a request into the cache, and logs its figures."""
         record = generation.record
         if llm.cache is not None and kept is not None and kept.behind_it is not None:
             tokens = [*record.prompt_tokens, *record.tokens]

@@ -1,8 +1,8 @@
-"""What rounds cost here, kept between programs: where a controller begins, and no more than that.
+"""The costs of rounds on this machine, kept between programs: a controller's first estimates.
 
 One small file for each target, drafter, machine and build, in the folder where downloads are kept
-too. A file that is damaged, hostile or of another version is as good as none, and nothing that goes
-wrong here reaches the caller. PYLLAMA_SPEC_COSTS=off leaves it all.
+too. A file that is damaged, hostile or of another version is ignored, and no fault
+here reaches the caller. PYLLAMA_SPEC_COSTS=off disables it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CostCache:
         return self._path
 
     def read(self) -> KnownCosts | None:
-        """What was known at the end of another program; None where nothing is, or nothing sound."""
+        """The costs that another program kept; None where there are none, or unsound ones."""
         # What is no plain file, a pipe say, may be opened for ever.
         if self._path is None or not self._path.is_file():
             return None
@@ -96,7 +96,7 @@ class CostCache:
 
 
 def _key(context: Context, drafter: Drafter) -> str:
-    """A name for all that the costs depend on."""
+    """A digest of all that the costs depend on."""
     info, params = context.model.info, context.params
     about = drafter.describe()
     facts = [

@@ -1,4 +1,4 @@
-"""Llama's calls in an event loop: made in a thread, as they stood when they were asked for."""
+"""Llama's calls in an event loop: made in a thread, with the settings at the time of the call."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def answered(  # noqa: D417 - the like share a line
     *,
     stream: bool | Deferred,
 ) -> Response | Stream:
-    """What one of Llama's create_... gives, in an event loop.
+    """The result of one of Llama's create_... in an event loop.
 
     Args:
         create: the call.
@@ -83,7 +83,7 @@ async def answered(  # noqa: D417 - the like share a line
 
 
 async def _made(work: Future[Any], timeout_s: object) -> Any:
-    """What a call gives that another thread makes."""
+    """The result of a call that another thread makes."""
     import asyncio
 
     limit = timeout_s if isinstance(timeout_s, (int, float)) and timeout_s > 0 else None

@@ -1,4 +1,4 @@
-"""What requests take from a cache of states, and what they put there."""
+"""Requests and a cache of states: what they take from it, and what they put there."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class KeptStates:
         return kept
 
     def begun(self, kept: KeptState) -> None:
-        """A request waits no longer."""
+        """Called as a request stops waiting."""
         with self._waiting_lock:
             self._waiting.discard(kept)
 
     def offer(self, state: LlamaState) -> None:
-        """Hands a state to those who wait and have less: they asked the cache before it was made.
+        """Passes a state to waiting requests that have less, as they asked the cache before.
 
         They need not ask again, which could read a file where all requests wait for it.
         """
@@ -74,7 +74,7 @@ class KeptStates:
 
 
 class KeptState:
-    """What the cache has for a request, and will have of it: its keeper.
+    """The keeper of a request: the cache's state for it, and its state for the cache.
 
     Args:
         all_: told when it begins, and what it leaves.

@@ -1,4 +1,4 @@
-"""llama-cpp-python's drafts: objects that are called with the ids so far, and give some more."""
+"""llama-cpp-python's drafts: callables that get the ids so far and return some more."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LlamaDraftModel(ABC):
 
 
 class LlamaPromptLookupDecoding(LlamaDraftModel):
-    """Copies what followed the text's end where it stood before.
+    """Copies what followed where the text's last tokens occurred before.
 
     Given as Llama(draft_model=...) it is pyllama_spec.PromptLookup, which keeps an index instead of
     searching the text anew.
@@ -73,7 +73,7 @@ class _Called(Drafter):
         self._model = model
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """What it gives for the ids so far."""
+        """Its draft for the ids so far."""
         ids = np.array(request.tokens[:], dtype=np.intc)
         tokens = [int(token) for token in self._model(ids)[: request.n_requested]]
         return Draft(tokens) if tokens else NO_DRAFT

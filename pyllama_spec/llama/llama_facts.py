@@ -1,4 +1,4 @@
-"""What a Llama says of its model: the vocabulary, sizes, the file's keys, how it was opened."""
+"""A Llama's facts of its model: the vocabulary, sizes, the file's keys, how it was opened."""
 
 from __future__ import annotations
 

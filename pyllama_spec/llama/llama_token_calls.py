@@ -161,11 +161,11 @@ class LlamaTokenCalls(LlamaFacts):
         # fmt: on
         """Token by token what follows a prompt, drafted where that is faster.
 
-        It ends behind a token that ends a text, which is given too, and at the context's end.
+        It ends after a token that ends a text, which is given too, and at the context's end.
 
         Args:
             tokens: the prompt.
-            reset: begin a new text; False goes on behind what the memory holds.
+            reset: begin a new text; False continues after what the memory holds.
             penalize_nl: no effect: the engine no longer has this exception.
             top_k, top_p, min_p, typical_p, temp, repeat_penalty, frequency_penalty,
                 presence_penalty, tfs_z, mirostat_mode, mirostat_tau, mirostat_eta,

@@ -1,4 +1,4 @@
-"""Opening a target and what drafts for it: the checks and choices behind Llama()."""
+"""Opens a target and its drafter: the checks and choices behind Llama()."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def open_pair(draft: object, options: OpenOptions, controller: Controller) -> tu
     draft_options = options.draft_options(
         progress=progress_for(file, options.verbose), is_adaptive=controller.wants_costs
     )
-    # What is wrong with a draft is said before the target is loaded.
+    # Faults of a draft are reported before the target is loaded.
     drafter = open_before(draft, options.model_path, draft_options)
     with closed_on_failure(None if drafter is draft else drafter):
         is_head = wants_head(draft if drafter is None else drafter, options.model_path)
@@ -231,7 +231,7 @@ def open_runtime(
 
 
 def _open_context(model: Model, params: ContextParams) -> Context:
-    """The target's, or an error that says what n_parallel has to do with it."""
+    """The target's context, or an error that names n_parallel as the cause."""
     try:
         return Context(model, params)
     except OutOfMemoryError as error:
@@ -247,7 +247,7 @@ def _open_context(model: Model, params: ContextParams) -> Context:
 def _learn_costs(
     round_: Round, controller: Controller | None, drafter: Drafter
 ) -> Callable[[], None] | None:
-    """Tells a controller what rounds cost here; what keeps that for another program, at the end."""
+    """Gives a controller the kept costs; returns the function that keeps them at the end."""
     if controller is None or not controller.wants_costs or not round_.max_draft:
         return None
     cache = CostCache(round_.target, drafter)

@@ -23,7 +23,7 @@ from pyllama_spec.speculative import SequenceRun, SequenceState
 
 
 class LowLevel:
-    """What programs use that drive the model themselves. None of it runs beside a request.
+    """The calls of programs that drive the model themselves. None of them runs beside a request.
 
     Every call is handed the Llama that it is made on: what a subclass overrides of
     OverridableTokens counts here too, and nothing here keeps a Llama alive.
@@ -39,7 +39,7 @@ class LowLevel:
         # Of the last token that eval() computed, and of all of them where logits_all asks for it.
         self._last_logits: Logits | None = None
         self._all_logits: Logits | None = None
-        # Where the next eval() goes on, if that is before the end of what the memory holds.
+        # Where the next eval() continues, if that is before the end of what the memory holds.
         self._n_back: int | None = None
 
     def state(self) -> SequenceState:
@@ -89,7 +89,7 @@ class LowLevel:
         self._opened.load_state(state)
 
     def eval(self, llm: OverridableTokens, tokens: Sequence[int]) -> None:
-        """Reads tokens behind those that the memory holds."""
+        """Reads tokens after those that the memory holds."""
         if not len(tokens):
             return
         runtime = self._opened.runtime

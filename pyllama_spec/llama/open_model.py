@@ -1,4 +1,4 @@
-"""An open model: what requests share of it, its state, its end."""
+"""An open model: the parts that requests share, its state, its end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LlamaState:
         n_decoded: how many of them the memory holds.
         memory: the engine's bytes.
         drafter: the drafter's, if it has any.
-        seed: where the model's stream of seeds stood.
+        seed: the position of the model's stream of seeds.
         model: a digest of the model's files and keys; "" in states from before this was there.
         n_given: how many of those in the memory the text has that was given; None for all.
         settings: what else the memory depends on, by name: types of the KV cache, positions,
@@ -137,7 +137,7 @@ def _pairs(adapters: Any) -> list[tuple[Any, Any]]:
         ) from None
 
 
-# The model of a call that was asked for in an event loop, and its adapters of then.
+# The model of a call in an event loop, and its adapters at the time of the call.
 _PINNED: ContextVar[tuple[OpenModel, Adapters] | None] = ContextVar("_PINNED", default=None)
 
 
@@ -147,7 +147,7 @@ class OpenModel(Closeable):
     Args:
         model: the target.
         generating: what requests use; None for a model that is open without.
-        why_not: what a request is told then.
+        why_not: the message for a request then.
         own_drafter: a drafter to close with the model, if any.
         seed: where the model's stream of seeds begins.
 
@@ -169,7 +169,7 @@ class OpenModel(Closeable):
 
     @property
     def adapters(self) -> Adapters:
-        """Of the requests from here on; of a call that was pinned, those of then."""
+        """The adapters of new requests; of a pinned call those at its time."""
         pinned = _PINNED.get()
         return pinned[1] if pinned is not None and pinned[0] is self else self._adapters
 

@@ -211,7 +211,7 @@ class OpenOptions:
     def from_keywords(
         cls, model_path: str | os.PathLike[str], keywords: Mapping[str, Any]
     ) -> tuple[OpenOptions, list[str]]:
-        """The options that a call of Llama() says, and its keywords that there are not."""
+        """The options of a call of Llama(), and its unknown keywords."""
         known = {name: value for name, value in keywords.items() if name in KEYWORDS}
         return cls(model_path, **known), [name for name in keywords if name not in known]
 
@@ -226,7 +226,7 @@ class OpenOptions:
         return {**values, "split_mode": self.split_name()}
 
     def check(self) -> None:
-        """Looks at the keywords that change nothing here, or cannot be had.
+        """Checks the keywords that change nothing here, or are not supported.
 
         Called by check_options(), which Llama.__init__ calls: the warning counts frames.
 
@@ -392,7 +392,7 @@ def warn_of_unknown(unknown: Iterable[str]) -> None:
 
 
 def for_model(params: ContextParams, model: Model) -> ContextParams:
-    """What a model cannot have, and what would be refused, though it changes nothing there."""
+    """Warnings about options that a model cannot use or that change nothing."""
     return params if model.is_on_gpu else replace(params, op_offload=False)
 
 

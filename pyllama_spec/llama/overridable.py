@@ -1,4 +1,4 @@
-"""What the objects behind `Llama` call and read on it, so that an override in a subclass counts."""
+"""The methods of `Llama` that its parts call, so that an override in a subclass counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_LLAMA = "pyllama_spec.llama."
 
 
 def is_overridden(llm: Overridable, method: str) -> bool:
-    """Whether a subclass, or whoever holds the object, has put another method in place of one."""
+    """Whether a subclass or the object's owner has replaced a method."""
     return method in vars(llm) or not getattr(type(llm), method).__module__.startswith(_OF_LLAMA)
 
 
@@ -61,7 +61,7 @@ class OverridableTokens(Protocol):
     def _input_ids(self) -> npt.NDArray[np.intc]: ...
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Reads tokens behind those that the memory holds."""
+        """Reads tokens after those that the memory holds."""
 
 
 class Overridable(OverridableTokens, Protocol):

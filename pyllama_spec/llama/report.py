@@ -1,4 +1,4 @@
-"""What a response tells beside its text: ids, what stopped it, usage where it was asked for."""
+"""A response's fields beside its text: ids, the stop reason, usage where it was asked for."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Report:
     def of_whole(
         self, whole: Callable[[], Response], generations: Sequence[Generation]
     ) -> Callable[[], Response]:
-        """A function that gives a whole response with what is to be told of it.
+        """A function that returns a whole response with these fields.
 
         Args:
             whole: gives it without.

@@ -34,7 +34,7 @@ from pyllama_spec.terminal import SOURCE_COLOURS
 Response = dict[str, Any]
 # Of a generator of chunks whose reader does not wait, where there is nothing to read yet.
 NOTHING_YET: Response = {}
-# Behind the letters, so that it can be read on a light page and on a dark one.
+# After the letters, so that it can be read on a light page and on a dark one.
 _DRAFTED = "background:rgba({},.28);border-radius:3px"
 # The terminal's colours of who drafted a stretch of text, as grounds.
 _GROUNDS = {
@@ -52,7 +52,7 @@ class Result(dict[str, Any]):
 
     Args:
         response: what it holds.
-        records: of the generations behind its choices, all of them ended.
+        records: of the generations after its choices, all of them ended.
 
     """
 
@@ -93,7 +93,7 @@ class Result(dict[str, Any]):
 
 
 def answering_model(path: str, model: str | None) -> str:
-    """What an answer says of the model: the caller's name for it, else the file's, without folders.
+    """The `model` of an answer: the caller's name for it, else the file's, without folders.
 
     Args:
         path: the file.
@@ -105,7 +105,7 @@ def answering_model(path: str, model: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What every object of one response says.
+    """The fields that every object of one response has.
 
     Attributes:
         id: of the response.
@@ -266,7 +266,7 @@ class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
                     stack.callback(generation.abort)
                 self.start(is_whole=True)
                 for generation in self._generations:
-                    with suppress(Exception):  # what it is goes into the response, or out of it
+                    with suppress(Exception):  # the response takes the result or the exception
                         await generation.aread_all()
                 return self._whole()
 
@@ -323,7 +323,7 @@ class Completion:
         vocab: of the model.
         echo: what its text begins with.
         has_logprobs: whether it reports log-probabilities.
-        offset: where its text begins behind the prompt's, which counts without echo too.
+        offset: where its text begins after the prompt's, which counts without echo too.
         prompt_logprobs: of the prompt's tokens, None for its first, where they are reported too.
 
     """

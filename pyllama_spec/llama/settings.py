@@ -1,4 +1,4 @@
-"""What a Llama was opened with, under the names of llama-cpp-python's attributes."""
+"""The options that a Llama was opened with, under the names of llama-cpp-python's attributes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Thoughts before an answer: how a template marks them, and how many tokens they may have.
 
-A budget forces the tokens that end a thought where it is used up. They are the template's own, as
+An exhausted budget forces the tokens that end a thought. They are the template's own, as
 the engine reads them out of it; a template that marks no thoughts has none to bound.
 """
 
@@ -35,7 +35,7 @@ class ThoughtTags:
     def __init__(self, model: Model) -> None:
         self._model = model
         # By the text of a template: reading one takes a while.
-        # An error is kept as its words: what has been raised holds whoever called, the Llama too.
+        # An error is kept as its words: an exception would keep its callers alive, the Llama too.
         self._known: dict[str, tuple[str, ...] | str] = {}
 
     def of_text(
@@ -132,7 +132,7 @@ class ThoughtTags:
 def bounded(
     request: RequestOptions, vocab: Vocab, tags: Sequence[str], *, is_open: bool, own_grammar: bool
 ) -> RequestOptions:
-    """Options with a budget, and what it is of.
+    """Options with a budget, and the tags that it applies to.
 
     Args:
         request: with thinking_token_budget.

@@ -1,4 +1,4 @@
-"""A model's vocabulary as an object of its own, as llama-cpp-python hands it out."""
+"""A model's vocabulary as an object of its own, as llama-cpp-python provides it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class VocabTexts:
 
 
 class BaseLlamaTokenizer:
-    """What a tokenizer does."""
+    """The interface of tokenizers."""
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
         """Token ids of a text in UTF-8."""

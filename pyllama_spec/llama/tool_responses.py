@@ -85,7 +85,7 @@ def tool_completion(
 
 
 class _Deltas:
-    """What is new in an answer since it was looked at last.
+    """The new parts of an answer since the last look.
 
     Args:
         answer_id: of the answer; those of its calls are made of it.

@@ -18,7 +18,7 @@ def install() -> None:
     Call it before any library that imports llama_cpp is imported. May be called twice.
 
     Raises:
-        ImportError: llama-cpp-python was imported already; what has it would keep it.
+        ImportError: llama-cpp-python was imported already; its importers would keep it.
 
     """
     there = sys.modules.get("llama_cpp")
@@ -39,7 +39,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Takes it away again, for tests; libraries that imported it keep it."""
+    """Undoes install(), for tests; libraries that imported it keep it."""
     if sys.modules.get("llama_cpp") is sys.modules.get(_OURS):
         for name in ("llama_cpp", *(f"llama_cpp.{part}" for part in PARTS)):
             sys.modules.pop(name, None)

@@ -1,4 +1,4 @@
-"""Llama and what its requests take."""
+"""Llama and the arguments of its requests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""llama.cpp's numbers, and what little of its C functions programs use that are not about them.
+"""llama.cpp's constants, and the few of its C functions that other programs use.
 
-llama-cpp-python hands out the whole C interface of the engine through ctypes. That is not here: the
+llama-cpp-python exposes the whole C interface of the engine through ctypes. That is not here: the
 engine of pyllama_spec is inside of one compiled module, and what a program needs of it has Python
 names in `pyllama_spec.engine`. Constants and a few functions that only read a vocabulary are.
 """

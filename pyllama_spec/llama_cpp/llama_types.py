@@ -50,7 +50,7 @@ class CompletionChoice(TypedDict):
 
 
 class PromptTokensDetails(TypedDict):
-    """What became of a prompt's tokens."""
+    """The handling of a prompt's tokens."""
 
     cached_tokens: int
 

@@ -101,13 +101,13 @@ _DEFAULTS: Mapping[str, Any] = {
     "n_parallel": 4, "max_waiting": 64, "verbose": False,
 }  # fmt: skip
 
-# What clients are told in the place of keywords of Llama().
+# The server's options in messages, for keywords of Llama().
 _TOLD = {"embedding=True": "--embedding true", "n_ctx": "--n_ctx", "n_batch": "--n_batch",
          "max_waiting": "--max_waiting"}  # fmt: skip
 
 
 class Plan(NamedTuple):
-    """What the options mean.
+    """The parsed options.
 
     Attributes:
         keywords: of Llama(), for the first model.

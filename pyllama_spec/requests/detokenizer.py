@@ -17,7 +17,7 @@ class Piece:
 
     Attributes:
         text: whole characters; "" only for the last piece.
-        tokens: the ids behind it: several where a character is split across tokens.
+        tokens: the ids after it: several where a character is split across tokens.
         from_draft: for each token, whether it was drafted and accepted.
         finish_reason: "stop" or "length" on the last piece, else None.
 
@@ -30,7 +30,7 @@ class Piece:
 
     @property
     def is_drafted(self) -> bool:
-        """Whether there are tokens behind it, and all of them were drafted and accepted."""
+        """Whether there are tokens after it, and all of them were drafted and accepted."""
         return bool(self.from_draft) and all(self.from_draft)
 
 
@@ -52,7 +52,7 @@ class _Group:
         return Piece(self.text, tuple(self.tokens), tuple(self.from_draft))
 
     def truncated(self, at: int) -> Piece:
-        """What is left of it when the text ends before character `at`."""
+        """The part before character `at`, where the text ends."""
         n = sum(start < at for start in self.starts)
         text = self.text[: max(at - self.start, 0)]
         return Piece(text, tuple(self.tokens[:n]), tuple(self.from_draft[:n]))
@@ -94,7 +94,7 @@ class Detokenizer:
         self._longest = max(map(len, self._stops), default=0)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._n_chars = 0
-        # The text of the groups that are not given out yet.
+        # The text of the groups that are not emitted yet.
         self._held = ""
         self._complete: deque[_Group] = deque()
         self._open = _Group(0)
@@ -107,7 +107,7 @@ class Detokenizer:
         return self.stop is not None
 
     def feed(self, token: int, *, from_draft: bool = False) -> list[Piece]:
-        """Takes the next token; gives what is certain with it."""
+        """Takes the next token; returns the text that is certain with it."""
         group = self._open
         self.n_fed += 1
         text = self._decoder.decode(self._vocab.piece(token))
@@ -130,7 +130,7 @@ class Detokenizer:
         return self._release(self._n_chars - self._n_uncertain())
 
     def flush(self) -> list[Piece]:
-        """The end: gives what is left. An unfinished character is dropped, its tokens are not."""
+        """Returns the remaining text. An unfinished character is dropped, its tokens are not."""
         pieces = self._release(self._n_chars)
         if self._open.tokens:
             pieces.append(self._open.as_piece())
@@ -154,7 +154,7 @@ class Detokenizer:
         """The length of the longest end of the text that a stop string begins with."""
         held, stops = self._held, self._sorted
         for n in range(min(self._longest - 1, len(held)), 0, -1):
-            # What begins with these characters and goes on stands behind what they are alone.
+            # What begins with these characters and continues stands after what they are alone.
             at = bisect_right(stops, held[-n:])
             if at < len(stops) and stops[at].startswith(held[-n:]):
                 return n
@@ -176,10 +176,10 @@ class Detokenizer:
 
 
 class TokenByToken(Detokenizer):
-    """Gives each token as soon as it is there, whether it ends on a whole character or not."""
+    """Emits each token at once, whether it ends on a whole character or not."""
 
     def feed(self, token: int, *, from_draft: bool = False) -> list[Piece]:
-        """Takes the next token, and gives it."""
+        """Takes the next token, and emits it."""
         self.n_fed += 1
         text = self._vocab.piece(token).decode(errors="replace")
         return [Piece(text, (token,), (from_draft,))]

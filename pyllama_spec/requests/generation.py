@@ -1,4 +1,4 @@
-"""One generation on an open model: text as it comes, and what is known of it at the end."""
+"""One generation on an open model: text as it comes, and its figures at the end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Runtime:
 
 @dataclass(slots=True)
 class GenerationRecord:
-    """What a generation has given so far.
+    """The output of a generation so far.
 
     Attributes:
         prompt_tokens: the prompt's ids.
@@ -95,7 +95,7 @@ class GenerationRecord:
 
     @property
     def stretches(self) -> tuple[tuple[str, str], ...]:
-        """The text in parts as long as they go, each with who drafted it."""
+        """The text in parts that are as long as possible, each with who drafted it."""
         return tuple(
             ("".join(text for text, _ in parts), who)
             for who, parts in groupby(self.token_sources, itemgetter(1))
@@ -103,7 +103,7 @@ class GenerationRecord:
 
     @property
     def spans(self) -> list[tuple[int, bool]]:
-        """Where each stretch of the text ends that was drafted, or was not; and which it is."""
+        """The ends of the text's drafted and plain stretches, each with its kind."""
         ends = accumulate(len(text) for text, _ in self.token_sources)
         parts = zip(ends, self.token_sources, strict=True)
         marked = [(end, who != TARGET) for end, (_, who) in parts]
@@ -192,7 +192,7 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
         return self._ticket.job.stats
 
     def start(self, *, is_whole: bool = True, is_detached: bool = False) -> None:
-        """Comes into line without being read, where others can compute beside it.
+        """Enters the queue without being read, where others can compute beside it.
 
         Args:
             is_whole: compute it to its end, for whoever wants a text as a whole; else a stream does
@@ -204,10 +204,10 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
             if self._ticket.number >= 0:
                 return
             if self._runner.start(self._ticket, is_whole=is_whole, is_detached=is_detached):
-                next(self._pieces)  # to where dropping it ends the request
+                next(self._pieces)  # up to the point where dropping it ends the request
 
     def look_after(self, keeper: Keeper) -> None:
-        """Has what its sequence holds looked after, before it and behind it."""
+        """Sets the keeper of its sequence's content, called before the request and after it."""
         self._job.keeper = keeper
 
     @property
@@ -242,7 +242,7 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Around all that fetches pieces or ends it: one thread at a time.
+        """Lets one thread at a time fetch pieces or end it.
 
         Raises:
             BusyError: a callback of a running generation calls, in the thread that computes.
@@ -264,7 +264,7 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
     async def arriving(
         self, advance: Callable[[], _T], pending: _T, others: Sequence[Generation] = ()
     ) -> _T:
-        """What a function gives that reads this generation, as soon as it can without waiting.
+        """The result of a function that reads this generation, without blocking the loop.
 
         Args:
             advance: reads, and gives `pending` where PENDING is all that there is to read.
@@ -349,7 +349,7 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
         """
         with suppress(ForkedError):
             self._runner.check_reader()
-            self._runner.abort(self._ticket)  # whoever reads it in another thread waits no longer
+            self._runner.abort(self._ticket)  # a reader in another thread stops waiting
             with self._lock:
                 self._pieces.close()
                 self._runner.withdraw(self._ticket)

@@ -1,8 +1,8 @@
 """Regular expressions and Lark grammars, which llguidance follows; an extra: [llguidance].
 
-Only tokens that are committed reach a matcher, so that there is nothing to take back when a draft
-is refused: the sampler draws at each row of a verify batch, and the matcher goes on with what was
-drawn. A mask of the vocabulary is computed only where the first choice is forbidden.
+Only committed tokens reach a matcher, so that nothing has to be undone when a draft
+is rejected: the sampler draws at each row of a verify batch, and the matcher advances over the
+drawn token. A mask of the vocabulary is computed only where the first choice is forbidden.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyllama_spec.engine import Context, Model, Sampler, Vocab
 from pyllama_spec.errors import ArgumentError, EngineError, UnsupportedError
 from pyllama_spec.speculative import StepSampler
 
-# What stands before the name of a control token in the bytes that llguidance gets.
+# The prefix of a control token's name in the bytes that llguidance gets.
 _CONTROL_MARK = b"\xff"
 _TOKENIZERS: WeakKeyDictionary[Model, Any] = WeakKeyDictionary()
 
@@ -146,7 +146,7 @@ class GuidedSampler(StepSampler):
 
 
 def _one_line(why: str) -> str:
-    """What it says, without the state of its parser and the picture of the place."""
+    """Its message, without the state of its parser and the excerpt."""
     return " ".join(why.partition("<state>")[0].split())[:300]
 
 

@@ -1,4 +1,4 @@
-"""One request on its way: the run of a sequence on one side, pieces of text on the other."""
+"""One running request: the run of a sequence on one side, pieces of text on the other."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyllama_spec.requests.guided import GuidedSampler
 
 Ids = npt.NDArray[np.int32]
-# Whose choice a token is that nobody drafted.
+# The source of a token that was not drafted.
 TARGET = "target"
 
 
@@ -61,10 +61,10 @@ class _History:
 
 
 def _called(function: Callable[..., Any], kind: str, ids: Ids, logits: Any) -> Any:
-    """What a function of the user's gives.
+    """The result of a user's function.
 
     Raises:
-        ArgumentError: it raised what would end a generator as if all were well.
+        ArgumentError: it raised an exception that would end a generator silently.
 
     """
     try:
@@ -87,9 +87,9 @@ class RowSampler(Protocol):
 
 
 class Keeper(Protocol):
-    """Looks after what sequences hold, for requests that begin alike; called where it computes.
+    """Keeps the content of sequences for later requests; called in the computing thread.
 
-    What it raises is the request's error before it, and nobody's behind it.
+    An exception before the request is the request's error; one after it is ignored.
     """
 
     def before(self, state: SequenceState, prompt: Sequence[int]) -> None:
@@ -119,7 +119,7 @@ def guided_sampler(model: Model, sampler: Sampler, guide: Guide | None) -> Guide
 
 
 class _ProcessedSampler(StepSampler):
-    """A sampler behind logits processors. They see each position once, with what is committed."""
+    """A sampler after logits processors. They see each position once, with what is committed."""
 
     def __init__(
         self, sampler: RowSampler, processors: Sequence[LogitsProcessor], history: _History
@@ -153,7 +153,7 @@ class _ProcessedSampler(StepSampler):
 
 
 class _Observer:
-    """Sees every committed token with its row, for those requests that want to."""
+    """Sees every committed token with its row, for requests that ask for that."""
 
     def __init__(
         self, context: Context, options: RequestOptions, prompt: Sequence[int], max_tokens: int
@@ -180,7 +180,7 @@ class _Observer:
 
 
 class Job:
-    """A request: what it needs of the model, and what becomes of its tokens.
+    """A request: its part of the model, and the text of its tokens.
 
     Args:
         model, context: of the target.
@@ -193,7 +193,7 @@ class Job:
         acceptance: "exact" or "distribution", for requests that do not say.
 
     Attributes:
-        keeper: looks after what its sequence holds before it and behind it; None for nobody.
+        keeper: looks after what its sequence holds before it and after it; None for nobody.
         run: its run, once it has begun.
         end_token: the token that ended the text, which is no part of it; None where none did.
         stop_reason: what of the request ended the text: a stop string or the id of a token.
@@ -361,7 +361,7 @@ class Job:
         self.run = run
 
     def _shift(self) -> None:
-        """Goes on in a context that is full, without the older half of what may be forgotten.
+        """Continues in a context that is full, without the older half of what may be forgotten.
 
         What stays is read anew, as a prompt: it then has the rows that it has alone, in any kind of
         memory, and a drafter sees all of it.
@@ -403,16 +403,16 @@ class Job:
         return len(self.run.prompt) - len(self._past)
 
     def keep(self, state: SequenceState) -> None:
-        """Behind its last round, while it has its sequence still; nothing of a private request."""
+        """After its last round, while it still has its sequence; nothing for a private request."""
         if self.keeper is not None and self._options.remember:
-            with contextlib.suppress(Exception):  # the text is whole, whatever becomes of this
+            with contextlib.suppress(Exception):  # the text is complete, whatever happens here
                 self.keeper.behind(state)
 
     def _forced(self, max_draft: int) -> Sequence[int]:
-        """Tokens of the text that the grammar leaves no choice about.
+        """Tokens of the text that the grammar forces.
 
         The model may spell it with other tokens: these are a draft like any other. The last one is
-        left out where the text goes on, since what follows may belong to it.
+        left out where the text continues, since what follows may belong to it.
         """
         text = self._sampler.forced()
         if len(text) < 2:
@@ -425,7 +425,7 @@ class Job:
     def take(self, step: Step) -> tuple[list[Piece], str | None, BaseException | None]:
         """The pieces of a round, up to where the text ends, and why it ends there.
 
-        What a callback raised behind that end, where only a draft has led, is no error.
+        What a callback raised after that end, where only a draft has led, is no error.
         """
         if self.run is not None and not self.run.timing.first_token_s and step.tokens:
             self.run.timing.first_token_s = perf_counter() - self._asked_s
@@ -440,7 +440,7 @@ class Job:
         return pieces, finish, None if is_past_end else step.error
 
     def _may_shift(self) -> bool:
-        """Whether a text that has no room left goes on."""
+        """Whether a text that has no room left continues."""
         return self._options.context_shift and self.run is not None and self.run.n_left > 0
 
     def _take(self, step: Step) -> tuple[list[Piece], str | None]:
@@ -493,7 +493,7 @@ class Job:
             self.run.state.n_given = max(self._n_before + self._n_delivered - 1, 0)
 
     def note_end(self) -> None:
-        """All was delivered: the text ends where its last round says, or before in that round."""
+        """All was delivered: the text ends in its last round, at its end or before."""
         if self.run is not None:
             self.run.state.n_given = self._n_end
 
@@ -521,7 +521,7 @@ class Job:
             if self._tokens is None:
                 self._tokens = self._generated()
             # It is a method of this job, which has the run: the two would keep the request's texts
-            # until the collector of circles comes.
+            # until the cycle collector runs.
             self.run.forced = None
         if self._rejection is not None:
             self._rejection.close()

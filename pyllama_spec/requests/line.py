@@ -1,4 +1,4 @@
-"""The line for the places of a model: who is next, who gives a place back, which place is whose.
+"""The queue for the places of a model: which request is next, which gives its place back.
 
 It decides and calls no engine. A runner uses it under its lock.
 """
@@ -17,8 +17,8 @@ from pyllama_spec.speculative.sequence import n_common
 # For how long a stream that nobody reads keeps a place that others wait for. Copying it away and
 # back takes about as long as computing some tokens, so that it is not done between two of them.
 _PATIENCE_S = 0.1
-# For how long a request waits for one that was asked for before it, and is not made yet. To render
-# and to cut into tokens takes milliseconds; who makes it may also wait for something else.
+# For how long a request waits for one that was asked for before it, and is not made yet. Rendering
+# and tokenizing take milliseconds; the thread that makes it may also wait for something else.
 _ARRIVING_S = 5.0
 # Of all streams that were put aside together; less where the machine has less than eight times it.
 _COPIES_BYTES = 4 << 30
@@ -39,7 +39,7 @@ class Line:
         max_copies_bytes: the most memory for what those have that were put aside.
 
     A request that is asked for in an event loop is made in a thread, and comes into line later, at
-    the place of its call: those behind it leave a place for it.
+    the place of its call: those after it leave a place for it.
 
     """
 
@@ -82,7 +82,7 @@ class Line:
         return arrival
 
     def made(self, arrival: Arrival) -> None:
-        """Its request is in line, or there will be none. May be called twice."""
+        """Called once its request is queued, or will not come. May be called twice."""
         if arrival in self._arriving:
             self._arriving.remove(arrival)
 
@@ -104,7 +104,7 @@ class Line:
             self._queue(ticket)
 
     def leave(self, ticket: Ticket) -> None:
-        """It is over, and gives its place back."""
+        """Called as it ends: it gives its place back."""
         for tickets in (self.waiting, self.placed, self.aside):
             if ticket in tickets:
                 tickets.remove(ticket)
@@ -222,7 +222,7 @@ class Line:
         """Until a stream may be put aside or time is over for a request; None for never.
 
         Args:
-            ticket: who asks, and waits to be computed; None for the thread.
+            ticket: the request that waits to be computed; None for the thread.
 
         """
         ends = [t.deadline for t in ([ticket] if ticket else self.waiting) if t.deadline]
@@ -233,7 +233,7 @@ class Line:
         return max(min(ends) - monotonic(), 0.001) if ends else None
 
     def put_aside(self, ticket: Ticket, saved: SavedSequence) -> None:
-        """Takes the place of one that nobody reads, with a copy of what it needs to go on.
+        """Takes the place of one that nobody reads, with a copy of what it needs to continue.
 
         What the sequence holds stays there, for whoever begins with the same text.
         """
@@ -249,7 +249,7 @@ class Line:
         self._bound_copies()
 
     def _bound_copies(self) -> None:
-        """Lets go of copies, of those first that are aside for longest: they read again instead."""
+        """Releases copies, of those first that are aside for longest: they recompute instead."""
         kept = [t.saved for t in (*self.waiting, *self.aside) if t.saved is not None]
         n_bytes = sum(saved.n_bytes for saved in kept)
         for ticket in self.aside:

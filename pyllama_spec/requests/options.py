@@ -1,4 +1,4 @@
-"""What a caller may ask of one generation."""
+"""The options of one generation."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ class RequestOptions:
             self._set("penalize_prompt", boolean(self.penalize_prompt, "penalize_prompt"))
         for name in ("logits_processor", "stopping_criteria"):
             self._set(name, _functions(getattr(self, name), name))
-        self.sampler_params()  # whose own checks are as good before the request as in it
+        self.sampler_params()  # checked before the request by its own rules
 
     def _check_length(self) -> None:
         """How long the text may be, and must."""
@@ -363,7 +363,7 @@ class RequestOptions:
 
     @property
     def sees_prompt(self) -> bool:
-        """Whether penalties and DRY see the prompt. DRY is about what stood there before."""
+        """Whether penalties and DRY see the prompt. DRY is about what occurred there before."""
         if self.penalize_prompt is None:
             return self.dry_multiplier != 0
         return self.penalize_prompt

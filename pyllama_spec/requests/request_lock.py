@@ -1,4 +1,4 @@
-"""Who may use a context that has no line: one thread at a time, which others can interrupt."""
+"""The lock of a context without a queue: one thread at a time, which others can interrupt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from pyllama_spec.errors import BusyError, CancelledError, ClosedError
 
-# What a request is told whose model was closed, before it or under it.
+# The message for a request whose model was closed, before it or during it.
 CLOSED = "the model is closed; open it again"
 
 
@@ -68,7 +68,7 @@ class RequestLock:
                 self._interrupt(True)
 
     def close(self) -> bool:
-        """Ends what runs and lets nobody in any more.
+        """Ends the running request and refuses new ones.
 
         Returns:
             True for the call that closed it, False if it was closed already.

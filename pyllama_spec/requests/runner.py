@@ -1,4 +1,4 @@
-"""Who computes, and whose turn it is: one line for all requests of a model.
+"""Runs the requests of a model: one queue, and rounds that compute them side by side.
 
 A context has a place for each of its sequences. Requests come into line in the order of their age,
 get a place, and are computed side by side in rounds. With several places a thread of the runner's
@@ -6,9 +6,9 @@ own computes them; it lives while there is something to compute. With one place 
 request computes it, and the thread only what is read without waiting, as from an event loop.
 
 A place belongs to a request, and never to a thread. A stream that nobody reads pauses; where others
-want its place it is copied to the host's memory and put aside, and goes on from there, to the bit,
-once its reader has caught up. These copies are bounded: without one it is read again. Any request
-can be ended at any stage, by anyone, without waiting.
+want its place it is copied to the host's memory and put aside, and continues from there, to the
+bit, once its reader has caught up. These copies are bounded: without one it is read again. Any
+request can be ended at any stage, by anyone, without waiting.
 What a callback of one request raises ends that request alone.
 """
 
@@ -57,7 +57,7 @@ class Runner(Visits):
         self.load_s = 0.0
         self._max_waiting = max_waiting
         self._thread: threading.Thread | None = None
-        # What is computed now.
+        # The requests that are computed now.
         self._computing: Sequence[Ticket] = ()
 
     # ---- for readers
@@ -200,7 +200,7 @@ class Runner(Visits):
         return None if ticket.error is None else self._take(ticket)
 
     def _go_on(self, ticket: Ticket) -> None:
-        """Its reader has read: lets it be computed again, and come back into line."""
+        """Called after a read: the request can be computed again, or is queued again."""
         if ticket.max_ahead is None or len(ticket.pieces) < ticket.max_ahead:
             ticket.unread_since = None
         ticket.is_pinned = False
@@ -259,7 +259,7 @@ class Runner(Visits):
 
     def _withdraw(self, ticket: Ticket) -> None:
         # It may be the garbage collector that calls, which may have freed the context already:
-        # nothing of the engine is touched, unless somebody computes with it.
+        # nothing of the engine is touched, unless a thread computes with it.
         if not ticket.is_over:
             self.abort(ticket)
 
@@ -315,16 +315,16 @@ class Runner(Visits):
             self._changed.notify_all()
             while self._computer is not None or self._visitor not in (None, me):
                 self._changed.wait()
-            self._cancel(self._line.everyone())  # nobody computes any more who would end them
+            self._cancel(self._line.everyone())  # no thread computes any more that would end them
             thread = self._thread
         if thread is not None:
             thread.join()
         return True
 
-    # ---- who is next
+    # ---- the next request
 
     def _wake(self) -> None:
-        """Something has changed: whoever computes next is told, or the thread started."""
+        """After a change: wakes the next computing thread, or starts the runner's."""
         for ticket in (*self._line.waiting[:1], *self._line.placed):
             if ticket.is_inline:
                 ticket.notify()
@@ -346,7 +346,7 @@ class Runner(Visits):
         )
 
     def _is_its_turn(self, ticket: Ticket) -> bool:
-        """Whether whoever reads a request is to compute it now."""
+        """Whether a request's reader computes it now."""
         if not ticket.is_inline or self._computer is not None or self._n_exclusive:
             return False
         return ticket in self._line.placed or self._line.can_begin(ticket)
@@ -373,14 +373,14 @@ class Runner(Visits):
                 # Its requests have it; those in line are served.
 
     def _stop(self) -> None:
-        """The thread's end: after this another one may begin."""
+        """The thread's end: after this another one may start."""
         if self._computer is None and self._visitor is None:
             self._round.target.pause_threads()
         self._thread = None
         self._changed.notify_all()
 
     def _one_round(self, reader: Ticket | None) -> None:
-        """Gives places, computes a round and hands out what it gave.
+        """Gives places, computes a round and delivers its tokens.
 
         Args:
             reader: the request that its reader computes; None in the thread.
@@ -439,7 +439,7 @@ class Runner(Visits):
         return outcomes
 
     def _begin(self, ticket: Ticket) -> BaseException | None:
-        """Brings a request's sequence to where it begins, or goes on."""
+        """Brings a request's sequence to where it begins, or continues."""
         job, state = ticket.job, ticket.state
         assert state is not None
         try:
@@ -455,7 +455,7 @@ class Runner(Visits):
         return None
 
     def _put_aside(self, tickets: Sequence[Ticket]) -> None:
-        """Copies what requests need to go on, and takes their places."""
+        """Copies what requests need to continue, and takes their places."""
         for ticket in tickets:
             run = ticket.job.run
             if run is None or ticket.state is not run.state:
@@ -487,14 +487,14 @@ class Runner(Visits):
         for ticket in self._computing:
             if ticket.is_cancelled and not ticket.is_over:  # while it was computed
                 self._end(ticket, CancelledError(_CANCELLED))
-        # Who is cancelled from here on has no round to its end: _cancel() ends it itself.
+        # A request that is cancelled from here on is in no round: _cancel() ends it itself.
         self._computing = ()
 
     def _end(self, ticket: Ticket, error: BaseException | None, finish: str | None = None) -> None:
         """Takes a request out of its place, and tells its reader."""
         if isinstance(error, CancelledError):
             # Nobody asks where it was noticed, and the frames there hold the request, which would
-            # make a circle with its error.
+            # form a cycle with its error.
             error.__traceback__ = None
             error = ClosedError(CLOSED) if self._is_closed else ticket.reason or error
         if error is not None:

@@ -15,7 +15,7 @@ from pyllama_spec.requests.job import Job
 from pyllama_spec.speculative import SavedSequence, SequenceState
 
 Stage = Literal["new", "queued", "reading", "generating", "aside", "ended"]
-# What a reader who does not wait gets where there is nothing yet.
+# The answer for a non-waiting reader where nothing is there yet.
 PENDING = Piece("")
 
 
@@ -62,7 +62,7 @@ class RequestStatus:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """What a runner notes of a request. All of it is used under the runner's lock.
+    """A runner's record of a request. All of it is used under the runner's lock.
 
     Attributes:
         job: the request.
@@ -78,12 +78,12 @@ class Ticket:
         wake: called when `ready` is notified, for a reader who does not wait; must not wait either.
         pieces: computed, not read.
         state: the sequence that it has; None without a place.
-        saved: what it needs to go on, while others have its place.
+        saved: what it needs to continue, while others have its place.
         unread_since: since when it waits for its reader, by time.monotonic(); None while it is to
             be computed.
         finish: why its text ends; None before.
         error: what ended it instead.
-        reason: what its reader is told in place of a plain CancelledError.
+        reason: the reader's message in place of a plain CancelledError.
         n_read: tokens of the prompt that were read, once it is over; -1 before.
         is_pinned: whether it keeps its place though nobody reads it, since it could not be copied.
 

@@ -1,4 +1,4 @@
-"""Who has a context for itself, between the rounds of the runner that computes on it."""
+"""Exclusive use of a context between the rounds of the runner that computes on it."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ class Visits(ABC):
         self._visitor: int | None = None
         self._n_exclusive = 0
         self._is_closed = False
-        # Kept here: when it is asked, this module's names may be gone.
+        # Kept here: at exit this module's names may be gone.
         self._is_finalizing = sys.is_finalizing
 
     @property
     def _is_out_of_reach(self) -> bool:
         """Whether a thread that is no more may hold the lock: of a parent, or of a process's end.
 
-        Streams that are dropped then have nothing to give back.
+        Streams that are dropped then have nothing to release.
         """
         return self._round.target.is_forked or self._is_finalizing()
 
     @abstractmethod
     def _wake(self) -> None:
-        """Something has changed: whoever computes next is told."""
+        """After a change: wakes the next computing thread."""
 
     @abstractmethod
     def _put_aside(self, tickets: Sequence[Ticket]) -> None:
-        """Copies what requests need to go on, and takes their places."""
+        """Copies what requests need to continue, and takes their places."""
 
     def _refuse_callback(self, what: str) -> None:
         if self._computer == threading.get_ident():
@@ -83,7 +83,7 @@ class Visits(ABC):
         self._round.target.check_process()
         self._refuse_callback("use the model's memory")
         me = threading.get_ident()
-        if self._visitor == me:  # what a subclass overrides may use another call
+        if self._visitor == me:  # an override in a subclass may use another call
             yield
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""JSON schemas as grammars: what is kept is kept whole, and everything else is refused by name."""
+"""JSON schemas as grammars: a keyword is enforced completely or refused by name."""
 
 from pyllama_spec.errors import SchemaError
 from pyllama_spec.schema.compiler import Loosened, SchemaRules, loosened_rules, schema_rules

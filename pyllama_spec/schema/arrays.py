@@ -47,7 +47,7 @@ class Arrays:
             default=0,
         )
         if high is None and any(one.first and one.rest is None for one in those(case, Items)):
-            # Places that a schema says nothing about stay empty, unless there have to be more.
+            # Places without a subschema stay empty, unless more items are required.
             high = n_first if low <= n_first else None
         if n_first > _MAX_PLACES:
             raise TooLargeError(f"it has more than {_MAX_PLACES:,} places")
@@ -128,7 +128,7 @@ class Arrays:
                 if following not in names:
                     names[following] = grammar.name("items")
                     todo.append(following)
-                # At the last place of a list without end the place stands for all behind it.
+                # At the last place of a list without end the place stands for all after it.
                 item = self._item(case, place if place < n_first else n_first, fits)
                 ways.append([*self._start(place), item, Rule(names[following])])
             grammar.put(names[state], ways)
@@ -138,7 +138,7 @@ class Arrays:
     def _steps(
         contains: list[Contains], tops: list[int], counts: tuple[int, ...]
     ) -> Iterator[tuple[tuple[Fits, ...], tuple[int, ...]]]:
-        """What an item may fit beside its place's schema, and the numbers behind it."""
+        """What an item may fit beside its place's schema, and the numbers after it."""
         ways: list[list[tuple[tuple[Fits, ...], int]]] = []
         for one, top, n in zip(contains, tops, counts, strict=True):
             counted: tuple[tuple[Fits, ...], int] = ((one.fits,), n + 1)

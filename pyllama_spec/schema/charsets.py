@@ -153,7 +153,7 @@ _CATEGORIES = frozenset(
 
 
 # Characters have a category of these in two places. What lies between them is not assigned, and
-# behind them private.
+# after them private.
 _ASSIGNED = ((0, 0x3FFFF), (0xE0000, 0xE0FFF))
 
 

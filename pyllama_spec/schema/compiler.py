@@ -52,7 +52,7 @@ class SchemaRules(NamedTuple):
     """What a schema gives.
 
     Attributes:
-        grammar: GBNF, which begins with the rule `root`, behind the prefix.
+        grammar: GBNF, which begins with the rule `root`, after the prefix.
         properties: the same for each property of the schema that a value may have.
         unknown: names in the schema that are no keywords, each with one of its places.
 
@@ -233,7 +233,7 @@ class _Compiler:
         return self._document.nodes[min(numbers)].path if numbers else "#"
 
     def _largest(self, node: Node, kind: str) -> str:
-        """The keyword that most likely asks for too much."""
+        """The keyword that is most likely too expensive."""
         schemas = [self._document.nodes[fits.number].schema for fits in node]
         keys = {key for schema in schemas if isinstance(schema, dict) for key in schema}
         suspects = {

@@ -13,7 +13,7 @@ from pyllama_spec.errors import SchemaError, clipped
 from pyllama_spec.schema.limits import cannot, malformed, place
 
 Schema = Any  # a dict, or True or False
-# What follows calls itself for what is nested, and so does who reads the answer.
+# The code below recurses for nesting, and so do readers of the answer.
 MAX_DEPTH = 400
 
 _ONE = (
@@ -46,7 +46,7 @@ class Node(NamedTuple):
 
     Attributes:
         schema: a dict, True or False.
-        path: its place, as a JSON pointer behind "#".
+        path: its place, as a JSON pointer after "#".
         base: the URI that references in it are relative to.
 
     """
@@ -95,7 +95,7 @@ class Document:
         self.root = self.number(schema, "#", self._bases.get(id(schema), ""))
 
     def _scan(self, schema: Schema) -> None:
-        """Finds what has a name: resources by $id, places by $anchor."""
+        """Indexes the names: resources by $id, places by $anchor."""
         self._roots[""] = (schema, "#")
         dialect = schema.get("$schema") if isinstance(schema, dict) else None
         is_new = isinstance(dialect, str) and "/20" in dialect

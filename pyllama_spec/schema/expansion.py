@@ -144,7 +144,7 @@ class Expansion:
     def kinds(self, node: Node) -> tuple[str, ...]:
         """The types that a value may have; where all may come, those that the keywords are about.
 
-        Who writes properties, and no type, wants an object.
+        A schema with properties and without a type means an object.
         """
         possible = tuple(kind for kind in TYPES if self.cases(node, kind))
         if len(possible) < len(TYPES):
@@ -229,7 +229,7 @@ class Expansion:
                       for case in self.cases(node, "string"))  # fmt: skip
 
     def property_node(self, case: Case, name: str) -> Node:
-        """What the value of a property fits."""
+        """The subschemas that the value of a property fits."""
         fits = [one.fits for one in those(case, PropertyFits) if one.name == name]
         for one in those(case, Properties):
             own = [Fits(one.numbers[name])] if name in one.numbers else []
@@ -246,7 +246,7 @@ class Expansion:
         )
 
     def item_node(self, case: Case, place: int) -> Node:
-        """What the item at a place fits."""
+        """The subschemas that the item at a place fits."""
         fits = [one.fits for one in those(case, ItemAt) if one.place == place]
         for one in those(case, Items):
             if place < len(one.first):
@@ -268,7 +268,7 @@ class Expansion:
             self._depth -= 1
 
     def _say_apart(self, a: int, b: int, kind: str) -> bool:
-        """Whether two say it themselves: by their type, or by a property that both need.
+        """Whether two subschemas exclude each other by type, or by a property that both need.
 
         A union of some hundred objects has as many pairs as other schemas have steps.
         """

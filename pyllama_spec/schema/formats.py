@@ -35,7 +35,7 @@ _IPV6 = "|".join(
     ]
 )
 _BITS4, _BITS6 = "/(3[0-2]|[12]?[0-9])", "/(12[0-8]|1[01][0-9]|[1-9]?[0-9])"
-# An address behind whose bits nothing but zeros comes.
+# An address after whose bits nothing but zeros comes.
 _NETWORK = rf"{_IPV4}/32|({_OCTET}\.){{3}}0/24|{_OCTET}\.{_OCTET}\.0\.0/16|{_OCTET}\.0\.0\.0/8"
 # Of at most 61 characters, four of them: a host name has 63 and 253 at most.
 _LABEL = "[a-zA-Z0-9](-?[a-zA-Z0-9]){0,30}"

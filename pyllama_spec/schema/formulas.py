@@ -1,4 +1,4 @@
-"""What a schema asks of a value of one JSON type: conditions, joined by "and" and "or".
+"""The conditions of a schema on a value of one JSON type, joined by "and" and "or".
 
 A condition looks at the value itself (`Text`, `Count`, ...), or names another subschema (`Fits`).
 Each knows its negation, or refuses: then a schema cannot stand under "not", "if" or "oneOf".
@@ -52,17 +52,17 @@ class Fits(Formula):
 
 @dataclass(frozen=True)
 class Condition(Formula):
-    """What one keyword asks. `keyword` and `path` say where, for a refusal."""
+    """The condition of one keyword. `keyword` and `path` are its place, for a refusal."""
 
     keyword: str = field(default="", kw_only=True, compare=False)
     path: str = field(default="#", kw_only=True, compare=False)
 
     def negation(self) -> Formula:
-        """What holds where it does not."""
+        """The condition that holds where this one does not."""
         raise self.refusal()
 
     def refusal(self) -> SchemaError:
-        """That it cannot be turned around."""
+        """The error for a condition that cannot be negated."""
         return cannot(
             self.keyword, self.path, 'a grammar cannot hold the opposite, which "not", "if" or '
             '"oneOf" around it ask for', "Say what is allowed, or anyOf for oneOf",
@@ -266,7 +266,7 @@ class Names(Condition):
 
 @dataclass(frozen=True)
 class Older(Condition):
-    """What a keyword asks that newer drafts do not know: kept, and not turned around."""
+    """The condition of a keyword that newer drafts dropped: enforced, but never negated."""
 
     formula: Formula
 
@@ -279,7 +279,7 @@ def _outside(low: int, high: int | None, kind: type[Count] | type[Size]) -> Iter
 
 
 def opposite(formula: Formula) -> Formula:
-    """What holds where the formula does not.
+    """The negation of a formula.
 
     Raises:
         SchemaError: a grammar cannot hold that.

@@ -1,6 +1,6 @@
 """Sets of texts: built by union, intersection and complement, read one character at a time.
 
-A `Lang` is a regular expression with intersection and complement. What is left of it behind a
+A `Lang` is a regular expression with intersection and complement. What is left of it after a
 character is its derivative (Brzozowski, 1964), which is a `Lang` again: so a table of states comes
 out without an automaton for each operation. Marks of the beginning, the end and the edge of a word
 take no character; whether one holds depends on the place where it is asked.
@@ -243,7 +243,7 @@ def _after_words(words: frozenset[str], char: str) -> Lang:
 
 
 def after(lang: Lang, char: str, place: Place) -> Lang:
-    """What is left behind a character that stands at this place."""
+    """The derivative by a character at this place."""
     if isinstance(lang, Chars):
         return EMPTY if holds(lang.chars, ord(char)) else NEVER
     WORK.spend(1)
@@ -524,5 +524,5 @@ def counted(states: Table, low: int, high: int | None) -> Table:
     def may_end(counting: tuple[int, int]) -> bool:
         return states.ends[counting[0]] and counting[1] >= low
 
-    # Who asks for it has seen to how many there are.
+    # The caller has bounded their number.
     return explored((0, 0), leaving, may_end, len(states.ends) * (last + 1))

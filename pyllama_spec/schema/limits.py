@@ -1,4 +1,4 @@
-"""What a schema cannot be, and how much work one may make: the errors, and the count."""
+"""The errors of schemas, and the bound on the work that one may cause."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OutOfStepsError(Exception):
 
 
 class Budget:
-    """Counts steps, so that no schema takes for ever, and nobody else waits for it for long.
+    """Counts steps, so that no schema takes for ever or blocks other threads for long.
 
     Steps are counted and not seconds: whether a schema is refused must not depend on the machine.
 

@@ -106,13 +106,13 @@ class _State(NamedTuple):
     """What matters of the digits so far.
 
     Attributes:
-        phase: "" at the beginning, "-", "0", "w" in whole digits, "." behind the point, "f".
+        phase: "" at the beginning, "-", "0", "w" in whole digits, "." after the point, "f".
         is_negative: of the number.
         n_whole, n_fraction: digits, the first up to where they are told apart.
         sides: for each bound the digits so far beside its own: -1, 0 or 1.
         rests: for each multiple, what remains.
         has_value: whether some digit is not 0.
-        has_fraction: whether some digit behind the point is not 0.
+        has_fraction: whether some digit after the point is not 0.
 
     """
 
@@ -127,7 +127,7 @@ class _State(NamedTuple):
 
 
 def _decimals(value: Fraction) -> int:
-    """How many digits it has behind the point, at most some hundred."""
+    """How many digits it has after the point, at most some hundred."""
     n = 0
     while (value * 10**n).denominator != 1:
         n += 1

@@ -1,7 +1,7 @@
 """Regular expressions as JSON Schema has them: those of ECMA-262, read by code points.
 
-A pattern is searched for: without ^ and $ anything may stand around it. What takes more than a set
-of texts to say, such as a reference back to a group, is refused by name.
+A pattern is searched for: without ^ and $ any text may surround it. A construct that is no set
+of texts, such as a reference back to a group, is refused by name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAX_LENGTH = 10_000
 
 
 class PatternError(Exception):
-    """What of a pattern cannot be read, or cannot be kept."""
+    """The part of a pattern that cannot be parsed or enforced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class _Reader:
         return repeat(part, *times)
 
     def _escape(self, *, in_bracket: bool = False) -> CharSet:
-        """What stands behind a backslash, edges of words apart."""
+        """The part after a backslash, except edges of words."""
         char = self._take()
         if char.lower() in _CLASSES:
             char_class = _CLASSES[char.lower()]

@@ -19,14 +19,14 @@ How it is built, from the ground up:
     shapes      the bodies that are taken, as msgspec.Struct
     keywords    from such a body to the keywords of Llama's calls
     metrics     figures for Prometheus
-    serving     Serving: what all requests of a run share, and how it ends
+    serving     Serving: the shared state of a run, and its end
     service     Service: begins requests on a Llama; Answer: one of them, in chunks or as a whole
-    model_list  ModelList: which models there are, as a TOML file says
-    loader      what a load needs of the machine
+    model_list  ModelList: the models of a TOML file
+    loader      the resources that a load needs
     served_model  ServedModel: the state of one of them
-    models      Models: which of them are loaded, and for whom room is made
+    models      Models: loads them, and closes others to make room
     routes_*    the endpoints: each has ROUTES, a list of Route(method, path, handler)
-    access      who may call: the Host header, the Origin of a page, the key
+    access      access control: the Host header, the Origin of a page, the key
     app         create_app(): finds the route, asks for the key, gives errors their form
     hangup      Hangup: what SIGHUP has read again
     process     serve(): uvicorn, signals, TLS, how it ends
@@ -47,7 +47,7 @@ where `async for chunk in answer` gives OpenAI's chat chunks as dicts and events
 form that the route names: Route(..., error_form=openai_error). With `"speculation": {"show_tokens":
 true}` each choice of each chunk has `token_sources`, [{"text", "source"}], whose sources are
 "target", "model", "copy", "memory" and "grammar"; `speculation.drafted_by` counts by the same
-names, but for the target's own choices, which nobody drafted: "nobody". The last chunk of all has
+names, except that the target's own choices are "nobody". The last chunk of all has
 `usage` and `speculation`.
 """
 

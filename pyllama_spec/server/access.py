@@ -1,4 +1,4 @@
-"""Who may call: the Host header, the Origin of a page, the key."""
+"""Access control: the Host header, the Origin of a page, the key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyllama_spec.server.keywords import CALLER
 from pyllama_spec.server.settings import ServerSettings
 
 _PREFLIGHT_S = "600"
-# What the published JavaScript clients send from a page, of which a browser asks for each by name.
+# Headers of the published JavaScript clients, each of which a browser asks for by name.
 _STAINLESS = (
     "arch", "async", "custom-poll-interval", "helper", "helper-method", "lang", "os",
     "package-version", "poll-helper", "retry-count", "runtime", "runtime-version", "timeout",
@@ -25,7 +25,7 @@ _PAGE_HEADERS = ", ".join((
 
 
 def check_page(exchange: Exchange, settings: ServerSettings) -> None:
-    """Keeps out pages of others that a browser beside the server shows, and lets in who may.
+    """Refuses pages of other sites in a browser on this machine, and admits allowed callers.
 
     A browser sends a page's own origin with what the page asks for, and the name by which it was
     reached: that of another site where that site's name leads here. Programs send no origin.
@@ -57,7 +57,7 @@ def check_page(exchange: Exchange, settings: ServerSettings) -> None:
 
 
 async def answer_preflight(exchange: Exchange, methods: str) -> None:
-    """What a browser asks before a page of another origin calls; the origin was checked."""
+    """The answer to a browser's preflight request for another origin, which was checked."""
     await exchange.send_bytes(
         b"", b"text/plain", 204,
         {

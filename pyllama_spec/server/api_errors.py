@@ -1,4 +1,4 @@
-"""Errors as a client sees them: a status, a code, what to do, and nothing of the inside."""
+"""Errors as a client sees them: a status, a code, a remedy, and no internals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pyllama_spec.errors import (
 
 
 class ApiError(Exception):
-    """What a request is answered with instead.
+    """An error as the answer to a request.
 
     Args:
         status: of HTTP.
@@ -78,11 +78,11 @@ _KINDS: tuple[tuple[type[BaseException], int, str], ...] = (
 def api_error(
     error: BaseException, retry_after_s: int, flags: Mapping[str, str] | None = None
 ) -> ApiError:
-    """What an exception is over HTTP; the words of one that is not the package's stay inside.
+    """An exception over HTTP; the message of a foreign one is not shown.
 
     Args:
         error: an ApiError is given back itself.
-        retry_after_s: what a client is told to wait, whom it would help to ask again.
+        retry_after_s: the Retry-After of errors for which a retry may help.
         flags: see ServerSettings.
 
     """
@@ -103,7 +103,7 @@ def _of_kind(error: BaseException, flags: Mapping[str, str]) -> ApiError:
 
 
 def with_flags(message: str, flags: Mapping[str, str]) -> str:
-    """A message of the library's, with what the server's program calls the keywords of Llama().
+    """A message of the library, with the server program's options for keywords of Llama().
 
     "max_waiting=2" becomes "--max-waiting 2".
 
@@ -120,7 +120,7 @@ def with_flags(message: str, flags: Mapping[str, str]) -> str:
 
 
 def invalid_type(error: Exception) -> ApiError:
-    """What a client is told of a field that has another type than expected.
+    """The error for a field that has another type than expected.
 
     Args:
         error: msgspec's ValidationError.

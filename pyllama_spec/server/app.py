@@ -65,7 +65,7 @@ class App:
     """See create_app().
 
     Attributes:
-        models: what answers.
+        models: the models that answer.
         serving: await serving.stop() before the server ends.
 
     """

@@ -1,7 +1,7 @@
 """Bodies as values: small ones at once, large ones in a thread, one after the other.
 
-A decoder in C holds the interpreter's lock until it is done, so that a thread alone frees nobody. A
-large body is therefore looked at before: what would take long to decode is many small values, and
+A decoder in C holds the interpreter's lock until it is done, so a thread alone does not help. A
+large body is therefore scanned before: only many small values take long to decode, and
 more of them than a request needs are refused by their signs alone.
 """
 
@@ -39,12 +39,12 @@ _M_ARENA_MAX, _N_ARENAS = -8, 2
 
 @lru_cache(maxsize=1)
 def _executor(pid: int) -> ThreadPoolExecutor:
-    """One thread, or the event loop would wait for the turns of all of them; of this process."""
+    """One thread per process: with more, the event loop would wait for each one's time slice."""
     return ThreadPoolExecutor(1, _THREAD)
 
 
 async def apart(call: Callable[..., _T], *given: Any) -> _T:
-    """What a call gives that goes through a large body; the event loop answers meanwhile."""
+    """The result of a call that processes a large body; the event loop answers meanwhile."""
     whole = partial(copy_context().run, call, *given)
     return await asyncio.get_running_loop().run_in_executor(_executor(os.getpid()), whole)
 
@@ -68,9 +68,9 @@ async def read(raw: bytes, shape: type[_T], max_inputs: int) -> _T:
 
 
 def give_back_soon() -> None:
-    """Has the C heap give back what is free in it, once large bodies have come and gone.
+    """Has the C heap return its free memory after large bodies.
 
-    Texts of megabytes, their copies and their tokens leave holes behind, which glibc keeps. From
+    Texts of megabytes, their copies and their tokens leave holes, which glibc keeps. From
     the event loop's thread.
     """
     loop = asyncio.get_running_loop()
@@ -180,7 +180,7 @@ def _behind_text(raw: bytes, at: int) -> int:
 
 
 def too_many_values() -> ApiError:
-    """What a body is told that has more values than a request needs."""
+    """The error for a body that has more values than a request needs."""
     return ApiError(
         400, f"the body has more than the {MAX_VALUES} values in lists and objects that this "
         "server takes: send fewer messages, parts or tools", "beyond_bound",

@@ -33,7 +33,7 @@ _MAX_HELD = 64
 
 
 class ClientGone(Exception):  # noqa: N818 - nothing went wrong here
-    """The client has left, or takes nothing any more: there is nobody to answer."""
+    """The client has left, or has stopped reading: no one is there to answer."""
 
 
 def sse(data: object, event: str | None = None) -> bytes:
@@ -85,7 +85,7 @@ class Exchange:
             self._headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
         self.extra_headers: list[tuple[bytes, bytes]] = []
         self._body_is_read = self._has_left = self._has_given_up = self.is_large = False
-        # Of a stream: who makes it, what of it is to be sent, and how often something was.
+        # Of a stream: its source, the part to be sent, and how often something was sent.
         self._task: asyncio.Task[Any] | None = None
         self._held: list[bytes] = []
         self._has_held, self._sending, self._n_sent = asyncio.Event(), asyncio.Lock(), 0
@@ -114,11 +114,11 @@ class Exchange:
 
     @property
     def path_params(self) -> Mapping[str, str]:
-        """What stands in the places of the route's path."""
+        """The values of the route's path."""
         params: Mapping[str, str] = self._scope.get("path_params", {})
         return params
 
-    # ---- what it is answered with
+    # ---- the model that answers it
 
     async def use(
         self,
@@ -127,7 +127,7 @@ class Exchange:
         needs_base: bool = False,
         late_error: _LateError | None = None,
     ) -> Service:
-        """What answers with the model of a name; it stays loaded until release().
+        """The service of the model of a name; it stays loaded until release().
 
         Args:
             name: that a request has for its model, or None.
@@ -172,19 +172,19 @@ class Exchange:
 
     @property
     def service(self) -> Service:
-        """What use() gave."""
+        """The service that use() gave."""
         assert self._used is not None
         assert self._used.model.service is not None
         return self._used.model.service
 
     def release(self) -> None:
-        """The request is over, or is answered with another model. May be called twice."""
+        """Called as the request ends or changes its model. May be called twice."""
         used, self._used = self._used, None
         self._with_adapters.close()
         if used is not None:
             self.models.done_with(used.model)
 
-    # ---- what comes in
+    # ---- input
 
     async def body(self) -> bytes:
         """All of the body.
@@ -239,10 +239,10 @@ class Exchange:
         return await bodies.read(raw, shape, self.serving.settings.max_inputs)
 
     async def prepared(self, call: Callable[..., _T], *given: Any) -> _T:
-        """What a call gives that goes through the body: here, or in a thread for a large one."""
+        """The result of a call that processes the body: here, or in a thread for a large one."""
         return await bodies.apart(call, *given) if self.is_large else call(*given)
 
-    # ---- what goes out
+    # ---- output
 
     async def send_json(
         self, answer: object, status: int = 200, headers: Mapping[str, str] | None = None
@@ -293,7 +293,7 @@ class Exchange:
         await self._deliver({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _deliver(self, message: Message) -> None:
-        """Gives a message to the client, who has send_timeout_s to take it.
+        """Sends a message to the client, which has send_timeout_s to take it.
 
         Raises:
             ClientGone: it has left, or took too long.
@@ -311,9 +311,9 @@ class Exchange:
             raise ClientGone
 
     def _give_up(self) -> None:
-        """The client takes nothing: ends the connection, so that whoever sends goes on."""
+        """The client takes nothing: ends the connection, so that the sender continues."""
         self._has_given_up = True
-        # ASGI has no word for this, and what is not taken would be kept until the network gives up.
+        # ASGI has no word for this, and pending data would be kept until the network gives up.
         transport = getattr(getattr(self._send, "__self__", None), "transport", None)
         if transport is not None:
             transport.abort()
@@ -329,7 +329,7 @@ class Exchange:
             pass
 
     async def watched(self, work: Awaitable[_T]) -> _T:
-        """What some work gives; it is cancelled as soon as the client leaves.
+        """The result of some work, which is cancelled as soon as the client leaves.
 
         Raises:
             ClientGone: the client has left.
@@ -410,7 +410,7 @@ class Exchange:
                 self._has_held.set()
 
     def _told(self, error: BaseException) -> ApiError:
-        """An error as the client is told it, and what is noted of it."""
+        """An error as the client gets it, and its note for the log."""
         settings = self.serving.settings
         told = api_error(error, settings.retry_after_s, settings.flags)
         told.message = self.models.without_paths(told.message)
@@ -440,7 +440,7 @@ class Exchange:
             await self._send_now()
 
     async def _send_held(self) -> None:
-        """Sends what is held as soon as whoever makes events waits for the next one."""
+        """Sends the held events as soon as their source waits for the next one."""
         while True:
             await self._has_held.wait()
             try:
@@ -450,7 +450,7 @@ class Exchange:
                 return
 
     async def _send_now(self, event: bytes = b"") -> None:
-        """Sends what is held, and an event behind it."""
+        """Sends the held events, and one more."""
         async with self._sending:
             raw = b"".join((*self._held, event))
             self._held.clear()
@@ -486,28 +486,28 @@ class Route:
 
 
 def stopping() -> ApiError:
-    """What a client is told who comes when the server stops."""
+    """The error for a client that comes while the server stops."""
     return ApiError(503, "the server is stopping: it takes nothing new", "stopping")
 
 
 def stopped() -> ApiError:
-    """What a client is told whose request the end of the server ends."""
+    """The error for a client whose request the server's end cuts."""
     return ApiError(
         503, "the server stopped before the answer was complete: send the request again", "stopping"
     )
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Has an error that was told hold no frames: they hold the body, and often the error itself.
+    """Clears the frames of a reported error: they hold the body, and often the error itself.
 
-    The collector of such circles comes seldom, as megabytes are to it one object like any other.
+    The cycle collector runs seldom, as it counts objects and not megabytes.
     """
     while error is not None and error.__traceback__ is not None:
         error.__traceback__, error = None, error.__context__
 
 
 async def _ended(*tasks: asyncio.Future[Any]) -> None:
-    """Cancels what still runs, and waits for its end: what it holds is given back by then."""
+    """Cancels a task and waits for its end, so that its resources are released."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -14,18 +14,18 @@ from pyllama_spec.server.bodies import MAX_VALUES, too_many_values
 from pyllama_spec.server.settings import ServerSettings
 from pyllama_spec.server.shapes import Bias, ChatRequest, Json, Sampling, Speculation
 
-# Whose key a request has, in the task that answers it; "" where none is needed.
+# The owner of a request's key, in the task that answers it; "" where none is needed.
 CALLER: ContextVar[str] = ContextVar("CALLER", default="")
-# What the log says of a request of HTTP, in the task that answers it.
+# The log's note of a request of HTTP, in the task that answers it.
 NOTE: ContextVar[dict[str, Any] | None] = ContextVar("NOTE", default=None)
-# What a body calls otherwise than RequestOptions.
+# Fields of a body that RequestOptions names differently.
 _RENAMED = {
     "repetition_penalty": "repeat_penalty",
     "repeat_last_n": "penalty_last_n",
     "mirostat": "mirostat_mode",
     "timeout": "timeout_s",
 }
-# What is translated by hand, or is nothing for the library.
+# Fields that are translated below, or are not for the library.
 _APART = frozenset((
     "model", "messages", "prompt", "best_of", "stream", "stream_options", "speculation",
     "prediction", "json_schema", "logit_bias",
@@ -56,7 +56,7 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
         if value is not None and field not in _APART:
             keywords[_RENAMED.get(field, field)] = value
     keywords["model"] = request.model or name
-    if caller := CALLER.get():  # nobody passes for a user of another key
+    if caller := CALLER.get():  # no client can pose as a user of another key
         keywords["user"] = f"{caller}: {request.user or ''}"
     if request.stream_options is not None:
         keywords["stream_options"] = msgspec.structs.asdict(request.stream_options)
@@ -90,7 +90,7 @@ def cut_note(request: Sampling, settings: ServerSettings) -> str | None:
 
 
 def check_values(body: object) -> None:
-    """Bounds what is gone through value by value: messages, their parts, tools, schemas.
+    """Bounds the fields that are processed value by value: messages, their parts, tools, schemas.
 
     Args:
         body: JSON.
@@ -110,7 +110,7 @@ def check_values(body: object) -> None:
 
 
 def beyond(field: str, what: str, most: int) -> ApiError:
-    """What a request is told of a field that is more than the server takes."""
+    """The error for a field that exceeds the server's bound."""
     return ApiError(400, f"{field} {what}; this server takes {most}", "beyond_bound", field)
 
 
@@ -141,7 +141,7 @@ def _drafting(wanted: Speculation | None) -> dict[str, Any]:
 
 
 def _bound(keywords: dict[str, Any], name: str, most: float | None) -> None:
-    """Lets a keyword be no more than the server allows; None and 0 are as much as there is."""
+    """Limits a keyword to the server's bound; None and 0 count as no limit."""
     asked = keywords.get(name)
     if most is not None and (asked is None or asked <= 0 or asked > most):
         keywords[name] = most

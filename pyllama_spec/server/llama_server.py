@@ -1,7 +1,7 @@
 """The server under llama-server's flags: `python -m pyllama_spec.server.llama_server -m ...`.
 
-Command lines run as they stand: a flag that changes nothing here is said on stderr, one that asks
-for what is not done is refused with the reason, and one that is not known is an error.
+Command lines run as they stand: a flag without effect here is noted on stderr, one that asks
+for an unsupported feature is refused with the reason, and an unknown one is an error.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ class Plan(NamedTuple):
 
 
 def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Plan:
-    """What a command line of llama-server means here.
+    """The settings that a command line of llama-server means here.
 
     Args:
-        arguments: behind the program's name.
+        arguments: after the program's name.
         environment: whose LLAMA_... variables count too.
 
     Raises:

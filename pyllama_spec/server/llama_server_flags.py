@@ -1,7 +1,7 @@
-"""The flags of llama-server, and what becomes of each: a table, and the reader of command lines.
+"""The flags of llama-server and their treatment: a table, and the reader of command lines.
 
-A flag is taken, changes nothing here, or is refused with the reason. One that is not known is said,
-with all others that are not, before anything is opened.
+A flag is taken, changes nothing here, or is refused with the reason. Unknown ones are reported,
+all together, before anything is opened.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Flag(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a command line asks for.
+    """The parsed command line.
 
     Attributes:
         values: by the fields of the flags.
@@ -369,10 +369,10 @@ def is_flag(word: str) -> bool:
 
 
 def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:
-    """What a command line and the environment ask for.
+    """Parses a command line and the environment.
 
     Args:
-        arguments: behind the program's name.
+        arguments: after the program's name.
         environment: whose LLAMA_... variables count where a flag is not given.
 
     Raises:

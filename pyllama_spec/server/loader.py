@@ -1,4 +1,4 @@
-"""What a load needs: the memory that the model will take, and a thread that delays no exit."""
+"""The resources of a load: the model's future memory, and a thread that delays no exit."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def options_of(keywords: Mapping[str, Any]) -> OpenOptions:
 
 
 def expected_bytes(keywords: Mapping[str, Any]) -> Expected:
-    """What a Llama of these keywords will take, by its files alone; nothing is loaded.
+    """The memory that a Llama of these keywords will take, by its files alone; nothing is loaded.
 
-    What cannot be read counts nothing: whoever loads it says what is wrong with it.
+    Unreadable files count nothing: loading them reports the error.
     """
     options = options_of(keywords)
     path, draft = Path(options.model_path), options.draft
@@ -107,11 +107,11 @@ def _past_bytes(keys: Mapping[str, GgufKey], params: ContextParams, n_parallel: 
 async def in_daemon(
     call: Callable[[], _T], drop: Callable[[_T], None], threads: MutableSet[threading.Thread]
 ) -> _T:
-    """What a call gives that may take long, made in a thread that the process does not wait for.
+    """The result of a long call, made in a thread that the process does not wait for.
 
     Args:
         call: it.
-        drop: what becomes of its result if nobody waits for it any more.
+        drop: called with its result if no one waits for it any more.
         threads: the thread is among them while it runs.
 
     """

@@ -30,7 +30,7 @@ class Metrics:
         self._by_model: dict[str, ModelMetrics] = {}
 
     def add_gauges(self, labels: Sequence[str], gauges: Gauges) -> None:
-        """Has figures looked up when they are asked for.
+        """Adds figures that are read on demand.
 
         Args:
             labels: the names of their labels.
@@ -70,7 +70,7 @@ class Metrics:
 
 
 class ModelMetrics:
-    """What is counted of one model's requests.
+    """The counters of one model's requests.
 
     Args:
         metrics: of the server.

@@ -1,4 +1,4 @@
-"""The list of a server's models, and the TOML file that says it."""
+"""The list of a server's models, and its TOML file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pyllama_spec.llama.loading import check_options
 from pyllama_spec.llama.open_options import KEYWORDS, OpenOptions
 from pyllama_spec.requests.options import RequestOptions
 
-# What `serve` has for its flags; copies of prompts count among what a model takes.
+# The defaults of `serve`; copies of prompts count as a part of a model's memory.
 _DEFAULTS: Mapping[str, Any] = {
     "n_ctx": 4096, "n_parallel": 4, "max_waiting": 64, "prefix_cache_bytes": 256 << 20,
 }  # fmt: skip
@@ -81,7 +81,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelList:
-    """The models of a server, and what they may take together.
+    """The models of a server, and their common bounds.
 
     Attributes:
         specs: one for each.
@@ -92,8 +92,8 @@ class ModelList:
         load_timeout_s: seconds that a request waits for its model at most.
         turn_s: seconds that a model waits until others are idle; then those whose memory it needs
             get no new requests until it was loaded.
-        cache: where what was read is kept, for all of them.
-        takes_any_name: whether the default one answers to names that there are not.
+        cache: the folder of kept states, for all of them.
+        takes_any_name: whether the default one answers to unknown names.
 
     Raises:
         ArgumentError: there is none, two have one name, or `default` is no name.
@@ -127,7 +127,7 @@ class _Adapter(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Own(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a model's table has beside the keywords of Llama() that may be left out."""
+    """The optional keys of a model's table besides the keywords of Llama()."""
 
     model_path: str
     aliases: list[_Name] = []
@@ -148,7 +148,7 @@ class _File(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_models(path: str | os.PathLike[str]) -> ModelList:
-    """The models of a TOML file; docs/server-models.md says what stands in it.
+    """The models of a TOML file; docs/server-models.md describes it.
 
     Nothing is loaded, and no file of a model is opened; ModelSpec.missing_files() says which are
     not there.
@@ -157,7 +157,7 @@ def read_models(path: str | os.PathLike[str]) -> ModelList:
         path: of the file, from whose folder the paths in it go.
 
     Raises:
-        ArgumentError: it cannot be read, or says what there is not.
+        ArgumentError: it cannot be read, or has an unknown or bad value.
 
     """
     file = Path(path)

@@ -1,7 +1,7 @@
-"""The models of a server: which there are, which of them are loaded, and for whom room is made.
+"""The models of a server: loads them on demand, and closes others to make room.
 
 A model is loaded when a request asks for it, one at a time, in a thread of its own; requests for it
-wait meanwhile, within bounds, and all others go on. Where the memory that is allowed would be
+wait meanwhile, within bounds, and all others continue. Where the memory that is allowed would be
 exceeded, the one that was not used for longest is closed first, and never one that answers or is
 waited for. Where none is idle, models take turns: after turn_s seconds the one that has been loaded
 for longest drains, that is, it gets no new requests, comes to the end of those that it has, and is
@@ -122,7 +122,7 @@ class Models:
         return self._only
 
     def find(self, name: str | None) -> ChosenModel:
-        """What a request's name for its model means; None for the one of no name.
+        """The model of a request's name; None for a request without one.
 
         Raises:
             ApiError: there is no such model.
@@ -171,7 +171,7 @@ class Models:
         self._released(one)
 
     def _released(self, one: ServedModel) -> None:
-        """A request or a load is done with a model: it may be closed, or is once it expires."""
+        """Called as a request or a load ends: the model may be closed, now or when it expires."""
         one.last_used = monotonic()
         self._note_change()
         after = None if one.spec is None else one.spec.keep_alive_s
@@ -181,12 +181,12 @@ class Models:
             one.expiry = loop.call_later(after, self._begin, self._expire, one, one.last_used)
 
     def adapters(self, choice: ChosenModel) -> Adapters:
-        """What a loaded model is computed with under a name."""
+        """The adapter of a loaded model under a name."""
         opened = choice.model.opened
         return () if choice.adapter is None or opened is None else opened.adapters[choice.adapter]
 
     def without_paths(self, message: str) -> str:
-        """A message to a client, which is not told where files lie."""
+        """A message to a client, without the paths of files."""
         if self._only is not None and self._only.service is not None:
             return message.replace(str(self._only.service.llm.model_path), self._only.name)
         places = [place for one in self.all for place in one.places()]
@@ -248,7 +248,7 @@ class Models:
     # ---- loading
 
     async def _load(self, one: ServedModel, *, may_close_others: bool = True) -> None:
-        """Loads a model, or notes why that failed."""
+        """Loads a model, or records the failure."""
         metrics, begin = self.serving.metrics, monotonic()
         try:
             async with self._loading_alone(one):
@@ -318,12 +318,12 @@ class Models:
             one.failure = _lacks(missing), -math.inf  # a request looks again at once
 
     async def _opened(self, one: ServedModel, may_close_others: bool) -> Opened:
-        """A model, within what models may take together."""
+        """Loads a model within the common memory bound."""
         spec = one.spec
         assert spec is not None
         turn_ends = monotonic() + self._listed.turn_s
         while True:
-            # What it took the last time, or what its files say.
+            # Its memory the last time, or by its files.
             n_bytes = one.n_bytes or await self._expected_bytes(spec)
             await self._make_room(one, n_bytes, may_close_others, turn_ends)
             try:
@@ -337,7 +337,7 @@ class Models:
                     raise
                 continue
             one.n_bytes = opened.n_bytes
-            # More than was expected: others make room for it, or it for them.
+            # More than expected: others make room for it, or it is closed again.
             while not self._fits(one, one.n_bytes):
                 if not (may_close_others and await self._close_oldest()):
                     break
@@ -346,7 +346,7 @@ class Models:
             await in_daemon(opened.llm.close, lambda _: None, self._threads)
 
     async def _expected_bytes(self, spec: ModelSpec) -> int:
-        """What a model takes that was never loaded: no more than is allowed, if it may be less."""
+        """The memory of a model that was never loaded: within the bound, if it may be."""
         expected = await asyncio.to_thread(expected_bytes, spec.keywords)
         most = self._listed.memory_bytes
         return expected.likely if most is None else min(expected.likely, max(expected.least, most))
@@ -427,7 +427,7 @@ class Models:
                     raise _UnwantedError
                 await self._wait_for_room(one, n_bytes, turn_ends)
         finally:
-            for other in self.all:  # whoever is loaded still need not be closed any more
+            for other in self.all:  # models that are still loaded need not be closed any more
                 self._end_draining(other)
 
     async def _wait_for_room(self, one: ServedModel, n_bytes: int, turn_ends: float) -> None:
@@ -448,7 +448,7 @@ class Models:
         """Has those drain whose memory a model needs, and no more of them; longest loaded first."""
         others = sorted(self._others(one), key=lambda other: other.loaded_at)
         if any(other.n_waiting and other.draining is None for other in others):
-            return  # just loaded: whoever has waited for it is answered first
+            return  # just loaded: requests that waited for it come first
         needed: list[ServedModel] = []
         for other in others:
             if not self._fits(one, n_bytes, needed):
@@ -465,7 +465,7 @@ class Models:
                 log.info("%s takes no new requests: it is the turn of %s", other.name, one.name)
 
     def _end_draining(self, one: ServedModel) -> None:
-        """A model is closed, or need not be: whoever waits for it looks again."""
+        """A model is closed, or need not be: waiting loads check again."""
         if one.draining is not None:
             one.draining.set_result(None)
             one.draining = None
@@ -500,7 +500,7 @@ class Models:
         self._note_change()
 
     def _note_change(self) -> None:
-        """Something may fit now, or nobody wants it any more."""
+        """Wakes waiting loads: one may fit now, or is no longer wanted."""
         self._changed.set()
 
     # ---- the beginning and the end
@@ -523,7 +523,7 @@ class Models:
 
     @property
     def is_ready(self) -> bool:
-        """Whether what is to be there from the start was loaded, or could not be."""
+        """Whether all preloads have ended, successfully or not."""
         return self._preloads == []
 
     def counts(self) -> dict[str, int]:
@@ -537,14 +537,14 @@ class Models:
         task.add_done_callback(self._tasks.discard)
 
     def _stop_loading(self) -> None:
-        """Ends what is being loaded: whoever waits for it is told that the server stops."""
+        """Ends the running load: its waiting requests get the error that the server stops."""
         self._is_ending = True
         for one in self.all:
             if one.loading is not None:
                 one.loading.cancel()
 
     async def close(self) -> None:
-        """Closes what was loaded here, when nothing is answered any more."""
+        """Closes the models that were loaded here, after the last answer."""
         self._stop_loading()
         loads = {one.loading for one in self.all if one.loading is not None} | self._tasks
         if loads:
@@ -557,7 +557,7 @@ class Models:
 
 
 class _UnwantedError(Exception):
-    """A load is given up, which is no failure: nobody waits for it, or a preload has no room."""
+    """A load is abandoned without a failure: no request waits for it, or a preload has no room."""
 
 
 def _lacks(missing: Sequence[tuple[str, Path]]) -> str:

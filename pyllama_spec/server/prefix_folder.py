@@ -1,8 +1,8 @@
-"""What requests have read, kept in a folder: a server that starts again does not read it again.
+"""States of past requests in a folder: a restarted server need not compute them again.
 
 A state is a file that only its owner may read, of the model and settings that it says; it is no
-pickle, and one that is damaged is thrown away. A thread writes them, so that nobody waits for a
-disk; where it has too much to do, some are not kept.
+pickle, and a damaged one is deleted. A thread writes them, so that no request waits for a
+disk; under load some are not kept.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LENGTH = struct.Struct("<I")
 _WHAT = "a file of what was read"
 # A state is worth a file where reading its tokens again takes longer than reading the file.
 MIN_TOKENS = 256
-# Beyond so many tokens more than is known of a text its state is written anew.
+# A text that has grown by so many tokens has its state written again.
 _MIN_NEW = 64
 _MAX_QUEUED = 2
 
@@ -95,7 +95,7 @@ class PrefixFolder(BaseLlamaCache):
         self._writer.start()
 
     def _learn(self, path: Path) -> None:
-        """Takes a file of before into account; its bytes are checked when they are used."""
+        """Registers an existing file; its bytes are checked on use."""
         n_bytes = path.stat().st_size
         with path.open("rb") as file:
             data = file.read(HEADER_BYTES + _LENGTH.size)
@@ -143,7 +143,7 @@ class PrefixFolder(BaseLlamaCache):
         except (OSError, ArgumentError):
             self._drop(closest[0])
             raise KeyError("the file is gone, or damaged") from None
-        with self._lock:  # the one that was used last is the last to go
+        with self._lock:  # the last used one is the last to be deleted
             if closest[0] in self._known:
                 self._known[closest[0]] = self._known.pop(closest[0])
         return state
@@ -164,7 +164,7 @@ class PrefixFolder(BaseLlamaCache):
             self._queue.put_nowait((owner, value))
 
     def close(self) -> None:
-        """Waits until what is to be written is written. May be called twice."""
+        """Waits until all pending states are written. May be called twice."""
         if self._writer.is_alive():
             self._queue.put(None)
             self._writer.join()
@@ -181,7 +181,7 @@ class PrefixFolder(BaseLlamaCache):
         tokens = np.asarray(state.tokens[: state.n_tokens], np.int32)
         name = hashlib.sha256(owner.encode() + tokens.tobytes()).hexdigest()[:32]
         self._make_room(len(data))
-        # mkstemp() makes it 0600; nobody sees half of it.
+        # mkstemp() makes it 0600, and it is renamed when it is whole.
         number, made = tempfile.mkstemp(dir=self._folder, suffix=".part")
         try:
             with os.fdopen(number, "wb") as file:

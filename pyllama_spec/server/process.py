@@ -1,4 +1,4 @@
-"""The server as a process: uvicorn, its signals, TLS, and how it ends."""
+"""The server as a process: uvicorn, signals, TLS, and the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pyllama_spec.server.serving import log
 from pyllama_spec.server.settings import ServerSettings
 
 _MAX_HEADER_BYTES = 64 << 10
-# Beside the time that running requests have: for what they were told to reach them.
+# In addition to the time of running requests: for their last messages to arrive.
 _LAST_WORDS_S = 2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -61,7 +61,7 @@ def serve(
     *,
     on_start: Callable[[str], None] = log.info,
 ) -> tuple[int, int]:
-    """Serves until SIGTERM or Ctrl-C: takes nothing new then, and lets what runs come to its end.
+    """Serves until SIGTERM or Ctrl-C: takes nothing new then, and lets running requests finish.
 
     SIGHUP has the keys read again by settings.read_keys, and the files of TLS. Python's warnings
     are off meanwhile, and the C heap keeps to two arenas, in all of the process.
@@ -76,13 +76,13 @@ def serve(
         How many requests ran at the end, and how many of them were cut.
 
     Raises:
-        ArgumentError: the address cannot be had, or a file of TLS cannot be read.
+        ArgumentError: the address is not available, or a file of TLS cannot be read.
 
     """
     limit_arenas()
     server = HttpServer(create_app(llm, settings), listening, on_start)
     with warnings.catch_warnings():
-        # What the library warns of may quote a client's schema or chat.
+        # The library's warnings may quote a client's schema or chat.
         warnings.simplefilter("ignore")
         return server.run()
 
@@ -96,7 +96,7 @@ class HttpServer:
         on_start: told the address, once it listens.
 
     Raises:
-        ArgumentError: the address cannot be had, or a file of TLS cannot be read.
+        ArgumentError: the address is not available, or a file of TLS cannot be read.
 
     """
 
@@ -239,7 +239,7 @@ class _Server(uvicorn.Server):
             self._on_start(f"{scheme}://{shown}:{port}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Takes nothing new, and waits for what runs."""
+        """Takes nothing new, and waits for running requests."""
         stopping = asyncio.ensure_future(self._app.serving.stop())
         await super().shutdown(sockets)
         self.ended = await stopping
@@ -247,7 +247,7 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """HTTP, of a client who has to say within some seconds what it wants.
+    """HTTP with a timeout for a client's request.
 
     A body that nobody reads has as long to end, counted from its answer: bytes of it unset the
     timer that uvicorn has for the time between two requests.
@@ -277,7 +277,7 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def _look(self) -> None:
-        """Has a timer run where the client has to say something, and none where we have."""
+        """Runs a timer while the client has to send, and none while we do."""
         theirs, ours = self.conn.their_state, self.conn.our_state
         if theirs is h11.IDLE:
             is_awaited = self.timeout_keep_alive_task is None

@@ -26,7 +26,7 @@ Event = tuple[str, Json]
 
 
 def thoughts_of(service: Service) -> Thoughts:
-    """What the template of a model's chats knows of thoughts; takes a moment the first time."""
+    """A chat template's support of thoughts; takes a moment the first time."""
     llm = service.llm
     if llm.chat_handler is not None:
         return NO_THOUGHTS
@@ -52,7 +52,7 @@ async def _chat(
 
     """
     body = await exchange.read(dict)
-    name = body.get("model")  # of another type it is refused below
+    name = body.get("model")  # a value of another type is refused below
     late_error = None
     if failed is not None and body.get("stream") is True:
         late_error = _last_event(failed(body))

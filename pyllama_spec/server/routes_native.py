@@ -1,4 +1,4 @@
-"""llama-server's own endpoints: texts in its form, tokens, templates, and how the server is."""
+"""llama-server's own endpoints: texts in its form, tokens, templates, and the server's state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pyllama_spec.server.shapes import (
     TokenizeRequest,
 )
 
-# What llama-server's texts do where nothing is said: they go on up to the context.
+# The default of llama-server's texts: up to the context's end.
 _NO_LIMIT = -1
 # Tokens that are written as JSON in one go.
 _TOGETHER = 1 << 16
@@ -45,7 +45,7 @@ async def completion(exchange: Exchange) -> None:
 
 
 async def infill(exchange: Exchange) -> None:
-    """POST /infill: what stands between two texts."""
+    """POST /infill: the text between two texts."""
     request = await exchange.read(InfillRequest)
     beside = "".join(
         f"--- {one.filename or 'snippet'} ---\n\n{one.text}\n" for one in request.input_extra
@@ -71,7 +71,7 @@ async def _respond(
     exchange: Exchange, request: NativeSampling, translated: CompletionRequest
 ) -> None:
     service = await exchange.use(request.model, late_error=late_error_of(request))
-    if translated.max_tokens == 0:  # read the prompt, and write nothing: one token is the least
+    if translated.max_tokens == 0:  # only prefills the prompt; one token is the least here
         translated.max_tokens = 1
     answer = await exchange.prepared(service.complete, translated)
     if request.stream:
@@ -167,7 +167,7 @@ async def tokenize(exchange: Exchange) -> None:
 
 
 def _tokenized(vocab: Vocab, request: TokenizeRequest) -> list[bytes]:
-    """The answer in parts: to write or free millions of ids at once lets nobody else compute."""
+    """The answer in parts: writing or freeing millions of ids at once blocks all other requests."""
     ids = vocab.tokenize(
         request.content, add_special=request.add_special, parse_special=request.parse_special
     )
@@ -236,7 +236,7 @@ def _rendered(service: Service, request: ChatRequest) -> str:
     return llm.template.render(request.messages, tools=request.tools, **variables).text
 
 
-# ---- how the server is
+# ---- the server's state
 
 
 async def health(exchange: Exchange) -> None:
@@ -245,13 +245,13 @@ async def health(exchange: Exchange) -> None:
 
 
 async def ready(exchange: Exchange) -> None:
-    """GET /ready: it takes requests, and what is to be there from the start is loaded."""
+    """GET /ready: it takes requests, and all preloads have ended."""
     models = exchange.models
     if exchange.serving.is_stopping:
         raise stopping()
     if not models.is_ready:
         raise ApiError(503, "models are being loaded", "loading")
-    # Without a key: how many there are, and not which.
+    # Without a key: the counts, and not the names.
     more = {} if models.only is not None else {"models": models.counts()}
     await exchange.send_json({"status": "ready", **more})
 

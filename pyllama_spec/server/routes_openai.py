@@ -26,7 +26,7 @@ def late_error_of(request: Sampling) -> Callable[[ApiError], bytes] | None:
 
 
 async def openai_events(answer: Answer) -> AsyncGenerator[bytes, None]:
-    """The chunks of an answer as events, and the one behind them."""
+    """The chunks of an answer as events, and the one after them."""
     async with aclosing(answer.chunks()) as chunks:
         async for chunk in chunks:
             yield sse(chunk)

@@ -1,7 +1,7 @@
-"""The page at /: a chat that shows who drafted each token. Its files, and what they may do.
+"""The page at /: a chat that shows who drafted each token. Its files, and their permissions.
 
-The files of the folder page/ are read once, and served as they lie there: nothing is built, and
-nothing is fetched from elsewhere. They hold no secret, so that they need no key: whoever opens the
+The files of the folder page/ are read once, and served as they are: nothing is built, and
+nothing is fetched from elsewhere. They hold no secret and need no key: the user of the
 page types one in, and the browser sends it with each request.
 """
 
@@ -39,7 +39,7 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
-    # Asked for again each time: after an upgrade no old script meets a new page.
+    # Revalidated each time: after an upgrade no old script meets a new page.
     "cache-control": "no-cache",
 }
 

@@ -27,7 +27,7 @@ class Opened(NamedTuple):
         adapters: those of its adapters that could be loaded, by name.
         failures: why the others could not.
         n_bytes: what it took when it was loaded, see ModelList.memory_bytes.
-        store_bytes: what of that is for copies of prompts.
+        store_bytes: the part of it for copies of prompts.
 
     """
 
@@ -108,7 +108,7 @@ class ServedModel:
 
     @property
     def draft_asked_for(self) -> str | None:
-        """What is to draft once it is loaded: the name of a drafter, or of a file."""
+        """Its future draft: the name of a drafter, or of a file."""
         draft = None if self.spec is None else self.spec.keywords.get("draft")
         if isinstance(draft, (str, os.PathLike)):
             return None if draft == "none" else Path(draft).name
@@ -134,7 +134,7 @@ class ServedModel:
             yield name, ChosenModel(self, name)
 
     def places(self) -> Iterator[tuple[str, str]]:
-        """Paths of its files, and what stands for each in a message."""
+        """The paths of its files, each with its name in messages."""
         if self.spec is None:
             return
         keywords = self.spec.keywords

@@ -1,4 +1,4 @@
-"""Requests begun on the Llama: from a body that was read to chunks, or to a whole answer."""
+"""Starts requests on the Llama: from a parsed body to chunks, or to a whole answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 class Service:
-    """What answers with one model: the model, the bounds, and what runs on it.
+    """The service of one model: the model, the bounds, and its running requests.
 
     Args:
         llm: the model; it stays the caller's to close.
@@ -47,7 +47,7 @@ class Service:
     ) -> None:
         self.llm, self.settings, self.name, self.metrics = llm, settings, name, metrics
         self.thought_tags = ThoughtTags(llm.model)
-        # Of OpenAI's shape: what an answer with a seed depends on beside it.
+        # OpenAI's field: the settings that an answer with a seed depends on besides it.
         self.fingerprint = f"build-{__version__}-{engine_version()}"
         self.answers: set[Answer] = set()
         self._noted = set[str]()
@@ -55,7 +55,7 @@ class Service:
 
     @property
     def draft_name(self) -> str | None:
-        """Who drafts; None where nobody does, and of a model that gives vectors alone."""
+        """The drafter; None without one, and for a model that only embeds."""
         try:
             name = self.llm.drafter_name
         except UnsupportedError:
@@ -77,7 +77,7 @@ class Service:
         return Answer(self, self.llm.acreate_chat_completion, (request.messages,), keywords, note)
 
     def _check_line(self, n_prompts: int, keywords: Mapping[str, Any]) -> None:
-        """Refuses what the line cannot take when it is empty: to try again would never help."""
+        """Refuses a request that does not fit an empty queue: a retry would never help."""
         most = self.llm.max_waiting
         n = keywords.get("n") or 1
         if most is not None and n_prompts * n > self.llm.n_parallel + most:
@@ -143,17 +143,17 @@ class Service:
         note = cut_note(request, self.settings)
         return Answer(self, self.llm.acreate_completion, (prompt,), keywords, note)
 
-    # ---- what is no text to generate
+    # ---- requests without generation
 
     async def in_thread(self, call: Callable[..., _T], *given: Any, **more: Any) -> _T:
-        """What a call gives that takes some milliseconds, such as rendering a template."""
+        """The result of a call that takes some milliseconds, such as rendering a template."""
         return await asyncio.to_thread(call, *given, **more)
 
     @asynccontextmanager
     async def beside(self) -> AsyncGenerator[Callable[[], None], None]:
         """Around embeddings and scores, of which one request is computed at a time.
 
-        Gives a function for the thread that computes: it raises once nobody waits for it.
+        Yields a function for the computing thread: it raises once no request waits.
 
         Raises:
             QueueFullError: as many wait as may wait for texts.
@@ -179,7 +179,7 @@ class Service:
             has_left.set()
             self._n_beside -= 1
 
-    # ---- what runs
+    # ---- running requests
 
     def _stages(self) -> list[str]:
         return [answer.stage for answer in self.answers]
@@ -193,7 +193,7 @@ class Service:
         return sum(stage in ("new", "queued") for stage in self._stages())
 
     def log_once(self, note: str) -> None:
-        """Logs what answers tell, which is the library's and nobody's text, the first time."""
+        """Logs the library's remarks of answers once each; they hold no client's text."""
         if note not in self._noted:
             self._noted.add(note)
             log.warning("%s", note)
@@ -301,7 +301,7 @@ class Answer:
                 yield self._told(chunk)
 
     def _told(self, response: Response) -> Response:
-        """With what clients of other servers look for in an answer, or in a chunk of one."""
+        """Adds the fields that clients of other servers expect in an answer or a chunk."""
         told: Response = {**response, "system_fingerprint": self._service.fingerprint}
         if note := response.get("note"):
             self._service.log_once(note)

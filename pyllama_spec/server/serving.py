@@ -1,4 +1,4 @@
-"""One run of a server: its bounds, its figures, what it answers now, and how it ends."""
+"""One run of a server: its bounds, its figures, its running requests, and its end."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Serving:
 
 
 def note_failure(error: BaseException) -> None:
-    """Logs what nobody foresaw: its kind and place. Its words may be a client's text."""
+    """Logs an unexpected exception by kind and place. Its message may hold a client's text."""
     if isinstance(error, (ApiError, PyllamaSpecError)):
         return
     frames = traceback.extract_tb(error.__traceback__)

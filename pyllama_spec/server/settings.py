@@ -1,4 +1,4 @@
-"""What a server allows, and whom."""
+"""The settings of a server: bounds, keys and defaults."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ServerSettings:
         send_timeout_s: seconds for a client to take one event of a stream; one that does not has
             left.
         ping_s: a comment is sent where a stream is silent for so long.
-        retry_after_s: what a client is told to wait with every 429 and 503.
+        retry_after_s: the Retry-After of every 429 and 503.
         stop_timeout_s: seconds that running requests have to finish when the server stops.
         has_slots: whether /slots says what is computed now.
         has_metrics: whether /metrics gives figures.

@@ -1,4 +1,4 @@
-"""The bodies that are taken, as published by OpenAI and llama-server.
+"""The accepted bodies, as published by OpenAI and llama-server.
 
 A field that is not known is left alone, as clients send many that change nothing. What a value may
 be beyond its type is the library's to say, so that a request is refused over HTTP as it is in
@@ -24,7 +24,7 @@ Prompt = str | list[str | int | list[int]]
 
 
 class StreamOptions(Struct, kw_only=True):
-    """What a stream tells beside its text."""
+    """The fields of a stream beside its text."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -55,7 +55,7 @@ class Prediction(Struct, kw_only=True):
 
 
 class Sampling(Struct, kw_only=True):
-    """What chats and texts share: RequestOptions' fields under the names that APIs give them."""
+    """The fields that chats and texts share: RequestOptions' under the names of the APIs."""
 
     model: Name | None = None
     max_tokens: int | None = None
@@ -173,7 +173,7 @@ class DetokenizeRequest(Struct, kw_only=True):
 
 
 class NativeSampling(Sampling, kw_only=True):
-    """What llama-server's own forms of a request for a text share."""
+    """The fields that llama-server's own forms of a text request share."""
 
     n_predict: int | None = None
     n_probs: int | None = None

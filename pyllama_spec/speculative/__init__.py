@@ -1,4 +1,4 @@
-"""The round, acceptance, rollback, and what they count."""
+"""The round, acceptance, rollback, and their statistics."""
 
 from pyllama_spec.lazy_imports import public_names
 from pyllama_spec.speculative.acceptance import (

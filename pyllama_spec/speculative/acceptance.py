@@ -34,7 +34,7 @@ class TokenSampler(Protocol):
         Args:
             context: whose last batch it is.
             row: the pending token's row.
-            draft: what was verified behind it.
+            draft: what was verified after it.
 
         Returns:
             The tokens. Where it raises, those before are in the error's partial_tokens.
@@ -73,7 +73,7 @@ def sample_and_match(
     out: list[int],
     observe: RowObserver | None = None,
 ) -> None:
-    """Draws the target's own token at each row and goes on while it equals the draft.
+    """Draws the target's own token at each row and continues while it equals the draft.
 
     Row `row` of the target's last batch is the pending token, row + 1 + i is draft[i]. For an
     argmax draft d this accepts with probability p(d) and otherwise draws from the rest: exactly

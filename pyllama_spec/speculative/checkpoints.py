@@ -2,7 +2,7 @@
 
 A prompt of a later turn often leaves the text in the middle of the last answer: a chat template
 drops what was thought, or an answer is asked for again. A memory of positions is cut there. A
-recurrent state goes back to where it was copied, and the text behind it is read again.
+recurrent state goes back to where it was copied, and the text after it is read again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pyllama_spec.speculative.sequence import SequenceState
 
 # Fewer tokens are read again rather than copied for.
 _MIN_PART = 64
-# Of a sequence, places where other prompts went on otherwise.
+# Of a sequence, places where other prompts continued differently.
 _N_BORDERS = 2
 
 
@@ -24,8 +24,8 @@ class Checkpoint(NamedTuple):
     """The state of a sequence that held its first n_tokens.
 
     Attributes:
-        is_part: whether its prompt went on there.
-        is_border: whether another prompt went on otherwise there.
+        is_part: whether its prompt continued there.
+        is_border: whether another prompt continued differently there.
 
     """
 
@@ -69,20 +69,20 @@ class Checkpoints:
     def add_part(self, state: SequenceState) -> None:
         """Copies a state within a prompt, where no snapshot goes back before the prompt's end.
 
-        The same prompt goes on from the last such place, in the same pieces as before.
+        The same prompt continues from the last such place, in the same pieces as before.
         """
         if self._n_kept == 0 or self._has_snapshots:
             return
         seq, n = state.seq_id, state.n_decoded
         kept = [one for one in self._kept.get(seq, ()) if one.n_tokens < n]
-        if kept and kept[-1].is_part:  # of the same prompt: an end stands behind those of others
+        if kept and kept[-1].is_part:  # of the same prompt: an end stands after those of others
             kept.pop()
         if n - (kept[-1].n_tokens if kept else 0) >= _MIN_PART:
             checkpoint = Checkpoint(n, self._memory.checkpoint(seq), is_part=True)
             self._kept[seq] = self._last([*kept, checkpoint])
 
     def add_border(self, state: SequenceState) -> None:
-        """Copies a state within a prompt, where another one goes on otherwise."""
+        """Copies a state within a prompt, where another one continues differently."""
         seq, n = state.seq_id, state.n_decoded
         kept = [one for one in self._kept.get(seq, ()) if one.n_tokens != n]
         if self._n_kept:
@@ -94,7 +94,7 @@ class Checkpoints:
         return list(self._kept.get(seq, ()))
 
     def replace(self, seq: int, checkpoints: Sequence[Checkpoint]) -> None:
-        """From now on a sequence has these, of one that it is a copy of."""
+        """Gives a sequence the checkpoints of the one that it is a copy of."""
         self._kept[seq] = list(checkpoints)
 
     def _last(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
@@ -109,7 +109,7 @@ class Checkpoints:
         ]  # fmt: skip
 
     def drop(self, seq: int, n_keep: int) -> None:
-        """Forgets those behind the first n_keep tokens: the text goes on otherwise there."""
+        """Forgets those after the first n_keep tokens: the text continues differently there."""
         self._kept[seq] = [one for one in self._kept.get(seq, ()) if one.n_tokens <= n_keep]
 
     def copy(self, source: int, target: int) -> None:
@@ -124,7 +124,7 @@ class Checkpoints:
                     self._memory.return_to(seq, one.data, one.n_tokens)
                 except PyllamaSpecError:
                     return 0
-                # Somebody may have emptied the rest of the sequence's memory.
+                # A caller may have emptied the rest of the sequence's memory.
                 is_there = self._memory.positions(seq)[1] + 1 == one.n_tokens
                 return one.n_tokens if is_there else 0
         return 0

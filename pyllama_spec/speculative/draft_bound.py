@@ -1,4 +1,4 @@
-"""How many tokens a sequence may draft, and what allows no more: all bounds meet here.
+"""How many tokens a sequence may draft, and which bound limits it: all bounds meet here.
 
 A controller may want fewer and a drafter give fewer; neither can raise the number.
 """

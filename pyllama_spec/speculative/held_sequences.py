@@ -1,6 +1,6 @@
 """What the sequences of a context hold, in the target's memory, in the drafter and for each other.
 
-A request begins on what its sequence holds of the prompt. What a sequence holds can be taken back
+A request begins on what its sequence holds of the prompt. A sequence's content can be rolled back
 after a failure, copied to another one or to the host's memory, and put away for later prompts.
 """
 
@@ -26,7 +26,7 @@ class HeldSequences:
         target: the context.
         rollback: of its memory.
         drafter: what it knows of a sequence goes with it.
-        prefixes: who holds the beginning of which prompt.
+        prefixes: the holders of prompts' beginnings.
 
     """
 
@@ -55,10 +55,10 @@ class HeldSequences:
                 self._target.memory.remove(state.seq_id)
             if n_held == n_keep:
                 return n_keep
-            state.n_decoded = n_keep = n_held  # a checkpoint, and the drafter may want less still
+            state.n_decoded = n_keep = n_held  # the drafter may need an earlier one still
 
     def recover(self, state: SequenceState) -> None:
-        """Brings memory and drafter back to what a sequence holds, after it was left in between."""
+        """Brings memory and drafter back to what a sequence holds, after an interruption."""
         self._rollback.recover(state)
         # The drafter knows the pending token too, and is not told again; of a prompt it knows less,
         # and it is told again of text that the memory has lost.
@@ -73,7 +73,7 @@ class HeldSequences:
         self._drafter.truncate(state.seq_id, 0)
 
     def put_away(self, state: SequenceState) -> None:
-        """forget(), with a copy in the store: a later prompt that begins like it goes on there."""
+        """forget(), with a copy in the store for later prompts with the same beginning."""
         self._prefixes.shelve(state)
         self.forget(state)
 

@@ -1,4 +1,4 @@
-"""A drafter as the round wants it: one whose failures are nobody else's."""
+"""Isolates a drafter's failures: the round and the other sequences continue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pyllama_spec.engine.distribution import Distribution
 
 _T = TypeVar("_T")
 
-# So many drafts of a text without a single id of the vocabulary are no accident.
+# After so many drafts of a text without a single id of the vocabulary the drafter counts as failed.
 _MAX_FOREIGN = 3
 # Characters of a reason that a warning has.
 _MAX_REASON = 500
@@ -35,7 +35,7 @@ _MOST = 1.0 + 1e-4
 
 
 class DrafterFailure(Exception):  # noqa: N818 - it is a record, never raised
-    """Why a drafter is off.
+    """Why a drafter is disabled.
 
     Attributes:
         reason: in words.
@@ -49,11 +49,11 @@ class DrafterFailure(Exception):  # noqa: N818 - it is a record, never raised
 
 
 class IsolatedDrafter:
-    """Passes calls on to a drafter, and turns it off for a sequence in which it fails.
+    """Passes calls on to a drafter, and disables it for a sequence in which it fails.
 
     Ids that it may not propose are cut off here: a drafter of the user's, or one for another
     vocabulary, then costs acceptance and not the process. After a failure nothing is asked of it
-    for that sequence until its next prompt, where it starts again from nothing.
+    for that sequence until its next prompt, where it starts from scratch.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class IsolatedDrafter:
     ) -> None:
         check_proposes(drafter)
         self._drafter = drafter
-        # Told who has the target, and that nobody has it: a drafter may read it and no more.
+        # Called with the borrower of the target, then with None: a drafter may only read it.
         self._lend, self._borrower = lend, f"the drafter {drafter.name!s}"
         self._n_vocab = n_vocab
         self._failures: dict[int, DrafterFailure] = {}
@@ -89,7 +89,7 @@ class IsolatedDrafter:
         return repr(self._drafter)
 
     def failure(self, seq: int) -> DrafterFailure | None:
-        """Why nothing is asked of the drafter for a sequence; None while it is on."""
+        """Why the drafter is disabled for a sequence; None while it is enabled."""
         return self._failures.get(seq) if self._failures else None
 
     @property
@@ -111,7 +111,7 @@ class IsolatedDrafter:
         known = self._n_known.setdefault(seq, 0)
         if known >= n_keep:
             return self._resume_at(seq, n_keep)
-        # A failure may have left it with more than it is known to have.
+        # A failure may have left it with more tokens than recorded.
         self.truncate(seq, known)
         if self.target_layers:
             # Rows of the rest are gone: the target has to make them again.
@@ -147,7 +147,7 @@ class IsolatedDrafter:
         return self._call(seq, "n_unread", n_unread) or 0
 
     def save(self, seq: int) -> bytes | None:
-        """What restore() needs to go on with the sequence; None if the drafter has no such thing.
+        """What restore() needs to continue the sequence; None if the drafter has no such thing.
 
         A drafter without it is told the tokens again, and the target decodes them again where the
         drafter wants its rows.
@@ -161,7 +161,7 @@ class IsolatedDrafter:
         return self._call(seq, "save", save) if seq in self._n_known else None
 
     def restore(self, seq: int, state: bytes | None) -> None:
-        """Puts back what save() gave; what cannot be put back is begun anew at the next prompt."""
+        """Restores what save() gave; a bad state is rebuilt at the next prompt."""
         if state is None:
             return
 
@@ -174,7 +174,7 @@ class IsolatedDrafter:
             self._n_known[seq] = n
 
     def catch_up(self, seq: int, tokens: Sequence[int]) -> None:
-        """Behind restore(), in the middle of a text: tells it of the tokens what it does not know.
+        """After restore(), in the middle of a text: tells it of the tokens what it does not know.
 
         One that wants rows which are gone is left out until the next prompt.
         """
@@ -266,7 +266,7 @@ class IsolatedDrafter:
             n = request.n_requested
             if draft.match_length:
                 n = max(n, request.n_lookup)
-            # A copy: the drafter may go on writing to its own list, and what is verified must be
+            # A copy: the drafter may continue writing to its own list, and what is verified must be
             # what is compared.
             ids = list(islice(draft.ids, n))
             match_length, p = index(draft.match_length), draft.probabilities
@@ -284,7 +284,8 @@ class IsolatedDrafter:
             self._n_foreign.pop(request.seq, None)
         if match_length < 0:
             raise ValueError(f"match_length={match_length} of a draft is below 0")
-        # Controllers calculate with them: what is none shall fail here, where it is the drafter's.
+        # Controllers calculate with them: a value that is no number fails here, as the drafter's
+        # fault.
         if p is not None:
             p = _probabilities(p, len(ids))
         if draft.candidates is not None:
@@ -295,7 +296,7 @@ class IsolatedDrafter:
         )
 
     def _note_foreign(self, seq: int, token: int) -> None:
-        """Counts a draft of which nothing can be verified, of a text that had no other.
+        """Counts a draft without a verifiable token, in a text that had no other.
 
         Raises:
             ValueError: there were too many: it looks as if it proposed nothing, and costs as much.
@@ -433,7 +434,7 @@ def _distributions(draft: Draft, n: int) -> list[Distribution] | None:
 
 
 def _said(error: Exception) -> str:
-    """Its text, whatever making that does: the class may be anyone's."""
+    """Its text, even if its str() raises: the class may be the user's."""
     try:
         return str(error)
     except Exception as again:  # noqa: BLE001

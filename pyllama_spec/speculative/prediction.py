@@ -1,9 +1,9 @@
-"""A text that a request says its own will repeat much of: drafted from where the two are alike.
+"""A request's prediction: a text that its answer is expected to repeat, as a source of drafts.
 
 An edit repeats a file, an answer a form. The round asks a prediction before it asks the drafter, so
 that any drafter has it beside, and the controller weighs it as it weighs any copy. It is tokens
-alone: where the text went with it until now it goes on there, from its first token on; where they
-part, the last few tokens of the text are looked for in it, behind that place first.
+alone: while the text follows it, drafts continue there, from its first token on; where they
+differ, the last few tokens of the text are searched in it, after that place first.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftRequest
 
-# So many tokens have to be the same to find the place again: as few as chance allows, since what an
-# edit changed is behind it.
+# So many tokens have to be equal to find the place again: as few as chance allows, since what an
+# edit changed is after it.
 _SIZE = 3
-# A longer match says no more.
+# A longer match is no better evidence.
 _MAX_MATCH = 24
 
 
@@ -31,16 +31,16 @@ class Prediction:
     def __init__(self, tokens: Sequence[int], n_prompt: int) -> None:
         self._tokens = list(tokens)
         self._n_prompt = self._n_seen = n_prompt
-        # Where the text goes on in it; None where they have parted. And where that was last.
+        # Where the text continues in it; None where they have parted. And where that was last.
         self._at: int | None = 0
         self._last_at = self._n_matched = 0
-        # Behind which tokens it goes on where.
+        # Its places by the tokens before them.
         self._places: dict[tuple[int, ...], list[int]] = {}
         for end in range(_SIZE, len(self._tokens)):
             self._places.setdefault(tuple(self._tokens[end - _SIZE : end]), []).append(end)
 
     def propose(self, request: DraftRequest) -> Draft:
-        """What follows in it, as a drafter proposes it; NO_DRAFT where the text is elsewhere."""
+        """The next tokens of it as a draft; NO_DRAFT where the text differs."""
         tokens = request.tokens
         if len(tokens) < self._n_seen:  # the older half of the text was forgotten
             self._n_prompt = self._n_seen = len(tokens)
@@ -64,7 +64,7 @@ class Prediction:
             self._at, self._n_matched = None, 0
 
     def _find(self, tokens: Sequence[int]) -> None:
-        """Looks for the place where it goes as the text ends: the next one behind the last."""
+        """Searches a place with the text's last tokens: the next one after the last place."""
         if len(tokens) - self._n_prompt < _SIZE:
             return
         places = self._places.get(tuple(tokens[len(tokens) - _SIZE :]))

@@ -1,8 +1,8 @@
-"""Beginnings of past prompts in the host's memory, with what goes on behind them.
+"""Prefixes of past prompts in the host's memory, with the text after them.
 
 What a sequence holds is copied here before another prompt takes its place, and goes back when a
 prompt comes that begins like it. A store belongs to one context, so that model and settings are the
-same by themselves; adapters are not, and stand in the key.
+same anyway; adapters may differ, and are in the key.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class PrefixStore:
         return len(self._entries)
 
     def add(self, entry: StoredPrefix) -> None:
-        """Keeps a copy; lets go of what it begins with, and of the oldest where there is no room.
+        """Keeps a copy; drops copies that it extends, and the oldest ones for room.
 
         One that is larger than the whole store is not kept.
         """
@@ -98,7 +98,7 @@ class PrefixStore:
         self.n_bytes += size
 
     def remove(self, entry: StoredPrefix) -> None:
-        """Lets go of a copy, if it is there."""
+        """Releases a copy, if it is there."""
         if entry in self._entries:
             self._entries.remove(entry)
             self.n_bytes -= entry.n_bytes

@@ -1,9 +1,9 @@
-"""Who holds the beginning of a prompt: its own sequence, another one, or the store.
+"""Finds who holds the beginning of a prompt: its own sequence, another one, or the store.
 
 A request begins where most of its prompt is held already. What another sequence holds is copied;
-what the store holds goes back; what the request's own sequence held, and nobody else does, goes to
-the store first. Where a running request reads the same beginning just now, the later one waits and
-copies it: the same tokens are read once.
+what the store holds is restored; what only the request's own sequence held goes to
+the store first. While a running request computes the same beginning, the later one waits and
+copies it: the same tokens are computed once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyllama_spec.speculative.prefix_store import (
 from pyllama_spec.speculative.rollback import Rollback
 from pyllama_spec.speculative.sequence import Adapters, SequenceRun, SequenceState, n_common
 
-# Fewer tokens are not waited for, kept in the store, or taken from it.
+# Fewer tokens are not worth a wait, a place in the store, or a copy from it.
 MIN_TOKENS = 32
 # Fewer are read rather than copied from another sequence, and so is less than a 64th of what it
 # holds, since all of that is copied.
@@ -40,7 +40,7 @@ class _Holder:
         key: what its memory was computed with.
         run: the last request that began on it.
         order: how many requests began before that one.
-        source: who reads what the request waits for; None where it does not wait.
+        source: the run that computes what the request waits for; None where it does not wait.
 
     """
 
@@ -63,12 +63,12 @@ class _Holder:
 
 @dataclass(slots=True)
 class _Beginning:
-    """The best that somebody holds of a prompt.
+    """The longest part of a prompt that is held anywhere.
 
     Attributes:
         n: how many tokens can be kept of it.
-        holder, entry: who has them; both None for the own sequence.
-        n_known: how many tokens of the prompt somebody has, whether they can be kept or not.
+        holder, entry: of these tokens; both None for the own sequence.
+        n_known: how many tokens of the prompt are held anywhere, whether they can be kept or not.
 
     """
 
@@ -104,10 +104,10 @@ class Prefixes:
     # ---- a request begins
 
     def begin(self, run: SequenceRun, beside: Sequence[SequenceRun] | None = None) -> None:
-        """Brings to a run's sequence what is held of its prompt, or has it wait for who reads it.
+        """Brings to a run's sequence what is held of its prompt, or has it wait for that.
 
-        Afterwards the sequence holds what it says, and begins as far like the prompt as anybody's
-        does.
+        Afterwards the sequence holds what it says, and shares as much of the prompt's beginning as
+        any sequence does.
 
         Args:
             run: the run; of one that has waited this is called again.
@@ -161,7 +161,7 @@ class Prefixes:
             run.borders.add(n_known)  # the next one can begin here
 
     def _best(self, mine: _Holder, wanted: Sequence[int], n_own: int) -> _Beginning:
-        """Who holds most of a prompt, the own sequence first."""
+        """Finds the holder of most of a prompt, the own sequence first."""
         best = _Beginning(n_own)
         for holder in self._others(mine):
             n = n_common(holder.state.tokens[: holder.state.n_decoded], wanted)
@@ -192,7 +192,7 @@ class Prefixes:
 
     @property
     def _can_copy(self) -> bool:
-        """Whether target and drafter go on in a copy of another sequence as in the sequence."""
+        """Whether target and drafter continue in a copy of another sequence as in the sequence."""
         has_drafter = self._drafter.copies or not self._drafter.target_layers
         return has_drafter and (self._rollback.is_cut or self._rollback.saves_whole)
 
@@ -209,7 +209,7 @@ class Prefixes:
     # ---- copies
 
     def _adopt(self, mine: _Holder, best: _Beginning) -> None:
-        """Copies what somebody holds into a sequence; empties it where that fails."""
+        """Copies a holder's tokens into a sequence; empties it where that fails."""
         state, memory, drafter = mine.state, self._target.memory, self._drafter
         seq = state.seq_id
         # First: an interrupt in the middle leaves a sequence that says it holds nothing.
@@ -232,7 +232,7 @@ class Prefixes:
                 self._rollback.take_over(seq, entry.checkpoints)
                 drafter.restore(seq, entry.drafter)
                 if best.n == entry.n_tokens:
-                    store.remove(entry)  # the sequence goes on with all of it
+                    store.remove(entry)  # the sequence continues with all of it
                 else:
                     store.touch(entry)
             else:
@@ -271,7 +271,7 @@ class Prefixes:
                 return
         drafter = self._drafter.save(state.seq_id)
         if drafter is None and self._drafter.target_layers:
-            return  # the target would have to make all rows again
+            return  # the target would have to compute all rows again
         checkpoints = tuple(self._rollback.checkpoints_of(state.seq_id))
         try:
             memory = self._target.memory.copy_out(state.seq_id)
@@ -284,11 +284,11 @@ class Prefixes:
         self._holders.pop(seq, None)
 
     def clear(self) -> None:
-        """Lets go of all that no sequence holds."""
+        """Releases all that no sequence holds."""
         if self.store is not None:
             self.store.clear()
 
-    # ---- waiting for who reads the same
+    # ---- waiting for the one that computes the same
 
     def _wait(
         self,

@@ -1,14 +1,14 @@
-"""How much of a prompt is read while others wait for their next token.
+"""The pace of prompts: how much is prefilled while others wait for their next token.
 
 A part of a prompt is a decode of its own, and whoever generates beside it pauses for as long. Large
 parts are read faster, small ones are hardly noticed: a part is as large as keeps the pause within a
-bound on this machine, by the clock. That moves no number where a row of a batch is to the bit what
-it is alone, and nothing else than such contexts has a pace; elsewhere parts have one size.
+bound on this machine, by the clock. That changes no number where a row of a batch is, to the bit,
+what it is alone, and nothing else than such contexts has a pace; elsewhere parts have one size.
 """
 
 from __future__ import annotations
 
-# For how long whoever generates may pause for a prompt that somebody else has sent.
+# For how long whoever generates may pause for another request's prompt.
 MAX_PAUSE_S = 0.5
 # Parts are multiples of it, which is what products are computed in.
 _STEP = 32
@@ -36,7 +36,7 @@ class PromptPace:
 
     @property
     def n_part(self) -> int:
-        """The tokens of a part that others wait for: some are always read."""
+        """The tokens of a part that others wait for: at least some."""
         if self.token_s is None:
             return min(_FIRST, self._max_part)
         n_most = self._max_pause_s / max(self.token_s, 1e-9)
@@ -47,9 +47,9 @@ class PromptPace:
         """Takes note of a part that was read.
 
         Args:
-            n_tokens: how many it had. What is known does not come from a few: a decode takes some
+            n_tokens: how many it had. A few tell nothing: a decode takes some
                 time whatever it computes.
-            seconds: how long it took, with what the drafter does behind it.
+            seconds: how long it took, with what the drafter does after it.
 
         """
         if n_tokens < min(_STEP, self._max_part):

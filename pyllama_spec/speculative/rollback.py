@@ -33,9 +33,9 @@ class Rollback:
         goes_alone: whether a sequence can be taken back only after a decode of no other one.
         is_cut: whether any range of positions can be cut, so that several kinds of tokens may
             share a decode.
-        can_pad: whether tokens behind a draft, which nobody reads, are taken back at no cost.
+        can_pad: whether tokens after a draft, which nobody reads, are taken back at no cost.
         can_fill: whether tokens can be decoded into an idle sequence and taken back.
-        saves_whole: whether rows behind a saved copy of a sequence are those behind itself.
+        saves_whole: whether rows after a saved copy of a sequence are those after itself.
 
     """
 
@@ -58,7 +58,7 @@ class Rollback:
         """Before a decode of which a part may be undone in these sequences."""
 
     def undo(self, state: SequenceState) -> None:
-        """Takes back what a round decoded behind the tokens that are decoded and committed.
+        """Takes back what a round decoded after the tokens that are decoded and committed.
 
         Raises:
             PyllamaSpecError: the engine refuses.
@@ -81,7 +81,7 @@ class Rollback:
         Args:
             state: the sequence.
             is_end: whether it is the prompt's end.
-            is_border: whether it is where another prompt is known to go on otherwise.
+            is_border: whether it is where another prompt is known to continue differently.
 
         """
 
@@ -100,7 +100,7 @@ class Rollback:
         return n_keep if memory.rollback(state.seq_id, n_keep) else 0
 
     def _is_whole(self, first: int, n_keep: int) -> bool:
-        """Whether what is held from position `first` on is enough to go on at n_keep."""
+        """Whether what is held from position `first` on is enough to continue at n_keep."""
         return first == 0
 
     def reach(self, first: int, n_decoded: int, n: int, checkpoints: Sequence[Checkpoint]) -> int:
@@ -127,7 +127,7 @@ class Rollback:
 
         Args:
             state: the sequence; n_decoded becomes what it holds.
-            is_computed: whether the last decode succeeded, and something behind it failed.
+            is_computed: whether the last decode succeeded, and something after it failed.
 
         """
         try:
@@ -163,7 +163,7 @@ class WindowRollback(Rollback):
 
 
 class StateRollback(Rollback):
-    """A recurrent state: what it cannot take back, it comes to again from a checkpoint.
+    """A recurrent state: what it cannot roll back, it computes again from a checkpoint.
 
     Args:
         target: the target's context.
@@ -237,7 +237,8 @@ class SnapshotRollback(StateRollback):
         # In one cache for all the engine computes sequences together that do not follow each other,
         # and moves states for it.
         self.needs_equal_rows = target.params.kv_unified
-        # DeepSeek 4: its states lie in caches of its own, of which nobody says what a decode moved.
+        # DeepSeek 4: its states lie in caches of its own, and nothing reports what a decode moved
+        # there.
         self.goes_alone = target.model.info.state_bytes == 0
         self.keeps_whole = True
 
@@ -286,7 +287,7 @@ class ReplayRollback(StateRollback):
 
     def keep(self, state: SequenceState, n_keep: int) -> int:
         """See Rollback.keep()."""
-        self._before.pop(state.seq_id, None)  # the text may go on otherwise
+        self._before.pop(state.seq_id, None)  # the text may continue differently
         return super().keep(state, n_keep)
 
     def _recover(self, state: SequenceState, is_computed: bool) -> bool:
@@ -300,7 +301,7 @@ class ReplayRollback(StateRollback):
 
 
 def _why_no_snapshots(target: Context) -> str:
-    """Why a context has none, and what helps."""
+    """Why a context has no snapshots, and the remedy."""
     n = min(target.n_batch, target.n_ubatch)
     if n < _MIN_BATCH:
         return (

@@ -14,7 +14,7 @@ Round.step() is one round. In its order:
       _accept                 sample_and_match(), the target's own choice at each row, or
                               RejectionSampling.accept(), for what a draft has drawn; then
                               rollback.undo takes back what was rejected
-      _commit_prompt          or, behind a prompt, its first token
+      _commit_prompt          or, after a prompt, its first token
       drafter.commit          what was settled, with the target's rows
     scheduler.learn           the controller: what the round took and gave
 
@@ -145,7 +145,7 @@ class Round:
         self._batch = TargetBatch(target)
         # The runs of the round that is being computed, by sequence.
         self._runs: dict[int, SequenceRun] = {}
-        # Whose prompt the last batch ended with, and who has not drawn a token from it yet.
+        # The run whose prompt the last batch ended with and that has not drawn its token yet.
         self._ready: list[SequenceRun] = []
 
     def _limits(
@@ -217,7 +217,7 @@ class Round:
         run.stats.acceptance = "exact" if run.rejection is None else "distribution"
 
     def resume(self, run: SequenceRun, saved: SavedSequence, seq_id: int) -> None:
-        """Goes on with a run in the middle of its text, on any sequence of the context.
+        """Continues a run in the middle of its text, on any sequence of the context.
 
         Raises:
             ArgumentError: see HeldSequences.restore().
@@ -246,7 +246,7 @@ class Round:
         Raises:
             ArgumentError: a sequence has not begun, is over, or waits for draw_first().
             BaseException: what no sequence is to blame for, such as Ctrl-C. Every sequence is as it
-                was before the round, or behind it.
+                was before the round, or after it.
 
         """
         for run in runs:
@@ -329,16 +329,16 @@ class Round:
         return list(parts.values())
 
     def use_adapters(self, adapters: Adapters) -> None:
-        """Lets adapters count from the next decode on; None for those that count now."""
+        """Uses these adapters from the next decode on; None for the present ones."""
         if adapters is not None and adapters != self.target.adapters:
             self.target.set_adapters(adapters)
 
     def _decide(self, spans: Sequence[Span]) -> None:
-        """What has to follow anyway, and how many tokens the others ask for."""
+        """Drafts forced text, and decides how many tokens the other sequences ask for."""
         for span in spans:
             forced = self._runs[span.seq].forced
             if forced is not None and span.max_draft:
-                # Nobody is asked for it, and no controller weighs it.
+                # No drafter is asked for it, and no controller weighs it.
                 ids = tuple(forced(span.max_draft))
                 if ids:
                     span.draft = Draft(ids)
@@ -346,7 +346,7 @@ class Round:
         self.scheduler.decide(spans)
 
     def _fail(self, run: SequenceRun, error: BaseException, out: Ended) -> None:
-        """Ends one sequence; the others do not notice."""
+        """Ends one sequence; the others are not affected."""
         self.sequences.recover(run.state)
         run.error = error
         out.append((run, Step((), 0, 0, None, error)))
@@ -376,7 +376,7 @@ class Round:
         """One decode of the target, and what it settles.
 
         Returns:
-            The seconds in the target, and those in the drafter behind it. A decode that failed, and
+            The seconds in the target, and those in the drafter after it. A decode that failed, and
             its sequences with it, counts none.
 
         """
@@ -398,7 +398,7 @@ class Round:
             for span in spans:
                 if span.seq in blamed or not isinstance(error, CancelledError):
                     self._fail(runs[span.seq], error, out)
-                else:  # another one's cancel() ended the decode: this one goes on
+                else:  # another one's cancel() ended the decode: this one continues
                     self.sequences.recover(runs[span.seq].state)
             return 0.0, 0.0
         decode_s = perf_counter() - begun
@@ -415,7 +415,7 @@ class Round:
         return decode_s, commit_s
 
     def _forget_rows(self) -> None:
-        """Another batch is computed: nobody can draw from the last one any more."""
+        """Another batch is computed: the last one's rows are gone."""
         while self._ready:
             self._ready.pop().ready_row = None
 
@@ -534,11 +534,11 @@ class Round:
     def _sample(
         self, run: SequenceRun, row: int, ids: Sequence[int], drawn_from: DrawnFrom = None
     ) -> tuple[list[int], BaseException | None]:
-        """What the sampler takes, and what a callback of the user's or the chain itself raised."""
+        """The accepted tokens, and the exception of a user's callback or of the chain, if any."""
         tokens: list[int] = []
         target = self.target
         assert run.sampler is not None
-        # The sampler reads rows; what it calls of the user's may do no more.
+        # The sampler only reads rows, and so may the user's callbacks.
         target.lend("a callback of the request")
         try:
             accept(run.sampler, run.rejection, target, row, ids, drawn_from, tokens, run.observe)
@@ -550,13 +550,13 @@ class Round:
         return tokens, None
 
     def _finish_reason(self, run: SequenceRun, tokens: Sequence[int]) -> str | None:
-        """Why a request ends with these tokens; None where it goes on."""
+        """Why a request ends with these tokens; None where it continues."""
         if self.target.model.vocab.is_eog(tokens[-1]):
             return "stop"
         is_full = run.state.n_decoded >= self.target.n_ctx_seq
         return "length" if run.n_left <= 0 or is_full else None
 
-    # ---- what a round is counted as
+    # ---- how a round is counted
 
     def _count_seconds(self, span: Span, round_s: float, draft_s: float, verify_s: float) -> None:
         """The seconds of a round, as one sequence sees them: it waits for all of them."""

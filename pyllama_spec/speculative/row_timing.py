@@ -1,4 +1,4 @@
-"""What verify batches cost, measured in some milliseconds when a target is opened."""
+"""The cost of verify batches, measured in some milliseconds when a target is opened."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from time import perf_counter
 
 from pyllama_spec.engine import Batch, Context
 
-# Longer than this it does not take, one batch aside: what is left out the rounds will measure.
+# The most time that it takes, plus one batch: the rounds will measure the rest.
 _BUDGET_S = 0.3
 
 
 def measure_rows(target: Context, max_rows: int, budget_s: float = _BUDGET_S) -> dict[int, float]:
     """Times decodes of 1 to max_rows rows at the beginning of an empty context and empties it.
 
-    The two ends come first, so that all that is between them can be guessed where time is short.
+    The two ends come first, so that widths between them can be interpolated where time is short.
     Each width is decoded twice, the first of which makes the engine's graph; while time is left all
     are timed again. Of each the quickest counts: what else runs on a machine makes a decode slower
     and never quicker.

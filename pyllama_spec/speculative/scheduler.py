@@ -1,14 +1,14 @@
-"""Who computes what in a round: policy alone, no engine, no caller's function, no statistics.
+"""Plans a round: policy alone, no engine, no caller's function, no statistics.
 
 The scheduler reads counts and answers with counts. plan() says which sequences take part, how much
 of a prompt each reads and how many tokens each may draft; decodes() says, once the drafts are
-there, which of them share a decode of the target, and with what padding. How long a draft is worth
-its rows is the controller's to say: decide() and set_lengths() ask it before and behind the drafts,
-learn() tells it what became of them.
+there, which of them share a decode of the target, and with what padding. Whether a draft's length
+is worth its rows is the controller's to say: decide() and set_lengths() ask it before and after the
+drafts, learn() reports the outcome.
 
 Padding: where each sequence has a stream of its own in the memory, the engine computes sequences
 together only while their ids follow each other and each has as many tokens as the others; for the
-rest it goes over the weights once more. Tokens behind a draft that nobody reads, and tokens of idle
+rest it goes over the weights once more. Tokens after a draft that nobody reads, and tokens of idle
 sequences in between, are taken back after the decode; they cost a row each and save a pass.
 """
 
@@ -144,7 +144,7 @@ class Scheduler:
         return spans
 
     def decide(self, spans: Iterable[Span]) -> None:
-        """Has the controller decide on all texts but those whose draft is there already."""
+        """Has the controller decide on all texts except those that have a draft already."""
         undecided = [span for span in spans if not span.n_prompt and not span.draft.ids]
         if not undecided:
             return
@@ -194,7 +194,7 @@ class Scheduler:
             span.verify(n if span.draft.distributions is None else len(span.draft.ids))
 
     def learn(self, spans: Iterable[Span], spent: Spent) -> list[tuple[Span, DraftGain]]:
-        """Tells the controller what became of a round.
+        """Reports the outcome of a round to the controller.
 
         Returns:
             The spans that it had decided on, with what it expected of them.
@@ -298,7 +298,7 @@ class Scheduler:
         return parts
 
     def _neighbours(self, spans: Sequence[Span]) -> Iterator[list[Span]]:
-        """Stretches of sequences whose ids follow each other; alone who has no room for padding.
+        """Runs of sequences whose ids follow each other; one without room for padding is alone.
 
         With all of their padding they fit one decode.
         """

@@ -30,7 +30,7 @@ class SequenceState:
         n_decoded: how many of them, from the first on, the target's memory holds. While text is
             generated it is one less than all: the last committed token is pending.
         n_given: how many of those the text has that was given to the caller; None for all. A draft
-            may lead behind a stop string, or behind where the caller stopped reading.
+            may lead after a stop string, or after where the caller stopped reading.
         adapters: what its memory was computed with.
 
     """
@@ -48,7 +48,7 @@ class SequenceState:
 
 
 class SavedSequence(NamedTuple):
-    """A sequence in the host's memory; Round.resume() and HeldSequences.restore() go on from it.
+    """A sequence in the host's memory; Round.resume() and HeldSequences.restore() continue from it.
 
     Attributes:
         tokens, n_decoded, n_given, adapters: of its SequenceState.
@@ -70,7 +70,7 @@ class SavedSequence(NamedTuple):
         return len(self.memory) + len(self.drafter or b"")
 
     def without_memory(self) -> SavedSequence:
-        """The tokens alone: who goes on from there reads them again."""
+        """The tokens alone: resuming computes them again."""
         return self._replace(n_decoded=0, n_given=None, memory=b"", drafter=None)
 
 
@@ -81,8 +81,8 @@ class Step(NamedTuple):
         tokens: the committed tokens, in order.
         n_drafted: how many tokens were verified.
         n_accepted: how many of `tokens`, from the first on, were drafted.
-        finish_reason: "stop" for an end-of-generation token, "length" for a limit, None to go on,
-            and None where there is an error.
+        finish_reason: "stop" for an end-of-generation token, "length" for a limit, None to
+            continue, and None where there is an error.
         error: what ended the request; its tokens before that are committed.
         who: who drafted, as in RoundCounts.
 
@@ -117,11 +117,11 @@ class SequenceRun:
 
     Attributes:
         stats, timing: of this request alone.
-        borders: numbers of tokens of the prompt behind which a part of it ends when it is read,
-            since other prompts go on otherwise there.
+        borders: numbers of tokens of the prompt after which a part of it ends when it is read,
+            since other prompts continue differently there.
         max_held: of the prompt, how many tokens may be held and not read again, by this sequence
             alone; None for as many as anybody holds.
-        n_cached: tokens of the prompt that were not read, since somebody held them.
+        n_cached: tokens of the prompt that were not read, since they were held already.
         n_generated: tokens that were generated.
         n_passed: rounds since a part of its prompt was read, in which others' were.
         is_cancelled: set from any thread; the round ends the request before its next decode.

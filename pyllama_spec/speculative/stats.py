@@ -1,4 +1,4 @@
-"""What a generation did, counted and timed."""
+"""Counts and times of a generation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SpeculationStats:
 
     Attributes:
         drafter: the drafter's name.
-        note: what there is to say of it beside, such as why it was chosen; "" for nothing.
+        note: a remark on it, such as why it was chosen; "" for none.
         rounds: decodes of the target after the prompt.
         drafted: tokens that were proposed and verified, whoever proposed them.
         accepted: of those, the ones that the target's own choice confirmed.
@@ -65,8 +65,8 @@ class SpeculationStats:
             that compares nothing, such as "fixed".
         probe_s: seconds of drafting in retries.
         round_counts: what each round asked for and got, in order; not in as_dict().
-        reason_off: why the drafter was off in the last round; None if it was not. A text that it
-            made faster may end so: `state` says what counts.
+        reason_off: why the drafter was disabled in the last round; None if it was not. A text that
+            it made faster may end so: `state` says what counts.
         reason_off_error: what the drafter raised, with its traceback; None if it raised nothing.
         has_failed: whether it is off because it failed.
         acceptance: how drafts of the drafter are accepted: "exact", or "distribution" where it
@@ -143,7 +143,7 @@ class SpeculationStats:
                 self.probe_s += draft_s
 
     def note_off(self, reason: str | None, *, is_plain: bool) -> None:
-        """After a round, or after a part of the prompt: why the drafter is off now, or None.
+        """After a round, or after a part of the prompt: why the drafter is disabled now, or None.
 
         Args:
             reason: see reason_off.
@@ -159,14 +159,14 @@ class SpeculationStats:
         self.reason_off = reason
 
     def note_failure(self, reason: str, error: Exception | None) -> None:
-        """The drafter failed, and is off until the next prompt."""
+        """The drafter failed, and is disabled until the next prompt."""
         if not self.has_failed:
             self.off_since = self.rounds
         self.has_failed, self.reason_off, self.reason_off_error = True, reason, error
 
     @property
     def state(self) -> str:
-        """What became of the drafter: "none", "used", "idle" or "disabled".
+        """The state of the drafter: "none", "used", "idle" or "disabled".
 
         "none": there is no drafter. "disabled": it failed, or it was off as the text ended and had
         given less than one token for two that were decoded plainly while it was off. "idle": the
@@ -360,14 +360,14 @@ class Timing:
     first_token_s: float = 0.0
 
     def plus(self, other: Timing) -> Timing:
-        """The seconds of a request that went on behind this one; it was loaded once."""
+        """The seconds of a request that continued after this one; it was loaded once."""
         names = ("prompt_s", "decode_s", "draft_s", "verify_s", "n_decoded")
         sums = {name: getattr(self, name) + getattr(other, name) for name in names}
         return Timing(load_s=self.load_s or other.load_s, **sums)
 
     @property
     def overhead_s(self) -> float:
-        """What the rounds took beside drafting and verifying: sampling, bookkeeping, Python."""
+        """The rounds' time apart from drafting and verifying: sampling, bookkeeping, Python."""
         return self.decode_s - self.draft_s - self.verify_s
 
     @property

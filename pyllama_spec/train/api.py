@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 def train_eagle3(config: Eagle3TrainConfig, reporter: Reporter | None = None) -> TrainReport:
     """Trains an EAGLE-3 head and writes it as GGUF.
 
-    All that is made on the way lies in config.work_dir: text, features, checkpoints, curves. A call
+    Text, features, checkpoints and curves are in config.work_dir. A call
     with the same configuration resumes a run that was interrupted, and gives the same file.
 
     Args:
         config: of the run.
-        reporter: is told how it goes; None for silence.
+        reporter: receives the progress; None for silence.
 
     Returns:
-        What came out: the file, and how its drafts fare.
+        The result: the file, and the quality of its drafts.
 
     Raises:
         ModelLoadError: the target cannot be read.
@@ -73,12 +73,12 @@ def train_eagle3(config: Eagle3TrainConfig, reporter: Reporter | None = None) ->
 def train_dflash(config: DFlashTrainConfig, reporter: Reporter | None = None) -> TrainReport:
     """Trains a DFlash draft and writes it as GGUF.
 
-    By the same pipeline as train_eagle3(), which says what lies where and what is raised; text and
+    By the same pipeline as train_eagle3(), which documents the folder and the errors; text and
     features of the one serve the other in the same work folder.
 
     Args:
         config: of the run.
-        reporter: is told how it goes; None for silence.
+        reporter: receives the progress; None for silence.
 
     """
     instance(config, DFlashTrainConfig, "config")
@@ -92,14 +92,14 @@ def train_dflash(config: DFlashTrainConfig, reporter: Reporter | None = None) ->
 def train_mtp(config: MtpTrainConfig, reporter: Reporter | None = None) -> TrainReport:
     """Trains the MTP head of a target further, and writes a GGUF with the head alone.
 
-    By the same pipeline as train_eagle3(), which says what lies where and what is raised; its text
+    By the same pipeline as train_eagle3(), which documents the folder and the errors; its text
     serves this one in the same work folder. `draft=config.out` takes the file. It is written only
     if it is better than the head that training began with, on text that it did not learn from;
     report.why_not says so if it is not.
 
     Args:
         config: of the run.
-        reporter: is told how it goes; None for silence.
+        reporter: receives the progress; None for silence.
 
     Raises:
         UnsupportedError: the file has no MTP head, several of them, or one that training has no
@@ -112,7 +112,7 @@ def train_mtp(config: MtpTrainConfig, reporter: Reporter | None = None) -> Train
 
 
 def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseReport:
-    """Trains a draft further on what its owner's requests said, and where it was wrong.
+    """Trains a draft further on its owner's requests, mostly where it was wrong.
 
     The draft is config.init, or else what lies at config.out, of the kind of the configuration; an
     MTP head is the target's own where nothing lies there. The new one is written to config.out if
@@ -122,10 +122,10 @@ def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseRe
     Args:
         config: of the run, with `use`. Of its text n_ctx, the longest part that is learned from at
             once, and what says how other text is made count; its type is the draft's.
-        reporter: is told how it goes; None for silence.
+        reporter: receives the progress; None for silence.
 
     Returns:
-        What came out: whether the file was replaced, and how both drafts fare.
+        The result: whether the file was replaced, and the quality of both drafts.
 
     Raises:
         ModelLoadError: the target, the draft or the store cannot be read.
@@ -220,7 +220,7 @@ def _train(
 
     Args:
         config: of the run.
-        reporter: is told how it goes; None for silence.
+        reporter: receives the progress; None for silence.
         layers_of: layer inputs to read where the configuration names none.
         load_kind: imports what needs PyTorch, for a target.
 
@@ -252,7 +252,7 @@ def _train(
 
 
 def _check_before_opening(config: RunConfig) -> None:
-    """Raises for what can be told without the target, which may take minutes to read."""
+    """Raises for faults that show without the target, which may take minutes to load."""
     if (why_not := why_no_output(config.out)) is not None:
         raise ArgumentError(why_not)
     if config.out.exists() and config.out.samefile(config.target):

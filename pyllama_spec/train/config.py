@@ -1,4 +1,4 @@
-"""What a training run is told, whatever it trains; each kind of draft adds to it in its folder."""
+"""The configuration of a training run; each kind of draft adds to it in its folder."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pyllama_spec.gguf.writer import KINDS
 PRECISIONS = ("auto", "fp32", "bf16")
 
 
-# Of the n-gram table. Three times as many gave 0.01 tokens per round more: what is rare is seldom
-# met again.
+# Of the n-gram table. Three times as many gave 0.01 tokens per round more: rare contexts seldom
+# occur again.
 N_NGRAMS = 800_000
 
 
@@ -67,18 +67,18 @@ class CorpusConfig:
         check_shares(self, "greedy_share", "prompt_seed_share")
 
     def identity(self) -> dict[str, Any]:
-        """What decides the text, apart from how much of it there is."""
+        """The settings that decide the text, apart from its amount."""
         facts = asdict(self)
         for name in ("prompts", "n_tokens", "n_parallel"):
             del facts[name]
-        # As corpora and drafts have it that were made before the field had its present name.
+        # The former name of the field, in corpora and drafts that were made with it.
         facts["opening_share"] = facts.pop("prompt_seed_share")
         return facts
 
 
 @dataclass(frozen=True, slots=True)
 class UseConfig:
-    """What an owner's use is that a draft goes on learning from.
+    """The owner's use that a draft continues learning from.
 
     Attributes:
         store: a draft memory that requests wrote, of the target's tokenizer.
@@ -237,7 +237,7 @@ class RunConfig:
         restart: begin the training again, with the text that is there.
         n_ngrams: the most contexts of the n-gram table beside the draft, of 9 bytes each; 0 for no
             table, as stock llama.cpp wants it. None for 800,000.
-        use: what train_from_use() learns from, in place of text of the target's own.
+        use: the source of train_from_use(), instead of the target's own text.
 
     """
 
@@ -301,7 +301,7 @@ class RunConfig:
 
     @property
     def begun_with(self) -> Path:
-        """The draft that a run from use goes on with: where nothing else is said its output."""
+        """The draft that a run from use continues: by default its output."""
         return self.init or self.out
 
     @property
@@ -311,7 +311,7 @@ class RunConfig:
 
     @property
     def default_ngrams(self) -> int:
-        """What it is where n_ngrams does not say."""
+        """The default of n_ngrams."""
         return N_NGRAMS
 
     @property

@@ -1,4 +1,4 @@
-"""What can go wrong while a draft is made, and the optional packages that it needs."""
+"""The errors of training, and the optional packages that it needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from pyllama_spec.errors import PyllamaSpecError
 
 _EXTRA = "pip install 'pyllama_spec[train]'"
-# Else pip takes that for CUDA, on a machine without a GPU too.
+# Otherwise pip chooses the package for CUDA, on a machine without a GPU too.
 _SMALL_TORCH = (
     "on a machine without a GPU PyTorch's CPU build first, some 200 MB where pip's choice has "
     "gigabytes, by the line that PyTorch's own page shows for it"
@@ -31,7 +31,7 @@ class DivergedError(TrainError):
 
 
 class CheckpointError(TrainError):
-    """What lies in the work folder belongs to another target or was made with other settings."""
+    """The files in the work folder belong to another target or to other settings."""
 
 
 def need(*packages: str) -> None:
@@ -52,7 +52,7 @@ def need(*packages: str) -> None:
 
 @contextmanager
 def writing(path: Path, *, keeps: bool = True) -> Iterator[None]:
-    """Turns what the system says about a write into a TrainError that names the way out.
+    """Turns an OSError of a write into a TrainError with a remedy.
 
     Args:
         path: what is written.

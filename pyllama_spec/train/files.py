@@ -21,7 +21,7 @@ from pyllama_spec.train.errors import TrainError, writing
 
 try:
     import fcntl
-except ImportError:  # Windows: two runs in one folder are the user's own risk there
+except ImportError:  # Windows has none: two runs in one folder are not prevented there
     fcntl = None  # type: ignore[assignment, unused-ignore]
 
 _BLOCK_BYTES = 1 << 20
@@ -160,7 +160,7 @@ def scratch_array(folder: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) ->
     """
     n_bytes = max(int(np.prod(shape)) * np.dtype(dtype).itemsize, 1)
     with writing(folder, keeps=False), tempfile.TemporaryFile(dir=folder) as file:
-        if hasattr(os, "posix_fallocate"):  # else a full disk ends the process where it is written
+        if hasattr(os, "posix_fallocate"):  # otherwise a full disk ends the process at the write
             os.posix_fallocate(file.fileno(), 0, n_bytes)
         else:
             file.truncate(n_bytes)
@@ -169,7 +169,7 @@ def scratch_array(folder: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) ->
 
 @contextlib.contextmanager
 def locked_file(path: Path) -> Iterator[None]:
-    """Holds a draft's file until the block ends; the system lets go of it when the process dies.
+    """Holds a draft's file until the block ends; the system releases it when the process dies.
 
     Raises:
         TrainError: another process holds it, or it cannot be opened.
@@ -185,7 +185,7 @@ def locked_file(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds a folder until the block ends; the system lets go of it when the process dies.
+    """Holds a folder until the block ends; the system releases it when the process dies.
 
     Raises:
         TrainError: another process works in it, or it cannot be made.

@@ -13,8 +13,8 @@ from typing import Any
 def interruptions() -> Iterator[threading.Event]:
     """Notes the first Ctrl-C instead of raising in the middle of a step; a second one raises.
 
-    Who uses it looks at the event after each step, and raises KeyboardInterrupt. Only the main
-    thread hears of Ctrl-C, and a process that ignores it goes on doing so: then nothing changes.
+    The caller checks the event after each step, and raises KeyboardInterrupt. Only the main
+    thread gets Ctrl-C, and a process that ignores it keeps ignoring it.
     """
     event = threading.Event()
     is_main = threading.current_thread() is threading.main_thread()

@@ -1,4 +1,4 @@
-"""What a run says while it goes: a bar on a terminal, lines in a file."""
+"""The progress of a run: a bar on a terminal, lines in a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SURE, _FIRST_GUESS_S = 0.005, 30.0
 _NEARLY = 0.999
 
 
-# Of a run's text: from when on it says how long all of it will take.
+# The share of a run's text after which the whole run's time is estimated.
 _KNOWN = 0.02
 # Training over text, in time, by docs/measurements/training.md and archive.md there: 22 to 47.5
 # minutes without AVX-512, 42 to 34 with it. A larger target writes more slowly, while the head
@@ -25,10 +25,10 @@ _LEAST_TRAINING, _MOST_TRAINING, _EPOCHS = 0.4, 1.3, 2.6
 
 
 class Reporter(Protocol):
-    """Is told how a run goes."""
+    """Receives the progress of a run."""
 
     def line(self, text: str) -> None:
-        """Something that stays: a stage that is done, a measurement."""
+        """A lasting line: a stage that is done, a measurement."""
         ...
 
     def progress(self, stage: str, fraction: float, note: str) -> None:
@@ -37,13 +37,13 @@ class Reporter(Protocol):
 
 
 class SilentReporter:
-    """Says nothing."""
+    """Prints nothing."""
 
     def line(self, text: str) -> None:
-        """Says nothing."""
+        """Prints nothing."""
 
     def progress(self, stage: str, fraction: float, note: str) -> None:
-        """Says nothing."""
+        """Prints nothing."""
 
 
 class WholeEstimate:
@@ -115,7 +115,7 @@ class TerminalReporter:
             self._bar = ProgressBar(stage, self._bar_stream)
             # A bar is there at once; stages of seconds leave no line in a file.
             self._shown_at = -math.inf if self._has_bar else now
-        # What waited to be judged may be dropped: less is done then than was told.
+        # Sequences that wait to be judged may be dropped: progress may go back then.
         self._most = fraction = max(self._most, fraction)
         if now - self._shown_at < (_BAR_EVERY_S if self._has_bar else _LINE_EVERY_S):
             return
@@ -129,7 +129,7 @@ class TerminalReporter:
     def _left(self, now: float, fraction: float) -> str:
         done = fraction - self._from
         # The first sequences are short or slow by chance; half a minute is worth a first guess.
-        is_nearly = fraction >= _NEARLY  # what is left then is nothing that could be counted
+        is_nearly = fraction >= _NEARLY  # the remaining work cannot be counted
         if is_nearly or done <= 0 or (done < _SURE and now - self._started < _FIRST_GUESS_S):
             return ""
         seconds = (now - self._started) * (1 - fraction) / done

@@ -52,3 +52,37 @@ def test_the_command_line_takes_several(tmp_path: Path, capsys: pytest.CaptureFi
 def test_made_up_acceptance_is_of_one_draft(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="one draft"):
         tiny_config(tmp_path, also=("none",), synthetic_acceptance=(0.5,))
+
+
+def test_the_progress_names_every_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no bar is drawn: a line for each text, with the speed of all sides."""
+    args = ["bench", "-m", str(model_path("llama")), "-d", "prompt-lookup", "-d", "none", "-n", "4"]
+    args += ["--prompts", str(write_prompts(tmp_path)), "--repeat", "2"]
+    assert main(args) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "tokens per second" in line]
+    assert len(lines) == 4
+    assert all(" with prompt-lookup, " in line and line.endswith(" with none") for line in lines)
+    assert [line.partition(":")[0].rpartition(" ")[2] for line in lines] == ["1", "1", "2", "2"]
+
+
+@pytest.mark.parametrize("beside", ["perm_eagle3", "perm_dflash", ""])
+def test_auto_is_named_with_what_it_chose(tmp_path: Path, beside: str) -> None:
+    """In the tables and in the object, whether it chose a file or none."""
+    target = tmp_path / "target.gguf"
+    target.symlink_to(model_path("perm"))
+    if beside:
+        (tmp_path / "draft.gguf").symlink_to(model_path(beside))
+    config = tiny_config(
+        tmp_path, model_path=target, draft="auto", also=("none",), n_tokens=4, repeats=1
+    )
+    result = bench.run(config)
+    chosen, kind = ("draft.gguf", beside[5:]) if beside else ("prompt-lookup", "prompt-lookup")
+    shown = bench.table(result)
+    assert f"drafter {kind} (chosen by auto)" in shown
+    assert f"NOTE: auto chose {kind}: " in shown
+    last = shown[shown.index("drafts, beside the same plain texts") :].splitlines()
+    assert [line.split("  ")[0] for line in last[1:3]] == [f"auto: {chosen}", "none"]
+    report = bench.to_json(result)
+    assert report["settings"]["drafter"] == kind
+    assert ("draft" in report["files"]) == bool(beside)
+    assert "draft" not in report["others"][0]["files"]

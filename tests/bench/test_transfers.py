@@ -20,7 +20,7 @@ def test_it_is_per_round_over_all_texts() -> None:
     lines = [line.split() for line in table(result).splitlines()]
     head = next(i for i, words in enumerate(lines) if words[:4] == ["per", "round", "kB", "to"])
     assert lines[head + 1] == ["plain", "4.00", "0.01", "0.00", "10.0", "13.0", "1.0"]
-    assert lines[head + 2] == ["spec", "10.00", "4.12", "0.20", "24.0", "30.0", "5.0"]
+    assert lines[head + 2] == ["with", "draft", "10.00", "4.12", "0.20", "24.0", "30.0", "5.0"]
     assert result.comparison.spec.transfers == SPEC.plus(SPEC)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from pyllama_spec.cli.entry import main
 from pyllama_spec.drafters import Draft, DraftOptions, DraftRequest, Eagle3, SmallModel, Suffix
 from pyllama_spec.drafters.model_drafter import add_lookup
 from pyllama_spec.drafters.suffix import store as stores
+from pyllama_spec.drafters.suffix import upkeep
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
 from pyllama_spec.engine import Model
 from pyllama_spec.engine.vocab import Vocab
@@ -503,3 +505,40 @@ def test_same_text_of_smollm2(smollm2_q4_0: Path, store: Path) -> None:
                 accepted[draft, again] = sum(one["speculation"]["accepted"] for one in found)
     assert answers["suffix", 0] == answers["suffix", 1] == answers[None, 0]
     assert accepted["suffix", 1] > accepted["suffix", 0] > 0
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("nope/x.memory", "make the folder {}/nope, or name a file in another one"),
+        ("file/x.memory", "make the folder {}/file, or name a file in another one"),
+        ("folder", "cannot be opened: Is a directory; name another file"),
+    ],
+)
+def test_a_store_that_cannot_be_opened_has_a_remedy(tmp_path: Path, place: str, said: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ModelLoadError) as raised:
+        open_tiny("suffix", draft_memory=tmp_path / place)
+    assert str(raised.value).endswith(said.format(tmp_path))
+
+
+def test_shown_texts_say_which_continue_another(
+    tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A turn of a conversation and a later part of a file begin in the middle."""
+    draw = random.Random(1)
+    sizes = (200, 50, upkeep.PART_TOKENS)
+    ids, other, part = (draw.choices(range(3, 200), k=n) for n in sizes)
+    with Model(model_path("llama"), vocab_only=True) as model:
+        opened = Store(store, vocabulary_digest(model.vocab))
+        opened.write_all([ids, ids + ids[::-1], ids[:24] + other, part, [9, 8, 7, 6] * 2])
+        opened.close()
+    words = ("show", store, "--texts", 5, "-m", model_path("llama"))
+    assert memory(*words, "--json") == 0
+    newest = json.loads(capsys.readouterr().out)["newest"]
+    assert [one["continues"] for one in newest] == [True, False, False, True, False]
+    assert memory(*words) == 0
+    shown = capsys.readouterr().out
+    assert shown.count(" used  ... ") == 2
+    assert "a text after ... continues one that the store holds already" in shown

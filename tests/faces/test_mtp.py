@@ -59,6 +59,15 @@ def test_doctor(perm: Path, tmp_path: Path) -> None:
     assert "A verify batch" in none.stdout
 
 
+def test_doctor_advises_only_what_it_takes() -> None:
+    """It measures no draft without weights, so prompt-lookup is no advice."""
+    done = cli("doctor", "-m", model_path("llama"), "-d", "mtp")
+    assert done.returncode == 1
+    said = " ".join(done.stderr.split())
+    assert "(llama) has no MTP head; give a draft's file, or leave -d out" in said
+    assert "prompt-lookup" not in said
+
+
 def test_bench(perm: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"id": "a", "category": "b", "prompt": "abc"}) + "\n")

@@ -75,6 +75,21 @@ def test_embeddings_of_each_token_are_none_of_a_text(flags: dict[str, str], told
         assert answer["error"]["message"].endswith(told)
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({}, "again with embedding=True"),
+        (serve.FLAGS, "again with --embeddings"),
+        (serve._KEYS, 'again with "embedding = true" in --config'),
+    ],
+)
+def test_what_a_server_without_embeddings_advises(flags: dict[str, str], told: str) -> None:
+    with served(open_tiny(), flags=flags) as client:
+        status, answer = client.post("/v1/embeddings", {"input": "the cat"})
+        assert (status, answer["error"]["code"]) == (400, "unsupported")
+        assert answer["error"]["message"].endswith(told)
+
+
 def test_scores() -> None:
     llm = Llama(model_path("reranker"), embedding=True, n_ctx=128, n_batch=128, n_threads=1)
     with served(llm) as client:

@@ -1,4 +1,4 @@
-"""What each layer of a DFlash draft sees: the window, and whether a slot sees those after it.
+"""The attention masks of a DFlash draft's layers: the window, and causality within a block.
 
 The injected rows come before every slot. Within the block a layer is causal or not:
 

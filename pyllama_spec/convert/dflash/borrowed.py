@@ -49,7 +49,7 @@ def own_matrices(
         is_scaled: whether the rows of the embedding are multiplied with something.
 
     Raises:
-        ConversionError: a matrix of the target is needed and cannot be had, or mask_embedding.pt
+        ConversionError: a matrix of the target is needed and is not available, or mask_embedding.pt
             does not fit the draft.
 
     """

@@ -24,12 +24,12 @@ _PROJECTORS = (None, "dflash", "dflash2", "dspark")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DflashConfig(Sizes):
-    """A draft as its config.json describes it, but for the heads behind its layers.
+    """A draft as its config.json describes it, but for the heads after its layers.
 
     Attributes:
-        layout: who wrote the files, as far as they tell; for people.
+        layout: the tool that wrote the files, as far as they tell; for people.
         is_speculators: whether they are of speculators' layout.
-        options: where further options stand.
+        options: the place of further options.
         n_draft_vocab: None where the file does not say.
         target_hidden_size, n_target_layer: of the target, None where the file does not say.
         block_size: slots of a block, the anchor's among them.

@@ -1,4 +1,4 @@
-"""What is behind a DFlash draft's layers: DSpark's Markov and confidence head, DFlash2's selector.
+"""The heads after a DFlash draft's layers: DSpark's Markov and confidence head, DFlash2's selector.
 
 A draft that samples from its anchor predicts in slot i what follows slot i; the others predict in
 slot i > 0 what belongs into slot i, and nothing in slot 0. One off is invisible but in acceptance.

@@ -42,7 +42,7 @@ class Plan:
     Attributes:
         tensors: in the GGUF's order, but for token_embd and output.
         embedding, output: the draft's own, None where it has none.
-        heads: what is behind the layers.
+        heads: what is after the layers.
         vocabulary: what the output knows.
         notes: what the user should know.
 

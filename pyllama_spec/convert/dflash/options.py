@@ -1,9 +1,9 @@
-"""Where the options of a DFlash draft stand in config.json.
+"""The places of a DFlash draft's options in config.json.
 
 z-lab's files have some in dflash_config and some at the top, SpecForge's likewise, RadixArk's have
 a dspark_config as well, DeepSpec's have all at the top, and speculators' have the draft's at the
-top and the decoder's in transformer_layer_config. An option that stands in two places must say the
-same in both.
+top and the decoder's in transformer_layer_config. An option in two places must have the
+same value in both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _READ = {
     "sample_from_anchor", "selector_rank", "selector_top_k", "selector_vocab_size",
     "swa_window_size", "target_layer_ids", "use_aux_hidden_state", "use_qk_norm", "use_swa",
 }  # fmt: skip
-# What training, the target or a reader is told, and no layer of the draft.
+# Options for training, the target or readers that change no layer of the draft.
 _IGNORED = {
     "backbone_rotary_base", "confidence_head_alpha", "loss_decay_gamma", "mask_token",
     "num_anchors",
@@ -71,7 +71,7 @@ class Options:
 
     @staticmethod
     def _check(place: Fields, known: set[str]) -> None:
-        """An option that is off says nothing, whoever knows it."""
+        """An option that is off has no effect, known or not."""
         for key in sorted(place.values.keys() - known):
             value = place.values[key]
             if value in (None, False, "", [], {}) or key.startswith("_"):

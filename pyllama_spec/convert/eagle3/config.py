@@ -22,7 +22,7 @@ class DraftConfig(Sizes):
     """A draft head as its config.json describes it; docs/eagle3.md explains the options.
 
     Attributes:
-        layout: who wrote the files, as far as they tell; for people.
+        layout: the tool that wrote the files, as far as they tell; for people.
         n_draft_vocab: None where the file does not say.
         target_hidden_size: None where the file does not say.
         n_target_layers: how many layers of the target it reads, None where the file does not say.

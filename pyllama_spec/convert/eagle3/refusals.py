@@ -1,6 +1,7 @@
 """Drafts that are no EAGLE-3 heads, refused by their names with the reason.
 
-What a checkpoint is is told from its tensors and options: architectures mislead (EAGLE-3 heads of
+The kind of a checkpoint is told from its tensors and options: architectures mislead (EAGLE-3 heads
+    of
 SafeAILab are called LlamaForCausalLM).
 """
 

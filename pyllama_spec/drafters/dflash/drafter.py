@@ -12,7 +12,7 @@ A round is two calls, however many sequences draft together: one feeds the rows 
 were accepted, one decodes a block as long as was asked for. Rejected tokens cost nothing.
 
 A draft with a Markov head (DSpark, arXiv 2607.05147) lets each guess see the one before, and
-guesses behind the first slot too; one with a selector (DFlash2) scores each candidate behind each
+guesses after the first slot too; one with a selector (DFlash2) scores each candidate after each
 one of the slot before, and is read from left to right.
 """
 
@@ -44,10 +44,10 @@ class DFlash(ModelDrafter[DFlashMemory]):
     Args:
         model: the draft, or the path of its GGUF (docs/dflash.md).
         max_draft: the most tokens to draft at once; None for as many as a block was trained with,
-            up to 15: a longer block pays on no machine that was seen.
+            up to 15: a longer block paid on no machine that was measured.
         n_ctx: rows of a sequence that it remembers; None for as many as the target, or, where all
             of its layers look back over a window, for that. Fewer make a window: the oldest are
-            forgotten, and it goes on.
+            forgotten, and it continues.
         p_min: end a draft before a token of a lower probability.
         n_output: how many ids of the vocabulary it chooses among, those of the text always among
             them (output_part.py); 0 for all, None for a part where that was measured to be
@@ -99,7 +99,7 @@ class DFlash(ModelDrafter[DFlashMemory]):
         params, block = target.params, self.block
         n_useful = target.n_ctx_seq
         if block.n_window is not None:
-            # An eighth of the room is given up at a time, and a window is still left.
+            # An eighth is forgotten at a time, and a window still remains.
             n_useful = min(n_useful, -(-block.n_window * 8 // 7) + 8)
         n_window = min(self._n_ctx or n_useful, n_useful)
         n_outputs = params.n_seq_max * block.n_slots
@@ -118,7 +118,7 @@ class DFlash(ModelDrafter[DFlashMemory]):
         """
         memory = self.memory_or_fail()
         errors: dict[int, Exception] = {}
-        # A draft may lack the target's last ids: nothing is guessed behind one, and others go on.
+        # A draft may lack the target's last ids: nothing is guessed after one, and others continue.
         n_vocab = self.model.info.n_vocab
         known = [r for r in requests if r.tokens[-1] < n_vocab]
         asked = passed(known, self.can_draft, errors)

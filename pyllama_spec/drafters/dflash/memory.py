@@ -38,7 +38,7 @@ class DFlashMemory(RowMemory):
         batch.extend(None, s.n_fed, seq, rows=[s.rows.view(s.n_fed, s.n_fed + n)])
 
     def guess(self, seqs: Sequence[int], n: int) -> list[int]:
-        """Feeds what waits, and decodes a block of each sequence behind its rows.
+        """Feeds what waits, and decodes a block of each sequence after its rows.
 
         The slots are forgotten at once: their keys and values are of guesses. What was guessed can
         be read until the next decode.
@@ -76,7 +76,7 @@ class DFlashMemory(RowMemory):
         return rows
 
     def try_block(self, _: int) -> None:
-        """Decodes a block of one sequence behind nothing, for who times it."""
+        """Decodes a block of one sequence after nothing, for timing."""
         slots, guesses_behind = self._slots, self._block.guesses_behind
         slots.clear()
         slots.add(0, 0, 0, output=guesses_behind)

@@ -9,7 +9,7 @@ At position P the head reads the token x[P+1] and the row of x[P], its *pair*:
                                                      +-> first drafted token d[1], row h[1]
     then            4: (d[1], h[1]) -> d[2], h[2]    5: (d[2], h[2]) -> ...
 
-What stays of that in its memory, and what a draft costs: drafters/chain.py.
+Which pairs stay in its memory, and what a draft costs: drafters/chain.py.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import Model, Progress
 
-# Tokens that a head drafts per round where nothing else is said: each costs a decode of its own.
+# Tokens that a head drafts per round by default: each costs a decode of its own.
 _MAX_DRAFT = 4
-# And where only those are drafted that pay.
+# And with a controller that ends drafts where they do not pay.
 _MAX_ADAPTIVE = 8
 
 
@@ -39,7 +39,7 @@ class Eagle3(ChainDrafter[Eagle3Memory]):
         model: the head, or the path of its GGUF (docs/eagle3.md).
         max_draft: the most tokens to draft at once.
         n_ctx: pairs of a sequence that the head remembers; None for as many as the target. Fewer
-            make a window: the oldest are forgotten, and the head goes on.
+            make a window: the oldest are forgotten, and the head continues.
         p_min: end a draft before a token that the head gives a lower probability.
         n_output: how many ids of the vocabulary the head chooses among, those of the text always
             among them (output_part.py); 0 for all, None for a part where that was measured to be
@@ -73,7 +73,7 @@ class Eagle3(ChainDrafter[Eagle3Memory]):
         )  # fmt: skip
 
     def open_memory(self, target: Context) -> Eagle3Memory:
-        """Room for as many pairs as the target has tokens, and for the guesses behind them."""
+        """Room for as many pairs as the target has tokens, and for the guesses after them."""
         context, n_window = self.open_head(target)
         return Eagle3Memory(context, self._n_features, n_window)
 

@@ -17,11 +17,11 @@ class Eagle3Memory(ChainMemory):
     """
 
     def n_ready(self, s: SequenceMemory) -> int:
-        """A pair is complete with the token behind the row's."""
+        """A pair is complete with the token after the row's."""
         return len(s.tokens) - 1
 
     def put(self, batch: Batch, seq: int, s: SequenceMemory, n: int, is_read: bool) -> None:
-        """Each row with the token behind it."""
+        """Each row with the token after it."""
         first = s.n_fed
         batch.extend(
             s.tokens[first + 1 : first + n + 1], first, seq,
@@ -29,7 +29,7 @@ class Eagle3Memory(ChainMemory):
         )  # fmt: skip
 
     def meet(self, seq: int, s: SequenceMemory, tokens: Sequence[int]) -> None:
-        """The pair that truncate() left at the end is right if the text goes on as it did."""
+        """The pair that truncate() left at the end is right if the text continues as it did."""
         if tokens and s.n_fed and s.n_fed == len(s.tokens) and s.ahead != tokens[0]:
             self.roll_back(seq, s, len(s.tokens) - 1)
         s.ahead = None

@@ -10,8 +10,8 @@ driver has it; before the first token stands a row of zeros:
                                                      +-> first drafted token d[1], row h[1]
     then            4: (d[1], h[1]) -> d[2], h[2]    5: (d[2], h[2]) -> ...
 
-Which row of the target that is, is the architecture's own business: the engine's graph says it, and
-Model gives it as HEAD_ROWS. What stays of the pairs, and what a draft costs: drafters/chain.py.
+Which row of the target that is depends on the architecture: the engine's graph defines it, and
+Model gives it as HEAD_ROWS. Which pairs stay, and what a draft costs: drafters/chain.py.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import HEAD_ROWS, Model, Progress
 from pyllama_spec.errors import ArgumentError
 
-# Tokens that a head drafts per round where nothing else is said: each costs a layer and the whole
+# Tokens that a head drafts per round by default: each costs a layer and the whole
 # output matrix.
 _MAX_DRAFT = 3
-# And where only those are drafted that pay.
+# And with a controller that ends drafts where they do not pay.
 _MAX_ADAPTIVE = 6
 # Of a context: the engine's.
 _MAX_SEQUENCES = 256
@@ -50,7 +50,7 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
         max_draft: the most tokens to draft at once; where the file has several heads, each drafts
             one of them, and check() lowers max_draft to their number.
         n_ctx: pairs of a sequence that the head remembers; None for as many as the target. Fewer
-            make a window: the oldest are forgotten, and the head goes on.
+            make a window: the oldest are forgotten, and the head continues.
         p_min: end a draft before a token that the head gives a lower probability.
         n_output: how many ids of the vocabulary the heads choose among, those of the text always
             among them (output_part.py); 0 for all, None for a part where that was measured to be
@@ -101,9 +101,9 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
     def check(self, target: Model) -> None:
         """Raises unless the target has a head, or this one was made for it.
 
-        From here on max_draft is known: of several heads each drafts one token, and rooms, bounds
-        and costs go by it before attach(). With copies beside the heads they go by what was given,
-        since a copy may be longer than what the heads draft.
+        From here on max_draft is known: of several heads each drafts one token, and buffers, bounds
+        and costs depend on it before attach(). With copies beside the heads they depend on the
+        given one, since a copy may be longer than what the heads draft.
         """
         if not self.wants_head:
             super().check(target)
@@ -126,7 +126,7 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
         super().attach(target)
 
     def open_memory(self, target: Context) -> MtpMemory | HeadsMemory:
-        """Room for as many pairs as the target has tokens, and for the guesses behind them.
+        """Room for as many pairs as the target has tokens, and for the guesses after them.
 
         Raises:
             ArgumentError: several heads, and too many sequences for them.

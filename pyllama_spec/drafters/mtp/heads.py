@@ -1,7 +1,7 @@
-"""Several MTP heads in a file, of which head k drafts the token k + 1 behind the pending one.
+"""Several MTP heads in a file, of which head k drafts the token k + 1 after the pending one.
 
 Each head has a layer of its own and remembers a text of its own. The pairs that are committed are
-those of memory.py for all of them, with rows of the target. Where head k is asked, the pairs behind
+those of memory.py for all of them, with rows of the target. Where head k is asked, the pairs after
 the pending token are the guesses of the heads before it:
 
     position          n            n+1          n+2
@@ -53,7 +53,7 @@ class HeadsMemory:
         is_short: as of MtpMemory.
 
     Attributes:
-        n_calls: how many decodes were made, for who counts the cost.
+        n_calls: how many decodes were made, to count the cost.
 
     """
 
@@ -163,7 +163,7 @@ class _Lane(MtpMemory):
         for seq in seqs:
             s = self.of(seq)
             self._make_room(seq, s, self.n_ready(s))
-            # What lies behind are guesses of the last draft.
+            # What lies after are guesses of the last draft.
             self.context.memory.rollback(self.lane_of(seq), s.n_fed)
         n_waiting = sum(self.n_ready(s) - s.n_fed for s in map(self.of, seqs))
         batch = self._batch

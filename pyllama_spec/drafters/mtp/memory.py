@@ -73,7 +73,7 @@ class MtpMemory(ChainMemory):
         )
 
     def meet(self, seq: int, s: SequenceMemory, tokens: Sequence[int]) -> None:
-        """The pair that truncate() left at the end is right if the text goes on as it did."""
+        """The pair that truncate() left at the end is right if the text continues as it did."""
         if tokens and s.n_fed > len(s.tokens) and s.ahead != tokens[0]:
             self.roll_back(seq, s, len(s.tokens))
         s.ahead = None

@@ -30,9 +30,9 @@ from pyllama_spec.engine.model import Model, Progress
 from pyllama_spec.errors import ModelLoadError, UnsupportedError
 
 NAME = "draft-model"
-# Tokens that are drafted per round where nothing else is said: each costs a whole decode.
+# Tokens that are drafted per round by default: each costs a whole decode.
 _MAX_DRAFT = 4
-# And where only those are drafted that pay.
+# And with a controller that ends drafts where they do not pay.
 _MAX_ADAPTIVE = 8
 # A token of the target that the draft lacks becomes several of its own.
 _MAX_PER_GUESS = 16
@@ -45,7 +45,7 @@ class SmallModel(ChainDrafter[TokenMemory]):
         model: the small model, or the path of its GGUF.
         max_draft: the most tokens to draft at once.
         n_ctx: tokens of a sequence that it remembers; None for as many as the target. Fewer make a
-            window: the oldest are forgotten, and it goes on.
+            window: the oldest are forgotten, and it continues.
         p_min: end a draft before a token that it gives a lower probability.
         n_gpu_layers, devices, rpc_servers, progress: for a model given as a path, as of Model.
 
@@ -112,7 +112,7 @@ class SmallModel(ChainDrafter[TokenMemory]):
         self._vocab.check(self.model.path.name)
 
     def open_memory(self, target: Context) -> TokenMemory:
-        """Room for as many tokens as the target has, and for the guesses behind them."""
+        """Room for as many tokens as the target has, and for the guesses after them."""
         assert self._vocab is not None  # attach() checks first
         params = target.params
         n_window = min(self._n_ctx or target.n_ctx_seq, target.n_ctx_seq)

@@ -1,15 +1,15 @@
-"""What a draft model has read of each sequence, and how it goes back where a guess was wrong.
+"""What a draft model has processed of each sequence, and how it rolls back a wrong guess.
 
     the text           x[0] ... x[n-1]                    committed, the last one pending
     the model holds    x[0] ... x[n-1] d[1] ... d[k-1]    after a draft d[1] ... d[k]
     accepted are       d[1] ... d[a], then the target's own token t
 
-What it holds of the accepted guesses stays, since they are tokens of the text now: it goes back to
-where held and text part, and reads what is missing in one batch, which is the first step of the
-next draft. A recurrent state cannot be cut: a copy is taken of it where the text ended, before the
-first guess, and what was accepted is read again behind it, in the same batch.
+Accepted guesses stay in its memory, since they are tokens of the text now: it rolls back to
+where its memory and the text differ, and decodes the missing tokens in one batch, the first step of
+the next draft. A recurrent state cannot be cut: a copy is taken of it where the text ended, before
+the first guess, and what was accepted is read again after it, in the same batch.
 
-Nothing is read before a draft is asked for, so that a text without drafts costs nothing.
+It decodes nothing before the first draft, so a text without drafts costs nothing.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class SequenceText:
     Attributes:
         tokens: ids of the target, the last one pending.
         ids: the same text in ids of the draft; the same list where the vocabularies are one.
-        ends: [len(tokens)] how many ids the text has behind each token; unused where they are one.
+        ends: [len(tokens)] how many ids the text has after each token; unused where they are one.
         held: of the ids of the text those that the draft's memory holds, but for the oldest; then
             guesses.
         n_equal: so many of these are known to be the text's, and need not be compared again.
         base: which of them stands at position 0 of the memory: with a text that is longer than a
             window it begins anew.
         first: those before this one have left the window, or were never read.
-        checkpoint: the recurrent state behind the first n_checkpoint of those ids.
-        is_torn: a decode was interrupted: the memory may hold more than is said here.
+        checkpoint: the recurrent state after the first n_checkpoint of those ids.
+        is_torn: a decode was interrupted: the memory may hold more than recorded here.
 
     """
 
@@ -71,10 +71,10 @@ class TokenMemory:
         context: the draft's.
         vocab: between the target's ids and the draft's.
         n_window: how many tokens of a sequence fit, guesses included.
-        n_guesses: the most guesses that may stand behind a text.
+        n_guesses: the most guesses that may stand after a text.
 
     Attributes:
-        n_calls: how many decodes were made, for who counts the cost.
+        n_calls: how many decodes were made, for callers that count the cost.
         n_read: how many tokens were decoded.
         draws: of the sequences whose tokens are drawn at random, what with; set while they are
             drafted.
@@ -99,7 +99,7 @@ class TokenMemory:
             self._sequences[seq] = text
         return self._sequences[seq]
 
-    # ---- what is told
+    # ---- what it is given
 
     def commit(self, done: Sequence[Committed]) -> None:
         """Notes tokens. Nothing is computed."""
@@ -150,10 +150,10 @@ class TokenMemory:
             s.n_checkpoint, s.is_torn,
         )  # fmt: skip
 
-    # ---- what is asked
+    # ---- what it is asked for
 
     def n_fed(self, seq: int) -> int:
-        """The position behind the text."""
+        """The position after the text."""
         return len(self._sequences[seq].ids)
 
     def n_unread(self, seq: int) -> int:
@@ -230,7 +230,7 @@ class TokenMemory:
         s.checkpoint, s.n_checkpoint = None, 0
 
     def _make_room(self, seq: int, s: SequenceText) -> None:
-        """Forgets the oldest tokens, so that the text and the guesses behind it fit the window."""
+        """Forgets the oldest tokens, so that the text and the guesses after it fit the window."""
         n = len(s.ids) + self._n_guesses
         if n - s.first <= self._n_window:
             return
@@ -267,7 +267,7 @@ class TokenMemory:
     def guess(
         self, guesses: Sequence[tuple[int, Sequence[int]]], batch: Batch
     ) -> dict[int, Choice]:
-        """Reads guesses behind the texts of some sequences, and says what follows each.
+        """Reads guesses after the texts of some sequences, and says what follows each.
 
         Args:
             guesses: of each sequence, the draft's ids, at least one.
@@ -286,7 +286,7 @@ class TokenMemory:
         return {seq: self.choice(seq, end) for (seq, _), end in zip(guesses, ends, strict=True)}
 
     def draft_on(self, guesses: dict[int, int], goes_on: Callable[[int, Choice], bool]) -> None:
-        """Reads a guess behind the text of each sequence, and further ones as long as they go on.
+        """Reads a guess after the text of each sequence, and further ones as long as they continue.
 
         Args:
             guesses: of each sequence, the target's id that choice() gave last.

@@ -3,7 +3,7 @@
 Two models of one family have the same ids, but for padding at the end. Others have the same texts
 under other ids, as far as they have them at all: an id of the one stands for the id of the other
 whose token has the same bytes. What the draft lacks is put into its text as several of its tokens;
-what the target lacks ends a draft. A wrong guess costs a row of a verify batch and nothing else, so
+what the target lacks ends a draft. A wrong guess only costs a row of a verify batch, so
 that the map has to be good and not perfect.
 """
 
@@ -22,7 +22,7 @@ from pyllama_spec.errors import ArgumentError
 MAX_PADDING = 128
 # Of the target's tokens at least so many have to have a counterpart.
 _LEAST_SHARE = 0.05
-# What ends a text has another name in each family: where no name is the same, its role is.
+# End tokens have another name in each family: where the names differ, roles are compared.
 _ROLES = ("bos", "eos", "eot", "sep", "pad", "fim_pre", "fim_suf", "fim_mid")
 
 
@@ -123,7 +123,8 @@ class VocabMap:
         if not piece:
             return ()
         ids = self._draft.tokenize(piece, add_special=False)
-        # Half a character, say: a tokenizer may replace it, and the draft would read another text.
+        # Such as half a character: a tokenizer may replace it, and the draft would see another
+        # text.
         return tuple(ids) if self._draft.detokenize(ids).lstrip() == piece.lstrip() else ()
 
 

@@ -1,10 +1,10 @@
-"""How often a copied token is right, by how long its match is and how its places go on.
+"""How often a copied token is right, by the length of its match and how its places continue.
 
 A drafter that only knows that two texts were alike for eight tokens cannot say how likely the
-ninth is: that depends on the owner's texts. So it is counted. What holds for a kind of copy that
-was never seen is Laplace's rule of succession: what held m times in a row holds the next time with
-(m + 1) / (m + 2). It is too hopeful where next to nothing has held: three equal tokens are often
-the same by chance, and behind a difference nothing is known to be.
+ninth is: that depends on the owner's texts. So the drafter counts. A kind of copy that
+was never seen starts with Laplace's rule of succession: what held m times holds again with
+chance (m + 1) / (m + 2). That is too high where little has held: three equal tokens are often
+equal by chance, and after a difference no token is known to be equal.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from functools import lru_cache
 from typing import NamedTuple
 
 _MATCH_EDGES = (4, 5, 6, 7, 8, 10, 13, 17, 22, 32, 48)
-# How many places there are that have the same beginning, and the share that goes on this way.
+# How many places there are that have the same beginning, and the share that continues this way.
 _PLACE_EDGES = (2, 4, 9)
 _SHARE_EDGES = (0.26, 0.45, 0.6, 0.8, 0.999)
-# Of a copy that resumed: how many tokens are equal behind the difference, and how long that is.
+# Of a copy that resumed: how many tokens are equal after the difference, and how long that is.
 _EQUAL_EDGES = (1, 2, 3, 4, 6, 9, 14, 22)
 _GAP_EDGES = (1, 2, 4)
 # Beyond the cells of matches.
 _GAP_CELLS = 1 << 16
-# What a kind begins with weighs as much as so many observations; one counts half after 128 more.
+# A kind's prior weighs as many observations as this; one counts half after 128 more.
 _PRIOR = 4.0
 _KEEP = 0.5 ** (1 / 128)
 _LOW, _HIGH = 0.01, 0.995
 # On the traces and mixed prompts of benchmarks/ 100 of 174 copies of the text itself were right
-# behind three equal tokens, and 79 of 654 behind none.
+# after three equal tokens, and 79 of 654 after none.
 _BEHIND_THREE, _BEHIND_NONE = 0.6, 0.15
-# Behind so few equal tokens a place in another text says less than one in this text.
+# After so few equal tokens a place in another text is weaker evidence than one in this text.
 _OF_OTHERS = 0.8
 
 
@@ -39,10 +39,10 @@ class CopyKind(NamedTuple):
 
     Attributes:
         match_length: how many tokens before it are equal, those of the draft among them.
-        n_places: how many places go on up to it as the draft does.
+        n_places: how many places continue up to it as the draft does.
         n_agree: how many of those have this token.
         is_own: whether the copy is of the text itself, and of no other one.
-        n_gap: of a copy that resumed behind a difference, how many tokens the text has there; None
+        n_gap: of a copy that resumed after a difference, how many tokens the text has there; None
             for a match.
 
     """
@@ -55,7 +55,7 @@ class CopyKind(NamedTuple):
 
 
 class Chances:
-    """Counts of what became of copied tokens, by kind. They are of the drafter, and of no text."""
+    """Counts of right copied tokens by kind, over all texts of the drafter."""
 
     def __init__(self) -> None:
         # By cell: how many there were, and how many of them were right, both faded.

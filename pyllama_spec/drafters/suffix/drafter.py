@@ -1,9 +1,9 @@
-"""Copies what followed where the text, or an earlier one, ended as this one does now.
+"""Copies what followed where this text, or an earlier one, had the same last tokens.
 
-Of all places with the longest match those that go on alike have a vote each, token by token, as in
-SuffixDecoding (arXiv 2411.04975); how likely the winner is has been learnt by how long the match is
-and how many places agree (chances.py). A draft ends where it is no longer likely to be right, and a
-copy resumes behind a difference between both texts (gap.py).
+Each place with the longest match that continues alike has a vote, token by token, as in
+SuffixDecoding (arXiv 2411.04975); the winner's chance is learnt by the length of the match
+and the number of places that agree (chances.py). A draft ends where it is no longer likely, and a
+copy resumes after a difference between both texts (gap.py).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import ArgumentError
 
-# Tokens of earlier requests that a drafter keeps in memory: of one user, and of all together.
+# Tokens of earlier requests that a drafter keeps in memory: of one user, and in all.
 _USER_TOKENS, _ALL_TOKENS = 1 << 18, 1 << 20
 _FIRST_CAPACITY = 1 << 10
-# The most tokens of a draft: a verify batch of 8 rows is cheap on a CPU, and where somebody weighs
-# what more cost, copies may be longer.
+# The most tokens of a draft: a verify batch of 8 rows is cheap on a CPU, and where a controller
+# weighs what more cost, copies may be longer.
 _FIXED_DRAFT, _ADAPTIVE_DRAFT = 7, 15
-# A draft ends before a token that is right, with all before it, more seldom than this.
+# A draft ends before a token whose chance, with all before it, is below this.
 _LEAST_CHANCE = 0.1
 # A draft model is asked instead where the first token of a copy is more likely wrong than right.
 _BESIDE_A_MODEL = 0.5
@@ -88,7 +88,7 @@ class OwnText:
         self.n_settled, self.n_private = min(self.n_settled, n), min(self.n_private, n)
 
     def settle(self) -> tuple[list[int], bytes]:
-        """What there is to remember now, with what leads on to it, and whose each token was."""
+        """The new part to remember, with the tokens that lead to it, and each token's origin."""
         begin, self.n_settled = self.n_settled, self.index.n
         if not self.remembers:
             self.n_private = self.index.n
@@ -96,22 +96,22 @@ class OwnText:
             return [], b""
         lead = max(begin - MAX_MATCH, self.n_private)
         out: list[int] = self.index.tokens[lead : self.index.n].tolist()
-        # What leads on to it was remembered with its own text.
+        # The leading tokens were remembered with their own text.
         return out, bytes(begin - lead) + self.origins[begin : self.index.n]
 
 
 class _Copied(NamedTuple):
-    """A draft whose tokens have not met the text yet.
+    """A draft whose tokens have not been compared with the text yet.
 
     Attributes:
-        ids: the tokens, and behind them the one that was too unlikely for the draft, if one was.
-        kinds: what was known of each.
+        ids: the tokens, and after them the one that was too unlikely for the draft, if one was.
+        kinds: the known facts of each.
         p: of each token of the draft its chance, given that those before are right.
         n_expected: how many of them are right, if the chances are.
         source: where it was copied from; None for the text itself.
         at: the index of the first one there.
         match_length: how many tokens before it are equal.
-        resumed: where it resumed behind a difference; None for a match.
+        resumed: where it resumed after a difference; None for a match.
 
     """
 
@@ -135,9 +135,9 @@ class Suffix(Drafter):
             kept in this process's memory and apart for each user.
         store: a store's file, which outlives the process, instead of that memory; or what behaves
             like one.
-        least_chance: a draft ends before a token that is right, with all before it, more seldom.
-        first_chance: there is no draft whose first token is right more seldom.
-        resumes: whether a copy that went wrong resumes behind the difference, with fewer equal
+        least_chance: a draft ends before a token whose chance, with all before it, is lower.
+        first_chance: there is no draft whose first token has a lower chance.
+        resumes: whether a copy that went wrong resumes after the difference, with fewer equal
             tokens than min_match.
 
     Raises:
@@ -167,7 +167,7 @@ class Suffix(Drafter):
         is_path = isinstance(store, (str, os.PathLike))
         self._store_path: Any = store if is_path else None
         self._store: Any = None if is_path else store
-        # That which the store at the path was opened for; it would hold the target's weights.
+        # Gives the vocabulary of the open store; a reference would keep the weights alive.
         self._vocab: Callable[[], Vocab | None] = _no_vocab
         self._texts: dict[int, OwnText] = {}
         self._memories: OrderedDict[str, Memory] = OrderedDict()
@@ -206,11 +206,11 @@ class Suffix(Drafter):
     # ---- a request begins and ends
 
     def begin_request(self, seq: int, *, remember: bool = True, user: str = "") -> None:
-        """What the sequence held is remembered, if it may be; then the next request begins."""
+        """Remembers the sequence's text, if that is allowed; then the next request begins."""
         text = self._text(seq)
         try:
             self.end_request(seq)
-        finally:  # else the next drafts would be copied from the former user's texts
+        finally:  # else the next drafts could copy the former user's texts
             text.remembers, text.user = remember, user
             text.gap, text.lengths = None, Lengths()
             self._copied.pop(seq, None)
@@ -242,7 +242,7 @@ class Suffix(Drafter):
             yield memory
 
     def _memory(self, user: str) -> Memory:
-        """That of a user. Those who were not here for longest are forgotten where it gets much."""
+        """A user's memory; the users longest without a request are dropped for room."""
         memory = self._memories.get(user)
         if memory is None:
             memory = self._memories[user] = Memory(_USER_TOKENS)
@@ -252,17 +252,17 @@ class Suffix(Drafter):
             n_all -= self._memories.popitem(last=False)[1].index.capacity
         return memory
 
-    # ---- what is told
+    # ---- what it is given
 
     def commit_one(self, done: Committed) -> None:
-        """Appends tokens, and learns from what became of the last draft."""
+        """Appends tokens, and learns from the outcome of the last draft."""
         copied = self._copied.pop(done.seq, None)
         if copied is not None:
             self._learn(copied, done.tokens, self._text(done.seq))
         self._text(done.seq).append(done.tokens, done.n_chosen)
 
     def note_miss(self, seq: int, at: int) -> None:
-        """A draft model had guessed another token than stands at a place of the sequence."""
+        """Notes that a draft model had guessed another token at a place of the sequence."""
         origins = self._text(seq).origins
         if at < len(origins) and origins[at] == TokenOrigin.CHOSEN:
             origins[at] = TokenOrigin.MISSED
@@ -295,12 +295,12 @@ class Suffix(Drafter):
         before, text = self._text(to), OwnText()
         text.append(self._text(seq).index.array())
         text.user, text.remembers = before.user, before.remembers
-        # Another request's, which sees to it itself: of this one is what it is told from here on.
+        # Another request's, which remembers it: this one's text begins here.
         text.n_settled = text.n_private = text.index.n
         self._texts[to] = text
 
     def tokens(self, seq: int) -> list[int]:
-        """The tokens that it knows of a sequence."""
+        """The tokens that it holds of a sequence."""
         out: list[int] = self._text(seq).index.array().tolist()
         return out
 
@@ -314,7 +314,7 @@ class Suffix(Drafter):
     def propose_one(self, request: DraftRequest) -> Draft:
         """What followed the longest match, as far as it is likely to come again.
 
-        Of the text itself and of the memory that copy counts of which more is likely right.
+        Of the text's copy and the memory's, the one that is likely right for longer counts.
         """
         text = self._text(request.seq)
         n = min(max(request.n_requested, request.n_lookup), self.max_draft)
@@ -332,11 +332,11 @@ class Suffix(Drafter):
         best = max(copies, key=attrgetter("n_expected"))
         if best.p and best.p[0] < self._first_chance:
             best = best._replace(p=[])
-        # Where none of its tokens is drafted, the text tells how likely they were all the same.
+        # Tokens that are not drafted are compared with the text all the same, to learn from them.
         self._copied[request.seq] = best
         if not best.p:
             return NO_DRAFT
-        # A length of 0 would say that a model has drafted it.
+        # A length of 0 would mean that a model has drafted it.
         match_length, is_remembered = max(best.match_length, 1), best.source is not None
         ids = best.ids[: len(best.p)]
         return Draft(ids, best.p, match_length=match_length, is_remembered=is_remembered)
@@ -344,7 +344,7 @@ class Suffix(Drafter):
     def _follow(
         self, source: Source | None, index: TokenIndex, tail: list[int], n: int
     ) -> _Copied | None:
-        """Goes on behind the longest match, token by token, as the most of the places do."""
+        """Continues after the longest match, token by token, as most of the places do."""
         found = index.places(tail)
         if not found or found[0].match_length < self.min_match:
             return None
@@ -352,7 +352,7 @@ class Suffix(Drafter):
         return self._likely(steps, source, found[0].match_length)
 
     def _resume(self, gap: Gap, text: OwnText, n: int) -> _Copied | None:
-        """Goes on with a copy behind a difference, as far as it is likely to be right."""
+        """Continues a copy after a difference, as far as it is likely to be right."""
         is_own, index = gap.source is None, _index_of(gap.source, text)
         new = text.index.tokens[gap.begin : text.index.n]
         if is_too_long(len(new)):
@@ -376,7 +376,7 @@ class Suffix(Drafter):
         match_length: int,
         resumed: ResumePoint | None = None,
     ) -> _Copied | None:
-        """Ends a copy behind its first token that is not likely to be right; None for no token."""
+        """Ends a copy after its first token that is not likely to be right; None for no token."""
         chance_of = self.chances.chance
         ids, kinds, p = [], [], []
         survival, n_expected, begin = 1.0, 0.0, 0
@@ -404,7 +404,7 @@ class Suffix(Drafter):
         return {"min_match": self.min_match, "n_users": len(self._memories), "store": path}
 
     def close(self) -> None:
-        """Frees what it holds. What a store was told stays there."""
+        """Frees what it holds. A store keeps what it was given."""
         for seq in list(self._texts):
             self.end_request(seq)
         self._texts.clear()
@@ -427,10 +427,11 @@ def can_look_up(min_match: int) -> bool:
 def copies_beside(
     max_draft: int, min_match: int, store: str | os.PathLike[str] | None = None
 ) -> Suffix:
-    """What copies beside a draft model, which is asked where a copy is unlikely.
+    """The copier in front of a draft model, which drafts where a copy is unlikely.
 
-    It copies from the text itself, and from a store if one is named: what earlier requests said is
-    remembered beside a model only where its owner says so.
+    It copies from the text itself, and from a store if one is named: the texts of earlier requests
+        are
+    remembered beside a model only where the owner asks for it.
 
     Raises:
         ArgumentError: min_match is below 3 or above 24.
@@ -448,12 +449,12 @@ def copies_beside(
 
 
 def _index_of(source: Source | None, text: OwnText) -> TokenIndex:
-    """That of a source; of the text itself for None."""
+    """The index of a source; of the text itself for None."""
     return text.index if source is None else source.index
 
 
 def _differs(copied: _Copied, index: TokenIndex, tokens: Sequence[int], n_right: int) -> bool:
-    """Whether the text goes on otherwise than what was copied, behind n_right equal tokens."""
+    """Whether the text differs from the copied one after n_right equal tokens."""
     if n_right == len(tokens):
         return False
     if n_right < len(copied.ids):
@@ -465,7 +466,7 @@ def _differs(copied: _Copied, index: TokenIndex, tokens: Sequence[int], n_right:
 def _votes(
     index: TokenIndex, found: Sequence[Place], n: int, *, is_own: bool
 ) -> Iterator[tuple[int, CopyKind, int]]:
-    """Token by token what most of the places have that went on alike until then.
+    """The most frequent next token, one by one, among the places that agreed until then.
 
     Yields:
         The token, what is known of it, and the newest of those places.
@@ -488,7 +489,7 @@ def _votes(
 def _continuation(index: TokenIndex, at: int, n: int, *, is_own: bool) -> list[int]:
     """The n tokens from a place on; MARK from where the text there ends.
 
-    What reaches the end of the text itself goes on with the draft, which stands there by then.
+    A copy that reaches the text's end continues with the draft, which follows it.
     """
     ids: list[int] = index.tokens[at : min(at + n, index.n)].tolist()
     period = index.n - at

@@ -1,9 +1,10 @@
-"""Where a copy went wrong, and where it may resume: behind a changed name, or a new number.
+"""Where a copy differed from the text, and where it may resume: after a changed name or number.
 
-Behind a difference no n-gram matches until some tokens are equal again, though the text often goes
-on as the copied one does. So the place of the difference is kept for a while, and the copy resumes
-there: behind the next tokens that are equal, and before there are any, behind as many tokens as the
-last such difference had. How often such a copy is right is counted as for any other (chances.py).
+After a difference no n-gram matches until some tokens are equal again, though the text often
+continues as the copied one does. So the place of the difference is kept for a while, and the copy
+resumes there: after the next tokens that are equal, and before there are any, after as many tokens
+as the last such difference had. How often such a copy is right is counted as for any other
+(chances.py).
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from pyllama_spec.drafters.suffix.token_index import TokenIndex
 
 # The most tokens that the text may have from the difference on before the copy is given up.
 _MAX_GAP = 12
-# A longer difference is not skipped before a token behind it is equal: of 242 such copies 2 were
-# right on the traces and mixed prompts of benchmarks/, and 35 of 392 behind shorter ones.
+# A longer difference is not skipped before a token after it is equal: of 242 such copies 2 were
+# right on the traces and mixed prompts of benchmarks/, and 35 of 392 after shorter ones.
 _MAX_UNSEEN = 3
 # How many more of them the copied text may have.
 _MAX_EXTRA = 12
-# The most equal tokens behind a difference that are looked for; the index finds longer matches.
+# The most equal tokens after a difference that are looked for; the index finds longer matches.
 _MAX_EQUAL = 3
 
 
@@ -70,16 +71,16 @@ def is_too_long(n: int) -> bool:
 def resume_point(
     gap: Gap, index: TokenIndex, text: Sequence[int], last: Lengths
 ) -> ResumePoint | None:
-    """Where the copy may go on.
+    """Where the copy may continue.
 
     Args:
         gap: the difference.
         index: of what was copied. It may have changed since then: gap.at may be beyond its end.
         text: the tokens of the text from the difference on.
-        last: of the last difference behind which a copy was right.
+        last: of the last difference after which a copy was right.
 
     Returns:
-        None where there is nothing to go on with.
+        None where there is nothing to continue.
 
     """
     n = len(text)

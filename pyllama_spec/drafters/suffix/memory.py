@@ -1,8 +1,8 @@
-"""Texts of earlier requests, to copy from: as many as fit, those that were of use for longest.
+"""Texts of earlier requests to copy from: as many as fit, the most useful for longest.
 
-The texts lie one behind the other in a TokenIndex. Each begins with a header of negative numbers,
+The texts lie one after the other in a TokenIndex. Each begins with a header of negative numbers,
 which no n-gram of a text is equal to: its mark, when it came, how many of its tokens were copied
-and turned out right, and its length. Behind the tokens more of them may say whose each token was
+and turned out right, and its length. After the tokens more of them may say whose each token was
 (see TokenOrigin). So the tokens are all that there is to keep, and what is left of a damaged log
 can be read.
 """
@@ -26,11 +26,11 @@ from pyllama_spec.drafters.suffix.token_index import (
 
 MARK = -1
 HEADER_TOKENS = 4
-# Shorter ones say nothing that is worth a header.
+# Shorter texts are not worth a header.
 _MIN_TEXT = 8
-# Of a conversation so many turns are followed.
+# The most turns of a conversation that are followed.
 _MAX_PARTS = 128
-# Where all is full, a share of it is made free at once, and the newest of the rest stay anyway.
+# A full memory frees a share at once; the newest texts stay in any case.
 _KEEP_SHARE, _NEWEST_SHARE = 0.75, 0.25
 _FIRST_CAPACITY = 1 << 12
 _MAX_NUMBER = (1 << 31) - 3
@@ -40,11 +40,11 @@ _NO_ORIGINS = np.empty(0, np.int32)
 
 
 class TokenOrigin(IntEnum):
-    """Whose a token of a text was.
+    """Who chose a token of a text.
 
-    GIVEN: it stood in the prompt, or nobody knows any more.
+    GIVEN: it was in the prompt, or its origin is no longer known.
     CHOSEN: the target chose it.
-    MISSED: likewise, and a draft model had guessed another one there, with all before it right.
+    MISSED: the target chose it, and a draft model whose guesses before it were right missed it.
     """
 
     GIVEN = 0
@@ -83,7 +83,7 @@ class RememberedText:
 
 
 class Source(Protocol):
-    """What a drafter copies from beside the text itself."""
+    """What a drafter copies from besides the text itself."""
 
     @property
     def index(self) -> TokenIndex:
@@ -91,17 +91,17 @@ class Source(Protocol):
         ...
 
     def refresh(self) -> None:
-        """A request begins: sees what others have written."""
+        """Called as a request begins: takes over what other processes have written."""
 
     def add(self, ids: Sequence[int], origins: Sequence[int] = ()) -> None:
         """Takes the text of a request that has ended, with the TokenOrigin of each; () for none."""
 
     def note_use(self, at: int, n: int) -> None:
-        """So many tokens from a place on were copied and turned out right."""
+        """Counts tokens from a place on that were copied and turned out right."""
 
 
 def texts_of(index: TokenIndex) -> Iterator[RememberedText]:
-    """All texts of an index, the oldest first; of a damaged one those that can be told."""
+    """All texts of an index, the oldest first; of a damaged one those that can be read."""
     tokens = index.array()
     begins = np.flatnonzero(tokens == MARK)
     ends = np.append(begins[1:], index.n) if len(begins) else begins
@@ -167,7 +167,7 @@ def now_minute() -> int:
 
 
 def n_known(index: TokenIndex, ids: Sequence[int]) -> int:
-    """How many of the first tokens of a text stand in others already, one text leading to another.
+    """How many of a text's first tokens other texts hold already, one text leading to another.
 
     A conversation is one text after the first turn, and a part of a new one for each turn more.
     """
@@ -193,9 +193,9 @@ def _is_there(index: TokenIndex, ids: Sequence[int]) -> bool:
 
 
 def new_part(index: TokenIndex, ids: Sequence[int]) -> Sequence[int]:
-    """What there is to add of a text: () for nothing.
+    """The part of a text that is new: () for none.
 
-    What it has in common with another one's beginning stays out, but for what leads on to the rest.
+    A common beginning is left out, except for the last tokens that lead to the new part.
     """
     if len(ids) < _MIN_TEXT or min(ids) < 0:
         return ()
@@ -233,7 +233,7 @@ def fill(index: TokenIndex, texts: Sequence[RememberedText], *, ages: bool) -> N
     Args:
         index: where to.
         texts: those.
-        ages: what they were used for counts half from here on.
+        ages: their counts of uses are halved from here on.
 
     """
     if texts:
@@ -242,7 +242,7 @@ def fill(index: TokenIndex, texts: Sequence[RememberedText], *, ages: bool) -> N
 
 
 def note_use(index: TokenIndex, at: int, n: int) -> None:
-    """So many tokens of the text around a place were copied and turned out right."""
+    """Counts tokens of the text around a place that were copied and turned out right."""
     tokens = index.array()
     low = max(at - (1 << 16), 0)
     marks = np.flatnonzero(tokens[low:at] == MARK)
@@ -265,7 +265,7 @@ def entry_of(
 
     Args:
         index: what is there already.
-        ids: the text. Of one that is longer than a quarter of all there may be, the end counts.
+        ids: the text. Of one that is longer than a quarter of the memory, only the end counts.
         max_tokens: the most that there may be, headers and all.
         minute: when it came, in minutes since 1970; None for now.
         n_used: how many of its tokens were copied and turned out right.
@@ -295,7 +295,7 @@ class Room(NamedTuple):
     Attributes:
         texts: those that it begins with; the ids are views of the one before.
         capacity: of how many tokens.
-        is_full: no more can be had: other texts have gone, and the uses of these fade.
+        is_full: it cannot grow: other texts were dropped, and the uses of these are halved.
 
     """
 
@@ -338,7 +338,7 @@ class Memory:
     def add(self, ids: Sequence[int], origins: Sequence[int] = ()) -> None:
         """Takes what is new of a text; where there is no room the least useful ones go.
 
-        Whose its tokens were is not kept: nobody trains on what is gone with the process.
+        Origins are not kept: nobody trains on a memory that ends with the process.
         """
         entry = entry_of(self.index, ids, self.max_tokens)
         if not len(entry):

@@ -1,8 +1,8 @@
 """A store: texts on disk that a draft copies from, of one vocabulary, named by its owner.
 
-Several processes read one file at once, and one at a time writes. Who finds it locked keeps his
-texts until the next time: nobody waits for a file. It is a help and no more: what goes wrong while
-a text is generated is said once, as a warning, and the text goes on.
+Several processes read one file at once, and one at a time writes. A process that finds it locked
+keeps its texts until the next time, so none waits for a file. A fault of the store while
+a text is generated gives one warning, and the text continues.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAX_WAITING = 64
 
 
 def vocabulary_digest(vocab: Vocab) -> bytes:
-    """What tells a vocabulary from others: ids are texts only together with it."""
+    """A digest of a vocabulary: ids have a meaning only with it."""
     import hashlib  # loads a library of its own
 
     digest = hashlib.sha256()
@@ -52,6 +52,15 @@ def vocabulary_digest(vocab: Vocab) -> bytes:
     return digest.digest()
 
 
+def _remedy(path: Path, error: OSError) -> str:
+    """What to do where a store cannot be opened."""
+    if not path.parent.is_dir():
+        return f"make the folder {path.parent}, or name a file in another one"
+    if isinstance(error, PermissionError):
+        return "give this user the right to read and write it, or name another file"
+    return "name another file"
+
+
 class Store:
     """A store that is open.
 
@@ -59,7 +68,7 @@ class Store:
         path: its file, or a link to it. It is made where there is none, with mode 0600, and its
             mode is set to that.
         digest: of the vocabulary, [32] bytes; None for whatever it was made for.
-        max_bytes: to which a new one may grow; None for 256 MiB.
+        max_bytes: to which a new one may grow; None for DEFAULT_BYTES, 256 MiB.
         is_read_only: whether nothing may be written.
 
     Raises:
@@ -88,7 +97,8 @@ class Store:
             self._file = self._open()
         except OSError as error:
             raise ModelLoadError(
-                f"the draft memory {self.path} cannot be opened: {error.strerror or error}"
+                f"the draft memory {self.path} cannot be opened: {error.strerror or error}; "
+                f"{_remedy(self.path, error)}"
             ) from None
         if self._file.is_damaged and not self._is_read_only:
             with self.locked():
@@ -106,7 +116,7 @@ class Store:
 
     @property
     def max_tokens(self) -> int:
-        """To how many tokens it may grow."""
+        """The most tokens that it may grow to."""
         return self._file.facts.max_tokens
 
     @property
@@ -166,7 +176,7 @@ class Store:
     # ---- while requests are served
 
     def refresh(self) -> None:
-        """A request begins: sees what others have written."""
+        """Called as a request begins: takes over what other processes have written."""
         with self._harmless():
             if not self._is_current():
                 self._reopen()
@@ -185,7 +195,7 @@ class Store:
         old.close()
 
     def note_use(self, at: int, n: int) -> None:
-        """So many tokens from a place on were copied and turned out right. Written with a text."""
+        """Counts copied tokens that turned out right; written with the next text."""
         self._uses.append((at, n))
 
     def add(self, ids: Sequence[int], origins: Sequence[int] = ()) -> None:
@@ -206,7 +216,7 @@ class Store:
 
     @contextlib.contextmanager
     def _harmless(self) -> Iterator[None]:
-        """Around what may fail beside a request."""
+        """Turns a failure beside a request into one warning."""
         try:
             yield
         except (OSError, ArgumentError, ModelLoadError, ValueError) as error:
@@ -217,15 +227,15 @@ class Store:
                 warnings.warn(
                     f"the draft memory {self.path} cannot be written or read: {reason}; texts are "
                     "not remembered",
-                    stacklevel=4,  # who called, behind the method and the context manager
+                    stacklevel=4,  # who called, after the method and the context manager
                 )
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """While nobody else writes.
+        """Holds the lock: no other process writes meanwhile.
 
         Raises:
-            BusyError: somebody does now.
+            BusyError: another process writes now.
             OSError, ModelLoadError: the file is gone, or what has its name is no store.
 
         """
@@ -238,7 +248,7 @@ class Store:
                 raise BusyError(f"the draft memory {self.path} is being written") from None
             if self._has_name():
                 break
-            self._reopen()  # it was replaced, or deleted: then it is made anew
+            self._reopen()  # replaced or deleted: then it is made again
         else:
             raise BusyError(f"the draft memory {self.path} is being written")
         try:
@@ -259,7 +269,7 @@ class Store:
         return (info.st_dev, info.st_ino) == self._file.inode
 
     def _write(self, ids: Sequence[int], **about: Any) -> None:
-        """By who holds the lock: writes what is new of a text; see entry_of() for the rest."""
+        """With the lock held: writes what is new of a text; see entry_of() for the rest."""
         entry = entry_of(self.index, ids, self.max_tokens, **about)
         if not len(entry):
             return
@@ -276,7 +286,7 @@ class Store:
         """Writes texts now.
 
         Raises:
-            BusyError: somebody else writes.
+            BusyError: another process writes.
             OSError: there is no room on the disk.
 
         """
@@ -288,7 +298,7 @@ class Store:
         """Writes texts of another store of the same vocabulary now.
 
         Raises:
-            BusyError: somebody else writes.
+            BusyError: another process writes.
             OSError: there is no room on the disk.
 
         """
@@ -305,7 +315,7 @@ class Store:
         return list(texts_of(self.index))
 
     def keep(self, texts: Sequence[RememberedText], *, max_tokens: int | None = None) -> None:
-        """By who holds the lock: makes the store one of these texts alone.
+        """With the lock held: makes the store one of these texts alone.
 
         What it held is overwritten on the disk.
         """
@@ -322,7 +332,7 @@ class Store:
         ages: bool = False,
         erases: bool = False,
     ) -> None:
-        """By who holds the lock: a new file with these texts takes the name. The lock stays."""
+        """With the lock held: a new file with these texts takes the name. The lock stays."""
         import fcntl
 
         old = self._file
@@ -347,5 +357,5 @@ class Store:
         old.close()
 
     def close(self) -> None:
-        """Lets go of the file. May be called twice."""
+        """Releases the file. May be called twice."""
         self._file.close()

@@ -2,7 +2,7 @@
 
 Everything is in the machine's own byte order; a file of another one is refused. The header never
 changes. A slot says how many tokens count, and has a check sum; the two are written in turn, so
-that one of them is whole whenever a writer is killed. Tokens behind that number were never there.
+that one of them is whole whenever a writer is killed. Tokens after that number do not count.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Facts(NamedTuple):
 
 @dataclass(slots=True)
 class _Slot:
-    """How far it is written, and whether somebody has begun to write more."""
+    """How far it is written, and whether a writer has begun to write more."""
 
     generation: int
     n: int
@@ -113,14 +113,14 @@ class StoreFile:
         return _Slot(generation, n, bool(busy))
 
     def refresh(self) -> None:
-        """Sees what others have written."""
+        """Takes over what other processes have written."""
         slot = self._newest()
         n = 0 if slot is None else slot.n
         if n != self.index.n:
             self.index.show(n)
 
     def recover(self) -> None:
-        """By who holds the lock: puts in order what a writer left that was killed."""
+        """With the lock held: repairs what a killed writer left."""
         slot = self._newest()
         if slot is not None and not slot.is_busy:
             return
@@ -141,7 +141,7 @@ class StoreFile:
         self._bytes[at : at + _SLOT.size + _SUM.size] = body + _SUM.pack(zlib.crc32(body))
 
     def erase(self) -> None:
-        """Overwrites what it holds: its name is gone, or will be."""
+        """Overwrites its content: the file was or will be replaced."""
         zeros = bytes(1 << 20)
         for at in range(HEADER_BYTES, len(self._bytes), len(zeros)):
             part = self._bytes[at : at + len(zeros)]
@@ -153,7 +153,7 @@ class StoreFile:
         return len(self._bytes)
 
     def close(self) -> None:
-        """Lets go of it. The map goes with the last view of it."""
+        """Releases it. The map is freed with its last view."""
         if self.number >= 0:
             with contextlib.suppress(OSError):
                 os.close(self.number)

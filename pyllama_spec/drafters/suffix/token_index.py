@@ -1,10 +1,10 @@
-"""Where a text stood before as it ends now: chains of places with equal last tokens.
+"""Where the last tokens of a text occurred before: chains of places with equal last tokens.
 
 It is how compressors of Lempel and Ziv's kind find repetitions. For each length in ORDERS a table
-says, by a hash of that many tokens, the newest place behind them, and each place says the one
+says, by a hash of that many tokens, the newest place after them, and each place says the one
 before it. So a token costs two writes and a look-up follows chains of bounded length, however many
-tokens there are. An entry is no more than a hint: what it leads to is compared, token by token.
-So a table that is damaged, or half written, costs hits and nothing else.
+tokens there are. An entry is only a hint: its place is compared token by token.
+So a damaged or half-written table only loses hits.
 
 All of it lies in one block of bytes, which may be a mapped file.
 """
@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-# How many tokens have to be equal: places with the more are looked for first.
+# How many tokens have to be equal: places with more are looked for first.
 ORDERS = (8, 3)
-# Longer matches are not told apart: what has been the same for so long goes on being so.
+# Longer matches are not told apart: what has been the same for so long stays so.
 MAX_MATCH = 24
 # How far a chain is followed, and how many places are enough to vote.
 _MAX_STEPS, _MAX_PLACES = 32, 12
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
     Attributes:
         match_length: how many tokens before it are equal, up to MAX_MATCH.
-        at: the index of the token behind them.
+        at: the index of the token after them.
 
     """
 
@@ -59,7 +59,7 @@ def index_bytes(capacity: int) -> int:
 
 
 class TokenIndex:
-    """Tokens, and where each n-gram of them stood.
+    """Tokens, and the places of each n-gram of them.
 
     Args:
         block: index_bytes(capacity) bytes; zeros for none. Bytes that cannot be written to make an
@@ -86,7 +86,7 @@ class TokenIndex:
         self.tokens = parts[0]
         self._links = dict(zip(ORDERS, parts[1 : 1 + len(ORDERS)], strict=True))
         self._heads = dict(zip(ORDERS, parts[1 + len(ORDERS) :], strict=True))
-        # N-grams before this place are in the tables; the last one has nothing behind it yet.
+        # N-grams before this place are in the tables; the last one has nothing after it yet.
         self._n_indexed = max(n - 1, 0)
 
     def array(self) -> npt.NDArray[np.int32]:
@@ -111,7 +111,7 @@ class TokenIndex:
         self._index_up_to(end - 1)
 
     def _index_up_to(self, end: int) -> None:
-        """Notes the places up to `end`, with it: each link before what leads to it."""
+        """Adds the places up to and including `end`: each link before what leads to it."""
         begin = self._n_indexed + 1
         if end < begin:
             return
@@ -185,7 +185,7 @@ class TokenIndex:
     # ---- reading
 
     def places(self, tail: Sequence[int]) -> list[Place]:
-        """Where the text stood as `tail` ends, those that are alike for longest alone.
+        """The places where the text has the tokens of `tail`; only those with the longest match.
 
         Args:
             tail: the end of a text, the last token last. More than MAX_MATCH are of no use.
@@ -210,7 +210,7 @@ class TokenIndex:
         places: list[Place] = []
         for _ in range(_MAX_STEPS):
             if not k <= at < end:
-                # Behind the last token, or of a text that is not whole yet: one before may count.
+                # After the last token, or of a text that is not whole yet: one before may count.
                 if not end <= at < self.capacity:
                     break
             else:

@@ -1,4 +1,4 @@
-"""What an owner does with a store: fills it from files, looks what it is worth, forgets."""
+"""What an owner does with a store: fills it from files, measures its value, removes texts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from pyllama_spec.drafters.suffix.drafter import Suffix
 from pyllama_spec.drafters.suffix.memory import RememberedText, most_useful
 from pyllama_spec.drafters.suffix.memory import now_minute as now
 from pyllama_spec.drafters.suffix.store import Store
+from pyllama_spec.drafters.suffix.token_index import MAX_MATCH
 from pyllama_spec.engine.checks import real
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import ArgumentError
 
 # A file's text is remembered in parts of so many tokens.
 PART_TOKENS = 1 << 14
-# Files with more bytes than this are data, and no text that anybody wrote.
+# Files with more bytes than this are data, not written text.
 MAX_FILE_BYTES = 16 << 20
 # Of the held-out part so many tokens are played, at most.
 _PLAYED_TOKENS = 20_000
@@ -35,7 +36,7 @@ Told = Callable[[list[int], int], Iterable[Committed]]
 
 
 class Played(NamedTuple):
-    """What a drafter made of answers that are known.
+    """How a drafter did on known answers.
 
     Attributes:
         n_rounds: how many rounds they took.
@@ -101,7 +102,7 @@ def ids_of(vocab: Vocab, text: str) -> list[list[int]]:
 def build(
     store: Store, vocab: Vocab, paths: Sequence[Path], progress: Progress
 ) -> tuple[int, Played | None]:
-    """Adds files to a store, all but a tenth first, to see what that is worth for the rest.
+    """Adds files to a store, all but a tenth first, to measure the store on that tenth.
 
     Args:
         store: where to.
@@ -110,7 +111,7 @@ def build(
         progress: called with 0.0 .. 1.0.
 
     Returns:
-        How many files had text, and what the store would have made of the first tokens of the
+        How many files had text, and how the store would have done on the first tokens of the
         tenth; None where there are too few files to hold any out.
 
     Raises:
@@ -139,7 +140,7 @@ def build(
 def play(
     drafter: Drafter, prompt: Sequence[int], answer: Sequence[int], told: Told | None = None
 ) -> Played:
-    """Has a drafter draft an answer that is known: what a target would say that gave it.
+    """Has a drafter draft a known answer, as with a target that generates it.
 
     Args:
         drafter: it may learn from this one.
@@ -183,7 +184,7 @@ def play_all(drafter: Drafter, requests: Iterable[tuple[Sequence[int], Sequence[
 
 
 def played(store: Store, texts: Iterable[Sequence[int]]) -> Played:
-    """What a store would make of the first of some texts; nothing is written."""
+    """How a store would do on the first of some texts; nothing is written."""
     parts: list[tuple[Sequence[int], Sequence[int]]] = []
     room = _PLAYED_TOKENS
     for text in texts:
@@ -207,6 +208,26 @@ class _Untouched:
 
     def note_use(self, at: int, n: int) -> None:
         """Notes nothing."""
+
+
+def later_parts(store: Store, texts: Sequence[RememberedText]) -> list[bool]:
+    """Of each text whether it continues another one.
+
+    Of a conversation a store keeps each turn's new part, and of a file parts of PART_TOKENS.
+    """
+    known = store.texts()
+    begins = {one.at for one in known}
+    cut = {one.at + one.n_entry for one in known if len(one.ids) == PART_TOKENS}
+
+    def continues(text: RememberedText) -> bool:
+        """Whether it starts with tokens that stand within an earlier text (see new_part())."""
+        head = text.ids[:MAX_MATCH].tolist()
+        return len(head) == MAX_MATCH and any(
+            length == MAX_MATCH and at < text.at and at - MAX_MATCH not in begins
+            for length, at in store.index.places(head)
+        )
+
+    return [one.at in cut or continues(one) for one in texts]
 
 
 def is_part(data: bytes, wanted: bytes) -> bool:
@@ -250,7 +271,7 @@ def forget(store: Store, vocab: Vocab, text: str) -> tuple[int, int]:
 
 
 def bytes_of(vocab: Vocab, text: RememberedText) -> bytes:
-    """What it says. Ids that a damaged store has and the vocabulary has not are left out."""
+    """Its text. Ids of a damaged store that the vocabulary lacks are left out."""
     ids: list[int] = text.ids.tolist()
     return vocab.detokenize([i for i in ids if i < vocab.n_tokens], special=True)
 

@@ -1,4 +1,4 @@
-"""Fields of a request's JSON, read with their types: what is wrong is said with its place."""
+"""Fields of a request's JSON, read with their types; errors name the place."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _T = TypeVar("_T")
 
 
 def own_figures(answer: Json) -> Json:
-    """What an answer has of the library's own, or a chunk of one."""
+    """The library's own fields of an answer, or of a chunk of one."""
     return {name: answer[name] for name in ("speculation", "note") if answer.get(name)}
 
 
 class Fields:
-    """An object of a request, and where it stands.
+    """An object of a request, and its place.
 
     A field that is null counts as one that is not there.
 
@@ -38,7 +38,7 @@ class Fields:
         self._value, self._place = value, place
 
     def place(self, name: str) -> str:
-        """Where a field stands."""
+        """The place of a field."""
         return f"{self._place}.{name}" if self._place else name
 
     def as_dict(self) -> Json:
@@ -159,7 +159,7 @@ class Fields:
         return self.values(name)
 
     def refuse(self, names: Mapping[str, str]) -> None:
-        """Refuses fields that ask for what is not done here.
+        """Refuses fields that ask for unsupported features.
 
         Args:
             names: of them, with what to do instead.
@@ -182,7 +182,7 @@ class Fields:
 
 
 class Thoughts(NamedTuple):
-    """What a model's chat template knows of thoughts before an answer.
+    """A chat template's support of thoughts before an answer.
 
     Attributes:
         are_marked: it marks them, so that they come apart and can be bounded.
@@ -207,7 +207,7 @@ def passed_on(fields: Fields, names: tuple[str, ...]) -> Json:
     return {name: fields.raw(name) for name in names if fields.raw(name) is not None}
 
 
-# What both dialects say in words of their own, or have no word for in their answers.
+# Fields that both dialects name differently, or lack in their answers.
 _OF_DIALECTS = frozenset((
     "model", "max_tokens", "temperature", "top_p", "top_k", "n", "stop", "json_schema",
     "response_format", "return_token_ids", "user", "stream", "stream_options",

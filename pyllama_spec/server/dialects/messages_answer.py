@@ -113,11 +113,11 @@ class MessageEvents:
                 self._end = choice
 
     def end(self) -> Iterator[Event]:
-        """The events behind the last chunk."""
+        """The events after the last chunk."""
         if self._is_over or not self._is_begun:
             return
         self._is_over = True
-        if not self._n_blocks:  # nothing was said; clients read the first block all the same
+        if not self._n_blocks:  # an empty answer; clients read the first block all the same
             yield from self._block("text", {"type": "text", "text": ""})
         yield from self._close()
         yield _event(
@@ -163,7 +163,7 @@ class MessageEvents:
     def _close(self) -> Iterator[Event]:
         if self._open is None:
             return
-        if self._open == "thinking":  # clients wait for it; there is nobody who could check one
+        if self._open == "thinking":  # clients wait for it; no one checks it
             yield self._delta({"type": "signature_delta", "signature": ""})
         self._open = None
         yield _event("content_block_stop", index=self._n_blocks - 1)

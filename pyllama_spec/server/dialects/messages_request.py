@@ -23,7 +23,7 @@ from pyllama_spec.server.dialects.fields import (
     turn_apart,
 )
 
-# What would change the answer, and is not done here.
+# Fields that would change the answer and are not supported.
 _REFUSED = {
     "container": "there are no containers; leave it out",
     "mcp_servers": "let the client call the servers, and offer their tools in `tools`",
@@ -37,8 +37,8 @@ _STAMP = re.compile(r"(\Ax-anthropic-billing-header:[^\n]*?\bcch=)[0-9a-fA-F]+(?
 def chat_request(body: object, thoughts: Thoughts = NO_THOUGHTS) -> Json:
     """The chat request that means the same.
 
-    A last message of the assistant is the beginning of the answer. What the request says of
-    thinking counts where the model's template marks thoughts, and changes nothing elsewhere.
+    A last message of the assistant is the beginning of the answer. The request's
+    `thinking` counts where the model's template marks thoughts, and changes nothing elsewhere.
 
     Args:
         body: the request's JSON.
@@ -46,7 +46,7 @@ def chat_request(body: object, thoughts: Thoughts = NO_THOUGHTS) -> Json:
 
     Raises:
         ArgumentError: it is malformed; the message names the place.
-        UnsupportedError: it asks for what is not done here.
+        UnsupportedError: it asks for an unsupported feature.
 
     """
     fields = Fields(body)

@@ -1,7 +1,7 @@
 """Answers to chat requests in the shape of OpenAI's responses API: whole, and as events.
 
-One state, `ResponseEvents`, makes both: a whole response is what the events of the whole answer
-lead to.
+One state, `ResponseEvents`, makes both: a whole response is the state after the events of the
+whole answer.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class ResponseEvents:
             self._finish = choice.get("finish_reason") or self._finish
 
     def end(self) -> Iterator[Event]:
-        """The events behind the last chunk."""
+        """The events after the last chunk."""
         if self._is_over or not self._answer:
             return
         self._is_over = True
-        if not self._items:  # nothing was said: an empty message says so
+        if not self._items:  # an empty answer: an empty message
             yield from self._begin_message()
         status = "incomplete" if self._finish == "length" else "completed"
         yield from self._close(status)
@@ -218,7 +218,7 @@ class ResponseEvents:
 
 
 def _echoed(body: Json) -> Json:
-    """What a response repeats of its request."""
+    """The fields of its request that a response repeats."""
     given: Callable[[str, Any], Any] = lambda name, default: (  # noqa: E731 - null is the default
         default if body.get(name) is None else body[name]
     )

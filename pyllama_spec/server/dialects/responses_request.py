@@ -23,7 +23,7 @@ from pyllama_spec.server.dialects.fields import (
 )
 
 _WHOLE_INPUT = "no response is stored: give the whole conversation as `input`"
-# What would change the answer, and is not done here.
+# Fields that would change the answer and are not supported.
 _REFUSED = {
     "previous_response_id": _WHOLE_INPUT,
     "conversation": _WHOLE_INPUT,
@@ -44,7 +44,7 @@ def chat_request(body: object, thoughts: Thoughts = NO_THOUGHTS) -> Json:
 
     Raises:
         ArgumentError: it is malformed; the message names the place.
-        UnsupportedError: it asks for what is not done here.
+        UnsupportedError: it asks for an unsupported feature.
 
     """
     fields = Fields(body)

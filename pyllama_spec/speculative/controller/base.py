@@ -1,4 +1,4 @@
-"""What a controller is: it says how many tokens a round drafts and verifies.
+"""The interface of controllers: a controller decides how many tokens a round drafts and verifies.
 
 A round calls it four times: decide() before anything is drafted, stop_of() for drafts that are made
 a token at a time, verify_lengths() once drafts are there, learn() when the round is over. It sees
@@ -18,7 +18,7 @@ from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftStop
 
 @dataclass(frozen=True, slots=True)
 class ControllerLimits:
-    """What a controller decides in.
+    """The bounds within which a controller decides.
 
     Attributes:
         max_draft: the most tokens that a sequence drafts in a round.
@@ -46,7 +46,7 @@ class DraftDecision(NamedTuple):
     Attributes:
         n_requested: how many tokens the drafter is asked for; 0 for not at all.
         n_lookup: how many it is asked for where they can be looked up; 0 for n_requested.
-        lookup_only: whether only what costs no call of a model is wanted.
+        lookup_only: whether only drafts without a call of a model are wanted.
         is_retry: whether the drafter was off and is tried again.
 
     """
@@ -61,7 +61,7 @@ NOT_ASKED = DraftDecision()
 
 
 class DraftGain(NamedTuple):
-    """What a controller expected of a draft and what came of it, for the statistics.
+    """A controller's expectation of a draft and the outcome, for the statistics.
 
     Attributes:
         n_expected: how many of the verified tokens were expected to be accepted.
@@ -98,7 +98,7 @@ class Span:
         draft: all that was proposed.
         n_verified: how many of them are verified; see verify().
         ids: those that are verified.
-        n_pad: tokens behind those that nobody reads.
+        n_pad: tokens after those that nobody reads.
         first_row: its first row in the decode's batch.
         tokens: what the round committed; () for a prompt, and where it failed.
 
@@ -211,11 +211,11 @@ class Controller:
         """Takes the seconds of verify batches by their rows, measured when a target is opened."""
 
     def known_costs(self) -> KnownCosts | None:
-        """What it has learnt of costs, for begin_with() of a later program; None for nothing."""
+        """The costs it has learnt, for begin_with() of a later program; None for none."""
         return None
 
     def begin_with(self, known: KnownCosts) -> None:
-        """Takes what an earlier program has learnt here, before anything is measured."""
+        """Takes the costs of an earlier program, before anything is measured."""
 
     def begin(self, seq: int) -> None:
         """A request begins on a sequence."""
@@ -246,11 +246,11 @@ class Controller:
         return None
 
     def reason_off(self, seq: int) -> str | None:
-        """Why a sequence is decoded plainly now; None where it is not."""
+        """Why drafting is disabled for a sequence now; None where it is not."""
         return None
 
     def describe(self) -> dict[str, Any]:
-        """What it knows, for `doctor` and `bench`; {} where there is nothing to say."""
+        """Its facts, for `doctor` and `bench`; {} for none."""
         return {}
 
 
@@ -270,5 +270,5 @@ class Off(Controller):
         return [NOT_ASKED] * len(spans)
 
     def reason_off(self, seq: int) -> str | None:
-        """It was switched off."""
+        """Drafting was switched off."""
         return "the controller is off"

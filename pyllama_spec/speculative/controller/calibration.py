@@ -1,6 +1,6 @@
-"""How often drafted tokens are accepted, given what is known of them.
+"""Calibration: how often drafted tokens are accepted, given what is known of them.
 
-Every drafted token that is reached (all before it were right) says something, verified or not: the
+Every drafted token that is reached (all before it were right) is evidence, verified or not: the
 text comes out the same either way, so what was drafted and cut is compared with what came.
 """
 
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 from pyllama_spec.drafters.base import Draft
 
-# Probabilities are told apart in these steps: a draft's own are near 0 or near 1 most of the time.
+# Probabilities are grouped in these steps: a draft's own are near 0 or near 1 most of the time.
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 _MIDDLES = (0.01, 0.035, 0.07, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.935, 0.985)
 # Depths with cells of their own; deeper ones share the last.
 _N_DEPTHS = 4
-# What a cell begins with weighs as much as so many observations.
+# The weight of a cell's prior, in observations.
 _PRIOR = 4.0
 # An observation counts half after 64 others of its cell.
 _KEEP = 0.5 ** (1 / 64)
@@ -50,12 +50,12 @@ class Cell:
         self.right = self.right * _KEEP + was_right
 
     def rate(self, prior: float) -> float:
-        """Its rate, drawn to what one would think without it."""
+        """Its rate, drawn towards the prior."""
         return (self.right + _PRIOR * prior) / (self.n + _PRIOR)
 
 
 class Local:
-    """How much more or less often than expected tokens are right in the text at hand."""
+    """How much more or less often than expected tokens are right in the current text."""
 
     __slots__ = ("expected", "right")
 
@@ -102,15 +102,15 @@ class Calibration:
         return rate
 
     def next_rate(self, kind: int) -> float:
-        """The chance of a token that is not drafted yet, behind one of a kind of next_kind()."""
+        """The chance of a token that is not drafted yet, after one of a kind of next_kind()."""
         return clipped(self._next[kind].rate(_NEXT_MIDDLES[kind]))
 
     def add_next(self, rate: float, was_right: bool) -> None:
-        """What became of a token that was reached, behind one with such a rate."""
+        """Learns the outcome of a token that was reached, after one with such a rate."""
         self._next[next_kind(rate)].add(was_right)
 
     def add(self, depth: int, p: float | None, was_right: bool) -> None:
-        """What became of a token that was reached."""
+        """Learns the outcome of a token that was reached."""
         while len(self._depths) <= depth:
             self._depths.append(Cell())
         self._depths[depth].add(was_right)
@@ -120,7 +120,7 @@ class Calibration:
             self._cells[min(depth, _N_DEPTHS - 1)][i].add(was_right)
 
     def table(self) -> list[tuple[float, float, float]]:
-        """For a plot: the middle of each step of probability, its rate, how much is behind it."""
+        """For a plot: the middle of each step of probability, its rate, how much is after it."""
         return [
             (middle, cell.rate(middle), cell.n)
             for middle, cell in zip(_MIDDLES, self._bins, strict=True)
@@ -128,7 +128,7 @@ class Calibration:
 
 
 def next_kind(rate: float) -> int:
-    """Which step of likelihood a rate is in: a draft that was sure goes on being so, mostly."""
+    """Which step of likelihood a rate is in: a draft that was sure stays so, mostly."""
     return bisect_right(_NEXT_EDGES, rate)
 
 
@@ -151,7 +151,7 @@ class LookupCalibration:
         self._sure = [Cell() for _ in _MIDDLES]
 
     def rate(self, match_length: int, p: float | None = None) -> float:
-        """The chance that the token behind match_length equal ones is right.
+        """The chance that the token after match_length equal ones is right.
 
         Args:
             match_length: those of the draft among them.
@@ -164,7 +164,7 @@ class LookupCalibration:
         return clipped(self._cells[self._index(match_length)].rate(prior))
 
     def add(self, match_length: int, p: float | None, was_right: bool) -> None:
-        """What became of one."""
+        """Learns the outcome of one."""
         cell = self._cells[self._index(match_length)] if p is None else self._sure[_bin(p)]
         cell.add(was_right)
 
@@ -174,14 +174,14 @@ class LookupCalibration:
 
 @dataclass(slots=True)
 class Watched:
-    """A draft whose tokens have not all met the text yet.
+    """A draft whose tokens have not all been compared with the text yet.
 
     Attributes:
         ids: the tokens.
         rates: what the calibration says of each, given those before; without the text's ratio.
         probabilities: the draft's own, of a copy too; None where it has none.
         match_length: of a copy, how long its match was; 0 for the model's.
-        n_met: how many have met the text and were right.
+        n_met: how many were compared with the text and were right.
 
     """
 
@@ -197,7 +197,7 @@ class TextState:
     """What is known of the text of one sequence.
 
     Attributes:
-        watched: drafts that go on beyond what was committed.
+        watched: drafts that continue beyond what was committed.
         model, lookups: how the two kinds of drafts do here.
 
     """
@@ -212,7 +212,7 @@ def survivals_in(rates: Sequence[float], text: TextState, draft: Draft) -> list[
 
     Where copies go wrong more often than expected, the next ones are taken for worse. Where they go
     wrong less often, they are not taken for better: nearly every token of a copy is right, and a
-    row of right ones says next to nothing of when the text will differ.
+    row of right ones hardly predicts when the text will differ.
 
     Args:
         rates: the chance of each, given those before, in no text in particular.
@@ -259,7 +259,7 @@ class Acceptance:
                 watched.append(one)
 
     def _meet(self, text: TextState, one: Watched, tokens: Sequence[int]) -> bool:
-        """Whether the draft goes on."""
+        """Whether the draft continues."""
         ids, at, n = one.ids, one.n_met, len(one.ids)
         for token in tokens:
             was_right = ids[at] == token

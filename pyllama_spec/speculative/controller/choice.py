@@ -1,4 +1,4 @@
-"""Which controller is meant by what a caller says."""
+"""From a caller's `controller=` to a controller."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What batches cost here and now: running medians, apart from how fast the machine runs."""
+"""The cost of batches here and now: running medians, apart from the machine's speed."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 
-# Samples behind a median: odd, and enough that two hiccups in a row move nothing.
+# Samples of a median: odd, and enough that two outliers in a row do not move it.
 _N_SAMPLES = 9
 # Samples from which on a size is known.
 _N_OFTEN = 3
@@ -18,7 +18,7 @@ _JUMP, _N_SETTLED, _N_STALE = 2.0, 5, 16
 _MIN_BUCKET = 8  # 2 ** 8 positions
 
 
-# Of two lines each: the module that has them takes longer to import than all of this folder.
+# Two lines each: the module that has them takes longer to import than all of this folder.
 def median_low(values: Collection[float]) -> float:
     """The value in the middle; of an even number the lower one of both."""
     return sorted(values)[(len(values) - 1) // 2]
@@ -42,7 +42,7 @@ class Curve:
         is_proportional: whether beyond what was seen cost grows with the size, through zero; else
             it stays.
         is_line: whether sizes lie on a line: one that was seldom seen then takes no more than those
-            that were seen often say. A draft's first call is dear, and a length that looked dear
+            that were seen often say. A draft's first call is slow, and a length that looked slow
             once would never be asked for again.
         start: a curve to begin with: each of its points counts as one sample.
 
@@ -169,7 +169,7 @@ class Curve:
 
 
 class Speed:
-    """How fast the machine runs now, over what the curves say: shared cores drift by half.
+    """The machine's speed now, relative to the curves: shared cores drift by half.
 
     Curves hold seconds at speed 1. What all sizes have in common goes into the speed, at once; what
     a size has for itself goes into its median.
@@ -226,6 +226,6 @@ class VerifyCosts:
         curve = self.curve(n_seqs, n_past)
         expected = curve.seen(rows)
         curve.add(rows, max(seconds, _LEAST_S) / self.speed.now)
-        if expected is not None:  # a guess says nothing of the machine's speed
+        if expected is not None:  # a guess tells nothing about the machine's speed
             self.speed.add(max(seconds, _LEAST_S) / max(expected, _LEAST_S))
         self.n_samples += 1

@@ -1,4 +1,4 @@
-"""Whether asking a drafter pays: what rounds with it gained, against what asking costs by now."""
+"""Whether drafting pays: what rounds with a drafter gained, against its present cost."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from pyllama_spec.speculative.controller.prices import Prices
 
-# What all texts say of a drafter weighs as much as so many rounds of the text at hand.
+# The weight of the drafter's other texts, in rounds of the current text.
 _LONG_WEIGHT = 4.0
-# And before there is any: a little is expected.
+# The prior before any text: a small gain.
 _FIRST_GAIN, _FIRST_WEIGHT = 0.05, 2.0
 
 
@@ -67,5 +67,5 @@ class GainEstimate:
 
 
 def prior_gain() -> GainEstimate:
-    """What is held of a drafter that was never asked."""
+    """The estimate for a drafter that was never asked."""
     return GainEstimate(_FIRST_GAIN * _FIRST_WEIGHT, _FIRST_WEIGHT)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pyllama_spec.speculative.controller.base import ControllerLimits
 
 # A drafter that takes less than this share of a plain round is asked in every round: ten times less
-# than the loss that is promised not to happen, and less than a retry would win.
+# than the loss that the controller promises to avoid, and less than a retry would win.
 FREE_SHARE = 0.01
 
 
@@ -91,7 +91,7 @@ class Prices:
 
         """
         verify, value = self.verify, self.token_s
-        # What not to verify at all costs is the measure.
+        # The baseline is the cost without any verified token.
         zero = switch_s if last else 0.0
         best, best_gain, sum_ = 0, 0.0, 0.0
         for n, s in enumerate(survivals, 1):
@@ -148,7 +148,7 @@ def thresholds(
         verify: see Prices.
         draft: see Prices.
         token_s: see Prices.
-        chance: of each token behind the last one, given that those before are right.
+        chance: of each token after the last one, given that those before are right.
 
     """
     n = len(verify) - 1
@@ -162,7 +162,7 @@ def thresholds(
             if quotient < least:
                 least = quotient
         out.append(least)
-    out.append(2.0)  # nothing comes behind the last one
+    out.append(2.0)  # nothing comes after the last one
     return out
 
 

@@ -1,4 +1,4 @@
-"""The profit controller: drafts where that is faster here than not to, and as much as pays."""
+"""The profit controller: drafts where that is faster on this machine, and as much as pays."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound
 # On and off are this far apart, in shares of a plain round.
 _HYSTERESIS = 0.02
 # Rounds until a drafter that is off is tried again: the first time, the most while its price is not
-# known, the most, and the most for one whose retries are dear.
+# known, the most, and the most for one whose retries are expensive.
 _FIRST_RETRY, _UNKNOWN_RETRY, _MAX_RETRY, _DEAR_RETRY = 4, 16, 64, 4096
 # All retries together take no more than this share of the time.
 _RETRY_SHARE = 0.015
@@ -58,7 +58,7 @@ _KEEP_PACE = 0.5 ** (1 / 16)
 _N_BLOCKS = 16
 # Prices are made anew after so many rounds.
 _REFRESH = 12
-# Of rounds in which no model was asked and nothing verified, one in so many is learnt from.
+# Of rounds without a model's draft and without verified tokens, one in so many is learnt from.
 _IDLE_EVERY = 4
 # A draft that was not asked for so many times the tokens of a round has something to catch up with.
 _LATE = 8
@@ -77,7 +77,7 @@ def _is_idle(span: Span) -> bool:
 
 @dataclass(slots=True)
 class _Sequence:
-    """What is known of one sequence.
+    """The state of one sequence.
 
     Attributes:
         text: what its text says of drafts.
@@ -142,9 +142,9 @@ class _ChainStop:
 class ProfitController(Controller):
     """Each round, for each sequence: the n, 0 and the cap among them, that saves most seconds.
 
-    Chances come from the drafts' own probabilities, or the lengths of matches, as they turned out
-    until now; costs from running medians of this machine's rounds. A drafter that loses is asked
-    no more but for retries, which come more and more seldom.
+    Chances come from the drafts' own probabilities, or the lengths of matches, calibrated by the
+    outcomes until now; costs from running medians of this machine's rounds. A drafter that loses is
+    disabled except for retries, which become rarer.
     """
 
     name = "profit"
@@ -158,7 +158,7 @@ class ProfitController(Controller):
         self._blocks: deque[list[float]] = deque(maxlen=_N_BLOCKS)
         self._sequences: dict[int, _Sequence] = {}
         self._worth = prior_gain()
-        # Plain rounds that retries have cost and that are not made up for yet.
+        # The cost of retries, in plain rounds, that gains have not made up for yet.
         self._debt = 0.0
         # Seconds and tokens of the last rounds, faded.
         self._pace_s = self._pace_tokens = 0.0
@@ -192,14 +192,14 @@ class ProfitController(Controller):
     # ---- before a round
 
     def begin(self, seq: int) -> None:
-        """A new text: what others have shown of the drafter is what is known of it."""
+        """A new text: the other texts' results are all that is known."""
         state = self._sequences[seq] = _Sequence()
         state.is_on = self._worth.per_round(self._prices_of_last) >= 0.0
-        # Of short texts not each one is worth a try.
+        # Not every short text is worth a trial draft.
         state.wait = max(_FIRST_RETRY // 2, int(min(self._debt / _RETRY_SHARE, _DEAR_RETRY)))
 
     def catch_up(self, seq: int, n_tokens: int) -> None:
-        """As if the model had not been asked for so long."""
+        """As if the model had not been asked for that long."""
         state = self._of(seq)
         state.n_waiting = max(state.n_waiting, n_tokens)
 
@@ -236,7 +236,7 @@ class ProfitController(Controller):
         return NOT_ASKED
 
     def _is_free(self, prices: Prices, n: int) -> bool:
-        """Whether asking takes next to nothing."""
+        """Whether asking costs next to nothing."""
         first = 1 if self._limits.is_stepwise else min(n, prices.n_requested)
         dearest = max(prices.draft[first], prices.lookup_s)
         return dearest < FREE_SHARE * prices.plain_s
@@ -285,7 +285,7 @@ class ProfitController(Controller):
         draft, rest = costs.draft(n_on, max_draft), costs.rest(n_seqs)
         plain = verify[0] + rest
         pace = self._pace_s / self._pace_tokens if self._pace_tokens > 1.0 else plain
-        # Before anything was measured, nothing is known to be slow.
+        # Before the first measurement nothing counts as slow.
         token_s = min(plain, pace) or 1e-9
         prices = Prices(
             verify, draft, rest, token_s, n_requested=max_draft, lookup_s=costs.lookup_s
@@ -324,8 +324,8 @@ class ProfitController(Controller):
         """The lengths that pay, or now and then longer ones of copies, to time such a batch.
 
         A batch that was timed in a bad moment, as when a model was opened beside a busy program,
-        may look so dear that it is never verified again, and so never timed again. The curve of
-        costs cannot tell it from one that is dear.
+        may look so slow that it is never verified again, and so never timed again. The curve of
+        costs cannot tell it from one that is slow.
 
         Args:
             spans: all of the round.
@@ -373,15 +373,15 @@ class ProfitController(Controller):
         return out
 
     def _now_expected(self, state: _Sequence, span: Span) -> float:
-        """How many of its verified tokens one would expect to be accepted, knowing what came.
+        """How many of its verified tokens one would expect to be accepted, given the outcome.
 
-        Before the first rounds of a draft little is expected of it. To hold that against a dear one
+        Before the first rounds of a draft little is expected of it. To hold that against a slow one
         which is always right would end it before it is known.
         """
         draft = span.draft
         return sum(survivals_in(self.acceptance.rates(draft)[: span.n_verified], state.text, draft))
 
-    # ---- behind a round
+    # ---- after a round
 
     def learn(self, spans: Sequence[Span], spent: Spent) -> Sequence[DraftGain]:
         """Costs, acceptance, and whether the model pays."""
@@ -443,7 +443,7 @@ class ProfitController(Controller):
     def _note_gain(
         self, state: _Sequence, is_retry: bool, gain: float, n_steps: int, prices: Prices
     ) -> None:
-        """On or off: what the last rounds of this text gained, beside those of all texts."""
+        """Enables or disables: by the gain of this text's last rounds and of all texts."""
         state.worth.add(gain, n_steps, _KEEP_LOCAL)
         self._worth.add(gain, n_steps, _KEEP_LONG)
         value = state.worth.with_long(self._worth).per_round(prices)
@@ -453,7 +453,7 @@ class ProfitController(Controller):
         if state.is_on:
             state.earned += now
             if value < 0.0:
-                if state.earned > 0.0:  # else it should not have been on: no sooner than last time
+                if state.earned > 0.0:  # else it should have stayed disabled
                     state.interval = _FIRST_RETRY
                 state.is_on = False
                 state.wait = self._interval(state, prices)

@@ -1,4 +1,4 @@
-"""What the parts of a round cost: verifying, drafting, the rest, and a change of width."""
+"""The costs of a round's parts: verifying, drafting, the rest, and a change of width."""
 
 from __future__ import annotations
 
@@ -106,11 +106,11 @@ class RoundCosts:
 
     @property
     def switch_s(self) -> float:
-        """What a batch costs more that is not as wide as the one before."""
+        """The extra cost of a batch whose width differs from the one before."""
         return self._switch.at(0)
 
     def catch_up_s(self, n_tokens: int) -> float:
-        """What a draft costs more that was not asked for so many tokens."""
+        """The extra cost of a draft after so many tokens without one."""
         return self._catch_up.at(n_tokens)
 
     def skip(self, rows: int) -> None:
@@ -160,7 +160,7 @@ class RoundCosts:
             return  # a whole text was read first, and what a draft costs by itself is not known
         self._n_drafts += 1
         if is_late and curve:
-            # More rows than a round leaves were fed first: that is what being off has cost.
+            # More rows than a round leaves were fed first: that is the cost of the pause.
             self._catch_up.add(n_tokens, max(seconds - curve.at(n), 0.0))
         else:
             curve.add(n, seconds)

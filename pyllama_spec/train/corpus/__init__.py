@@ -1,1 +1,1 @@
-"""The text to train on: tasks, the target's answers, and what the target computed for them."""
+"""The text to train on: tasks, the target's answers, and their features."""

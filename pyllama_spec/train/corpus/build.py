@@ -38,9 +38,9 @@ from pyllama_spec.train.interrupt import interruptions
 _REVISION = 3
 # Tokens of a shard: what an interruption that nobody sees coming can cost.
 _SHARD_TOKENS = 16_384
-# Seconds between two moments at which what waits for a slower sequence is written.
+# Seconds between two writes of sequences that wait for a slower one.
 _SAVE_EVERY_S = 30.0
-# Where so few of so many sequences in a row are worth keeping, more would take too long.
+# Below so many kept sequences of so many in a row the run gives up.
 _N_JUDGED, _LEAST_KEPT = 256, 8
 
 
@@ -71,7 +71,7 @@ class CorpusProgress:
 
 
 def corpus_identity(config: CorpusConfig, target_sha256: str) -> dict[str, Any]:
-    """What decides the text of a corpus.
+    """The identity of a corpus's text.
 
     Raises:
         TrainError: the prompts file cannot be read.
@@ -94,7 +94,7 @@ class _Keeper:
         self, store: CorpusStore, features: FeatureStore | None, config: CorpusConfig
     ) -> None:
         self._store, self._features, self._config = store, features, config
-        # Finished, and not yet in the store: those that wait for an earlier one, and those behind
+        # Finished, and not yet in the store: those that wait for an earlier one, and those after
         # the last shard.
         self._waiting: dict[int, Generated] = {}
         self._judged: dict[int, Generated] = {}
@@ -129,7 +129,7 @@ class _Keeper:
 
     @property
     def known(self) -> frozenset[int]:
-        """Tasks behind it that are finished."""
+        """Tasks after it that are finished."""
         return frozenset(self._waiting)
 
     @property

@@ -1,4 +1,4 @@
-"""Which of the target's tokens a head can draft: those that answers are made of."""
+"""The draft vocabulary: the target's tokens that answers consist of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the target knows of the corpus: its layer inputs and the likeliest next tokens, per token.
+"""Features of the corpus: the target's layer inputs and likeliest next tokens, per token.
 
 Two sources with one face. Stored features were written while the text was generated, or in a pass
 over it here; live ones are computed when they are asked for, where the disk has no room. Either way
@@ -9,8 +9,8 @@ Of a sequence of n tokens (dtypes as in generate.TargetFeatures):
 
     rows       [n, n_layers * n_embd]   what enters each of target_layers at each token
     top_ids    [n, k]                   the likeliest tokens after it, the likeliest first
-    top_log_p  [n, k]                   their log-probabilities in the whole vocabulary: what they
-                                        lack to 1 is the rest's; -inf where nothing is to be learned
+    top_log_p  [n, k]                   their log-probabilities in the whole vocabulary: the
+                                        other tokens have the rest; -inf where nothing is learned
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class FeatureSource:
         return sum(len(s.tokens) for (shard, _), s in pairs if shard not in self._stored)
 
     def close(self) -> None:
-        """Frees what computes."""
+        """Frees the computing context."""
         if self._live is not None:
             self._live.close()
 

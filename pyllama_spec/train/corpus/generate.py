@@ -4,7 +4,7 @@ A task is one or two requests on a sequence: the user's turn, if the target writ
 answer. The prompt that all tasks share is decoded once per sequence; a longer rest has a decode of
 its own, so that how its rows are computed does not depend on what else runs; a shorter one is read
 a token a round beside the others. So a text comes out the same whatever runs beside it, on the CPU
-with types whose rows do not depend on the batch, and an interrupted run can go on where it was.
+with types whose rows do not depend on the batch, and an interrupted run can continue where it was.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PREFILL = 512
 
 @dataclass(slots=True)
 class TargetFeatures:
-    """What the target says of the tokens of one sequence; see docs of features.py.
+    """The target's features of the tokens of one sequence; see features.py.
 
     Attributes:
         rows: [n, n_layers * n_embd] float16 layer inputs, side by side.
@@ -47,7 +47,7 @@ class TargetFeatures:
 
 
 def empty_features(n: int, width: int, k: int) -> TargetFeatures:
-    """TargetFeatures of n tokens, of which nothing is known yet."""
+    """Empty TargetFeatures of n tokens."""
     return TargetFeatures(
         np.zeros((n, width), np.float16),
         np.zeros((n, k), np.uint32),
@@ -112,7 +112,7 @@ class _Collector(Drafter):
         self._features: dict[int, TargetFeatures] = {}
 
     def of(self, seq: int) -> TargetFeatures | None:
-        """What is known of a sequence so far; None where nothing is kept."""
+        """The features of a sequence so far; None where nothing is kept."""
         if not self.target_layers:
             return None
         if seq not in self._features:
@@ -255,7 +255,7 @@ class Generator:
             yield None
             for run, step in steps:
                 failure = step.error or run.stats.reason_off_error
-                if failure is not None:  # without its rows a text is of no use
+                if failure is not None:  # without its rows a text is useless
                     raise failure
                 finish = self._finish(running[id(run)], step)
                 if finish is not None:
@@ -266,7 +266,7 @@ class Generator:
         self._context.close()
 
     def _begin(self, place: _Place, task: Task) -> None:
-        """Begins a task with its prompt, behind what all tasks share."""
+        """Begins a task with its prompt, after what all tasks share."""
         shared = self._source.shared
         # Always cut there, so that what follows is read in the same pieces whatever ran before.
         if shared:
@@ -282,7 +282,7 @@ class Generator:
         self._ask(place, task.prompt)
 
     def _ask(self, place: _Place, prompt: Sequence[int]) -> None:
-        """Begins to generate behind a prompt: the user's turn, or the answer."""
+        """Begins to generate after a prompt: the user's turn, or the answer."""
         config, task = self._config, place.task
         assert task is not None
         n_left = config.n_ctx - len(prompt)
@@ -307,7 +307,7 @@ class Generator:
         return "loop" if is_due and ends_in_loop(tokens[place.n_prompt :]) else None
 
     def _finish_user(self, place: _Place, step: Step) -> str | None:
-        """Goes on to the answer where the user's turn is over."""
+        """Switches to the answer where the user's turn is over."""
         config, after = self._config, self._source.after_user
         tokens = list(place.state.tokens)
         n = len(tokens) - place.n_user

@@ -1,4 +1,4 @@
-"""How people begin what they ask, in all kinds of tasks: prompt_seeds.txt, subjects.txt.
+"""Prompt seeds: how users' prompts begin, for all kinds of tasks (prompt_seeds.txt, subjects.txt).
 
 A small model left alone rarely asks for code or JSON, and what it asks about is seldom what people
 ask about. Two in five prompt seeds name subjects in braces, as in "Plan a day in {place}".
@@ -37,7 +37,7 @@ def hash_prompt_seeds() -> str:
 
 
 def is_whole(prompt_seed: str) -> bool:
-    """Whether nothing need follow."""
+    """Whether it is a whole prompt."""
     return prompt_seed.endswith((".", "?", "!"))
 
 

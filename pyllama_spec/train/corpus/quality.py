@@ -1,4 +1,4 @@
-"""What text is worth training on: no loops, no doubles."""
+"""The quality filter for training text: no loops, no duplicates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 _NGRAM = 4
 _WINDOW = 64
 _MIN_DISTINCT = 0.5
-# A whole text of which no more is new than this says nothing else.
+# The least share of new n-grams in a text that is kept.
 _MIN_DISTINCT_WHOLE = 0.2
 # Near-equal answers: of the hashes of all 5-grams the 16 smallest (bottom-k sketch, Broder 1997);
 # as many in common as here are nearly the same text.
@@ -35,7 +35,7 @@ def ends_in_loop(tokens: Sequence[int]) -> bool:
 
 
 def is_repetitive(tokens: Sequence[int]) -> bool:
-    """Whether too much of the whole text has been said before in it."""
+    """Whether too much of the whole text repeats itself."""
     return distinct_ratio(tokens) < _MIN_DISTINCT_WHOLE
 
 

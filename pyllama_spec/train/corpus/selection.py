@@ -1,4 +1,4 @@
-"""Which sequences are learned from together, in an order that the seed decides, and which never."""
+"""Batches in an order that the seed decides, and held-out sequences."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def plan(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int) -> li
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a head is initialised by.
+    """The statistics that a head is initialised from.
 
     Attributes:
         rows: [n, n_embd] float32, the first of the layer inputs at some tokens.

@@ -1,12 +1,12 @@
 """The corpus on disk: shards of token ids that are only ever appended, and an index.
 
-    index.json                  what the text was made from, the shards, where to go on
+    index.json                  the origin of the text, the shards, where to continue
     shard-00000.tokens.npy      [n] uint32
     shard-00000.mask.npy        [n] uint8, 1 where a token belongs to an answer
     shard-00000.table.npy       [n_sequences, 3] int64: first token, task number, is greedy
     shard-00000.rows.npy ...    features, where they fit the disk: see feature_store.py
 
-The index is written last and all at once: what it does not name does not count.
+The index is written last and atomically: files that it does not name do not count.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CorpusStore:
 
     Args:
         folder: where they lie; made if need be.
-        identity: what decides the text. Shards of another identity are refused.
+        identity: of the text. Shards of another identity are refused.
 
     Raises:
         CheckpointError: the folder holds a corpus that was made otherwise.
@@ -78,12 +78,12 @@ class CorpusStore:
 
     @property
     def identity(self) -> str:
-        """A hash of what decides the text."""
+        """A hash of the text's identity."""
         return hash_json(self._index["identity"])
 
     @property
     def next_number(self) -> int:
-        """The task to go on with."""
+        """The task to continue."""
         return int(self._index["next_number"])
 
     @property
@@ -116,7 +116,7 @@ class CorpusStore:
     def append(
         self, sequences: Sequence[TextSequence], next_number: int, dropped: dict[str, int]
     ) -> None:
-        """Adds a shard, and notes where to go on. Without sequences it only notes that.
+        """Adds a shard, and notes where to continue. Without sequences it only notes that.
 
         Raises:
             TrainError: the disk is full; what was there before still is.
@@ -216,7 +216,7 @@ def check_same(
         present: the facts that are there, by name.
         wanted: those of this run.
         where: the file or folder that they were found in.
-        remedy: what else helps than the same command or another folder.
+        remedy: a further remedy besides the same command or another folder.
 
     Raises:
         CheckpointError: naming the first fact that differs and both its values.

@@ -1,4 +1,4 @@
-"""What to generate: numbered tasks, each with its own seed, so that their order decides nothing."""
+"""Tasks to generate: numbered, each with its own seed, so that their order does not matter."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class OwnPrompts:
 
 
 class Documents:
-    """What a model without a chat template writes by itself: a base model knows no turns.
+    """Documents of a model without a chat template: a base model knows no turns.
 
     The first tokens are drawn at the temperature of user turns, so that no two documents begin
     alike; what follows is learned from, most of it written at temperature 0.
@@ -189,7 +189,7 @@ class FilePrompts:
 
 
 def _common(prompts: Sequence[list[int]]) -> list[int]:
-    """What all prompts begin with."""
+    """The common beginning of all prompts."""
     first, last = min(prompts), max(prompts)
     n = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     return first[:n]

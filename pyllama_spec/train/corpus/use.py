@@ -1,6 +1,6 @@
-"""Texts of a draft memory as text to learn from: what a target said to its owner.
+"""Texts of a draft memory as training text: the target's answers to its owner.
 
-A store holds a conversation in parts: what a turn added, behind the MAX_MATCH tokens that lead on
+A store holds a conversation in parts: what a turn added, after the MAX_MATCH tokens that lead on
 to it. The target read all that came before, so that the parts are put together again. Of a text
 that is longer than what is read at once, pieces are made, each of which begins with some of the one
 before. What is learned from is cut out of them in windows, since a head sees no further than that
@@ -22,11 +22,11 @@ from pyllama_spec.drafters.suffix.token_index import MAX_MATCH
 from pyllama_spec.train.corpus.quality import fingerprint
 from pyllama_spec.train.corpus.store import TextSequence
 
-# What a thread is known by: tokens of its first text, behind those that lead on to it.
+# The key of a thread: tokens of its first text, after the leading ones.
 _KEY_TOKENS = 64
 # Tokens that a window has before the first one that is learned, where there are as many.
 _LEAD = 128
-# Of what a text goes on from, so much is enough.
+# The most tokens that a text needs from the text before it.
 _MOST_BEFORE = 1 << 14
 
 Ids = npt.NDArray[np.int32]
@@ -38,9 +38,9 @@ class Thread:
     """A text as the target read it.
 
     Attributes:
-        key: 0 .. 1, by what its first text says; the same whenever the store is read.
+        key: 0 .. 1, by its first text; the same whenever the store is read.
         ids: its tokens.
-        origins: TokenOrigin of each; GIVEN for what another thread has already.
+        origins: TokenOrigin of each; GIVEN for tokens of another thread.
 
     """
 
@@ -51,7 +51,7 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is read at once of a thread, and the windows of it that are learned from.
+    """The part of a thread that is read at once, and its windows that are learned from.
 
     Attributes:
         key: of the thread.
@@ -85,7 +85,7 @@ def newest_with_answers(texts: Sequence[RememberedText], n_tokens: int) -> set[i
 
 
 def threads_of(texts: Sequence[RememberedText], chosen: set[int]) -> list[Thread]:
-    """Puts texts together with what they go on from.
+    """Joins texts with the texts that they continue.
 
     Args:
         texts: all of a store, the oldest first.
@@ -150,7 +150,7 @@ def pieces_of(threads: Sequence[Thread], n_piece: int, n_window: int) -> list[Pi
 
 def _learned(origins: Bytes, own: int) -> Bytes:
     out: Bytes = origins.copy()
-    # Nothing is predicted before there is a row of a token and the token behind it.
+    # Nothing is predicted before there is a row of a token and the token after it.
     out[: max(own, 2)] = TokenOrigin.GIVEN
     return out
 
@@ -180,7 +180,7 @@ def _sequence(
 def apart(keys: Sequence[float], share: float) -> tuple[set[float], set[float]]:
     """Which threads are not learned from: those to choose the best weights by, and those to judge.
 
-    By what a thread says, so that one which is held out once is held out in later runs too.
+    By a thread's text, so that a held-out thread is held out in later runs too.
 
     Args:
         keys: of all threads, three different ones at least.

@@ -1,4 +1,4 @@
-"""How many of the target's tokens a new head can draft: as many as are worth what they cost."""
+"""The size of a new head's vocabulary: as many tokens as are worth their cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyllama_spec.train.corpus.store import TextSequence
 # Sizes are multiples of it, and at least four.
 _STEP = 256
 _LEAST = 4 * _STEP
-# Unless somebody asks for more, a head's weights are at most this share of the target's.
+# By default a head's weights are at most this share of the target's.
 _SHARE_OF_TARGET = 0.1
 # What is compared are tokens per byte that is read, as decoding is bound by memory: rounds of four
 # drafted tokens, each of which is right in seven of ten cases if it can be drafted at all, and a
@@ -26,7 +26,7 @@ _BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
 
 @dataclass(frozen=True, slots=True)
 class HeadBytes:
-    """What a head weighs by the size of its vocabulary.
+    """The size of a head by the size of its vocabulary.
 
     Attributes:
         fixed: bytes of what does not depend on it.
@@ -60,7 +60,7 @@ def coverage(
     """[n_vocab + 1] the share of answers' tokens that the n most frequent ones cover, by n.
 
     Counted in answers that had no part in the choice: the tokens of either half of the texts are
-    looked for in the other half. What is frequent by chance would look covered else.
+    looked for in the other half. Tokens that are frequent by chance would look covered otherwise.
     """
     included = sorted({*always})
     total, by_rank = 0, np.zeros(n_vocab, np.int64)

@@ -1,7 +1,7 @@
 """Sequences that ended before one with a smaller number, on disk: an interruption loses none.
 
 A corpus is judged and stored in the order of its tasks, so that its text does not depend on what
-was interrupted when. Whatever is finished and has not been stored is kept here meanwhile.
+was interrupted when. Finished sequences that are not stored yet are kept here meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FINISHES = ("stop", "length", "loop", "user")
 def save_waiting(
     folder: Path, identity: str, waiting: Collection[Generated], *, with_features: bool
 ) -> None:
-    """Replaces what was kept there.
+    """Replaces the kept sequences.
 
     Args:
         folder: of the corpus.
@@ -62,7 +62,7 @@ def save_waiting(
 
 
 def load_waiting(folder: Path, identity: str) -> list[Generated]:
-    """What was kept there; nothing where it is of another text, or cannot be read."""
+    """The kept sequences; none where they are of another text, or cannot be read."""
     path = folder / _FILE
     if not path.exists():
         return []

@@ -1,4 +1,4 @@
-"""What a run of DFlash is told. All that decides its result is in here, and in the target."""
+"""The configuration of a run of DFlash. With the target it decides the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyllama_spec.errors import ArgumentError
 from pyllama_spec.train.config import FitSettings, HeadSettings, RunConfig, check_shares
 
 WEIGHTS = ("decay", "dpace")
-# More slots than that no CPU pays for, and no text of ours is accepted so far.
+# The most slots: more pay on no CPU, and no draft of ours is accepted that far.
 _MAX_BLOCK = 64
 # And with a Markov head none that the engine takes: its chain is unrolled in the graph.
 _MAX_CHAIN = 32

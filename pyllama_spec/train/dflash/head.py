@@ -1,8 +1,8 @@
 """The draft as a PyTorch module: layers shaped as Qwen3's, computed for many blocks at once.
 
-Rows of features become keys and values of every layer (they are injected); a block is the token
-that is known already and masks, whose rows look at the features before it and at each other. RoPE
-turns number i with number i + size / 2 here as in the GGUF.
+Rows of features become keys and values of every layer (they are injected); a block is the known
+token and masks, whose rows attend to the features before it and to each other. RoPE turns
+number i with number i + size / 2 here as in the GGUF.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyllama_spec.errors import ArgumentError
 from pyllama_spec.train.run.attention import Span, attend
 from pyllama_spec.train.run.head import DraftHead, DraftShape, draw_matrices, target_output
 
-# What a layer adds to its row at first, and the part of a layer input that is drawn, not copied.
+# The initial scale of a layer's output, and the random part of a layer input's map.
 _OUT_GAIN = 0.5
 _FC_GAIN = 0.3
 
@@ -71,7 +71,7 @@ class DFlashShape(DraftShape):
             "attention.causal": self.causal,
         }
         if self.markov_rank:
-            # Both are said: readers differ in what they take for granted.
+            # Both are written: readers have different defaults.
             keys["sample_from_anchor"] = self.sample_from_anchor
             keys["has_confidence_head"] = self.confidence
         return keys
@@ -191,7 +191,7 @@ class DFlashHead(DraftHead):
     def confidence(self, y: Tensor, before: Tensor) -> Tensor:
         """How likely a slot's token is accepted, before the sigmoid: [c]; as step_logits().
 
-        It learns, and what it reads does not learn from it.
+        It learns, but no gradient flows into its inputs.
         """
         low = self.followers(before)
         assert low is not None
@@ -221,8 +221,8 @@ def initialise(
     """Sets the weights to begin with.
 
     The last layer input passes through `fc` nearly as it is, each number of a layer input made
-    alike in size: nothing norms them before. The output's rows point where the target's do. What
-    the heads for followers and confidence add is 0 at first.
+    alike in size: nothing norms them before. The output's rows point where the target's do. The
+    outputs of the heads for followers and confidence are 0 at first.
 
     Args:
         head: whose weights are set.
@@ -245,7 +245,7 @@ def initialise(
         fc = head.weight("fc.weight")
         if shape.n_embd == shape.n_embd_target:
             fc[:, -shape.n_embd :] += torch.eye(shape.n_embd)
-        # A number that hardly moves says little, however small it is.
+        # A channel that hardly varies carries little information, however small it is.
         floor = 0.1 * np.median(channel_rms)
         fc /= torch.from_numpy(np.maximum(channel_rms, max(floor, 1e-6)).astype(np.float32))
         for name in ("markov_w2.weight", "conf_proj.weight", "conf_proj.bias"):

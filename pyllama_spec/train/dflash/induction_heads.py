@@ -1,4 +1,4 @@
-"""Induction heads: attention that begins by copying what followed this token the last time.
+"""Induction heads: attention that is initialised to copy what followed this token the last time.
 
 The row of a token x[j] says in its first layer input which token that is, and in its last one what
 the target says next, which is x[j+1] where the text is greedy. So heads of the first layer, whose
@@ -7,9 +7,9 @@ there, in the output's own directions. Only the slot of the known token has such
 begin like this where it drafts (sample_from_anchor). What follows two tokens later no row says, and
 rows do not tell the token before theirs (R^2 0.05 on SmolLM2).
 
-Heads of the second layer begin by looking at the row just before the block, wherever it stands: all
-that the target knew when it said the known token. EAGLE-3 has that row as its input; a block has to
-find it by its position.
+Heads of the second layer start by attending to the row just before the block, wherever it
+is: all that the target knew when it chose the known token. EAGLE-3 has that row as its input; a
+block has to find it by its position.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class _Space:
         upright: [n_embd], which slots are on one side of, and rows of features on the other.
         axes: [n_embd, n_embd - 1], the others.
         used: numbers of the heads that are set.
-        n_token, n_next: how many axes tell the token, and how many behind them the token after it.
+        n_token, n_next: how many axes tell the token, and how many after them the token after it.
 
     """
 

@@ -26,7 +26,7 @@ from pyllama_spec.train.run.objective import Losses
 from pyllama_spec.train.run.texts import COPIED_SHARE, Texts, with_fewer_lookups
 
 MASK_KEY = "tokenizer.ggml.mask_token_id"
-# Sequences whose rows say how large a layer's input is.
+# Sequences whose rows give the scale of a layer's input.
 _SAMPLE_SEQUENCES = 64
 # Rows of the embedding that are shorter than this share of the usual length were never trained:
 # a norm makes noise of them.

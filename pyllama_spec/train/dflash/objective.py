@@ -1,4 +1,4 @@
-"""What a draft is fitted to: a block from many places of a text at once.
+"""The objective of a draft: blocks from many places of a text at once.
 
 A block that begins at P0 sees the features of x[0] .. x[P0], has x[P0+1] in its first slot, and
 drafts x[P0+2], x[P0+3], ...: depth s is the text's token P0+2+s, which the target's distribution
@@ -34,7 +34,7 @@ def drafted(texts: Texts, n_steps: int) -> Tensor:
     """Where a block drafts a token that is to be learned: [c, n_steps] bool.
 
     It ends where its text does, where a token need not be learned, and after a token that the draft
-    vocabulary lacks: no draft goes on there.
+    vocabulary lacks: no draft continues there.
     """
     ends, owner = texts.ends()
     starts, last = texts.starts, len(texts.tokens) - 1

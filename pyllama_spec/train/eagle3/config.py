@@ -1,4 +1,4 @@
-"""What a run of EAGLE-3 is told. All that decides its result is in here, and in the target."""
+"""The configuration of a run of EAGLE-3. With the target it decides the result."""
 
 from __future__ import annotations
 

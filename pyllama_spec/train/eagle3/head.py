@@ -86,7 +86,7 @@ class Eagle3Head(DraftHead):
         return self._linear(features, "fc.weight").float()
 
     def mix(self, tokens: Tensor, rows: Tensor) -> Tensor:
-        """What attention reads.
+        """The input of attention.
 
         Args:
             tokens: [n] int64 ids of the target, x[P+1].

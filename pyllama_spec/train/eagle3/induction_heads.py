@@ -1,4 +1,4 @@
-"""Induction heads: attention that begins by copying what followed this token the last time.
+"""Induction heads: attention that is initialised to copy what followed this token the last time.
 
 Text repeats itself, and a draft that sees it is right for as long as it does. A head of one layer
 can: the row of x[P] says x[P] in its low layers, so that a query made of the token x[P+1] finds

@@ -22,7 +22,7 @@ from pyllama_spec.train.run.ngrams import table_of
 from pyllama_spec.train.run.objective import Losses
 from pyllama_spec.train.run.texts import COPIED_SHARE, Texts, with_fewer_lookups
 
-# Sequences whose rows say how large a layer's input is, and how the first one tells its token.
+# Sequences whose rows give the scale of a layer's input, and how the first one tells its token.
 _SAMPLE_SEQUENCES = 64
 
 
@@ -56,7 +56,7 @@ class Eagle3Kind(Kind[Eagle3Head]):
         self.n_steps = config.fit.n_steps
 
     def notes(self, layers: tuple[int, ...]) -> list[str]:
-        """What stock llama.cpp does not load."""
+        """The options that stock llama.cpp does not load."""
         if not self._config.head.is_plain or len(layers) == 3:
             return []
         n = len(layers)

@@ -1,1 +1,1 @@
-"""MTP heads: what a file has of one, its graph, its chains and the file that it is written to."""
+"""MTP heads: their facts in a file, the graph, the chains, and the written file."""

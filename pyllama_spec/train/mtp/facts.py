@@ -1,8 +1,8 @@
-"""What a GGUF says of its MTP head, and whether it can be trained. No PyTorch here.
+"""The facts of a GGUF's MTP head, and whether it can be trained. No PyTorch here.
 
-A head is one block behind the layers. It norms the embedding of a token and a row, joins them by a
+A head is one block after the layers. It norms the embedding of a token and a row, joins them by a
 matrix, and goes through attention and a feed-forward part like a layer's. What that part is depends
-on the architecture; whatever the block has that its architecture here does not know is refused by
+on the architecture; tensors of the block that its architecture here does not know are refused by
 name, since a gradient through half a graph makes a head that no engine computes.
 """
 
@@ -28,7 +28,7 @@ class Family:
     """The block of an architecture.
 
     Attributes:
-        attention: "grouped" queries; "gated", where a gate for what it finds stands behind each
+        attention: "grouped" queries; "gated", where a gate for what it finds stands after each
             head's query; or "latent", where all heads attend to one row.
         rope: what is turned together: "halves", neighbouring "pairs", or "none".
         ffn_norm: the norm before the feed-forward part; "" where it stands beside attention.
@@ -91,7 +91,7 @@ _SHARED = ("ffn_up_shexp", "ffn_down_shexp")
 
 
 def head_note(info: ModelInfo, name: str) -> str | None:
-    """What to tell who trains another draft for a file with a head that drafts; None without one.
+    """A remark for training another draft for a file that has a head; None without one.
 
     Args:
         info: of the target.
@@ -257,7 +257,7 @@ def read_facts(path: Path, info: ModelInfo) -> HeadFacts:
 
 
 def check_window(facts: HeadFacts, name: str, n_ctx: int, n_steps: int) -> None:
-    """Raises unless all of a text and a draft behind it lie in a head's window.
+    """Raises unless all of a text and a draft after it lie in a head's window.
 
     Training lets each token see all before it.
     """

@@ -1,7 +1,7 @@
 """The file of an MTP head: reading one, in the target's file or alone, and writing one alone.
 
 A file with a head alone has the keys of its target, the tables of the vocabulary and the block of
-the head. What was not trained goes into it byte by byte, in whatever type it is.
+the head. Untrained tensors are copied byte by byte, in whatever type they are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pyllama_spec.train.run.init_draft import InitDraft, check_finite, n_seen
 
 Floats = npt.NDArray[np.float32]
 
-# Keys that a file says of itself, and not of its model.
+# Keys about the file itself, and not about its model.
 _OWN_KEYS = (
     "general.architecture", "general.name", "general.type", "general.file_type",
     "general.quantization_version", "general.alignment", "split.", "pyllama_spec.",
@@ -111,11 +111,11 @@ def open_head(path: Path, info: ModelInfo) -> HeadFile:
 
 
 def open_head_for(path: Path, target: Model) -> HeadFile:
-    """What a run begins with: the head of the target itself, or of a file that was made for it.
+    """The head that a run begins with: the target's own, or that of a file made for it.
 
     Raises:
         TrainError: it is missing, damaged, or of another target.
-        UnsupportedError: it is no head that training can go on with.
+        UnsupportedError: it is no head that training can continue.
         ModelLoadError: it cannot be loaded.
 
     """
@@ -166,7 +166,7 @@ def head_output(
     record: Mapping[str, Any],
     export_type: str,
 ) -> Output:
-    """What a file with a head alone holds.
+    """The content of a file with a head alone.
 
     Args:
         head: where all else comes from.
@@ -184,6 +184,6 @@ def head_output(
 
 
 def _raw(path: Path, tensor: GgufTensor) -> PlannedTensor:
-    """A tensor as it lies in a file."""
+    """A tensor as it is stored in a file."""
     values, stored = read_stored(path, tensor)
     return PlannedTensor(tensor.name, tensor.shape, values=values, stored=stored)

@@ -1,4 +1,4 @@
-"""An MTP head as a PyTorch module, computed for many pairs at once; facts.py says what it has.
+"""An MTP head as a PyTorch module, computed for many pairs at once; facts.py lists its parts.
 
 A pair is a token with the row of the one before, or in a draft with the head's own last row:
 
@@ -7,7 +7,7 @@ A pair is a token with the row of the one before, or in a draft with the head's 
     x        + attention, + feed-forward part
     row      the last norm of x: what the next step reads, and what gives logits
 
-What is trained has the names and shapes of the GGUF. The experts, their router, matrices for each
+Trained tensors have the names and shapes of the GGUF. The experts, their router, matrices for each
 head and the tables of the vocabulary stay as they are, and no checkpoint holds them.
 """
 
@@ -53,7 +53,7 @@ class MtpShape(DraftShape):
         return self.facts.head_size
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """What is trained, and the rows of the output matrix that a loss looks at."""
+        """The trained tensors, and the rows of the output matrix that a loss looks at."""
         trained = {name: tuple(size) for name, size in self.facts.trained.items()}
         return {**trained, "output.weight": (self.n_draft_vocab, self.n_embd)}
 
@@ -99,14 +99,14 @@ class MtpHead(DraftHead):
             self.register_buffer(_of(name), torch.from_numpy(values), persistent=False)
 
     def load_tensors(self, tensors: Mapping[str, Floats]) -> None:
-        """Sets what is trained, and of the output matrix what is given."""
+        """Sets the trained tensors, and the given rows of the output matrix."""
         with torch.no_grad():
             for name in self._names:
                 if name in tensors:
                     self.weight(name).copy_(torch.from_numpy(tensors[name]))
 
     def _fixed(self, name: str) -> Tensor:
-        """What stays as it is of the block."""
+        """The fixed tensors of the block."""
         value: Tensor = getattr(self, _of(self.facts.tensor(name)))
         return value
 
@@ -206,7 +206,7 @@ class MtpHead(DraftHead):
         return self._block_norm(x, name) if self.facts.has(name) else x
 
     def _latent_queries(self, normed: Tensor, positions: Tensor) -> Tensor:
-        """Queries taken into the latent row, and their turned part behind."""
+        """Queries taken into the latent row, and their turned part after."""
         facts = self.facts
         if facts.has("attn_q"):
             q = self._block(normed, "attn_q")
@@ -264,7 +264,7 @@ class MtpHead(DraftHead):
         return self._block(nnf.silu(self._block(x, f"ffn_gate{end}")) * up, f"ffn_down{end}")
 
     def _routed(self, x: Tensor) -> Tensor:
-        """What each token's experts say, weighted: [n, n_embd] float32."""
+        """The weighted output of each token's experts: [n, n_embd] float32."""
         chosen, shares = self._routes(x)
         up, down = self._fixed("ffn_up_exps"), self._fixed("ffn_down_exps")
         parts, places = [], []
@@ -303,7 +303,7 @@ class MtpHead(DraftHead):
         return chosen, shares * facts.expert_scale
 
     def _last_norm(self, x: Tensor) -> Tensor:
-        """The row behind the last norm, [n, n_embd] float32."""
+        """The row after the last norm, [n, n_embd] float32."""
         if not self.facts.family.has_centred_norm:
             return self._norm(x, self.facts.last_norm)
         x = x.float()

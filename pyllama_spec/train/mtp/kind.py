@@ -44,7 +44,7 @@ class MtpKind(Kind[MtpHead]):
         self.n_steps = config.fit.n_steps
 
     def notes(self, layers: tuple[int, ...]) -> list[str]:
-        """What stays as it is."""
+        """The fixed tensors."""
         has_experts = any(name.endswith("_exps.weight") for name in self._source.facts.fixed)
         return ["its experts and their router stay as they are"] if has_experts else []
 
@@ -55,7 +55,7 @@ class MtpKind(Kind[MtpHead]):
     def vocab(
         self, sequences: Sequence[TextSequence], model: Model, init: InitDraft | None
     ) -> DraftVocab:
-        """What losses and measurements look at; see MtpFitConfig."""
+        """The ids that losses and measurements look at; see MtpFitConfig."""
         n_vocab, always = model.info.n_vocab, ending_tokens(model.vocab)
         size = max(min(self._config.fit.n_loss_vocab, n_vocab), len(set(always)))
         return choose_draft_vocab(sequences, n_vocab, size, always)

@@ -1,4 +1,4 @@
-"""What heads that draft in chains are fitted to: the target's distribution at each step of them."""
+"""The objective of heads that draft in chains: the target's distribution at each step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def that_go_on(step: ChainStep, texts: Texts, ends: Tensor) -> Tensor:
     """Which chains of a step make another one, [c'] int64.
 
     A chain ends where its text does, where a token need not be learned, and after a token that the
-    draft vocabulary lacks: no draft goes on there. And where ChainStep.goes_on says so.
+    draft vocabulary lacks: no draft continues there. And where ChainStep.goes_on says so.
 
     Args:
         step: that was taken.
@@ -45,7 +45,7 @@ def that_go_on(step: ChainStep, texts: Texts, ends: Tensor) -> Tensor:
         ends: [c] int64, where the text of each chain ends.
 
     """
-    # The token behind the one that was read was to be predicted; the next step reads it and
+    # The token after the one that was read was to be predicted; the next step reads it and
     # predicts the one after.
     nxt = step.at + 1
     runs = texts.in_vocab[nxt] & (nxt + 1 < ends)
@@ -68,7 +68,7 @@ def chain_losses(
     """The mean loss over all steps of all chains of a batch; one at depth s counts decay ** s.
 
     A chain whose pick is not the text's token would have ended there in decoding. Of these,
-    missed_share go on nonetheless: what is learned at one depth helps the others.
+    missed_share continue nonetheless: what is learned at one depth helps the others.
 
     Args:
         head: the head.
@@ -77,7 +77,7 @@ def chain_losses(
         n_steps: of each chain.
         decay: of the weights.
         dtype: of the products with the output matrix.
-        missed_share: the share of chains that go on after a wrong pick.
+        missed_share: the share of chains that continue after a wrong pick.
         generator: on the CPU, draws them.
 
     """

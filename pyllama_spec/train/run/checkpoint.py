@@ -15,11 +15,11 @@ _FORMAT = 1
 
 
 class Checkpoints:
-    """The files of a folder: `last.pt`, to go on from, and `best.pt`, to export.
+    """The files of a folder: `last.pt`, to continue from, and `best.pt`, to export.
 
     Args:
         folder: where they lie.
-        identity: what must be the same for a run to go on: target, corpus, head and settings.
+        identity: must be equal for a run to continue: target, corpus, head and settings.
 
     """
 
@@ -63,7 +63,7 @@ class Checkpoints:
 
     @property
     def remedy(self) -> str:
-        """What is left of a fit that went wrong, and how to begin again: "... with"."""
+        """The state of a fit that diverged, and how to begin again: "... with"."""
         return f"The checkpoint in {self.folder} is of before; begin again with --restart and"
 
     def clear(self) -> None:
@@ -83,7 +83,7 @@ class KeptInMemory(Checkpoints):
         self._best: dict[str, Any] | None = None
 
     def save(self, name: str, state: dict[str, Any]) -> None:
-        """Keeps the weights to export; no run goes on from any other state."""
+        """Keeps the weights to export; no run continues from any other state."""
         if name == "best":
             head = {key: value.detach().cpu().clone() for key, value in state["head"].items()}
             self._best = {**state, "head": head}
@@ -103,7 +103,7 @@ class KeptInMemory(Checkpoints):
 
 
 class _Disk:
-    """A file that remembers what the system said: torch says something else of a full disk."""
+    """A file that keeps the system's error: torch reports another one for a full disk."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

@@ -100,7 +100,7 @@ def write_draft(
         init: the draft that the run began with, whose hash and figures are added.
         figures: of what was learned and how it fares.
         hashes: of files and texts beside the target.
-        reporter: is told how it goes.
+        reporter: receives the progress.
 
     Returns:
         The size of the file in bytes.

@@ -27,14 +27,14 @@ from pyllama_spec.train.run.texts import load, with_fewer_right
 
 # Sequences of one measurement's batch; without gradients they take little memory.
 _MEASURE_SEQUENCES = 8
-# What is left of the peak rate at the end.
+# The share of the peak rate at the end.
 _FLOOR = 0.01
 _BETAS = (0.9, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What is learned from and measured on.
+    """The text that is learned from and measured on.
 
     Attributes:
         corpus: all sequences.
@@ -85,7 +85,7 @@ class Fit(Generic[H]):
         checkpoints: where it is kept.
         checkpoint_s: seconds between two of them.
         bf16: compute products in bfloat16.
-        reporter: is told how it goes.
+        reporter: receives the progress.
         right_share: of drafts in which nothing was missed when the text was made, how many are
             learned from, drawn anew in each batch.
 
@@ -151,7 +151,7 @@ class Fit(Generic[H]):
         """Fits to the end, or to where measurements no longer rise.
 
         Raises:
-            DivergedError: the loss is no number; the last checkpoint is of before.
+            DivergedError: the loss is no number; the last checkpoint is an earlier state.
             KeyboardInterrupt: after Ctrl-C, with a checkpoint of this very step.
             TrainError: the disk is full; the last checkpoint stays.
 

@@ -1,6 +1,6 @@
-"""Trains a draft further from its owner's use: what was said, and where the draft was wrong.
+"""Trains a draft further from its owner's use: the answers, and where the draft was wrong.
 
-The texts are those of a draft memory, ids and no more; what the target makes of them is computed
+The texts are those of a draft memory, only ids; the target's features of them are computed
 again, into files without a name. So nothing is left of a run but the draft, which takes the place
 of the one before only where it is better on texts that it did not learn from. The one before stays
 under another name.
@@ -53,7 +53,7 @@ from pyllama_spec.train.run.target_weights import TargetWeights, read_weights
 
 # Tokens that are read at once: what came before them does not change what is learned by much.
 _PIECE_TOKENS = 2048
-# Sequences of other text that are written at once, and after how many without use it is given up.
+# Sequences of other text that are written at once, and the most useless ones in a row.
 _PARALLEL, _MAX_VAIN = 16, 64
 # Of types of matrices the names by their numbers in a file; the first that it has is the draft's.
 _TYPES = {8: "q8_0", 30: "bf16", 1: "f16", 0: "f32"}
@@ -61,7 +61,7 @@ _TYPES = {8: "q8_0", 30: "bf16", 1: "f16", 0: "f32"}
 
 @dataclass(frozen=True, slots=True)
 class UseReport:
-    """What came out of a run from use.
+    """The result of a run from use.
 
     Attributes:
         path: the draft's file; of a link what it names was replaced.
@@ -133,7 +133,7 @@ class _Scratch:
 
 @dataclass(slots=True)
 class _Texts:
-    """What there is to learn from and to measure on: places in `sequences`."""
+    """The sequences to learn from and to measure on: places in `sequences`."""
 
     sequences: list[TextSequence]
     features: _Scratch
@@ -152,7 +152,7 @@ class UseRun(Generic[H]):
         config: of the run, with `use`.
         model: the target.
         read_draft: reads a draft's file.
-        reporter: is told how it goes.
+        reporter: receives the progress.
 
     Raises:
         TrainError: training cannot begin with the draft.
@@ -196,7 +196,7 @@ class UseRun(Generic[H]):
         weights = read_weights(self._config.target, self._model.info)
         if not self._begins_with_target:
             _check_name(self._config.begun_with, weights)
-        # What is replaced, not what is read: of one draft several may be made.
+        # The replaced file, not the read one: several drafts may be made from one.
         with locked_file(self._out) if self._out.exists() else contextlib.nullcontext():
             pieces = self._pieces()
             return self._learn(weights, self._read(pieces))

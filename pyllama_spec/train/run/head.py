@@ -1,4 +1,4 @@
-"""What the PyTorch modules of all kinds of drafts have in common.
+"""The common base of the PyTorch modules of all kinds of drafts.
 
 Parameters have the names, the shapes and the order of rows of the GGUF, so that nothing has to be
 reordered on the way out.
@@ -219,7 +219,7 @@ def target_output(
     """The target's rows for the tokens that can be drafted, [n_draft_vocab, n_embd].
 
     The rows lose what they have in common, which no softmax sees, and are scaled to logits of unit
-    size: a head that is sure of what it does not know has first to unlearn that.
+    size: a head that is sure without reason would first have to unlearn that.
 
     Args:
         head: says which tokens.

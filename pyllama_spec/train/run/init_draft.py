@@ -1,7 +1,7 @@
 """An earlier draft to begin with: for more text than it saw, or for a target that was tuned since.
 
-Its shape, its draft vocabulary and its weights are taken over, and its n-gram table goes on beside
-what the new text counts.
+Its shape, its draft vocabulary and its weights are taken over, and its n-gram table continues
+beside the counts of the new text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TRAIN = "pyllama_spec.train."
 
 @dataclass(frozen=True, slots=True)
 class InitDraft:
-    """What is taken over.
+    """The parts that are taken over.
 
     Attributes:
         name: of the file.
@@ -37,7 +37,8 @@ class InitDraft:
         d2t: [n_draft_vocab] int64, the target's id of each draft id.
         tensors: float32, by their names in the GGUF.
         ngrams: its table, if it has one.
-        n_tokens: answer tokens that it has seen, and those before it, as far as its file says.
+        n_tokens: answer tokens that it has seen, and those before it, as far as its file records
+            them.
         n_text: different ones among them, likewise.
 
     """
@@ -55,7 +56,7 @@ class InitDraft:
 def read_init_draft(
     path: Path, target: ModelInfo, arch: str, shape_of: Callable[[Keys, int], DraftShape]
 ) -> InitDraft:
-    """Reads a draft that training can go on with: one that `train` wrote.
+    """Reads a draft that training can continue: one that `train` wrote.
 
     Args:
         path: its GGUF.
@@ -113,7 +114,7 @@ def n_seen(keys: Mapping[str, Any]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What a file says of a draft's shape.
+    """A draft's shape in a file.
 
     Attributes:
         values: by their names, without the architecture's prefix.

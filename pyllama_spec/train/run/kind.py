@@ -1,8 +1,8 @@
-"""What a run asks of a kind of draft. All else is the same for all of them.
+"""The interface of a kind of draft for a run. All else is the same for all kinds.
 
 A run makes text and features, chooses a draft vocabulary, steps the optimiser, measures, keeps
-checkpoints and writes a file with its provenance; a kind has a head with its first weights, says
-what is lost on a batch and how far its drafts are right, and what else goes into its file.
+checkpoints and writes a file with its provenance; a kind has a head with its first weights, defines
+its loss on a batch and its accepted tokens, and adds its own keys and tensors to its file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ H = TypeVar("H", bound=DraftHead)
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a new head is made from.
+    """The inputs for a new head.
 
     Attributes:
         model: the target.
@@ -129,7 +129,7 @@ class Kind(ABC, Generic[H]):
     def losses(
         self, head: H, texts: Texts, dtype: torch.dtype, generator: torch.Generator
     ) -> Losses:
-        """What is lost on a batch.
+        """The loss on a batch.
 
         Args:
             head: the head.
@@ -154,7 +154,7 @@ class Kind(ABC, Generic[H]):
     def output(
         self, head: H, name: str, record: Mapping[str, Any], export_type: str
     ) -> Output | None:
-        """What its file holds, where that is not what export_head() writes.
+        """The content of its file, where export_head() does not write it.
 
         Args:
             head: with its weights.

@@ -27,7 +27,7 @@ from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.init_draft import InitDraft
 
 _SHORTER = 2.0
-# A context is kept if what it says is worth hearing, and differs from what a shorter one says.
+# A context is kept if its prediction is likely enough and differs from a shorter one's.
 _MIN_P = 0.3
 _MIN_CHANGE = 0.2
 
@@ -123,7 +123,7 @@ def _count(tokens: Ints, places: _Places, n: int) -> _Contexts:
     last = order[np.flatnonzero(np.diff(of_pair[order], append=n_contexts))]
     best, best_p = tokens[at][first[last]], p[last]
     place = on[first[last]]
-    # What the shorter context says may be likelier still, though it never stood here.
+    # The shorter context's token may be likelier still, though it never occurred here.
     elsewhere = rest * places.best_p[place]
     best = np.where(elsewhere > best_p, places.best[place], best)
     best_p = np.maximum(best_p, elsewhere)
@@ -155,7 +155,7 @@ def merge_ngrams(
 ) -> NgramArrays:
     """Two tables as one, without the texts that they were counted from.
 
-    A context that both know says what both together think likeliest, by how much text each has
+    A context of both predicts the likeliest token of both together, weighted by the text each has
     seen; one that only one knows stays as it is.
 
     Args:
@@ -206,7 +206,7 @@ def table_of(
         sequences: the texts that were learned from.
         init: that draft, if there is one.
         max_contexts: the most contexts; 0 for no table.
-        reporter: is told how many there are.
+        reporter: receives their number.
 
     """
     if not max_contexts:

@@ -1,4 +1,4 @@
-"""What drafts of every kind are fitted to, and what they are measured by."""
+"""The objective of drafts of every kind, and their measurement."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Losses:
 
 @dataclass(slots=True)
 class Targets:
-    """What rows are to say.
+    """The targets of rows.
 
     Attributes:
         ids: [c, k] draft ids.
         p: [c, k] their probabilities, 0 for those that cannot be drafted.
-        label: [c] the draft id of the text's own token; None where nobody asks for it.
+        label: [c] the draft id of the text's own token; None where it is not needed.
 
     """
 
@@ -49,8 +49,8 @@ class SoftCrossEntropy(torch.autograd.Function):
     """Cross-entropy to the target's distribution within the draft vocabulary.
 
     The target's distribution is cut to the tokens that can be drafted and divided by what remains,
-    w; the result counts w: -w sum(p / w log q) = -sum(p log q). So a place where the target wants
-    to say what cannot be drafted hardly counts.
+    w; the result counts w: -w sum(p / w log q) = -sum(p log q). So a place where the target prefers
+    tokens that cannot be drafted hardly counts.
 
     Logits are as wide as the draft vocabulary, and keeping them for a backward pass costs more time
     than the products: their gradient, w softmax - p, is made at once, chunk by chunk, and kept only
@@ -153,7 +153,7 @@ def is_likeliest(best: Tensor, ids: Tensor, p: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """How greedy drafts fare on greedy text.
+    """The acceptance of greedy drafts on greedy text.
 
     Attributes:
         by_depth: the share of rounds in which draft i was accepted, i = 0 .. n_steps - 1.
@@ -170,7 +170,7 @@ class Acceptance:
 
     @property
     def margin(self) -> float:
-        """What tokens_per_round may be off by: 1.96 standard errors of its mean.
+        """The margin of tokens_per_round: 1.96 standard errors of its mean.
 
         From the tail sums of the number A of accepted drafts: E[A] is the sum of P(A >= i), and
         E[A^2] that of (2 i - 1) P(A >= i).

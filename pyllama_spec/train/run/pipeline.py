@@ -1,4 +1,4 @@
-"""The stages of a training run. It imports PyTorch; train/api.py says if that is missing."""
+"""The stages of a training run. It imports PyTorch; train/api.py reports if that is missing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from pyllama_spec.train.run.kind import H, Kind, Start
 from pyllama_spec.train.run.objective import Acceptance
 from pyllama_spec.train.run.target_weights import TargetWeights, read_weights
 
-# Tokens of all text for one of an answer, prompts included, and what one takes beside its features.
+# Tokens of all text per answer token, prompts included, and a token's bytes beside its features.
 _TEXT_SHARE, _TOKEN_BYTES = 1.3, 5
 # A product of the size that training is made of, to see which precision is faster.
 _TRIAL_ROWS, _TRIAL_WIDTH, _TRIAL_REPEATS = 1024, 1024, 5
@@ -49,7 +49,7 @@ _TRIAL_ROWS, _TRIAL_WIDTH, _TRIAL_REPEATS = 1024, 1024, 5
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """What came out.
+    """The result.
 
     Attributes:
         path, n_bytes: the draft's file; n_bytes is 0 where none was written.
@@ -84,7 +84,7 @@ class Pipeline(Generic[H]):
         config: of the run.
         model: the target.
         layers: layer inputs that the head reads.
-        reporter: is told how it goes.
+        reporter: receives the progress.
         init_draft: a draft to begin with.
 
     """
@@ -181,7 +181,7 @@ class Pipeline(Generic[H]):
         return corpus, self._features(corpus, texts, store)
 
     def _plan(self, n_known: int, store: FeatureStore) -> str:
-        """What is to be made, and what it will take of the disk."""
+        """Reports the planned work, and the disk space that it will take."""
         config = self._config
         n_wanted = config.corpus.n_tokens
         if n_known >= n_wanted:
@@ -235,7 +235,7 @@ class Pipeline(Generic[H]):
         return vocab
 
     def _vocab_size(self, start: Start, always: Sequence[int]) -> int:
-        """What is chosen where nobody says it, with what it costs."""
+        """Chooses the defaults that are not given, and reports their cost."""
         n_vocab, target_bytes = self._model.info.n_vocab, self._model.info.size_bytes
         few, all_ = (
             self._kind.sizes(replace(start, vocab=DraftVocab(ids, ids, 0.0)))
@@ -332,7 +332,7 @@ class Pipeline(Generic[H]):
         )  # fmt: skip
 
     def _tried(self) -> dict[str, Any]:
-        """What try_precisions() found; the first run decides for all that go on."""
+        """What try_precisions() found; the first run decides for all that continue."""
         path = self._work / "precision.json"
         known: dict[str, Any] | None = read_json(path)
         if known is None:

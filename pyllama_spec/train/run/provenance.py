@@ -1,4 +1,4 @@
-"""Where a head comes from: what its file says about the run that made it."""
+"""The provenance of a head: its file's record of the run that made it."""
 
 from __future__ import annotations
 

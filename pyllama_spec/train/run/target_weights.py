@@ -1,4 +1,4 @@
-"""What a head takes over from its target's file: sizes, the vocabulary, some of the weights."""
+"""The parts of a target's file that a head takes over: sizes, the vocabulary, some weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyllama_spec.train.files import hash_file
 
 Floats = npt.NDArray[np.float32]
 
-# What models have that do not say otherwise, as in the engine (llama_model::load_hparams).
+# The defaults of models without the key, as in the engine (llama_model::load_hparams).
 _ROPE_BASE, _RMS_EPS = 10000.0, 1e-5
 _FF_WIDTHS = 3
 # Their files call the last norm as others call the first one (llama-arch.cpp, OUTPUT_NORM_LFM2).
@@ -50,11 +50,11 @@ class TargetWeights:
 
 
 def default_layers(n_layer: int, *, is_plain: bool = False) -> tuple[int, ...]:
-    """The layer inputs that a head reads where nothing else is said.
+    """The layer inputs that a head reads by default.
 
     A plain head reads three: low, middle and high, as in the EAGLE-3 reference code. Ours read six:
-    from the first one, which tells the token itself, so that attention finds where it stood before,
-    to the last layer's output. One more costs a product per token, none per drafted token.
+    from the first one, which tells the token itself, so that attention finds where it occurred
+    before, to the last layer's output. One more costs a product per token, none per drafted token.
     Models of fewer than 7 layers have no three that lie apart like this; theirs are the last ones.
     """
     if n_layer >= 7 and is_plain:

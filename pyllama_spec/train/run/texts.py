@@ -35,7 +35,7 @@ class Texts:
         target_p: [n, k] float32, their probabilities; those outside the draft vocabulary 0.
         in_vocab: [n] bool: whether the token itself can be drafted.
         lookup_hits: [n] bool: whether decoding would copy after this token, as it and those before
-            it have stood in the text already.
+            it have occurred in the text already.
         missed: [n] bool: whether a draft was wrong about the token when the text was made, as
             far as that is known.
 
@@ -73,7 +73,7 @@ def load(
     Args:
         indices: which.
         corpus: the sequences.
-        source: what the target knows of them.
+        source: the features.
         vocab: of the draft.
         device: where the tensors go.
 
@@ -116,7 +116,7 @@ def _missed(sequence: TextSequence) -> npt.NDArray[np.bool_]:
 
 
 def repeats(tokens: npt.NDArray[np.uint32], n: int) -> npt.NDArray[np.bool_]:
-    """Where the n tokens up to a place, its own included, have stood before: [len(tokens)] bool."""
+    """Where the n tokens up to and including a place occurred before: [len(tokens)] bool."""
     out = np.zeros(len(tokens), dtype=np.bool_)
     if len(tokens) >= n:
         windows = np.lib.stride_tricks.sliding_window_view(tokens, n)

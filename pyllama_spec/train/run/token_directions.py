@@ -1,4 +1,4 @@
-"""By which a row is known to belong to a token: for attention that finds where one stood before."""
+"""The directions that tell a row's token, for attention that finds its earlier places."""
 
 from __future__ import annotations
 
