@@ -62,13 +62,15 @@ def main() -> None:
     parser.add_argument("-n", "--max-tokens", type=int, default=256)
     parser.add_argument("--n-draft", type=int, default=8)
     parser.add_argument("--prompts", type=Path, default=None)
+    parser.add_argument("--lookup", type=int, default=None, help="0 for no copies")
     args = parser.parse_args()
     traces = {}
     for prompt in load_prompts(args.prompts):
         recorder = Recorder()
         with Llama(
-            args.model, draft=args.draft, n_draft=args.n_draft, controller=recorder, n_ctx=1024
-        ) as llm:
+            args.model, draft=args.draft, n_draft=args.n_draft, lookup=args.lookup,
+            controller=recorder, n_ctx=1024,
+        ) as llm:  # fmt: skip
             request = prompt.as_chat(None)
             if request.messages:
                 steps = llm.generate_chat_steps(

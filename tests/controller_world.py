@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class Place:
         p: the draft's probabilities, [n].
         true_p: the chances that its tokens are right, each given those before; () if unknown.
         match_length: of a copy, how long its match is.
+        is_silent: whether the drafter says no probabilities, and asks nobody where to end.
 
     """
 
@@ -43,6 +44,7 @@ class Place:
     p: Sequence[float]
     true_p: Sequence[float] = ()
     match_length: int = 0
+    is_silent: bool = False
 
 
 Text = Sequence[Place]
@@ -68,6 +70,7 @@ class Costs:
     noise: float = 0.04
     hiccups: float = 0.01
     read: float = 0.0
+    bad: Collection[int] = ()
 
 
 @dataclass(slots=True)
@@ -209,13 +212,17 @@ def _round(
             del places[span.seq]
         else:
             places[span.seq] = (text, at + n)
-    spent = Spent(noisy(draft_ms) / 1e3, noisy(verify_ms) / 1e3, costs.rest / 1e3)
+    # In ms, as a clock shows it: the seconds that count are without what disturbs it.
+    scale = 5e-3 if len(out.lengths) - 1 in costs.bad else 1e-3
+    spent = Spent(noisy(draft_ms) * scale, noisy(verify_ms) * scale, costs.rest * scale)
     controller.learn(spans, spent)
 
 
 def _drafted(controller: Controller, span: Span, place: Place, at: int, is_stepwise: bool) -> Draft:
     is_lookup = place.match_length > 0
     stop = None if is_lookup or not is_stepwise else controller.stop_of(span)
+    if place.is_silent:
+        stop = None
     n = span.n_requested
     if is_lookup and span.decision is not None:
         n = max(n, span.decision.n_lookup)
@@ -226,7 +233,7 @@ def _drafted(controller: Controller, span: Span, place: Place, at: int, is_stepw
             break
     # What comes true are the ids of the places; what does not is -1.
     ids = [at + i if i < place.n_right else -1 for i in range(len(p))]
-    return Draft(ids, None if is_lookup else p, match_length=place.match_length)
+    return Draft(ids, None if is_lookup or place.is_silent else p, match_length=place.match_length)
 
 
 def made_up(

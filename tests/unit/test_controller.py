@@ -15,6 +15,7 @@ from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative.controller import (
     Controller,
     ControllerLimits,
+    DraftDecision,
     FixedLength,
     Off,
     ProfitController,
@@ -31,6 +32,7 @@ from pyllama_spec.speculative.controller.calibration import (
 )
 from pyllama_spec.speculative.controller.costs import Curve, VerifyCosts
 from pyllama_spec.speculative.controller.prices import Prices, lengths_together, thresholds
+from pyllama_spec.speculative.controller.round_costs import RoundCosts
 from pyllama_spec.speculative.row_timing import in_order
 from tests.controller_world import Costs, made_up, simulate
 
@@ -107,6 +109,81 @@ def test_a_slower_machine_changes_no_proportion() -> None:
     assert costs.speed.now == pytest.approx(2.0, rel=0.05)
     curve = costs.curve(1, 10)
     assert curve.at(4) / curve.at(1) == pytest.approx(3.0, rel=0.1)
+
+
+@pytest.mark.parametrize("bad", [(0,), (1,), (0, 1), (1, 2), (0, 3)])
+def test_bad_moments_at_the_start_are_no_speed(bad: tuple[int, ...]) -> None:
+    """Nor do they make what comes next look quick."""
+    costs = VerifyCosts()
+    costs.start({1: 1.0, 2: 1.5})
+    for i in range(20):
+        costs.add(1, 10, 1 + i % 2, (1.0, 1.5)[i % 2] * (5.0 if i in bad else 1.0))
+    assert costs.speed.now == pytest.approx(1.0)
+    assert costs.curve(1, 10).at(1) == pytest.approx(1.0)
+
+
+def round_of(n_drafted: int, n_verified: int) -> Span:
+    span = Span(0, 100, 8)
+    span.decide(DraftDecision(n_drafted))
+    span.draft = Draft(range(n_drafted))
+    span.verify(n_verified)
+    span.tokens = (1,)
+    return span
+
+
+def test_a_change_of_width_is_dear_where_it_was_dear_some_times() -> None:
+    """After one that was, in a bad moment, sequences would never change their width again."""
+    costs = RoundCosts()
+    costs.limits = ControllerLimits(8, is_stepwise=True)
+    costs.start({n: 1.0 + 0.1 * n for n in range(1, 10)})
+    costs.learn([round_of(2, 0)], Spent(0.1, 1.1), [1])
+    prices = []
+    for n in (2, 0, 2, 0, 2, 0):
+        for dearer in (0.5, 0.0, 0.0, 0.0):
+            costs.learn([round_of(2, n)], Spent(0.1, 1.1 + 0.1 * n + dearer), [1])
+        prices.append(costs.switch_s)
+    assert prices[0] == prices[1] == 0.0
+    assert prices[-1] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("n_timed", [0, 1, 3, 8])
+def test_a_price_that_was_told_bounds_the_first_ones_that_are_measured(n_timed: int) -> None:
+    """The first draft reads a prompt, and says nothing of a step; some next ones may be slow."""
+    costs = RoundCosts()
+    costs.limits = ControllerLimits(4, is_stepwise=True, step_share=0.2)
+    costs.start({1: 1.0, 5: 1.8})
+    costs.learn([round_of(2, 0)], Spent(30.0, 1.0), [500])
+    for _ in range(n_timed):
+        costs.learn([round_of(2, 0)], Spent(2.0, 1.0), [1])
+    step = {0: 0.2, 8: 1.0}.get(n_timed, 0.4)
+    assert costs.draft(1, 4) == pytest.approx([n * step for n in range(5)])
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_a_chain_that_asks_nobody_where_to_end_is_asked_for_what_pays(says: bool) -> None:
+    """Of one that asks, all that may be drafted is wanted: it ends where it does not pay."""
+    controller = ProfitController()
+    controller.attach(ControllerLimits(8, is_stepwise=True, step_share=0.3))
+    controller.learn_costs({n: 1.0 + 0.1 * n for n in range(1, 10)})
+    controller.begin(0)
+    asked = []
+    for _ in range(12):
+        span = Span(0, 100, 8)
+        span.decide(controller.decide([span])[0])
+        asked.append(span.n_requested)
+        stop = controller.stop_of(span)
+        p = [0.6] * span.n_requested
+        if says and stop is not None:
+            p = p[: next((i + 1 for i, one in enumerate(p) if stop(one)), len(p))]
+        span.draft = Draft([1, *[0] * (len(p) - 1)], p if says else None)
+        span.verify(controller.verify_lengths([span])[0])
+        span.tokens = (1, 2)[: 1 + min(span.n_verified, 1)]
+        controller.learn([span], Spent(0.3 * len(p), 1.1 + 0.1 * span.n_verified))
+    assert asked[0] == 3  # no more than a row takes: how it drafts is not known yet
+    if says:
+        assert set(asked[1:]) == {8}
+    else:
+        assert 0 < min(asked[1:]) <= max(asked[1:]) <= 2
 
 
 def test_a_width_that_became_dearer_is_noticed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
@@ -77,6 +78,46 @@ def test_a_dear_draft_that_is_always_right_stays(share: float, p: float) -> None
             for seed in SEEDS
         ]
         assert best / median(found) > least
+
+
+# A target in the shape of Qwen3.5-4B with its head (benchmarks/shape_speed.py): milliseconds of its
+# rows, and how often the head's tokens are right, each given that those before are.
+HEAD_ROWS = (309, 345, 411, 498, 580, 660, 740)
+HEAD_RATES: tuple[float, ...] = (0.83, 0.78, 0.75, 0.75, 0.75, 0.75)
+
+
+def drafted_by_head(n: int, seed: int, says: str) -> list[Place]:
+    """A text whose drafts say one and the same of each token, nothing, or how likely it is."""
+    rng, out = random.Random(seed), []
+    for _ in range(n):
+        chances = HEAD_RATES
+        if says == "honest":
+            chances = tuple(rng.betavariate(4 * c, 4 * (1 - c)) for c in chances)
+        n_right = next((i for i, c in enumerate(chances) if rng.random() >= c), len(chances))
+        p = [min(max(c, 0.01), 0.99) for c in chances]
+        if says in ("sure", "shy"):
+            p = [{"sure": 0.9, "shy": 0.5}[says]] * len(chances)
+        out.append(Place(n_right, p, chances, is_silent=says == "silent"))
+    return out
+
+
+@pytest.mark.parametrize("step_ms", [16, 67], ids=["a part of the ids", "all ids"])
+@pytest.mark.parametrize("says", ["sure", "shy", "silent", "honest"])
+def test_a_head_is_near_the_best_fixed_length_within_a_text(says: str, step_ms: int) -> None:
+    """Of many texts alone, each with a controller that knows nothing of the draft."""
+    costs = Costs(lambda rows, n: HEAD_ROWS[rows - 1], lambda k: step_ms * k)
+    for n_tokens, least in ((62, 0.93), (128, 0.95)):
+        written = [drafted_by_head(n_tokens, seed, says) for seed in range(16)]
+        found = sum(
+            simulate(
+                ProfitController(), [text], costs, max_draft=6, seed=seed,
+                step_share=step_ms / HEAD_ROWS[0],
+            ).seconds
+            for seed, text in enumerate(written)
+        )  # fmt: skip
+        # Of all texts together: the best length of each is its coins'.
+        best = min(simulate(Fixed(n), written, costs, max_draft=6).seconds for n in (1, 2, 3))
+        assert best / found > least
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])

@@ -173,6 +173,9 @@ class Speed:
 
     Curves hold seconds at speed 1. What all sizes have in common goes into the speed, at once; what
     a size has for itself goes into its median.
+
+    It is 1 until some rounds were seen. Else one bad moment would be the speed by which the next
+    samples are divided: they would look so quick that the speed stays wrong.
     """
 
     def __init__(self) -> None:
@@ -182,7 +185,13 @@ class Speed:
     def add(self, ratio: float) -> None:
         """Seconds that something took, over what its curve says."""
         self._ratios.append(ratio)
-        self.now = median(self._ratios)
+        if self.is_known:
+            self.now = median(self._ratios)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether two bad moments among what was seen count for nothing."""
+        return len(self._ratios) >= _N_SETTLED
 
 
 class VerifyCosts:
@@ -225,7 +234,9 @@ class VerifyCosts:
         """A round's."""
         curve = self.curve(n_seqs, n_past)
         expected = curve.seen(rows)
-        curve.add(rows, max(seconds, _LEAST_S) / self.speed.now)
+        # Before the speed is known, one that took twice as long says nothing of its size.
+        if expected is None or self.speed.is_known or seconds < _JUMP * expected:
+            curve.add(rows, max(seconds, _LEAST_S) / self.speed.now)
         if expected is not None:  # a guess tells nothing about the machine's speed
             self.speed.add(max(seconds, _LEAST_S) / max(expected, _LEAST_S))
         self.n_samples += 1

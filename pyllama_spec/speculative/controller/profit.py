@@ -52,6 +52,13 @@ _KEEP_LOCAL, _KEEP_LONG = 0.5 ** (1 / 12), 0.5 ** (1 / 256)
 _REALISED = 0.2
 # A copy is verified longer to time that only as far as its tokens are as likely right as this.
 _SURE = 0.6
+# Plain rounds that a draft may lose in a text before it is off: the first drafts say little. Where
+# it had to read much before, a share of what that took, up to so much more; and from how many of
+# these rounds on a retry is not over with one draft.
+_PATIENCE, _READING_SHARE, _MOST_PATIENCE, _READER_PATIENCE = 0.5, 0.15, 2.0, 0.75
+# Rows of the target that the first chain may take at most: whether the drafter asks where to end is
+# not known before.
+_FIRST_DRAFT = 1.0
 # Seconds per token: the memory of the last rounds.
 _KEEP_PACE = 0.5 ** (1 / 16)
 # Blocks that say how long the next ones should be.
@@ -91,6 +98,9 @@ class _Sequence:
         n_waiting: tokens since the model was asked.
         n_tokens: of the answer.
         was_asked: whether the model was asked in this text.
+        patience: plain rounds that the model may lose before it is off.
+        is_trial: whether it is on, or was asked, for a retry that has not paid yet.
+        stop: of the chain that is being drafted.
 
     """
 
@@ -106,6 +116,8 @@ class _Sequence:
     n_waiting: int = 0
     n_tokens: int = 0
     was_asked: bool = False
+    patience: float = _PATIENCE
+    is_trial: bool = False
     stop: _ChainStop | None = None
 
 
@@ -154,6 +166,9 @@ class ProfitController(Controller):
         self._limits = ControllerLimits(0)
         self.costs = RoundCosts()
         self.acceptance = Acceptance()
+        # Whether the drafter drafts what it is asked for, and asks nobody where to end; None while
+        # no chain of it was seen.
+        self._is_silent: bool | None = None
         # Survivals of the last blocks.
         self._blocks: deque[list[float]] = deque(maxlen=_N_BLOCKS)
         self._sequences: dict[int, _Sequence] = {}
@@ -229,15 +244,22 @@ class ProfitController(Controller):
             is_retry = is_on = state.wait <= 0
         if is_on and not self._is_early(state, prices):
             # stop_of() ends a chain, and verify_lengths() what is looked up.
-            n_requested = n if limits.is_stepwise else min(n, prices.n_requested)
+            n_requested = n if self._ends_chains else min(n, prices.n_requested)
+            if self._is_silent is None and limits.is_stepwise and limits.step_share:
+                n_requested = min(n, max(int(_FIRST_DRAFT / limits.step_share), 1))
             return DraftDecision(n_requested, n, False, is_retry)
         if limits.has_lookup and not prices.is_dear_lookup:
             return DraftDecision(n, n, True)
         return NOT_ASKED
 
+    @property
+    def _ends_chains(self) -> bool:
+        """Whether stop_of() says where a draft ends; else what is asked for is drafted."""
+        return self._limits.is_stepwise and not self._is_silent
+
     def _is_free(self, prices: Prices, n: int) -> bool:
         """Whether asking costs next to nothing."""
-        first = 1 if self._limits.is_stepwise else min(n, prices.n_requested)
+        first = 1 if self._ends_chains else min(n, prices.n_requested)
         dearest = max(prices.draft[first], prices.lookup_s)
         return dearest < FREE_SHARE * prices.plain_s
 
@@ -290,7 +312,7 @@ class ProfitController(Controller):
         prices = Prices(
             verify, draft, rest, token_s, n_requested=max_draft, lookup_s=costs.lookup_s
         )
-        if not limits.is_stepwise and draft[-1]:
+        if not self._ends_chains and draft[-1]:
             means = [self.acceptance.model.mean(i) for i in range(max_draft)]
             prices.n_requested = prices.length(self._blocks, means)
         return prices
@@ -362,15 +384,23 @@ class ProfitController(Controller):
         state, draft = self._of(span.seq), span.draft
         stop, state.stop = state.stop, None
         n = len(draft.ids)
-        if stop is not None and not draft.match_length and len(stop.rates) >= n:
-            self.acceptance.watch(state.text, draft, stop.rates)
-            return stop.survivals[:n]
+        if stop is not None and n and not draft.match_length:
+            self._hear(bool(stop.rates))
+            if len(stop.rates) >= n:
+                self.acceptance.watch(state.text, draft, stop.rates)
+                return stop.survivals[:n]
         rates = self.acceptance.rates(draft)
         self.acceptance.watch(state.text, draft, rates)
         out = survivals_in(rates, state.text, draft)
-        if not draft.match_length:
-            self._blocks.append(out)
+        if not draft.match_length and draft.probabilities is not None:
+            self._blocks.append(out)  # without probabilities the means by depth say all, and newer
         return out
+
+    def _hear(self, was_asked: bool) -> None:
+        """A chain came: whether its drafter asked where to end."""
+        if self._is_silent is None or self._is_silent is was_asked:
+            self._is_silent = not was_asked
+            self._prices.clear()
 
     def _now_expected(self, state: _Sequence, span: Span) -> float:
         """How many of its verified tokens one would expect to be accepted, given the outcome.
@@ -428,17 +458,29 @@ class ProfitController(Controller):
             state.n_waiting += len(tokens)
             if not (span.draft.match_length and prices.is_dear_lookup):
                 return gain
+        n_waited = state.n_waiting if by_model else 0
         if plain > 0.0:
+            if n_waited > _LATE * (1 + n):  # it read what it had missed
+                self._note_reading(state, span.is_retry, max(seconds - cost, 0.0) / plain)
             # What was expected is less noisy than what was realised, but may be wrong: both count.
             n_tokens = 1.0 + max(n_expected, self._now_expected(state, span) if n else 0.0)
             n_tokens += _REALISED * (len(tokens) - n_tokens)
             without = n_tokens - (prices.verify[n] + prices.rest) / plain
+            if self._is_silent and prices.n_requested >= len(prices.draft) - 1:
+                # It drafted all that may be drafted: the next time it is asked for what pays.
+                n_steps = min(n_steps, max(n, 1))
             self._note_gain(state, span.is_retry, without, n_steps, prices)
         if by_model:
-            if span.is_retry and plain > 0.0 and state.n_waiting > _LATE * (1 + n):
-                self._debt += max(seconds - cost, 0.0) / plain  # it read what it had missed
             state.n_waiting, state.was_asked = len(tokens), True
         return gain
+
+    def _note_reading(self, state: _Sequence, is_retry: bool, read: float) -> None:
+        """A draft read what it had missed, for so many plain rounds: that is worth some drafts."""
+        state.patience = _PATIENCE + min(_READING_SHARE * read, _MOST_PATIENCE)
+        if is_retry:
+            self._debt += read
+            if state.patience >= _READER_PATIENCE:
+                state.worth = GainEstimate()  # what it lost before is not held against these drafts
 
     def _note_gain(
         self, state: _Sequence, is_retry: bool, gain: float, n_steps: int, prices: Prices
@@ -449,17 +491,26 @@ class ProfitController(Controller):
         value = state.worth.with_long(self._worth).per_round(prices)
         now = GainEstimate(gain, 1.0, float(n_steps > 0), n_steps).per_round(prices)
         if is_retry:
+            state.is_trial = True
+        if state.is_trial:
             self._debt += max(-now, 0.0)
+        may_lose = -state.worth.per_round(prices) * state.worth.weight < state.patience
+        if value > _HYSTERESIS:
+            state.is_trial = False
         if state.is_on:
             state.earned += now
-            if value < 0.0:
-                if state.earned > 0.0:  # else it should have stayed disabled
+            if value < 0.0 and not may_lose:
+                if state.is_trial:
+                    state.interval = min(2 * state.interval, _MAX_RETRY)
+                elif state.earned > 0.0:  # else it should not have been on: no sooner than before
                     state.interval = _FIRST_RETRY
-                state.is_on = False
+                state.is_on = state.is_trial = False
                 state.wait = self._interval(state, prices)
-        elif value > _HYSTERESIS:
+        elif value > _HYSTERESIS or (is_retry and may_lose and state.patience >= _READER_PATIENCE):
+            # A retry that had to read much goes on: that is paid for, and each draft more is cheap.
             state.is_on, state.earned = True, 0.0
         elif is_retry:
+            state.is_trial = False
             state.interval = min(2 * state.interval, _MAX_RETRY)
             state.wait = self._interval(state, prices)
 
@@ -468,7 +519,7 @@ class ProfitController(Controller):
         if prices.plain_s <= 0.0:
             return state.interval
         share = _RETRY_SHARE * prices.plain_s
-        n = 1 if self._limits.is_stepwise else prices.n_requested
+        n = 1 if self._ends_chains else prices.n_requested
         first = max(prices.draft[n], prices.lookup_s)
         beside = self.costs.catch_up_s(state.interval) + 2 * self.costs.switch_s
         most = _DEAR_RETRY if self.costs.knows_drafts else _UNKNOWN_RETRY

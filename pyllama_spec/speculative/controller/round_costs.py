@@ -10,6 +10,8 @@ from pyllama_spec.speculative.controller.costs import Curve, VerifyCosts
 
 # Drafts from which on a slow one among them does not count.
 _N_OFTEN = 3
+# While fewer were timed, a step takes no more than so many times what was told of it beforehand.
+_N_FEW, _MOST_TOLD = 4, 2.0
 # Tokens that no text gains while a drafter is off for the first time: they are those of a prompt.
 _N_LONG = 64
 
@@ -26,6 +28,10 @@ class RoundCosts:
         self._n_drafts = 0
         self._rest = Curve(is_proportional=False)
         self._switch = Curve(is_proportional=False)
+        # Nothing is known to be slow. Else one change in a bad moment would look so dear that there
+        # is no other one, and nothing else shows the price.
+        for _ in range(_N_OFTEN - 1):
+            self._switch.add(0, 0.0)
         self._catch_up = Curve(is_proportional=True)
         self._last_rows = 0
 
@@ -78,12 +84,16 @@ class RoundCosts:
 
     def draft(self, n_seqs: int, max_draft: int) -> list[float]:
         """[0 .. max_draft] each one's share of drafting n tokens for n_seqs of them together."""
-        nearest = min(self._draft, key=lambda n: (abs(n - n_seqs), n), default=None)
-        if nearest is None:  # nothing was drafted yet
-            step_s = self.limits.step_share * self._verify.curve(1, 0).at(1)
-            return [n * step_s / n_seqs for n in range(max_draft + 1)]
+        timed = [n for n, curve in self._draft.items() if curve]
+        nearest = min(timed, key=lambda n: (abs(n - n_seqs), n), default=None)
+        told_s = self.limits.step_share * self._verify.curve(1, 0).at(1)
+        if nearest is None:  # nothing was drafted yet, or only behind a prompt that was read first
+            return [n * told_s / n_seqs for n in range(max_draft + 1)]
         curve = self._draft[nearest]
-        return [0.0, *(curve.at(n) / n_seqs for n in range(1, max_draft + 1))]
+        seconds = [0.0, *(curve.at(n) / n_seqs for n in range(1, max_draft + 1))]
+        if told_s and self._n_drafts < _N_FEW:
+            seconds = [min(s, n * _MOST_TOLD * told_s / n_seqs) for n, s in enumerate(seconds)]
+        return seconds
 
     @property
     def lookup_s(self) -> float:
