@@ -144,9 +144,14 @@ def _show(args: argparse.Namespace) -> int:
     if any(is_later_part):
         _say("a text after ... continues one that the store holds already")
     for one, text, is_later in zip(texts, newest, is_later_part, strict=True):
-        line = "... " * is_later + " ".join(text.split())[:_SHOWN_CHARACTERS]
+        line = "... " * is_later + _harmless(" ".join(text.split())[:_SHOWN_CHARACTERS])
         _say(f"{_date(one.minute)}  {len(one.ids)} tokens, {one.n_used} used  {line}")
     return 0
+
+
+def _harmless(text: str) -> str:
+    """Text for a terminal: what would steer it, or turn its direction, is shown as an escape."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _merge(args: argparse.Namespace) -> int:
@@ -156,6 +161,8 @@ def _merge(args: argparse.Namespace) -> int:
     store = Store(args.store, digest)
     before = len(store.texts())
     bar = ProgressBar(f"merging into {args.store.name}")
+    if any(path.samefile(store.path) for path in args.others if path.exists()):
+        raise ArgumentError(f"{store.path} would be merged into itself; name other stores")
     for i, path in enumerate(args.others):
         with_digest = Store(path, store.digest, is_read_only=True)
         store.take(with_digest.texts())

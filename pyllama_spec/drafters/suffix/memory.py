@@ -172,7 +172,12 @@ def n_known(index: TokenIndex, ids: Sequence[int]) -> int:
     A conversation is one text after the first turn, and a part of a new one for each turn more.
     """
     n = MAX_MATCH
-    if len(ids) < n or not _is_there(index, ids[:n]):
+    if len(ids) < n:
+        # Nothing follows the newest text yet, so that no place leads to its end.
+        newest = index.array()[max(index.n - len(ids), 0) : index.n].tolist()
+        is_there = any(length == len(ids) for length, _ in index.places(ids))
+        return len(ids) if is_there or newest == list(ids) else 0
+    if not _is_there(index, ids[:n]):
         return 0
     tokens, wanted = index.array(), np.array(ids, np.int32)
     for _ in range(_MAX_PARTS):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,12 +34,21 @@ from pyllama_spec.drafters.suffix.store_file import (
 )
 from pyllama_spec.drafters.suffix.token_index import TokenIndex
 from pyllama_spec.engine.vocab import Vocab
-from pyllama_spec.errors import ArgumentError, BusyError, ModelLoadError
+from pyllama_spec.errors import (
+    ArgumentError,
+    BusyError,
+    ForkedError,
+    ModelLoadError,
+    PyllamaSpecError,
+    shown,
+)
 
 DEFAULT_BYTES = 256 << 20
 _FIRST_CAPACITY = 1 << 13
 # Texts that wait for the lock.
 _MAX_WAITING = 64
+# What _draft_name() adds to a store's name.
+_DRAFT_NAME = re.compile(r"\.(\d+)-[0-9a-f]+\.new")
 
 
 def vocabulary_digest(vocab: Vocab) -> bytes:
@@ -86,20 +96,35 @@ class Store:
         max_bytes: int | None = None,
         is_read_only: bool = False,
     ) -> None:
-        # Of a link what it names is the store: a larger file that takes the name must be that one.
-        self.path = Path(path).resolve() if Path(path).is_symlink() else Path(path)
-        self._digest, self._is_read_only = digest, is_read_only
+        self._digest, self._is_read_only, self._pid = digest, is_read_only, os.getpid()
         self._max_tokens = capacity_of(DEFAULT_BYTES if max_bytes is None else max_bytes)
         self._waiting: deque[tuple[list[int], list[int]]] = deque(maxlen=_MAX_WAITING)
         self._uses: deque[tuple[int, int]] = deque(maxlen=_MAX_WAITING)
         self._has_warned = False
+        self.path = Path(path)
         try:
+            # Of a link what it names is the store: a larger file that takes the name must be that
+            # one. And it stays the same file if the program goes to another folder.
+            is_link = self.path.is_symlink()
+            self.path = self.path.resolve() if is_link else self.path.absolute()
             self._file = self._open()
         except OSError as error:
             raise ModelLoadError(
                 f"the draft memory {self.path} cannot be opened: {error.strerror or error}; "
                 f"{_remedy(self.path, error)}"
             ) from None
+        except PyllamaSpecError:
+            raise
+        except (ValueError, RuntimeError) as error:  # a NUL, a lone surrogate, a loop of links
+            raise ArgumentError(
+                f"draft_memory={shown(os.fspath(path))} is no name of a file: {error}; name another"
+            ) from None
+        if self._is_read_only and not is_read_only:
+            warnings.warn(
+                f"the draft memory {self.path} can only be read by this user: texts are not "
+                "remembered; give the right to write it, or name another file",
+                stacklevel=3,
+            )
         if self._file.is_damaged and not self._is_read_only:
             with self.locked():
                 pass
@@ -209,7 +234,7 @@ class Store:
         if self._is_read_only:
             return
         self._waiting.append((list(ids), list(origins)))
-        with self._harmless(), contextlib.suppress(BusyError), self.locked():
+        with self._harmless(), contextlib.suppress(BusyError, ForkedError), self.locked():
             while self._waiting:
                 text, its_origins = self._waiting.popleft()
                 self._write(text, origins=its_origins)
@@ -235,12 +260,24 @@ class Store:
         """Holds the lock: no other process writes meanwhile.
 
         Raises:
+            ArgumentError: it was opened to be read, or this user may only read it.
             BusyError: another process writes now.
+            ForkedError: it was opened before this process was forked: its lock is the parent's.
             OSError, ModelLoadError: the file is gone, or what has its name is no store.
 
         """
         import fcntl  # on systems that have it
 
+        if os.getpid() != self._pid:
+            raise ForkedError(
+                f"the draft memory {self.path} was opened before this process was forked; open it "
+                "again here"
+            )
+        if self._is_read_only:
+            raise ArgumentError(
+                f"the draft memory {self.path} can only be read here: give this user the right to "
+                "write it, or name another file"
+            )
         for _ in range(8):
             try:
                 fcntl.flock(self._file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -337,7 +374,8 @@ class Store:
 
         old = self._file
         for left in self.path.parent.glob(glob.escape(self.path.name) + ".*.new"):
-            left.unlink(missing_ok=True)  # of a writer that was killed
+            if self._is_left_behind(left):
+                left.unlink(missing_ok=True)
         limit = old.facts.max_tokens if max_tokens is None else max_tokens
         draft = self._draft_name()
         number = create_file(draft, Facts(capacity, limit, old.facts.digest))
@@ -355,6 +393,20 @@ class Store:
         if erases:
             old.erase()
         old.close()
+
+    def _is_left_behind(self, path: Path) -> bool:
+        """Whether a writer of this store made a file, and was killed before it gave it the name."""
+        found = _DRAFT_NAME.fullmatch(path.name.removeprefix(self.path.name))
+        if found is None or path.is_symlink() or not path.is_file():
+            return False
+        pid = int(found[1])
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, OverflowError):
+            pass
+        return False
 
     def close(self) -> None:
         """Releases the file. May be called twice."""

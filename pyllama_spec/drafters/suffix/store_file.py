@@ -32,6 +32,7 @@ _SUM = struct.Struct("=I")
 _SLOTS = (1024, 2048)
 MODE = 0o600
 _REMEDY = "delete it, or name another file"
+_LEAST_CAPACITY = 1 << 10
 
 
 class Facts(NamedTuple):
@@ -179,6 +180,11 @@ def _read_header(head: bytes, path: Path) -> Facts:
             f"the draft memory {path} has version {version} and room for {capacity} tokens; this "
             f"program reads version {_VERSION}; {_REMEDY}"
         )
+    if not _LEAST_CAPACITY <= max_tokens <= MAX_CAPACITY:
+        raise ModelLoadError(
+            f"the draft memory {path} is damaged: its header lets it grow to {max_tokens} tokens; "
+            f"{_REMEDY}"
+        )
     return Facts(capacity, max_tokens, digest)
 
 
@@ -228,7 +234,7 @@ def capacity_of(n_bytes: int) -> int:
             low = middle
         else:
             high = middle - 1
-    if low < 1 << 10:
-        least = HEADER_BYTES + index_bytes(1 << 10)
+    if low < _LEAST_CAPACITY:
+        least = HEADER_BYTES + index_bytes(_LEAST_CAPACITY)
         raise ArgumentError(f"a draft memory of {n_bytes} bytes is too small: at least {least}")
     return low

@@ -175,10 +175,18 @@ class TokenIndex:
         self._n_indexed = max(self.n - 1, 0)
         for k in ORDERS:
             heads, links = np.frombuffer(self._heads[k], _INT), self._links[k]
-            for bucket in np.flatnonzero((heads >= self.n) | (heads < 0)):
+            if self.n == 0:
+                heads[:] = 0
+                continue
+            wrong = np.flatnonzero((heads >= self.n) | (heads < 0))
+            # A place is in one chain, so all chains together have no more steps than places; those
+            # of a forged file may share theirs.
+            n_left = self.capacity - self.n + len(wrong)
+            for bucket in wrong:
                 at = int(heads[bucket])
                 while at >= self.n:
-                    before = links[at] if at < self.capacity else 0
+                    n_left -= 1
+                    before = links[at] if at < self.capacity and n_left >= 0 else 0
                     at = before if before < at else 0
                 heads[bucket] = max(at, 0)
 
