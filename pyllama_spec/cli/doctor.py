@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from pyllama_spec.cli import diagnostics
@@ -156,9 +157,7 @@ def _measured_draft(args: argparse.Namespace, model: Model, drafter: Drafter) ->
     """
     if not drafter.wants_head and "path" not in drafter.describe():
         if not args.json:
-            known = ", ".join(f"{key} {value}" for key, value in drafter.describe().items())
-            about = drafter.note or known or f"{drafter.name}: up to {drafter.max_draft} tokens"
-            _field("draft", f"{about}; {_no_model(args.draft, drafter)}")
+            _field("draft", _no_model(args.draft, drafter))
         return {}
     bar = ProgressBar("measuring the draft")
     bar.draw(0.0)
@@ -171,11 +170,17 @@ def _measured_draft(args: argparse.Namespace, model: Model, drafter: Drafter) ->
     return {"draft": facts}
 
 
-def _no_model(draft: object, drafter: Drafter) -> str:
-    """Why nothing of a drafter is measured."""
-    if not needs_file(str(draft)):
-        return "there is no draft model to measure"
-    return f"{drafter.name} fits; its own cost is not measured, since its describe() names no path"
+def _no_model(draft: str, drafter: Drafter) -> str:
+    """What a drafter is of which nothing is measured, and why."""
+    facts = drafter.describe()
+    if Path(draft).is_file():
+        said = (
+            f"{drafter.name} fits; its own cost is not measured, since its describe() names no path"
+        )
+        return "; ".join(filter(None, (drafter.note, said)))
+    known = ", ".join(f"{key} {value}" for key, value in facts.items())
+    about = drafter.note or known or f"{drafter.name}: up to {drafter.max_draft} tokens"
+    return f"{about}; there is no draft model to measure"
 
 
 def _field(name: str, text: object) -> None:

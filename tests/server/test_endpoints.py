@@ -293,7 +293,10 @@ def test_metrics_say_what_runs_and_waits_and_was_left() -> None:
 @pytest.mark.parametrize("end", ["left", "late"])
 @pytest.mark.parametrize("n", [1, 2])
 def test_rounds_of_cut_requests_count_as_their_tokens_do(end: str, n: int) -> None:
-    """Without a draft each text has a token of its prompt and one a round, however it ended."""
+    """Without a draft each text has a token of its prompt and one a round, however it ended.
+
+    A shift of the context reads a prompt too, after a hundred tokens at the earliest.
+    """
     endless = {"prompt": "a", "ignore_eos": True, "context_shift": True, "max_tokens": 10**9}
     max_time_s = 0.5 if end == "late" else None
     with served(open_tiny(None, n_parallel=2), max_time_s=max_time_s) as client:
@@ -309,7 +312,7 @@ def test_rounds_of_cut_requests_count_as_their_tokens_do(end: str, n: int) -> No
         found = figures(client)
     n_tokens, n_rounds = found["vllm:generation_tokens_total"], found["llamacpp:n_decode_total"]
     # A round that was computed as the client left may be in one of the two already.
-    assert n_rounds > 0 and abs(n_tokens - n_rounds - n) <= n
+    assert n_rounds > 0 and -n <= n_tokens - n_rounds - n <= n + n_tokens // 100
     assert found['pyllama_spec:requests_by_draft_state_total{state="none"}'] == n
     ends = [
         found.get('vllm:request_success_total{finished_reason="abort"}', 0),
