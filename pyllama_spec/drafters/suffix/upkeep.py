@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest
-from pyllama_spec.drafters.suffix.conversations import with_their_conversations
+from pyllama_spec.drafters.suffix.conversations import parents_of, with_their_conversations
 from pyllama_spec.drafters.suffix.drafter import Suffix
 from pyllama_spec.drafters.suffix.memory import RememberedText, most_useful
 from pyllama_spec.drafters.suffix.memory import now_minute as now
@@ -231,11 +233,11 @@ def later_parts(store: Store, texts: Sequence[RememberedText]) -> list[bool]:
 
 
 def is_part(data: bytes, wanted: bytes) -> bool:
-    """Whether a text has another one in it, or a piece of it at its beginning or end.
+    """Whether a text has another one in it, lies in it, or has a piece of it at one of its ends.
 
     A conversation is remembered in parts: what one has the end of, the other one has the rest of.
     """
-    if wanted in data:
+    if wanted in data or (data and data in wanted):
         return True
     for n in range(min(_PIECE_BYTES, len(wanted)), min(len(wanted), len(data)) + 1):
         if data.endswith(wanted[:n]) or data.startswith(wanted[-n:]):
@@ -243,8 +245,65 @@ def is_part(data: bytes, wanted: bytes) -> bool:
     return False
 
 
+def borders_of(texts: Sequence[RememberedText]) -> Iterator[tuple[int, int, int, int]]:
+    """Where one text of a store goes on in another one.
+
+    Yields:
+        The places of both, and how many tokens of the first come before the border and how many of
+        the second before it again.
+
+    """
+    parents = parents_of(texts, set(range(len(texts))))
+    for j, text in enumerate(texts):
+        parent = parents[j]
+        if parent is not None:
+            yield parent[0], j, parent[1], MAX_MATCH
+        if not j:
+            continue
+        before = texts[j - 1]
+        # Of a part whose beginning was known only the rest is stored.
+        is_part_of_file = len(before.ids) == PART_TOKENS or parents[j - 1] is not None
+        is_given = not len(before.packed_origins) and not len(text.packed_origins)
+        if is_part_of_file and is_given and before.at + before.n_entry == text.at:
+            yield j - 1, j, len(before.ids), 0
+
+
+def is_across(first: bytes, second: bytes, wanted: bytes) -> bool:
+    """Whether a text spans the border of two others, one of which goes on in the other one.
+
+    Either of them may lie in it as a whole.
+    """
+    border = first[-1:] + second[:1]
+    at = wanted.find(border) if len(border) == 2 else -1
+    while at >= 0:
+        head, tail = wanted[: at + 1], wanted[at + 1 :]
+        if (first.endswith(head) or head.endswith(first)) and (
+            second.startswith(tail) or tail.startswith(second)
+        ):
+            return True
+        at = wanted.find(border, at + 1)
+    return False
+
+
+def _across_borders(vocab: Vocab, texts: Sequence[RememberedText], wanted: bytes) -> set[int]:
+    """The places of texts that have a text only together with the one that goes on from them."""
+    out: set[int] = set()
+    for i, j, end, begin in borders_of(texts):
+        ids = texts[i].ids[:end]
+        first = bytes_of(vocab, replace(texts[i], ids=ids))
+        # The first token of a text may lose its space, so the second is never read alone.
+        both = np.concatenate([ids, texts[j].ids[begin:]])
+        if is_across(first, bytes_of(vocab, replace(texts[i], ids=both))[len(first) :], wanted):
+            # What two conversations begin with is of both, and stays with the other one.
+            out |= {i, j} if end == len(texts[i].ids) else {j}
+    return out
+
+
 def forget(store: Store, vocab: Vocab, text: str) -> tuple[int, int]:
     """Takes out of a store all texts that have a text in them, with their whole conversations.
+
+    What lies in the text as a whole goes too, and parts of a file or a conversation that have it
+    together.
 
     Returns:
         How many texts had it, and how many others were parts of the same conversations.
@@ -260,6 +319,7 @@ def forget(store: Store, vocab: Vocab, text: str) -> tuple[int, int]:
     with store.locked():
         texts = store.texts()
         found = {i for i, one in enumerate(texts) if is_part(bytes_of(vocab, one), wanted)}
+        found |= _across_borders(vocab, texts, wanted)
 
         def is_before(i: int, n: int) -> bool:
             return wanted in bytes_of(vocab, replace(texts[i], ids=texts[i].ids[:n]))
