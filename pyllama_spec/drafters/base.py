@@ -387,10 +387,12 @@ def check_proposes(drafter: Drafter) -> None:
     """Raises unless a drafter can be asked.
 
     Raises:
-        ArgumentError: its class has neither propose_one() nor propose().
+        ArgumentError: its class has neither propose_one() nor propose(), and max_draft does not
+            say that it drafts nothing.
 
     """
-    if not (overrides(drafter, "propose_one", Drafter) or overrides(drafter, "propose", Drafter)):
+    proposes = overrides(drafter, "propose_one", Drafter) or overrides(drafter, "propose", Drafter)
+    if drafter.max_draft and not proposes:
         name = type(drafter).__name__
         raise ArgumentError(
             f"the drafter {name} has neither propose_one() nor propose(): write "
