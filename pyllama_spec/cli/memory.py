@@ -127,7 +127,9 @@ def _show(args: argparse.Namespace) -> int:
         with _vocabulary(args, "show") as model:
             store = _opened(args.store, model.vocab, is_read_only=True)
             texts = store.texts()[-args.texts :][::-1] if args.texts > 0 else []
-            newest = [upkeep.bytes_of(model.vocab, one).decode("utf-8", "replace") for one in texts]
+            newest = [
+                upkeep.bytes_of(model.vocab, one.ids).decode("utf-8", "replace") for one in texts
+            ]
     is_later_part = upkeep.later_parts(store, texts)
     facts = _facts(store)
     if args.json:

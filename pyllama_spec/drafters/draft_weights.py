@@ -72,20 +72,16 @@ def type_of_weights(model: Model) -> MainType | None:
         return None
 
 
-def note_of_few_bits(what: str, kind: str, bits: float) -> str:
+def note_of_few_bits(what: str, kind: str, bits: float, less: str) -> str:
     """The remark in results on a draft whose weights have few bits; "" for others.
 
     Args:
         what: as in "the head".
         kind: the type of its weights.
         bits: of one of them.
+        less: what that may cost.
 
     """
     if bits >= FEW_BITS:
         return ""
-    less = (
-        "the head may be right less often than it was trained to be"
-        if what == "the head"
-        else "it may agree with the target less often than with 8 bits"
-    )
     return f"the weights of {what} are {kind}: below {FEW_BITS} bits {less}"

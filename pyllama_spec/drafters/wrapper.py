@@ -27,13 +27,8 @@ class _OfTheInner:
         self._name = name
 
     def __get__(self, wrapper: DrafterWrapper | None, owner: type) -> Any:
-        if wrapper is None:  # asked of the class
-            return getattr(Drafter, self._name)
-        own = vars(wrapper)
-        return own[self._name] if self._name in own else getattr(wrapper.drafter, self._name)
-
-    def __set__(self, wrapper: DrafterWrapper, value: Any) -> None:
-        vars(wrapper)[self._name] = value
+        # There is no __set__(): an attribute that the wrapper sets itself comes first.
+        return getattr(Drafter if wrapper is None else wrapper.drafter, self._name)
 
 
 def _of_the_inner() -> Any:
@@ -49,7 +44,8 @@ class DrafterWrapper(Drafter):
 
         class Halved(DrafterWrapper):
             def propose_one(self, request: DraftRequest) -> Draft:
-                return super().propose_one(request._replace(n_requested=request.n_requested // 2))
+                n = (request.n_requested + 1) // 2
+                return super().propose_one(request._replace(n_requested=n))
 
         llm = Llama("model.gguf", draft=Halved(open_draft("draft.gguf")))
 

@@ -17,7 +17,7 @@ class Piece:
 
     Attributes:
         text: whole characters; "" only for the last piece.
-        tokens: the ids after it: several where a character is split across tokens.
+        tokens: the ids that it is made of: several where a character is split across tokens.
         from_draft: for each token, whether it was drafted and accepted.
         finish_reason: "stop" or "length" on the last piece, else None.
 
@@ -30,7 +30,7 @@ class Piece:
 
     @property
     def is_drafted(self) -> bool:
-        """Whether there are tokens after it, and all of them were drafted and accepted."""
+        """Whether it has tokens, and all of them were drafted and accepted."""
         return bool(self.from_draft) and all(self.from_draft)
 
 
@@ -154,7 +154,7 @@ class Detokenizer:
         """The length of the longest end of the text that a stop string begins with."""
         held, stops = self._held, self._sorted
         for n in range(min(self._longest - 1, len(held)), 0, -1):
-            # What begins with these characters and continues stands after what they are alone.
+            # Of the sorted stops, one that begins with these characters comes at or after them.
             at = bisect_right(stops, held[-n:])
             if at < len(stops) and stops[at].startswith(held[-n:]):
                 return n

@@ -32,6 +32,7 @@ from pyllama_spec.speculative import (
     why_exact,
 )
 from pyllama_spec.speculative.prediction import Prediction
+from pyllama_spec.speculative.rejection import BY_GRAMMAR
 
 if TYPE_CHECKING:
     from pyllama_spec.requests.guided import GuidedSampler
@@ -263,7 +264,7 @@ class Job:
         params = self._sampler.params
         why = why_exact(params)
         if options.guide is not None:
-            why = "a grammar is asked behind the choice"
+            why = BY_GRAMMAR
         elif options.processors:
             why = "logits processors change the distribution"
         if why is not None:
@@ -345,12 +346,12 @@ class Job:
             prediction=self._prediction,
             rejection=self._rejection,
         )
-        run.stats.why_exact = self._why_exact
         self._begin(run)
         return run
 
     def _begin(self, run: SequenceRun) -> None:
         assert self._round is not None
+        run.stats.why_exact = self._why_exact
         if self._guided is not None:
             run.forced = self._guided.forced
         elif self._sampler.params.grammar is not None:
@@ -385,7 +386,7 @@ class Job:
                 run.n_left, run.observe, adapters=run.adapters, is_cancelled=run.is_cancelled,
                 max_draft=run.max_draft,
                 remember=run.remember, user=run.user,
-                prediction=run.prediction, rejection=run.rejection,
+                prediction=run.prediction, rejection=self._rejection,
             )
         )  # fmt: skip
 

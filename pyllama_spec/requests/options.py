@@ -205,7 +205,7 @@ class RequestOptions:
     return_token_sources: bool = False
     n_draft: int | None = None
     prediction: str | None = None
-    acceptance: str | None = None
+    acceptance: Acceptance | None = None
     thought_close: tuple[int, ...] = ()
     grammar_skips_thoughts: bool = False
 

@@ -339,23 +339,23 @@ class IsolatedDrafter:
             self._fail(seq, what, failed.errors.get(seq, failed))
 
     def _fail(self, seq: int, what: str, error: Exception) -> None:
-        reason = f"the drafter failed in {what}(): {type(error).__name__}: {_said(error)}"
-        self._failures[seq] = DrafterFailure(reason, error)
+        why = f"failed in {what}(): {type(error).__name__}: {_said(error)}"
+        self._failures[seq] = DrafterFailure(f"the drafter {why}", error)
         self._n_known.pop(seq, None)
         if not self._has_warned:
             self._has_warned = True
-            _warn(str(self.name), reason, error)
+            _warn(str(self.name), why, error)
 
 
-def _warn(name: str, reason: str, error: Exception) -> None:
+def _warn(name: str, why: str, error: Exception) -> None:
     """Says that a drafter failed: a text without drafts looks like any other."""
     # A warning may raise, as filters say. The text depends on neither.
     with contextlib.suppress(Exception):
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)  # [] of one that was never raised
+        place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
         warnings.warn(
             f"the drafter {name} is disabled until the next prompt of its sequence: it "
-            f"{reason.removeprefix('the drafter ')[:_MAX_REASON]} ({Path(frame.filename).name}, "
-            f"line {frame.lineno}). The text goes on without it. This is said once; "
+            f"{why[:_MAX_REASON]}{place}. The text goes on without it. This is said once; "
             "Llama.generate_steps(...).record.stats.reason_off_error has the traceback "
             "(docs/drafters.md)",
             stacklevel=2,
@@ -390,29 +390,22 @@ def _check_candidates(given: Sequence[Sequence[tuple[int, float]]], n: int) -> N
     """
     if len(given) < n:
         raise ValueError(f"a draft of {n} tokens has candidates for {len(given)}")
-    i, wrong = 0, None
-    place: object = None
-    try:
-        for one in islice(given, n):
-            place = one
-            for token, p in one:  # a head has some in every round: this is short
-                if not (0.0 <= p <= _MOST and token >= 0):
-                    wrong = token, p
-                    break
-                if type(token) is not int:  # of NumPy, say
-                    index(token)
-            if wrong is not None:
-                break
-            i += 1
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"candidates[{i}] of a draft is not a list of (token, probability): {place!r:.60}"
-        ) from None
-    if wrong is not None:
-        raise ValueError(
-            f"candidates[{i}] of a draft has {wrong!r:.60}; a candidate is a token, from 0, with "
-            "its probability, from 0 to 1"
-        )
+    for i, place in enumerate(islice(given, n)):
+        try:
+            wrong = next((one for one in place if not _is_candidate(*one)), None)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"candidates[{i}] of a draft is not a list of (token, probability): {place!r:.60}"
+            ) from None
+        if wrong is not None:
+            raise ValueError(
+                f"candidates[{i}] of a draft has {wrong!r:.60}; a candidate is a token, from 0, "
+                "with its probability, from 0 to 1"
+            )
+
+
+def _is_candidate(token: int, p: float) -> bool:
+    return 0.0 <= p <= _MOST and index(token) >= 0
 
 
 def _distributions(draft: Draft, n: int) -> list[Distribution] | None:

@@ -22,6 +22,8 @@ from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler, sampl
 # Of a draft that was drawn, what each token was drawn from; None of another one.
 DrawnFrom = Sequence[Distribution] | None
 
+BY_GRAMMAR = "a grammar may refuse a token after it is drawn"
+
 
 def why_exact(params: SamplerParams) -> str | None:
     """Why a request is accepted exactly, whatever it asked for; None where it need not be."""
@@ -30,7 +32,7 @@ def why_exact(params: SamplerParams) -> str | None:
     if params.mirostat:
         return "mirostat chooses by what it has chosen before"
     if params.grammar is not None:
-        return "a grammar is asked behind the choice"
+        return BY_GRAMMAR
     return None
 
 

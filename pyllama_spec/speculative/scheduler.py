@@ -190,7 +190,8 @@ class Scheduler:
         for span, n in zip(decided, lengths, strict=True):
             if not isinstance(n, int):
                 raise self._no_number("n_verified", n)
-            # Who leaves out what was drawn by what it is changes the text's distribution.
+            # A drawn token that is left out because of which token it is would change the
+            # text's distribution.
             span.verify(n if span.draft.distributions is None else len(span.draft.ids))
 
     def learn(self, spans: Iterable[Span], spent: Spent) -> list[tuple[Span, DraftGain]]:

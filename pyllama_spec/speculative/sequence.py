@@ -30,7 +30,7 @@ class SequenceState:
         n_decoded: how many of them, from the first on, the target's memory holds. While text is
             generated it is one less than all: the last committed token is pending.
         n_given: how many of those the text has that was given to the caller; None for all. A draft
-            may lead after a stop string, or after where the caller stopped reading.
+            may lead past a stop string, or past where the caller stopped reading.
         adapters: what its memory was computed with.
 
     """

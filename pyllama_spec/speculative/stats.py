@@ -212,7 +212,7 @@ class SpeculationStats:
         self.off_since = other.off_since if self.drafter == "none" else None
         self.has_failed = self.has_failed or other.has_failed
         self.rounds_off += other.rounds_off
-        self.drafter = other.drafter
+        self.drafter, self.note = other.drafter, other.note
         self.acceptance, self.why_exact = other.acceptance, other.why_exact
         self.rounds += other.rounds
         self.drafted += other.drafted

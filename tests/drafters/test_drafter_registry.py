@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGUFWriter
 
 from pyllama_spec import ArgumentError, Llama, ModelLoadError, UnsupportedError
 from pyllama_spec.drafters import (
@@ -33,6 +32,7 @@ from pyllama_spec.engine import Context, Model
 from pyllama_spec.gguf.reader import read_keys
 from tests.faces.tools import GREEDY, open_tiny
 from tests.models import model_path, perm_continuation, perm_next
+from tests.models.keys import write_keys
 
 SUCCESSOR = perm_next()
 N_TOKENS = 30
@@ -99,14 +99,8 @@ class Toy(Drafter):
 
 def write_toy(path: Path, arch: str = "toy", layers: Sequence[int] = (1, 3)) -> Path:
     """A file of the kind: keys, and no tensor."""
-    writer = GGUFWriter(path, arch)
-    writer.add_array("toy.successor", [int(token) for token in SUCCESSOR])
-    writer.add_array("toy.target_layers", list(layers))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    successor = [int(token) for token in SUCCESSOR]
+    return write_keys(path, arch, {"toy.successor": successor, "toy.target_layers": list(layers)})
 
 
 @dataclass
@@ -332,12 +326,7 @@ def test_an_open_model_is_no_draft_and_what_is_one_is_named(keyword: str, is_our
 
 
 def test_a_draft_of_an_unknown_kind_is_told_which_there_are(tmp_path: Path) -> None:
-    path = tmp_path / "heads.gguf"
-    writer = GGUFWriter(path, "medusa")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    path = write_keys(tmp_path / "heads.gguf", "medusa")
     with pytest.raises(UnsupportedError) as caught:
         open_draft(path)
     for known in ("'medusa'", path.name, *registry.kinds(), "prompt-lookup"):

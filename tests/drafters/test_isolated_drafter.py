@@ -280,6 +280,20 @@ def test_the_first_failure_is_said_and_no_other(where: str) -> None:
     assert len(message) < 1000
 
 
+def test_a_failure_that_was_never_raised_is_said() -> None:
+    """Authors hand over errors of their own, without a traceback."""
+
+    class Handing(Drafter):
+        name = "mine"
+
+        def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+            raise SequenceErrors({1: ValueError("not today")})
+
+    round_side = isolated(Handing())
+    with pytest.warns(UserWarning, match=r"it failed in propose\(\): ValueError: not today\. The"):
+        round_side.propose(requests(2, 3))
+
+
 def test_no_warning_ends_a_text() -> None:
     with open_tiny() as llm:
         want = llm("abab", max_tokens=12, **GREEDY)["choices"]

@@ -44,7 +44,7 @@ def built(store: Store, vocab: Vocab, folder: Path, *texts: str) -> list[str]:
 
 
 def said(store: Store, vocab: Vocab) -> list[str]:
-    return [upkeep.bytes_of(vocab, one).decode() for one in store.texts()]
+    return [upkeep.bytes_of(vocab, one.ids).decode() for one in store.texts()]
 
 
 def parts_without(text: str, parts: list[str], wanted: str) -> list[str]:

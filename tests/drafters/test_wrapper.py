@@ -105,10 +105,7 @@ KINDS: dict[str, Callable[[], Drafter]] = {
     "lookup first of a user's": lambda: LookupFirst(Memo(), 3),
 }
 NEVER = ("none", "grammar")
-ATTRIBUTES = (
-    "name", "target_layers", "max_draft", "is_stepwise", "step_share", "has_lookup", "wants_head",
-    "note",
-)  # fmt: skip
+ATTRIBUTES = tuple(inspect.get_annotations(Drafter))
 
 
 def target_of(kind: str) -> Path:

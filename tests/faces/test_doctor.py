@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf import GGUFWriter
 
 from pyllama_spec import Llama
 from pyllama_spec.cli import diagnostics, doctor
@@ -19,6 +18,7 @@ from pyllama_spec.drafters import Draft, Drafter, DraftRequest, output_part, reg
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import EngineError
 from tests.models import model_path
+from tests.models.keys import write_keys
 
 BUDGET_S = 3.0
 
@@ -178,14 +178,8 @@ def test_the_trained_acceptance_is_compared_with_the_cost(
 def test_what_a_file_says_of_its_training(
     value: str | None, rates: list[float], tmp_path: Path
 ) -> None:
-    path = tmp_path / "head.gguf"
-    writer = GGUFWriter(path, "eagle3")
-    if value is not None:
-        writer.add_string("pyllama_spec.train.acceptance", value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    keys = {} if value is None else {"pyllama_spec.train.acceptance": value}
+    path = write_keys(tmp_path / "head.gguf", "eagle3", {**keys})
     assert trained_acceptance(str(path)) == rates
     assert trained_acceptance(str(tmp_path / "none.gguf")) == trained_acceptance(None) == []
 
@@ -223,12 +217,7 @@ def test_a_drafter_that_describes_little_has_a_whole_line(
 ) -> None:
     monkeypatch.setattr(registry, "_KINDS", {**registry._KINDS})
     register("trigrams", lambda path, options: Plain(facts))
-    path = tmp_path / "draft.gguf"
-    writer = GGUFWriter(path, "trigrams")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    path = write_keys(tmp_path / "draft.gguf", "trigrams")
     command = ["doctor", "-m", str(model_path("llama")), "-d", str(path), "-t", "1"]
     assert main([*command, "--repeat", "1"]) == 0
     shown = capsys.readouterr().out

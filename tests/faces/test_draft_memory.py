@@ -523,6 +523,17 @@ def test_a_store_that_cannot_be_opened_has_a_remedy(tmp_path: Path, place: str, 
     assert str(raised.value).endswith(said.format(tmp_path))
 
 
+def test_many_texts_with_one_beginning_continue_none(tmp_path: Path) -> None:
+    """A system prompt is in all of them; only the last one goes on from a text."""
+    draw = random.Random(2)
+    beginning = draw.choices(range(3, 200), k=60)
+    store = Store(tmp_path / "a.memory", bytes(32))
+    texts = [[*beginning, *draw.choices(range(3, 200), k=60)] for _ in range(14)]
+    store.write_all([*texts, [*texts[0], *texts[1][60:], *texts[2][60:]]])
+    found = upkeep.later_parts(store, store.texts())
+    assert (found[0], found[-1]) == (False, True)
+
+
 def test_shown_texts_say_which_continue_another(
     tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -404,6 +404,13 @@ def test_where_there_is_no_distribution_it_is_exact(options: dict[str, Any], why
         assert stats["drafted"] > 0
 
 
+def test_the_reason_stays_where_the_context_is_shifted() -> None:
+    """A shift begins a run of its own, and the figures are of both."""
+    with llama(acceptance="distribution", draft=Guessing(), n_ctx=24) as llm:
+        _, stats = said(llm, max_tokens=60, context_shift=True)
+    assert stats["acceptance"] == "exact" and "does not draw" in stats["why_exact"]
+
+
 class Guessing(Drafter):
     """Proposes a letter, and says nothing of its distribution."""
 

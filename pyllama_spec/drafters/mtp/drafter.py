@@ -141,7 +141,8 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
         context, n_window = self.open_head(target, is_own=True, n_lanes=n_heads)
         weights = self.model.head_weights
         if weights is not None:
-            self.add_note(note_of_few_bits("the head", weights.type, weights.bits))
+            less = "the head may be right less often than it was trained to be"
+            self.add_note(note_of_few_bits("the head", weights.type, weights.bits, less))
         is_short = n_window < target.n_ctx_seq
         if n_heads > 1:
             return HeadsMemory(context, self._n_features, n_window, n_heads, is_short=is_short)

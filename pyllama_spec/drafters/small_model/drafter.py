@@ -122,7 +122,8 @@ class SmallModel(ChainDrafter[TokenMemory]):
         self._step = Batch(n_batch)
         self.step_share = step_share(self.model, target.model)
         if self._type is not None:
-            self.add_note(note_of_few_bits("the draft", *self._type))
+            less = "it may agree with the target less often than with 8 bits"
+            self.add_note(note_of_few_bits("the draft", *self._type, less))
         return TokenMemory(context, self._vocab, n_window + n_guesses, n_guesses)
 
     def can_draft(self, request: DraftRequest) -> bool:

@@ -325,7 +325,7 @@ class TokenMemory:
         try:
             q = draws.distribution(self.context, row)
         except EngineError:
-            # NaN, which choose() tells this sequence alone.
+            # NaN: choose() raises it for this sequence alone.
             return Choice((0,), (math.nan,), _NO_ROW)
         counterparts = self.vocab.counterparts
         if counterparts is not None:

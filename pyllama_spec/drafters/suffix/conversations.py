@@ -21,9 +21,11 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _LEAD_BYTES = MAX_MATCH * np.dtype(np.int32).itemsize
 
 
-def parents_of(
-    texts: Sequence[RememberedText], chosen: set[int]
-) -> dict[int, tuple[int, int] | None]:
+# By the place of a text: see parents_of().
+Parents = dict[int, tuple[int, int] | None]
+
+
+def parents_of(texts: Sequence[RememberedText], chosen: set[int]) -> Parents:
     """What each of some texts goes on from, and what that does, and so on.
 
     Returns:
@@ -37,7 +39,7 @@ def parents_of(
         if len(text.ids) > MAX_MATCH:
             ends.setdefault(text.ids[-MAX_MATCH:].tobytes(), []).append(i)
     first = _first_places(texts, set(leads))
-    parents: dict[int, tuple[int, int] | None] = {}
+    parents: Parents = {}
     for i in sorted(chosen):
         at: int | None = i
         while at is not None and at not in parents:
@@ -55,7 +57,10 @@ def parents_of(
 
 
 def with_their_conversations(
-    texts: Sequence[RememberedText], found: set[int], is_before: Callable[[int, int], bool]
+    texts: Sequence[RememberedText],
+    parents: Parents,
+    found: set[int],
+    is_before: Callable[[int, int], bool],
 ) -> set[int]:
     """Some texts of a store with the other parts of their conversations.
 
@@ -63,6 +68,7 @@ def with_their_conversations(
 
     Args:
         texts: all of a store, the oldest first.
+        parents: parents_of() all of them.
         found: places of some of them, by what they say.
         is_before: of a found text, whether that stands in its first n tokens; then what goes on
             from there has read it.
@@ -71,7 +77,6 @@ def with_their_conversations(
         The places of all parts.
 
     """
-    parents = parents_of(texts, set(range(len(texts))))
     # Of a shorter text than what leads on, what continues it has all.
     short = {t.ids.tobytes(): i for i, t in enumerate(texts) if len(t.ids) <= MAX_MATCH}
     parts: dict[int, set[int]] = {i: {i} for i in range(len(texts))}

@@ -429,9 +429,8 @@ def copies_beside(
 ) -> Suffix:
     """The copier in front of a draft model, which drafts where a copy is unlikely.
 
-    It copies from the text itself, and from a store if one is named: the texts of earlier requests
-        are
-    remembered beside a model only where the owner asks for it.
+    It copies from the text itself, and from a store if one is named. Beside a model, texts of
+    earlier requests are remembered only where the owner asks for it.
 
     Raises:
         ArgumentError: min_match is below 3 or above 24.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest
-from pyllama_spec.drafters.suffix.conversations import parents_of, with_their_conversations
+from pyllama_spec.drafters.suffix.conversations import Parents, parents_of, with_their_conversations
 from pyllama_spec.drafters.suffix.drafter import Suffix
 from pyllama_spec.drafters.suffix.memory import RememberedText, most_useful
 from pyllama_spec.drafters.suffix.memory import now_minute as now
@@ -217,17 +217,17 @@ def later_parts(store: Store, texts: Sequence[RememberedText]) -> list[bool]:
 
     Of a conversation a store keeps each turn's new part, and of a file parts of PART_TOKENS.
     """
+    if not texts:
+        return []
     known = store.texts()
-    begins = {one.at for one in known}
+    places = {one.at: i for i, one in enumerate(known)}
     cut = {one.at + one.n_entry for one in known if len(one.ids) == PART_TOKENS}
+    parents = parents_of(known, {places[one.at] for one in texts})
 
     def continues(text: RememberedText) -> bool:
         """Whether it starts with tokens that stand within an earlier text (see new_part())."""
-        head = text.ids[:MAX_MATCH].tolist()
-        return len(head) == MAX_MATCH and any(
-            length == MAX_MATCH and at < text.at and at - MAX_MATCH not in begins
-            for length, at in store.index.places(head)
-        )
+        parent = parents[places[text.at]]
+        return parent is not None and parent[1] > MAX_MATCH
 
     return [one.at in cut or continues(one) for one in texts]
 
@@ -245,15 +245,20 @@ def is_part(data: bytes, wanted: bytes) -> bool:
     return False
 
 
-def borders_of(texts: Sequence[RememberedText]) -> Iterator[tuple[int, int, int, int]]:
+def borders_of(
+    texts: Sequence[RememberedText], parents: Parents
+) -> Iterator[tuple[int, int, int, int]]:
     """Where one text of a store goes on in another one.
+
+    Args:
+        texts: all of a store, the oldest first.
+        parents: parents_of() all of them.
 
     Yields:
         The places of both, and how many tokens of the first come before the border and how many of
         the second before it again.
 
     """
-    parents = parents_of(texts, set(range(len(texts))))
     for j, text in enumerate(texts):
         parent = parents[j]
         if parent is not None:
@@ -285,15 +290,17 @@ def is_across(first: bytes, second: bytes, wanted: bytes) -> bool:
     return False
 
 
-def _across_borders(vocab: Vocab, texts: Sequence[RememberedText], wanted: bytes) -> set[int]:
+def _across_borders(
+    vocab: Vocab, texts: Sequence[RememberedText], parents: Parents, wanted: bytes
+) -> set[int]:
     """The places of texts that have a text only together with the one that goes on from them."""
     out: set[int] = set()
-    for i, j, end, begin in borders_of(texts):
+    for i, j, end, begin in borders_of(texts, parents):
         ids = texts[i].ids[:end]
-        first = bytes_of(vocab, replace(texts[i], ids=ids))
+        first = bytes_of(vocab, ids)
         # The first token of a text may lose its space, so the second is never read alone.
         both = np.concatenate([ids, texts[j].ids[begin:]])
-        if is_across(first, bytes_of(vocab, replace(texts[i], ids=both))[len(first) :], wanted):
+        if is_across(first, bytes_of(vocab, both)[len(first) :], wanted):
             # What two conversations begin with is of both, and stays with the other one.
             out |= {i, j} if end == len(texts[i].ids) else {j}
     return out
@@ -318,22 +325,22 @@ def forget(store: Store, vocab: Vocab, text: str) -> tuple[int, int]:
         raise ArgumentError('TEXT is "", which every text has in it; --all empties the store')
     with store.locked():
         texts = store.texts()
-        found = {i for i, one in enumerate(texts) if is_part(bytes_of(vocab, one), wanted)}
-        found |= _across_borders(vocab, texts, wanted)
+        parents = parents_of(texts, set(range(len(texts))))
+        found = {i for i, one in enumerate(texts) if is_part(bytes_of(vocab, one.ids), wanted)}
+        found |= _across_borders(vocab, texts, parents, wanted)
 
         def is_before(i: int, n: int) -> bool:
-            return wanted in bytes_of(vocab, replace(texts[i], ids=texts[i].ids[:n]))
+            return wanted in bytes_of(vocab, texts[i].ids[:n])
 
-        gone = with_their_conversations(texts, found, is_before) if found else found
+        gone = with_their_conversations(texts, parents, found, is_before) if found else found
         if gone:
             store.keep([one for i, one in enumerate(texts) if i not in gone])
     return len(found), len(gone) - len(found)
 
 
-def bytes_of(vocab: Vocab, text: RememberedText) -> bytes:
-    """Its text. Ids of a damaged store that the vocabulary lacks are left out."""
-    ids: list[int] = text.ids.tolist()
-    return vocab.detokenize([i for i in ids if i < vocab.n_tokens], special=True)
+def bytes_of(vocab: Vocab, ids: npt.NDArray[np.int32]) -> bytes:
+    """The text of ids. Those of a damaged store that the vocabulary lacks are left out."""
+    return vocab.detokenize([i for i in ids.tolist() if i < vocab.n_tokens], special=True)
 
 
 def prune(store: Store, *, max_tokens: int | None = None, days: float | None = None) -> int:

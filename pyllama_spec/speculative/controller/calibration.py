@@ -120,7 +120,7 @@ class Calibration:
             self._cells[min(depth, _N_DEPTHS - 1)][i].add(was_right)
 
     def table(self) -> list[tuple[float, float, float]]:
-        """For a plot: the middle of each step of probability, its rate, how much is after it."""
+        """For a plot: the middle of each step of probability, its rate, its weight."""
         return [
             (middle, cell.rate(middle), cell.n)
             for middle, cell in zip(_MIDDLES, self._bins, strict=True)

@@ -337,7 +337,8 @@ class ProfitController(Controller):
         chosen = self._lengths_to_try(spans, survivals_of, chosen)
         for i, survivals, n in zip(drafted, survivals_of, chosen, strict=True):
             lengths[i] = n
-            self._of(spans[i].seq).n_expected = sum(survivals[:n])
+            is_drawn = spans[i].draft.distributions is not None  # all of it is verified
+            self._of(spans[i].seq).n_expected = sum(survivals if is_drawn else survivals[:n])
         return lengths
 
     def _lengths_to_try(
