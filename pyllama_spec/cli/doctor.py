@@ -321,20 +321,16 @@ def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]], n_vocab: in
     if len(costs) > 1:
         print("\nDraft and batch together, by the medians above:\n")
         print(" drafted  draft ms   a round pays above")
+    above: dict[int, float] = {}
     for cost in costs[1:]:
         n = cost["n_rows"] - 1
         if n > len(draft_ms):
             break
         ms = draft_ms[n - 1]
-        pays = _pays(n, cost["ratio"] + ms / costs[0]["ms"])
-        print(f"{n:>8} {ms:>9.2f}   {pays}")
-    above = {
-        cost["n_rows"] - 1: cost["ratio"] + draft_ms[cost["n_rows"] - 2] / costs[0]["ms"]
-        for cost in costs[1:]
-        if cost["n_rows"] - 1 <= len(draft_ms)
-    }
+        above[n] = cost["ratio"] + ms / costs[0]["ms"]
+        print(f"{n:>8} {ms:>9.2f}   {_pays(n, above[n])}")
     if said := conclusion(draft["trained_acceptance"], above):
-        print("\n" + fitted(said, sys.stdout, 0))
+        _paragraph(said)
     print("\nAs the controller begins with it, from some milliseconds when a model is opened:\n")
     print(f"{'drafted':>8} {'verify ms':>10} {'draft ms':>9}   a round pays above")
     for one in draft["opening"]:

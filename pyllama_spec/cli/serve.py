@@ -43,7 +43,7 @@ _IN_FILE = {
 }  # fmt: skip
 # What llama-server calls otherwise, of what its users give most often.
 _OF_LLAMA_SERVER = {
-    "-np": "--parallel", "-md": "-d", "--model-draft": "-d", "--spec-draft-model": "-d",
+    "-np": "--parallel", "--model-draft": "-d", "--spec-draft-model": "-d",
     "--ctx-size": "-c", "--ssl-cert-file": "--tls-cert", "--ssl-key-file": "--tls-key",
     "--cors-origins": "--cors-origin",
 }  # fmt: skip
@@ -111,6 +111,13 @@ def _no_key(_text: str) -> None:
     )
 
 
+def _no_md(_text: str) -> None:
+    """Refuses llama-server's -md, which argparse would take for -m with the value d."""
+    raise argparse.ArgumentTypeError(
+        "it is -d here; pyllama-spec-llama-server takes llama-server's flags as they are"
+    )
+
+
 def _add_address(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="the address to listen at; 0.0.0.0: all of them")
@@ -123,6 +130,7 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
         help="API keys, one per line [no key]",
     )
     add("--api-key", type=_no_key, default=None, help=argparse.SUPPRESS)
+    add("-md", type=_no_md, default=None, help=argparse.SUPPRESS)
     add("--cors-origin", action="append", default=[], metavar="ORIGIN",
         help="an origin whose pages may call; may be repeated [none]")  # fmt: skip
     add("--allowed-hosts", type=names, default=None, metavar="NAME,...",
@@ -239,17 +247,16 @@ def _prefixes(args: argparse.Namespace) -> Iterator[PrefixFolder | None]:
 def _settings(args: argparse.Namespace) -> ServerSettings:
     from pyllama_spec.server import ServerSettings
     from pyllama_spec.server.keys import keys_of, reader_of
-    from pyllama_spec.server.settings import LOOPBACK, with_loopback
+    from pyllama_spec.server.settings import hosts_for
 
-    hosts, key_file = args.allowed_hosts, args.api_key_file
-    is_any = hosts is None and args.host not in LOOPBACK
-    alias, *aliases = args.alias or (None,)
+    key_file = args.api_key_file
+    alias, *aliases = dict.fromkeys(args.alias or (None,))
     return ServerSettings(
         alias=alias,
         aliases=tuple(aliases),
         api_keys=keys_of(key_file),
         read_keys=reader_of(key_file),
-        allowed_hosts=() if is_any else with_loopback(hosts or ()),
+        allowed_hosts=hosts_for(args.host, args.allowed_hosts or ()),
         cors_origins=tuple(args.cors_origin),
         max_body_bytes=args.max_body << 20,
         max_tokens=args.max_tokens,
@@ -283,12 +290,10 @@ def of_unknown(words: Sequence[str]) -> str:
 
 
 def _warn(args: argparse.Namespace, settings: ServerSettings) -> None:
-    from pyllama_spec.server.keys import is_open_to_others
+    from pyllama_spec.server.keys import notes_of
     from pyllama_spec.server.settings import LOOPBACK
 
-    notes = []
-    if is_open_to_others(args.api_key_file):
-        notes.append(f"every user of this machine may read the keys: chmod 600 {args.api_key_file}")
+    notes = notes_of(args.api_key_file)
     if args.host not in LOOPBACK and not settings.api_keys:
         notes.append(
             f"whoever reaches {args.host} may use the model: --api-key-file asks for a key"

@@ -28,7 +28,7 @@ from pyllama_spec.llama.responses import (
 )
 from pyllama_spec.llama.thoughts import ThoughtTags
 from pyllama_spec.requests.generation import Generation
-from pyllama_spec.requests.options import RequestOptions
+from pyllama_spec.requests.options import Acceptance, RequestOptions
 from pyllama_spec.speculative.sequence import n_common
 
 # One prompt, as text or as ids; or a list of them.
@@ -69,7 +69,7 @@ class MoreOptions(TypedDict, total=False):
     return_token_sources: bool
     n_draft: int | None
     prediction: str | None
-    acceptance: str | None
+    acceptance: Acceptance | None
 
 
 class Completions:

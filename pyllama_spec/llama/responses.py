@@ -34,7 +34,7 @@ from pyllama_spec.terminal import SOURCE_COLOURS
 Response = dict[str, Any]
 # Of a generator of chunks whose reader does not wait, where there is nothing to read yet.
 NOTHING_YET: Response = {}
-# After the letters, so that it can be read on a light page and on a dark one.
+# A ground behind the letters, so that they can be read on a light page and on a dark one.
 _DRAFTED = "background:rgba({},.28);border-radius:3px"
 # The terminal's colours of who drafted a stretch of text, as grounds.
 _GROUNDS = {
@@ -52,7 +52,7 @@ class Result(dict[str, Any]):
 
     Args:
         response: what it holds.
-        records: of the generations after its choices, all of them ended.
+        records: of the generations that its choices come from, all of them ended.
 
     """
 

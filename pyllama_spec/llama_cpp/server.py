@@ -139,7 +139,7 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
         serve,  # noqa: F401 - its import says which package of the extra is missing
     )
     from pyllama_spec.server.process import Listening
-    from pyllama_spec.server.settings import LOOPBACK, with_loopback
+    from pyllama_spec.server.settings import hosts_for
 
     around, given = _environment(environment), _arguments(arguments)
     path = given.get("config_file") or around.get("config_file")
@@ -150,11 +150,11 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     certificate, key = values.get("ssl_certfile"), values.get("ssl_keyfile")
     if (certificate is None) != (key is None):
         raise ArgumentError("ssl_certfile and ssl_keyfile belong together: give both")
-    host, is_one, hosts = values["host"], len(each) == 1, values.get("allowed_hosts", ())
+    host, is_one = values["host"], len(each) == 1
     settings = ServerSettings(
         alias=values.get("model_alias"),
         api_keys=(values["api_key"],) if values.get("api_key") else (),
-        allowed_hosts=with_loopback(hosts) if hosts or host in LOOPBACK else (),
+        allowed_hosts=hosts_for(host, values.get("allowed_hosts", ())),
         chat_defaults=_chat_defaults(values) if is_one else {},
         flags=_TOLD,
     )

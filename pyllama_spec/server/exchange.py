@@ -101,7 +101,9 @@ class Exchange:
         X-Forwarded-For, which the proxy itself has written there.
         """
         host = str((self._scope.get("client") or ("-",))[0])
-        told = (self.header("x-forwarded-for") or "").rpartition(",")[2].strip()
+        # A proxy may add a header of its own behind the client's.
+        given = [value for name, value in self._scope["headers"] if name == b"x-forwarded-for"]
+        told = given[-1].decode("latin-1").rpartition(",")[2].strip() if given else ""
         with suppress(ValueError):
             if told and ipaddress.ip_address(host).is_loopback:
                 return str(ipaddress.ip_address(told.partition("%")[0]))
@@ -507,7 +509,7 @@ def _let_go(error: BaseException | None) -> None:
 
 
 async def _ended(*tasks: asyncio.Future[Any]) -> None:
-    """Cancels a task and waits for its end, so that its resources are released."""
+    """Cancels tasks and waits for their end, so that their resources are released."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

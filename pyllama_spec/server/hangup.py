@@ -12,16 +12,17 @@ import ssl
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
+from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.server.serving import log
 
 # Windows has no such signal.
 _SIGNAL: signal.Signals | None = getattr(signal, "SIGHUP", None)
 
 
-class Hangup:
+class Hangup(Closeable):
     """Around all of a program that serves: SIGHUP, which would end it, is kept until serve() asks.
 
     It does nothing beside the main thread, or inside of another Hangup: the outer one counts.
@@ -45,12 +46,8 @@ class Hangup:
         signal.signal(_SIGNAL, self._come)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Gives SIGHUP back what it did before."""
         if self._before is not None and _SIGNAL is not None:
             signal.signal(_SIGNAL, self._before)
             self._before = None

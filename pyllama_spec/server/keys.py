@@ -180,3 +180,10 @@ def is_open_to_others(path: str | os.PathLike[str] | None) -> bool:
     with suppress(OSError):
         return bool(Path(path).stat().st_mode & stat.S_IROTH) and os.name == "posix"
     return False
+
+
+def notes_of(path: str | os.PathLike[str] | None) -> list[str]:
+    """What the user of a file of keys should know, a line each."""
+    if path is None or not is_open_to_others(path):
+        return []
+    return [f"every user of this machine may read the keys: chmod 600 {os.fspath(path)}"]

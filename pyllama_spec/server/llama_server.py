@@ -19,9 +19,9 @@ from pyllama_spec._version import __version__
 from pyllama_spec.engine import engine_version
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.llama import Llama
-from pyllama_spec.server.keys import is_open_to_others, keys_of, reader_of
+from pyllama_spec.server.keys import keys_of, notes_of, reader_of
 from pyllama_spec.server.llama_server_flags import FLAGS, REFUSED, read, unescaped
-from pyllama_spec.server.settings import LOOPBACK, ServerSettings, with_loopback
+from pyllama_spec.server.settings import LOOPBACK, ServerSettings, hosts_for
 from pyllama_spec.terminal import dim
 
 if TYPE_CHECKING:
@@ -235,20 +235,17 @@ def _settings(values: Mapping[str, Any], listening: Listening, notes: list[str])
         defaults["stop"] = [unescaped(one) for one in values["stop"]]
     if "json_schema" in values:
         defaults["response_format"] = {"type": "json_object", "schema": values["json_schema"]}
-    is_local = listening.host in LOOPBACK
     given_keys, key_file = tuple(values.get("api_keys", ())), values.get("api_key_file")
     keys = (*given_keys, *keys_of(key_file))
-    if is_open_to_others(key_file):
-        notes.append(f"every user of this machine may read the keys: chmod 600 {key_file}")
-    if not (is_local or keys):
+    notes += notes_of(key_file)
+    if not (listening.host in LOOPBACK or keys):
         notes.append(f"whoever reaches {listening.host} may use the model; --api-key-file asks")
     given = {name: values[name] for name in _OF_SETTINGS if name in values}
-    hosts = values.get("allowed_hosts", ())
-    alias, *aliases = values.get("aliases") or (None,)
+    alias, *aliases = dict.fromkeys(values.get("aliases") or (None,))
     return ServerSettings(
-        alias=alias, aliases=tuple(dict.fromkeys(aliases)), api_keys=keys,
+        alias=alias, aliases=tuple(aliases), api_keys=keys,
         read_keys=reader_of(key_file, given_keys),
-        allowed_hosts=with_loopback(hosts) if hosts or is_local else (),
+        allowed_hosts=hosts_for(listening.host, values.get("allowed_hosts", ())),
         cors_origins=tuple(values.get("cors_origins", ())), defaults=defaults,
         chat_defaults=_of_chats(values), flags=_TOLD,
         **{"has_slots": True, "has_metrics": False, **given},

@@ -33,6 +33,14 @@ _PATHS = ("lora_path", "draft_memory")
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
+def is_missing(path: Path) -> bool:
+    """Whether there is no such file. Of one that this user may not see, opening it says why."""
+    try:
+        return not path.exists()
+    except OSError:
+        return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A model that a server may load.
@@ -71,7 +79,7 @@ class ModelSpec:
         if self.keywords.get("lora_path"):
             named["lora_path"] = self.keywords["lora_path"]
         paths = {key: Path(path) for key, path in named.items()}
-        return [(key, path) for key, path in paths.items() if not path.exists()]
+        return [(key, path) for key, path in paths.items() if is_missing(path)]
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from pyllama_spec.llama import Llama
 from pyllama_spec.llama.loading import WATCH
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.loader import expected_bytes, in_daemon, options_of
-from pyllama_spec.server.model_list import ModelList, ModelSpec
+from pyllama_spec.server.model_list import ModelList, ModelSpec, is_missing
 from pyllama_spec.server.served_model import (
     STATES,
     Adapters,
@@ -309,7 +309,7 @@ class Models:
         if one.spec is None:
             return
         for name, (path, _) in one.spec.adapters.items():
-            if not path.exists():
+            if is_missing(path):
                 log.warning("the adapter %s cannot be loaded: %s does not exist", name, path)
         missing = one.spec.missing_files()
         for key, path in missing:

@@ -8,7 +8,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -105,20 +105,12 @@ class HttpServer:
     ) -> None:
         self._server = _Server(app, listening, on_start)
         self._socket = _bound(listening)
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self) -> tuple[int, int]:
         """Serves until stop(), or in the main thread a signal; see serve()."""
         with self._socket:
-            asyncio.run(self._serve())
+            asyncio.run(self._server.serve([self._socket]))
         return self._server.ended
-
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        try:
-            await self._server.serve([self._socket])
-        finally:
-            self._loop = None
 
     def stop(self) -> None:
         """Has it stop, from any thread, and waits for nothing."""
@@ -126,8 +118,7 @@ class HttpServer:
 
     def read_again(self) -> None:
         """Has the keys and the certificate read again, from any thread, as SIGHUP does."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._server.read_again)
+        self._server.read_again()
 
 
 def _config(app: App, listening: Listening) -> uvicorn.Config:
@@ -187,6 +178,12 @@ class _Server(uvicorn.Server):
         super().__init__(_config(app, listening))
         self._app, self._listening, self._on_start = app, listening, on_start
         self.ended = (0, 0)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves in the running loop, in which read_again() has its work done."""
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -195,11 +192,9 @@ class _Server(uvicorn.Server):
             yield
             return
         before = {one: signal.signal(one, self.handle_exit) for one in _SIGNALS}
-        loop = asyncio.get_running_loop()
         try:
             with Hangup() as hangup:
-                # In the loop: what answers requests reads the keys there.
-                hangup.heed(lambda is_over: self._hang_up(loop, is_over))
+                hangup.heed(self._hang_up)
                 try:
                     yield
                 finally:
@@ -208,15 +203,21 @@ class _Server(uvicorn.Server):
             for one, handler in before.items():
                 signal.signal(one, handler)
 
-    def _hang_up(self, loop: asyncio.AbstractEventLoop, is_over: bool) -> None:
+    def _hang_up(self, is_over: bool) -> None:
         if is_over:
+            self.should_exit = True  # first: the log may go to the terminal that is closed
             log.warning("SIGHUP: the terminal that the server was started in is closed")
-            self.should_exit = True
         else:
-            loop.call_soon_threadsafe(self.read_again)
+            self.read_again()
 
     def read_again(self) -> None:
-        """Has the keys and the certificate read again; in the loop."""
+        """Has the keys and the certificate read again; from any thread, and a signal's handler."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._read_again)
+
+    def _read_again(self) -> None:
+        """In the loop: what answers requests reads the keys there."""
         self._app.serving.read_keys_again()
         listening = self._listening
         if self.config.ssl is not None:

@@ -221,6 +221,7 @@ class Answer:
         self._service, self._create, self._given, self._note = service, create, given, note
         self._keywords = dict(keywords)
         self._handle: Stream | None = None
+        self._is_counted = False
 
     @property
     def stage(self) -> str:
@@ -253,7 +254,7 @@ class Answer:
                 yield handle
             service.metrics.note_seconds(monotonic() - begin)
         except BaseException as error:
-            if (handle := self._handle) is not None:
+            if (handle := self._handle) is not None and not self._is_counted:
                 status = handle.status
                 # An Exception is told to the client, and counted as an error there.
                 service.metrics.note_cut(
@@ -323,6 +324,7 @@ class Answer:
 
     def _end(self, parts: Sequence[Response], usage: dict[str, Any]) -> None:
         """Counts all of it, for the log and the metrics: once, with its last chunk."""
+        self._is_counted = True
         _note(
             prompt_tokens=usage["prompt_tokens"],
             cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],

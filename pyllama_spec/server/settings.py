@@ -115,6 +115,11 @@ def check_origin(text: str) -> str:
     )
 
 
+def hosts_for(address: str, names: Sequence[str]) -> tuple[str, ...]:
+    """ServerSettings.allowed_hosts of a server at an address: any, but on a loopback or by name."""
+    return with_loopback(names) if names or address in LOOPBACK else ()
+
+
 def with_loopback(names: Sequence[str]) -> tuple[str, ...]:
     """Names that the Host header may have, and those of this machine on its loopback.
 

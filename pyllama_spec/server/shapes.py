@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from pyllama_spec.requests.options import Acceptance
+
 Json = dict[str, Any]
 # A token's id and what is added to its logit, false for never: llama-server's form.
 Bias = tuple[int | str, float | bool]
@@ -43,7 +45,7 @@ class Speculation(Struct, kw_only=True, forbid_unknown_fields=True):
 
     draft: bool = True
     n_draft: int | None = None
-    acceptance: Literal["exact", "distribution"] | None = None
+    acceptance: Acceptance | None = None
     show_tokens: bool = False
 
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -185,14 +186,17 @@ def test_a_signal_that_comes_while_a_model_is_opened_is_heeded_later() -> None:
 
 def test_beside_the_main_thread_no_signal_is_taken() -> None:
     before = signal.getsignal(signal.SIGHUP)
+    seen: list[object] = []
 
     def enter() -> None:
         with Hangup() as hangup:
             hangup.heed(None)
+            seen.append(signal.getsignal(signal.SIGHUP))
 
     thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
+    assert seen == [before]
     assert signal.getsignal(signal.SIGHUP) == before
 
 
@@ -389,6 +393,19 @@ def test_addresses_are_logged_where_they_are_asked_for(
             assert (f" from={shown}" in line) == logs_clients
             assert logs_clients or shown not in line
             assert "own text" not in line
+
+
+def test_of_several_headers_the_proxys_own_counts(caplog: pytest.LogCaptureFixture) -> None:
+    """A proxy may add a header of its own behind that of a client, as HAProxy does."""
+    with logged(caplog, logs_clients=True) as (client, _):
+        connection = HTTPConnection(client.host, client.port, timeout=PATIENCE_S)
+        connection.putrequest("GET", "/v1/models")
+        for told in ("198.51.100.7", "203.0.113.9"):
+            connection.putheader("X-Forwarded-For", told)
+        connection.endheaders()
+        assert connection.getresponse().read()
+        connection.close()
+        assert " from=203.0.113.9" in line_of(caplog, "/v1/models")
 
 
 @pytest.mark.parametrize("logs_checks", [True, False])

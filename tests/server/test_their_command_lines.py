@@ -282,6 +282,13 @@ def test_flags_of_llama_server_for_serve(
     said = capsys.readouterr().err
     assert "llama-server" not in said
     assert "--max-tokens" in said  # the guess
+
+
+def test_the_draft_of_llama_server_is_not_taken_for_the_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "-m", "t.gguf", "-md", "draft.gguf"]) == 2
+    assert "-md: it is -d here" in capsys.readouterr().err
     assert main(["generate", "-m", "t.gguf", "-p", "a", "--jinja"]) == 2
     assert "llama-server" not in capsys.readouterr().err
 
