@@ -10,8 +10,7 @@ sampling. Copies of the text are off: what is measured is the model. Times are t
 processor's, which programs beside it disturb less than a clock: ratios with the prompts, what a
 round costs without. What is known so far is written to --json after each prompt, so that a run may
 be ended early, and `--merge A.json B.json` prints several runs together, such as one from `--first
-13` on. Ends with 1 where a text that is accepted
-exactly differs.
+13` on. Ends with 1 where a text that is accepted exactly differs.
 """
 
 from __future__ import annotations

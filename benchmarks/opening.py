@@ -26,7 +26,8 @@ print(time.process_time() - begin, begin)
 def opening_s(model: Path, draft: str) -> tuple[float, float]:
     """Processor seconds of Llama(), and of Python and the imports before it."""
     command = [sys.executable, "-c", _PROGRAM, str(model), draft]
-    # What an earlier program measured of this machine would not be measured again at its end.
+    # Otherwise each opening would read the costs that the one before kept, which a first program
+    # does not have.
     environment = {**os.environ, "PYLLAMA_SPEC_COSTS": "off"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     opening, before = map(float, done.stdout.split())

@@ -201,9 +201,10 @@ def draft_file(draft: object, depth: int = 4) -> Path | None:
         depth: how many drafters deep it is looked for.
 
     """
-    if not isinstance(draft, Drafter):
-        is_file = isinstance(draft, (str, os.PathLike)) and Path(draft).is_file()
-        return Path(draft) if is_file and isinstance(draft, (str, os.PathLike)) else None
+    if isinstance(draft, (str, os.PathLike)):
+        return Path(draft) if Path(draft).is_file() else None
+    if not isinstance(draft, Drafter) or draft.wants_head:  # a head lies in the target's file
+        return None
     path = draft.describe().get("path")
     if path is not None and Path(path).is_file():
         return Path(path)

@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -140,8 +139,8 @@ def _setup(
     files = {"target": machine.describe_file(model.path)}
     is_auto = draft == AUTO
     file = spec.draft_path if is_auto else draft_file(draft)
-    if file is not None and Path(file).is_file():
-        files["draft"] = machine.describe_file(Path(file))
+    if file is not None:
+        files["draft"] = machine.describe_file(file)
     n_bytes, basis = weight_bytes(model)
     return Setup(
         target=model.description,

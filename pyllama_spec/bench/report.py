@@ -228,10 +228,11 @@ def _states(result: BenchResult) -> list[str]:
         asked = sum(run.asked for _, run in those)
         said = idle_in_words(asked, sum(run.proposed for _, run in those))
         out.append(f"the drafter was idle in {_texts(those, len(runs))}: {said}")
-    alone = [(name, run) for name, run in runs if run.remark]
+    alone = [(name, run) for name, run in runs if run.only_copies]
     if alone:
         out.append(
-            f"the drafter gave only copies in {_texts(alone, len(runs))}: its model, nothing"
+            f"the drafter gave only copies in {_texts(alone, len(runs))}: nothing of its model was "
+            "accepted"
         )
     return out
 
@@ -274,7 +275,9 @@ def notes(result: BenchResult) -> list[str]:
         out.append("one repeat: what a single prompt shows may be the machine's doing")
     if is_busy(result):
         has_cpu = result.comparison.cpu_speedup is not None
-        trust = "see the speed-up by processor time" if has_cpu else "a calm one may differ"
+        trust = (
+            "see the speed-up by processor time" if has_cpu else "figures of a calm one may differ"
+        )
         out.append(
             f"the machine was busy with something else: {own_share(result):.0%} of the processors' "
             f"time went into this; {trust}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import process_time
 
-from pyllama_spec.bench.config import BenchConfig
+from pyllama_spec.bench.config import BenchConfig, draft_file
 from pyllama_spec.bench.synthetic import SyntheticDrafter
 from pyllama_spec.drafters import Drafter, DraftOptions, NoDrafter, TokenDraws
 from pyllama_spec.drafters.automatic import make_drafter_for
@@ -34,6 +34,7 @@ from pyllama_spec.speculative import (
     SequenceState,
     SpeculativeLoop,
     make_controller,
+    why_exact,
 )
 
 
@@ -53,7 +54,7 @@ class Run:
         state: of SpeculationStats: none, used, idle or disabled.
         reason_off: why the drafter was disabled; None if it was not.
         disabled_since: after how many rounds it was.
-        remark: whether a draft model gave nothing beside its copies; "" where it gave something.
+        only_copies: whether a draft model gave nothing beside its copies.
         transfers: between the host and devices in all rounds, of the target and its draft.
         asked, probes, proposed, expected, gain_expected, gain_realised, probe_s,
         round_counts: as of SpeculationStats.
@@ -72,7 +73,7 @@ class Run:
     state: str = "none"
     reason_off: str | None = None
     disabled_since: int | None = None
-    remark: str = ""
+    only_copies: bool = False
     transfers: Transfers = NO_TRANSFERS
     asked: int = 0
     probes: int = 0
@@ -127,12 +128,9 @@ class Side(Closeable):
         return placement
 
     @property
-    def draft_path(self) -> str | None:
+    def draft_path(self) -> Path | None:
         """The draft's own file; None for a head in the target's file, and for what is no model."""
-        if self._drafter is None or self._drafter.wants_head:
-            return None
-        path: str | None = self._drafter.describe().get("path")
-        return path
+        return draft_file(self._drafter)
 
     @property
     def draft_note(self) -> str:
@@ -153,7 +151,7 @@ class Side(Closeable):
         vocab = self.runtime.model.vocab
         sampler = Sampler(self.runtime.model, self._options.sampler_params(vocab))
         rejection = None
-        if self.runtime.acceptance == "distribution":
+        if self.runtime.acceptance == "distribution" and why_exact(sampler.params) is None:
             rejection = RejectionSampling(sampler, TokenDraws(sampler.params, sampler.seed))
         start = process_time()
         try:
@@ -166,6 +164,8 @@ class Side(Closeable):
             steps += rounds
             transfers = self.runtime.context.transfers_with_drafts.since(before)
         finally:
+            if rejection is not None:
+                rejection.close()
             sampler.close()
         end = process_time()
         timing, stats = loop.timing, loop.stats
@@ -182,7 +182,7 @@ class Side(Closeable):
             reason_off=stats.reason_off if stats.state == "disabled" else None,
             state=stats.state,
             disabled_since=stats.off_since,
-            remark=stats.copies_alone,
+            only_copies=bool(stats.copies_alone),
             transfers=transfers,
             asked=stats.asked,
             probes=stats.probes,

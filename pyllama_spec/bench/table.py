@@ -168,15 +168,7 @@ def _controller(result: BenchResult) -> list[str]:
 def _time(result: BenchResult) -> list[str]:
     """Milliseconds per token, so that the columns add up to what a token costs."""
     both = result.comparison
-    head = [
-        "ms per token",
-        "draft",
-        "verify",
-        "rest",
-        "decode",
-        "prompt, s in all",
-        "processors",
-    ]
+    head = ["ms per token", "draft", "verify", "rest", "decode", "prompt, s in all", "processors"]
     rows = [
         [
             name, *(_number(_ms(seconds, totals), 2) for seconds in

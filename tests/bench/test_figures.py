@@ -232,7 +232,7 @@ def test_what_became_of_the_drafter_is_said() -> None:
         made_up_run([(0, 0)] * 12, 1.0, asked=6, state="idle"),
     ]
     runs.append(made_up_run([(0, 0)] * 12, 1.0, asked=6, proposed=9, state="idle"))
-    runs.append(made_up_run([(1, 1)] * 6, 1.0, asked=6, state="used", remark="copies"))
+    runs.append(made_up_run([(1, 1)] * 6, 1.0, asked=6, state="used", only_copies=True))
     plain = made_up_run([(0, 0)] * 12, 2.0)
     prompts = [one_prompt(Pair(plain, run), name=f"p{i}") for i, run in enumerate(runs)]
     result = made_up_result(prompts)
@@ -240,7 +240,7 @@ def test_what_became_of_the_drafter_is_said() -> None:
         "the drafter was disabled in 2 of 6 texts (p0, p1), after 2 to 4 rounds: it does not pay",
         "the drafter was idle in 1 of 6 texts (p3): it proposed nothing",
         f"the drafter was idle in 1 of 6 texts (p4): {idle_in_words(6, 9)}",
-        "the drafter gave only copies in 1 of 6 texts (p5): its model, nothing",
+        "the drafter gave only copies in 1 of 6 texts (p5): nothing of its model was accepted",
     ]
     states = [line["state"] for line in to_json(result)["prompts"]]
     assert states == ["disabled", "disabled", "used", "idle", "idle", "used"]

@@ -9,6 +9,7 @@ import pytest
 
 from pyllama_spec import bench
 from pyllama_spec.cli.entry import main
+from pyllama_spec.drafters import DrafterWrapper, Mtp
 from pyllama_spec.errors import ArgumentError
 from tests.bench.tools import tiny_config, write_prompts
 from tests.models import model_path
@@ -34,6 +35,17 @@ def test_each_draft_has_figures_of_its_own(tmp_path: Path) -> None:
     assert plain[0] == plain[1] == plain[2], "one plain run serves all"
     assert all(one["summary"]["same_text"] for one in (chain, block, nothing))
     assert "others" not in block
+
+
+def test_a_head_in_the_targets_file_has_no_file_of_its_own(tmp_path: Path) -> None:
+    """Also where it is an object, or another drafter wraps it."""
+    config = tiny_config(
+        tmp_path, model_path=model_path("glm4moe", n_heads=1), draft=Mtp(None, 2),
+        also=(DrafterWrapper(Mtp(None, 2)),), repeats=1,
+    )  # fmt: skip
+    head = bench.to_json(bench.run(config))
+    for one in (head, *head["others"]):
+        assert list(one["files"]) == ["target"]
 
 
 def test_the_command_line_takes_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ Models with each kind of draft stay open; acts are drawn at random: whole texts,
 dropped or closed, cancels from another thread, callbacks that raise, bad requests, several threads
 at once, forks, states saved and loaded, models opened and closed. Every 20th text is compared with
 what plain decoding gives. A line of figures comes each minute, and at the end a table with the
-slopes as JSON. With --real, SmolLM2 Q4_0 and its shipped drafts are among the models.
+slopes as JSON. With --real, SmolLM2 Q4_0 with its shipped draft is among the models.
 """
 
 from __future__ import annotations
