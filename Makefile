@@ -21,8 +21,9 @@ TRACKED = $(wildcard $(filter-out .ci/% tests/release-check.json,$(shell git ls-
 NO_TESTS = $(addprefix --ignore=tests/,wheel gpu train browser)
 BUILD  ?= build/native
 PYTEST  = $(BIN)/python -m pytest
-# Two files of tests at a time: most of them compute with one thread.
-TWO_FILES = -n 2 --dist loadfile
+# Two files of tests at a time: most of them compute with one thread. In their own order: by the number of its tests a file
+# of one long test would come last, and a core would wait for it.
+TWO_FILES = -n 2 --dist loadfile --no-loadscope-reorder
 PIP     = $(BIN)/python -m pip --disable-pip-version-check -q
 
 # A compiler cache where there is one. With paths relative to this folder a second clone finds what the first has compiled.
