@@ -162,7 +162,7 @@ def _add_corpus(parser: argparse.ArgumentParser) -> None:
         help="answer tokens to train on "
         f"[{default.n_tokens}; with --from-use the newest {n_of_use}]")  # fmt: skip
     add("--prompts", type=Path, metavar="F.jsonl",
-        help="a prompt per line; without it the target writes its own")  # fmt: skip
+        help="JSON: a prompt per line; without it the target writes its own")  # fmt: skip
     add("--n-ctx", type=int, default=default.n_ctx, help="longest sequence [%(default)s]")
     add("--parallel", type=int, default=default.n_parallel, metavar="N",
         help="sequences at once [%(default)s]")  # fmt: skip
