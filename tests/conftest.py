@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models import cache_directory
+from tests.models import cache_directory, delete_unused_models
 from tests.tiers import QUICK, tier_of
 from tools.packaged_models import fetch
 
@@ -16,6 +16,12 @@ from tools.packaged_models import fetch
 os.environ["PYLLAMA_SPEC_COSTS"] = "off"
 
 _HERE = Path(__file__).parent
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Frees the disk of models that no checkout uses any more, once for all processes."""
+    if not hasattr(session.config, "workerinput"):
+        delete_unused_models()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

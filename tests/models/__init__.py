@@ -13,7 +13,13 @@ from .build import (
     STATES_WITHOUT_SNAPSHOTS,
     build,
 )
-from .cache import CACHE_VARIABLE, cache_directory, model_path
+from .cache import (
+    CACHE_VARIABLE,
+    built_models,
+    cache_directory,
+    delete_unused_models,
+    model_path,
+)
 from .config import CHATML_TEMPLATE, TinyConfig
 from .dflash import (
     DFlashConfig,
@@ -84,9 +90,11 @@ __all__ = [
     "build_perm",
     "build_perm_dflash",
     "build_perm_eagle3",
+    "built_models",
     "cache_directory",
     "decode",
     "default_probabilities",
+    "delete_unused_models",
     "dflash_tensors",
     "eagle3_tensors",
     "model_path",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import getpass
 import hashlib
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -24,6 +26,8 @@ from .script import build_script
 from .toys import build_constant, build_hybrid_perm, build_markov, build_perm
 
 CACHE_VARIABLE = "PYLLAMA_SPEC_TEST_CACHE"
+# A change of the builders makes all models anew, so that those of earlier builders only take disk.
+_KEPT_UNUSED_S = 12 * 3600
 
 _BUILDERS: dict[str, Callable[..., Path]] = {
     "perm": build_perm,
@@ -59,6 +63,34 @@ def cache_directory() -> Path:
     return directory
 
 
+def built_models() -> Path:
+    """The directory of what the builders of this checkout have made.
+
+    Each version of the builders has its own, so that one can be deleted as a whole.
+    """
+    directory = cache_directory() / "built" / _source_digest().hex()[:16]
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def delete_unused_models(unused_s: float = _KEPT_UNUSED_S) -> list[Path]:
+    """Deletes what other versions of the builders have made, and returns those directories.
+
+    Args:
+        unused_s: seconds since the last test run that used a directory. A run beside this one,
+            of another checkout, keeps its models.
+
+    """
+    own = built_models()
+    os.utime(own)
+    oldest = time.time() - unused_s
+    unused = [at for at in own.parent.iterdir() if at != own and at.stat().st_mtime < oldest]
+    for directory in unused:
+        # Another run may delete it at the same time.
+        shutil.rmtree(directory, ignore_errors=True)
+    return unused
+
+
 def _describe(value: object) -> str:
     # repr() of an array is shortened and rounded
     return value.tobytes().hex() if isinstance(value, np.ndarray) else repr(value)
@@ -75,7 +107,7 @@ def model_path(kind: str, **options: Any) -> Path:
     digest.update(kind.encode())
     for name in sorted(options):
         digest.update(f"\0{name}={_describe(options[name])}".encode())
-    path = cache_directory() / f"{kind}-{digest.hexdigest()[:20]}.gguf"
+    path = built_models() / f"{kind}-{digest.hexdigest()[:20]}.gguf"
     if path.exists():
         return path
     builder = _BUILDERS.get(kind)

@@ -19,7 +19,7 @@ import numpy as np
 from tests.fuzz import architectures
 from tests.fuzz.architectures import complete, first_header
 from tests.fuzz.gguf_bytes import GgufFile, Value
-from tests.models import cache_directory
+from tests.models import built_models
 
 _HEADS_OF_THEIR_OWN = ("plm", "minicpm3")
 _WITH_STATES = ("kimi-linear", "kimi-k3", "bailingmoe3", "glm5-next")
@@ -145,7 +145,7 @@ def latent_path(arch: str, seed: int) -> Path:
         seed: of weights and sizes. Those of QUANTISED_SIZES fit a quantised cache.
 
     """
-    path = cache_directory() / f"latent-{arch}-{seed}-{_source_digest()}.gguf"
+    path = built_models() / f"latent-{arch}-{seed}-{_source_digest()}.gguf"
     if not path.exists():
         rng = random.Random(f"{arch} {seed}")
         sizes = random_sizes(rng, is_quantised=seed == QUANTISED_SIZES)
