@@ -76,8 +76,8 @@ test-pythons: $(STAMP) $(VENV)/.test wheel
 test-coexistence: $(STAMP) $(VENV)/.test wheel
 	$(WHEEL_TESTS) tests/wheel/test_coexist.py -m release $(PYTEST_ARGS)
 
-# The page of `pyllama-spec serve` in the system's Chromium, without a window. On Debian: apt-get install chromium
-test-page: $(STAMP) $(VENV)/.page
+# The page of `pyllama-spec serve` and the site of the documents in the system's Chromium, without a window. On Debian: apt-get install chromium
+test-page: $(STAMP) $(VENV)/.page docs-build
 	$(PYTEST) tests/browser -m release $(PYTEST_ARGS)
 
 # Its figures are printed at the end; a text that is not plain decoding's is a failure.
