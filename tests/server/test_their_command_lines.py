@@ -25,7 +25,7 @@ from pyllama_spec.llama_cpp import server as llama_cpp_server
 from pyllama_spec.server import llama_server
 from pyllama_spec.server.api_errors import with_flags
 from pyllama_spec.server.keys import Keys
-from pyllama_spec.server.llama_server_flags import FLAGS, REFUSED, read
+from pyllama_spec.server.llama_server_flags import FLAGS, IDLE, REFUSED, read
 from pyllama_spec.server.settings import LOOPBACK, ServerSettings
 from tests.models import model_path
 
@@ -311,6 +311,7 @@ def test_every_flag_is_in_one_table() -> None:
     names = [name for flag in FLAGS for name in flag.names]
     assert len(names) == len(set(names))
     assert not set(names) & set(REFUSED)
+    assert not set(IDLE) & {*names, *REFUSED}
     wanted = read(["--jinja", "--draft-min", "2", "--no-webui"], {})
     assert wanted.values == {}
     assert [note.split()[0] for note in wanted.notes] == ["--jinja", "--draft-min", "--no-webui"]
