@@ -62,14 +62,14 @@ def _whole(text: str) -> int:
     try:
         return integer(int(text), "the value")
     except ValueError:
-        raise ArgumentError(f"{text!r:.60} is no whole number") from None
+        raise ArgumentError(f"{text!r:.60} is not a whole number") from None
 
 
 def _real(text: str) -> float:
     try:
         return real(float(text), "the value")
     except ValueError:
-        raise ArgumentError(f"{text!r:.60} is no number") from None
+        raise ArgumentError(f"{text!r:.60} is not a number") from None
 
 
 def _layers(text: str) -> int:
@@ -118,7 +118,9 @@ def unescaped(text: str) -> str:
     try:
         return _ESCAPE.sub(meant, text.encode()).decode()
     except UnicodeError:
-        raise ArgumentError(f"-r {text!r:.60} is no UTF-8: \\xHH stands for a byte of it") from None
+        raise ArgumentError(
+            f"-r {text!r:.60} is not UTF-8: \\xHH stands for a byte of it"
+        ) from None
 
 
 def _shares(text: str) -> list[float]:
@@ -129,7 +131,7 @@ def _json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ArgumentError(f"{text!r:.60} is no JSON: {error}") from None
+        raise ArgumentError(f"{text!r:.60} is not JSON: {error}") from None
 
 
 def _file(text: str) -> str:

@@ -154,10 +154,10 @@ def test_the_environment_counts_where_a_flag_does_not() -> None:
     ("--port 1", "no model", ArgumentError),
     ("-m t.gguf --what -x", "--what -x", ArgumentError),
     ("-m t.gguf -c", "-c has no value", ArgumentError),
-    ("-m t.gguf -c many", "-c: 'many' is no whole number", ArgumentError),
-    ("-m t.gguf --temp hot", "--temp: 'hot' is no number", ArgumentError),
+    ("-m t.gguf -c many", "-c: 'many' is not a whole number", ArgumentError),
+    ("-m t.gguf --temp hot", "--temp: 'hot' is not a number", ArgumentError),
     ("-m t.gguf -np 0", "-np 0", ArgumentError),
-    (r"-m t.gguf -r \xff", "is no UTF-8", ArgumentError),
+    (r"-m t.gguf -r \xff", "is not UTF-8", ArgumentError),
     ("-m t.gguf --spec-type eagle", "'eagle' is not one of", ArgumentError),
     ("-m t.gguf --spec-type draft-eagle3", "needs the file of a draft", ArgumentError),
     ("-m t.gguf -lm fast", "'fast' is not one of", ArgumentError),
@@ -165,7 +165,7 @@ def test_the_environment_counts_where_a_flag_does_not() -> None:
     ("-m t.gguf --lora-scaled a:b", "FILE:SCALE", ArgumentError),
     ("-m t.gguf -fa perhaps", "on, off or auto", ArgumentError),
     ("-m t.gguf --chat-template-file /no/where", "cannot be read", ArgumentError),
-    ("-m t.gguf --chat-template-kwargs {", "no JSON", ArgumentError),
+    ("-m t.gguf --chat-template-kwargs {", "not JSON", ArgumentError),
     ("-m t.gguf --reasoning-format xml", "'xml' is not one of", ArgumentError),
     ("-m t.gguf --ssl-key-file k", "belong together", ArgumentError),
     ("-m t.gguf --models-dir d", "pyllama-spec serve --config FILE.toml", UnsupportedError),
@@ -260,7 +260,7 @@ def test_keys_of_a_file_can_change(tmp_path: Path) -> None:
     os.mkfifo(keys)  # it would be waited for, in the event loop
     for settings in (theirs, ours):
         assert settings.read_keys is not None
-        with pytest.raises(ArgumentError, match="no file that can be read again"):
+        with pytest.raises(ArgumentError, match="not a file that can be read again"):
             settings.read_keys()
     assert llama_server.plan(["-m", "t.gguf", "--api-key", "two"], {}).settings.read_keys is None
 
