@@ -26,7 +26,7 @@ from pyllama_spec.server import llama_server
 from pyllama_spec.server.api_errors import with_flags
 from pyllama_spec.server.keys import Keys
 from pyllama_spec.server.llama_server_flags import FLAGS, IDLE, REFUSED, read
-from pyllama_spec.server.settings import LOOPBACK, ServerSettings
+from pyllama_spec.server.settings import LOOPBACK
 from tests.models import model_path
 
 _EAGLE3 = (
@@ -97,45 +97,6 @@ def test_what_requests_get_where_they_do_not_say() -> None:
     assert llama_server.plan(off, {}).settings.chat_defaults["reasoning_effort"] == "none"
     plain = llama_server.plan(["-m", "t.gguf"], {}).settings
     assert plain.defaults == {"max_tokens": -1, "temperature": 0.8}
-
-
-@pytest.mark.parametrize("given, meant", [
-    (r"\n", "\n"), (r"\r\t\'\"\\", "\r\t'\"\\"), (r"User:\x0a", "User:\n"), (r"\\n", r"\n"),
-    (r"\xe2\x82\xac", "€"), (r"\q\x4\xzz", r"\q\x4\xzz"), ("\\", "\\"), ("é", "é"),
-    ("\\\n", "\\\n"),
-])  # fmt: skip
-@pytest.mark.parametrize("flags, is_read", [([], True), (["-e"], True), (["--no-escape"], False)])
-def test_a_reverse_prompt_has_escapes(
-    given: str, meant: str, flags: list[str], is_read: bool
-) -> None:
-    line = ["-m", "t.gguf", "-r", given, *flags, "--reverse-prompt", "END"]
-    plan = llama_server.plan(line, {})
-    assert plan.settings.defaults["stop"] == [meant if is_read else given, "END"]
-    assert not any("scape" in note for note in plan.notes)
-
-
-@pytest.mark.parametrize("origin", [
-    "localhost", "app.example", "localhost:3000", "http://a/", "http://a/b", "HTTP://a", "http://A",
-    "http://", "http://a b", "http://a:80", "https://a:443", "https://ü.example", "//a", "http:a",
-    "http://me@a",
-])  # fmt: skip
-def test_an_origin_that_no_page_has_is_refused(origin: str) -> None:
-    with pytest.raises(ArgumentError, match=r"--cors-origins: .*such as http://localhost:3000"):
-        llama_server.plan(["-m", "t.gguf", "--cors-origins", f"https://b,{origin}"], {})
-    with pytest.raises(ArgumentError, match="is no origin"):
-        llama_server.plan(["-m", "t.gguf"], {"LLAMA_ARG_CORS_ORIGINS": origin})
-    with pytest.raises(ArgumentError, match="is no origin"):
-        ServerSettings(cors_origins=("*", origin))
-
-
-def test_origins_that_pages_have() -> None:
-    origins = (
-        "*", "null", "http://localhost:3000", "https://app.example", "http://[::1]:8080",
-        "http://[::80]", "https://a:80", "http://127.0.0.1", "https://xn--tda.example",
-        "chrome-extension://abcdefgh",
-    )  # fmt: skip
-    meant = llama_server.plan(["-m", "t.gguf", "--cors-origins", ",".join(origins)], {})
-    assert meant.settings.cors_origins == origins
 
 
 def test_the_environment_counts_where_a_flag_does_not() -> None:
