@@ -32,7 +32,7 @@ _GROUPS = {
 _OF_SERVE = {
     "n_threads": "threads", "n_parallel": "parallel", "aliases": "alias",
     "embedding": "embeddings", "pooling_type": "pooling", "cors_origins": "cors_origin",
-    "send_timeout_s": "send_timeout", "has_slots": "slots", "has_metrics": "metrics",
+    "send_timeout_s": "send_timeout", "has_slots": "slots",
 }  # fmt: skip
 _FILE = "[`--config`](server-models.md)"
 # What `serve` has for fields that are neither its options nor keywords by their own names.
@@ -60,6 +60,7 @@ BY_HAND: Mapping[str, str] = {
     "rerank": "`--embeddings --pooling rank`",
     "api_keys": "`--api-key-file`, or `PYLLAMA_SPEC_API_KEY` in the environment",
     "ping_s": "default here: a comment after 15 silent seconds",
+    "has_metrics": "default here; `--no-metrics` switches it off",
     "is_silent": "`-q`: no line for each request",
     "verbosity": "`-q`: no line for each request",
     "log_file": "the log is on stderr: `2>FILE`, or systemd's journal",
@@ -131,7 +132,8 @@ def _outcome(name: str) -> tuple[str, str]:
     if name in REFUSED:
         return REFUSED_WORD, _FLAG.sub(r"`\g<0>`", REFUSED[name])
     if name in IDLE:
-        return IDLE_WORD, _FLAG.sub(r"`\g<0>`", IDLE[name][1])
+        why = _FLAG.sub(r"`\g<0>`", IDLE[name][1])
+        return IDLE_WORD, f"default here: {why}" if "always" in why else why
     field = BY_NAME[name].field
     return _APART.get(field, SAME), of_serve(field)
 
