@@ -160,7 +160,7 @@ def reader_of(
 
     def read() -> Sequence[str]:
         if not Path(path).is_file():
-            raise ArgumentError(f"{os.fspath(path)} is no file that can be read again")
+            raise ArgumentError(f"{os.fspath(path)} is not a file that can be read again")
         return (*others, *keys_of(path))
 
     return read

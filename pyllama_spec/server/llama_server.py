@@ -31,14 +31,14 @@ EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 _N_PARALLEL, _N_CTX, _MAX_WAITING = 4, 4096, 64
 # Of requests that do not say; those of the library's chats are others.
 _DEFAULTS = {"temperature": 0.8, "max_tokens": -1}
-_OF_REQUESTS = (
+OF_REQUESTS = (
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma",
     "xtc_probability", "xtc_threshold", "penalty_last_n", "repeat_penalty", "presence_penalty",
     "frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
     "mirostat_mode", "mirostat_eta", "mirostat_tau", "ignore_eos", "stop", "grammar",
     "context_shift", "n_keep",
 )  # fmt: skip
-_OF_LLAMA = (
+OF_LLAMA = (
     "n_draft", "p_min", "draft_gpu_layers", "n_gpu_layers", "devices", "split_mode",
     "tensor_split", "main_gpu", "rpc_servers", "n_threads", "n_threads_batch", "n_batch",
     "n_ubatch", "flash_attn", "type_k", "type_v", "offload_kqv", "op_offload", "swa_full",
@@ -100,7 +100,7 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     values, notes = wanted.values, list(wanted.notes)
     if "model" not in values:
         raise ArgumentError("no model is given: -m FILE.gguf")
-    keywords = {name: values[name] for name in _OF_LLAMA if name in values}
+    keywords = {name: values[name] for name in OF_LLAMA if name in values}
     keywords |= {"model_path": values["model"], "max_waiting": _MAX_WAITING}
     keywords |= {"draft": _draft(values)}
     keywords |= _room(values, notes)
@@ -228,7 +228,7 @@ def _adapters(values: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 
 def _settings(values: Mapping[str, Any], listening: Listening, notes: list[str]) -> ServerSettings:
-    defaults = {**_DEFAULTS, **{name: values[name] for name in _OF_REQUESTS if name in values}}
+    defaults = {**_DEFAULTS, **{name: values[name] for name in OF_REQUESTS if name in values}}
     if values.get("seed", -1) != -1:
         defaults["seed"] = values["seed"]
     if "stop" in values and values.get("escape", True):

@@ -33,7 +33,8 @@ class Flag(NamedTuple):
         field: of Wanted.values that it sets; of several with one name the last counts.
         read: its value; None for a switch.
         value: what a switch sets.
-        variable: of the environment, which counts where the flag is not given.
+        variable: of the environment, which counts where the flag is not given. That of a flag that
+            switches off counts whatever its value is, and before the one that switches on.
 
     """
 
@@ -61,14 +62,14 @@ def _whole(text: str) -> int:
     try:
         return integer(int(text), "the value")
     except ValueError:
-        raise ArgumentError(f"{text!r:.60} is no whole number") from None
+        raise ArgumentError(f"{text!r:.60} is not a whole number") from None
 
 
 def _real(text: str) -> float:
     try:
         return real(float(text), "the value")
     except ValueError:
-        raise ArgumentError(f"{text!r:.60} is no number") from None
+        raise ArgumentError(f"{text!r:.60} is not a number") from None
 
 
 def _layers(text: str) -> int:
@@ -117,7 +118,9 @@ def unescaped(text: str) -> str:
     try:
         return _ESCAPE.sub(meant, text.encode()).decode()
     except UnicodeError:
-        raise ArgumentError(f"-r {text!r:.60} is no UTF-8: \\xHH stands for a byte of it") from None
+        raise ArgumentError(
+            f"-r {text!r:.60} is not UTF-8: \\xHH stands for a byte of it"
+        ) from None
 
 
 def _shares(text: str) -> list[float]:
@@ -128,7 +131,7 @@ def _json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ArgumentError(f"{text!r:.60} is no JSON: {error}") from None
+        raise ArgumentError(f"{text!r:.60} is not JSON: {error}") from None
 
 
 def _file(text: str) -> str:
@@ -185,11 +188,11 @@ FLAGS: tuple[Flag, ...] = (
     _named("-fa --flash-attn", "flash_attn", _attention, "ARG_FLASH_ATTN"),
     _named("-ctk --cache-type-k", "type_k", str, "ARG_CACHE_TYPE_K"),
     _named("-ctv --cache-type-v", "type_v", str, "ARG_CACHE_TYPE_V"),
-    _named("--kv-offload -kvo", "offload_kqv"),
-    _named("--no-kv-offload -nkvo", "offload_kqv", value=False),
+    _named("--no-kv-offload -nkvo", "offload_kqv", None, "ARG_NO_KV_OFFLOAD", value=False),
+    _named("--kv-offload -kvo", "offload_kqv", None, "ARG_KV_OFFLOAD"),
     _named("--op-offload", "op_offload"),
     _named("--no-op-offload", "op_offload", value=False),
-    _named("--swa-full", "swa_full"),
+    _named("--swa-full", "swa_full", None, "ARG_SWA_FULL"),
     _named("--mlock", "use_mlock"),
     _named("--mmap", "use_mmap"),
     _named("--no-mmap", "use_mmap", value=False),
@@ -207,11 +210,11 @@ FLAGS: tuple[Flag, ...] = (
     # Requests side by side, and what is kept of them.
     _named("-c --ctx-size", "n_ctx", _whole, "ARG_CTX_SIZE"),
     _named("-np --parallel", "n_parallel", _whole, "ARG_N_PARALLEL"),
+    _named("-no-kvu --no-kv-unified", "kv_unified", None, "ARG_NO_KV_UNIFIED", value=False),
     _named("-kvu --kv-unified", "kv_unified", None, "ARG_KV_UNIFIED"),
-    _named("-no-kvu --no-kv-unified", "kv_unified", value=False),
     _named("-cram --cache-ram", "cache_mib", _whole, "ARG_CACHE_RAM"),
+    _named("--no-context-shift", "context_shift", None, "ARG_NO_CONTEXT_SHIFT", value=False),
     _named("--context-shift", "context_shift", None, "ARG_CONTEXT_SHIFT"),
-    _named("--no-context-shift", "context_shift", value=False),
     _named("--keep", "n_keep", _whole),
     # What an answer is where a request does not say.
     _named("-n --predict --n-predict", "max_tokens", _whole, "ARG_N_PREDICT"),
@@ -268,8 +271,8 @@ FLAGS: tuple[Flag, ...] = (
     _named("-to --timeout", "send_timeout_s", _real, "ARG_TIMEOUT"),
     _named("--sse-ping-interval", "ping_s", _real, "ARG_SSE_PING_INTERVAL"),
     _named("--metrics", "has_metrics", None, "ARG_ENDPOINT_METRICS"),
+    _named("--no-slots", "has_slots", None, "ARG_NO_ENDPOINT_SLOTS", value=False),
     _named("--slots", "has_slots", None, "ARG_ENDPOINT_SLOTS"),
-    _named("--no-slots", "has_slots", value=False),
     _named("-v --verbose --log-verbose", "verbose"),
     _named("--log-disable", "is_silent"),
     _named("--log-file", "log_file", Path, "ARG_LOG_FILE"),
@@ -277,19 +280,30 @@ FLAGS: tuple[Flag, ...] = (
 )
 
 _HUB = "no model is fetched here; download it, and give its file by -m"
+_NO_IMAGES = "models see no images here"
+_NO_TOOLS = "the server runs no tools; clients do"
 _SERVER_MODELS = "one model is served here; pyllama-spec serve --config FILE.toml serves several"
 # Flags that ask for what is not done: whoever gives one would wait for it in vain.
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-mu", "--model-url",
-                     "-dr", "--docker-repo"), _HUB),
+                     "-dr", "--docker-repo", "--embd-gemma-default", "--fim-qwen-1.5b-default",
+                     "--fim-qwen-3b-default", "--fim-qwen-7b-default", "--fim-qwen-7b-spec",
+                     "--fim-qwen-14b-spec", "--fim-qwen-30b-default", "--gpt-oss-20b-default",
+                     "--gpt-oss-120b-default", "--vision-gemma-4b-default",
+                     "--vision-gemma-12b-default"), _HUB),
+    **dict.fromkeys(("-cl", "--cache-list"), "no model is fetched here, so there is no list"),
+    "--completion-bash": "there is no completion for shells",
+    "--list-devices": "pyllama-spec doctor lists the devices",
     **dict.fromkeys(("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"),
                     "no draft is fetched here; download it, and give its file by -md"),
-    **dict.fromkeys(("-mm", "--mmproj", "-mmu", "--mmproj-url", "--media-path"),
-                    "models see no images here"),
+    **dict.fromkeys(("-mm", "--mmproj", "-mmu", "--mmproj-url", "--media-path", "-mmdev",
+                     "--mmproj-device", "--mmproj-offload", "--no-mmproj-offload",
+                     "--image-min-tokens", "--image-max-tokens", "--mtmd-batch-max-tokens",
+                     "--video-fps", "--video-timestamp-interval", "--video-ffmpeg-dir"),
+                    _NO_IMAGES),
     **dict.fromkeys(("--models-dir", "--models-preset", "--models-max"), _SERVER_MODELS),
     **dict.fromkeys(("--tools", "--tools-runtime", "--mcp-servers-config", "--mcp-servers-json",
-                     "-ag", "--agent", "--ui-mcp-proxy", "--webui-mcp-proxy"),
-                    "the server runs no tools; clients do"),
+                     "-ag", "--agent", "--ui-mcp-proxy", "--webui-mcp-proxy"), _NO_TOOLS),
     **dict.fromkeys(("--control-vector", "--control-vector-scaled",
                      "--control-vector-layer-range"), "there are no control vectors here"),
     "--slot-save-path": "slots are not saved; prompts are reused from memory by themselves",
@@ -304,28 +318,45 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("--spec-synth-len", "--spec-synth-rates"),
                     "no draft is made up; texts are drafted by -md or --spec-type"),
     "--lora-init-without-apply": "give the adapter by --lora",
+    **dict.fromkeys(("-nocb", "--no-cont-batching"),
+                    "requests are always batched; -np 1 computes one at a time"),
+    "--no-cache-prompt": "prompts are always reused from memory",
+    "--skip-chat-parsing": "answers of chats are always parsed; /v1/completions gives plain text",
     "--path": "the server has one page of its own",
 }  # fmt: skip
 
 _SAME = "the controller decides that"
+_DRAFT_LAYERS = "whole layers of a draft lie on a device: -ngld says how many"
 # Flags that change nothing here, with how many values each has.
-_IDLE: Mapping[str, tuple[int, str]] = {
-    **dict.fromkeys(("--jinja", "--no-jinja"), (0, "templates are Jinja's always")),
-    **dict.fromkeys(("-cb", "--cont-batching"), (0, "requests are batched always")),
-    **dict.fromkeys(("--ui", "--webui", "--no-ui", "--no-webui", "--props", "--offline"),
-                    (0, "nothing depends on it")),
-    **dict.fromkeys(("--no-warmup", "--warmup", "--perf", "--no-perf", "--no-mmproj",
-                     "--no-mmproj-auto", "--mmproj-auto", "--no-repack", "-nr", "--repack",
-                     "--no-host", "--check-tensors", "--reuse-port", "--no-agent", "-no-ag",
-                     "--backend-sampling", "--backend_sampling", "-bs",
-                     "--no-models-autoload", "--models-autoload", "-sp",
-                     "--special", "--cache-prompt", "--prefill-assistant",
-                     "--cors-credentials", "--no-cors-credentials"), (0, "nothing depends on it")),
+IDLE: Mapping[str, tuple[int, str]] = {
+    **dict.fromkeys(("--jinja", "--no-jinja"), (0, "templates are always Jinja's")),
+    **dict.fromkeys(("-cb", "--cont-batching"), (0, "requests are always batched")),
+    **dict.fromkeys(("--ui", "--webui", "--no-ui", "--no-webui"),
+                    (0, "the page is always there")),
+    "--props": (0, "/props is always there"),
+    "--offline": (0, "nothing is ever fetched"),
+    **dict.fromkeys(("--perf", "--no-perf"), (0, "times are always measured")),
+    **dict.fromkeys(("--no-mmproj", "--no-mmproj-auto", "--mmproj-auto"), (0, _NO_IMAGES)),
+    **dict.fromkeys(("--no-agent", "-no-ag", "--no-ui-mcp-proxy", "--no-webui-mcp-proxy"),
+                    (0, _NO_TOOLS)),
+    **dict.fromkeys(("--models-autoload", "--no-models-autoload"), (0, _SERVER_MODELS)),
+    "--cache-prompt": (0, "prompts are always reused from memory"),
+    "--no-skip-chat-parsing": (0, "answers of chats are always parsed"),
+    **dict.fromkeys(("--prefill-assistant", "--no-prefill-assistant"),
+                    (0, "a request asks for it by continue_final_message")),
+    **dict.fromkeys(("--backend-sampling", "-bs"), (0, "samplers run on the CPU")),
+    **dict.fromkeys(("--no-warmup", "--warmup", "--no-repack", "-nr", "--repack", "--no-host",
+                     "--check-tensors"), (0, "the library decides how a model is loaded")),
+    **dict.fromkeys(("--reuse-port", "-sp", "--special", "--cors-credentials",
+                     "--no-cors-credentials"), (0, "nothing depends on it")),
     **dict.fromkeys(("--cache-idle-slots", "--no-cache-idle-slots", "--reasoning-preserve",
                      "--no-reasoning-preserve"), (0, "the library decides that")),
     **dict.fromkeys(("--spec-default", "--spec-draft-backend-sampling",
-                     "--no-spec-draft-backend-sampling", "-cmoed", "--spec-draft-cpu-moe",
-                     "--cpu-moe-draft"), (0, _SAME)),
+                     "--no-spec-draft-backend-sampling"), (0, _SAME)),
+    **dict.fromkeys(("-cmoed", "--spec-draft-cpu-moe", "--cpu-moe-draft"), (0, _DRAFT_LAYERS)),
+    **dict.fromkeys(("-otd", "--spec-draft-override-tensor", "--override-tensor-draft", "-ncmoed",
+                     "--spec-draft-ncmoe", "--spec-draft-n-cpu-moe", "--n-cpu-moe-draft"),
+                    (1, _DRAFT_LAYERS)),
     **dict.fromkeys(("--spec-draft-n-min", "--draft-min", "--draft-n-min", "--draft-p-split",
                      "--spec-draft-p-split", "--spec-draft-sampling", "--spec-ngram-mod-n-min",
                      "--spec-ngram-mod-n-max", "--spec-ngram-mod-n-match",
@@ -334,8 +365,7 @@ _IDLE: Mapping[str, tuple[int, str]] = {
                      "--spec-ngram-map-k-size-m", "--spec-ngram-map-k-min-hits",
                      "--spec-ngram-map-k4v-size-n", "--spec-ngram-map-k4v-size-m",
                      "--spec-ngram-map-k4v-min-hits", "--spec-ngram-size-n", "--spec-ngram-size-m",
-                     "--spec-ngram-min-hits", "-lcs", "--lookup-cache-static", "-lcd",
-                     "--lookup-cache-dynamic"), (1, _SAME)),
+                     "--spec-ngram-min-hits"), (1, _SAME)),
     **dict.fromkeys(("-ctkd", "--cache-type-k-draft", "--spec-draft-type-k", "-ctvd",
                      "--cache-type-v-draft", "--spec-draft-type-v", "-td", "--threads-draft",
                      "--spec-draft-threads", "-tbd", "--threads-batch-draft",
@@ -347,25 +377,44 @@ _IDLE: Mapping[str, tuple[int, str]] = {
                     (1, "the log has one form, and no text of a request")),
     **dict.fromkeys(("--cpu-mask", "-C", "--cpu-range", "-Cr", "--cpu-strict", "--prio", "--poll",
                      "--cpu-mask-batch", "-Cb", "--cpu-range-batch", "-Crb", "--cpu-strict-batch",
-                     "--prio-batch", "--poll-batch", "--numa", "-lzm", "--lazy-mode",
+                     "--prio-batch", "--poll-batch", "-Cd", "--cpu-mask-draft",
+                     "--spec-draft-cpu-mask", "-Crd", "--cpu-range-draft", "--spec-draft-cpu-range",
+                     "--cpu-strict-draft", "--spec-draft-cpu-strict", "--prio-draft",
+                     "--spec-draft-prio", "--poll-draft", "--spec-draft-poll", "-Cbd",
+                     "--cpu-mask-batch-draft", "--spec-draft-cpu-mask-batch",
+                     "--cpu-strict-batch-draft", "--spec-draft-cpu-strict-batch",
+                     "--prio-batch-draft", "--spec-draft-prio-batch", "--poll-batch-draft",
+                     "--spec-draft-poll-batch", "--numa", "-lzm", "--lazy-mode",
                      "--moe-cache-mib"), (1, "the operating system decides that")),
-    **dict.fromkeys(("--threads-http", "-dt", "--defrag-thold", "--cache-reuse", "-ctxcp",
-                     "--ctx-checkpoints", "--swa-checkpoints", "-cms", "--checkpoint-min-step",
-                     "--kv-unified-per-slot", "-sps", "--slot-prompt-similarity", "-fit", "--fit",
-                     "-fitt", "--fit-target", "-fitc", "--fit-ctx", "--sleep-idle-seconds",
-                     "--tags", "--embd-normalize", "-hft", "--hf-token", "--ui-config",
-                     "--webui-config", "--ui-config-file", "--webui-config-file",
+    **dict.fromkeys(("--cache-reuse", "-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", "-cms",
+                     "--checkpoint-min-step", "-sps", "--slot-prompt-similarity"),
+                    (1, "the library decides which prompts it keeps")),
+    **dict.fromkeys(("-fit", "--fit", "-fitt", "--fit-target", "-fitc", "--fit-ctx"),
+                    (1, "nothing is fitted: -ngl and -c are what is given")),
+    **dict.fromkeys(("-hft", "--hf-token"), (1, "no model is fetched here")),
+    "--sleep-idle-seconds": (1, "the model stays loaded; keep_alive_s of serve --config closes it"),
+    "--embd-normalize": (1, "embeddings always have length 1"),
+    **dict.fromkeys(("-lcs", "--lookup-cache-static", "-lcd", "--lookup-cache-dynamic"),
+                    (1, "pyllama-spec serve --draft-memory copies from earlier texts")),
+    **dict.fromkeys(("--threads-http", "-dt", "--defrag-thold", "--kv-unified-per-slot", "--tags",
+                     "--ui-config", "--webui-config", "--ui-config-file", "--webui-config-file",
                      "--cors-methods", "--cors-headers", "--reasoning-budget-message"),
                     (1, "nothing depends on it")),
 }  # fmt: skip
-_BY_NAME: Mapping[str, Flag] = {name: flag for flag in FLAGS for name in flag.names}
+BY_NAME: Mapping[str, Flag] = {name: flag for flag in FLAGS for name in flag.names}
 # Of lists each flag adds to what is there.
 _ADDED = frozenset(("lora", "lora_scaled", "kv_overrides", "spec_types", "stop"))
 
 
+def _spelt(word: str) -> str:
+    """A word as flags are listed: llama-server reads --ctx_size as --ctx-size."""
+    return word.replace("_", "-") if word.startswith("--") else word
+
+
 def is_flag(word: str) -> bool:
     """Whether llama-server has a flag of this name."""
-    return word in _BY_NAME or word in REFUSED or word in _IDLE
+    word = _spelt(word)
+    return word in BY_NAME or word in REFUSED or word in IDLE
 
 
 def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:
@@ -385,25 +434,20 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:
     refused, wrong, unknown = list[str](), list[str](), list[str]()
     left = list(arguments)[::-1]
     while left:
-        word = left.pop()
+        given = left.pop()
+        word = _spelt(given)
         if word in REFUSED:
             refused.append(f"{word}: {REFUSED[word]}")
             while left and _is_value(left[-1]):
                 left.pop()
-        elif word in _BY_NAME or word in _IDLE:
+        elif word in BY_NAME or word in IDLE:
             try:
                 _take(word, left, wanted)
             except ArgumentError as error:
                 wrong.append(str(error))
         else:
-            unknown.append(word)
-    for flag in FLAGS:
-        if flag.variable in environment and flag.field not in wanted.values:
-            text = environment[flag.variable]
-            try:
-                wanted.values[flag.field] = _read(flag.read or _switch, text, flag.variable)
-            except ArgumentError as error:
-                wrong.append(str(error))
+            unknown.append(given)
+    wrong += _take_variables(environment, wanted)
     if unknown:
         wrong.append(
             f"not known here: {' '.join(unknown)}; --help lists the flags of llama-server that are"
@@ -415,6 +459,24 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:
     return wanted
 
 
+def _take_variables(environment: Mapping[str, str], wanted: Wanted) -> list[str]:
+    """Reads the variables of flags that are not given; what is wrong with their values."""
+    wrong = list[str]()
+    for flag in FLAGS:
+        if flag.variable not in environment or flag.field in wanted.values:
+            continue
+        if flag.value is False:
+            wanted.values[flag.field] = False
+            continue
+        try:
+            wanted.values[flag.field] = _read(
+                flag.read or _switch, environment[flag.variable], flag.variable
+            )
+        except ArgumentError as error:
+            wrong.append(str(error))
+    return wrong
+
+
 def _is_value(word: str) -> bool:
     """Whether a word belongs to the flag before it."""
     return not word.startswith("-") or word[1:2].isdigit()
@@ -422,13 +484,13 @@ def _is_value(word: str) -> bool:
 
 def _take(word: str, left: list[str], wanted: Wanted) -> None:
     """Reads one flag, whose values are the last words that are left."""
-    if word in _IDLE:
-        n, why = _IDLE[word]
+    if word in IDLE:
+        n, why = IDLE[word]
         for _ in range(n):
             _value(word, left)
         wanted.notes.append(f"{word} changes nothing: {why}")
         return
-    flag, values = _BY_NAME[word], wanted.values
+    flag, values = BY_NAME[word], wanted.values
     if flag.read is None:
         values[flag.field] = flag.value
         return

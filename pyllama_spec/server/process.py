@@ -137,7 +137,7 @@ def _config(app: App, listening: Listening) -> uvicorn.Config:
         config.load()
     except OSError as error:  # of ssl, too
         raise ArgumentError(
-            f"TLS cannot be had with {listening.certificate} and {listening.key}: {error}"
+            f"TLS cannot be set up with {listening.certificate} and {listening.key}: {error}"
         ) from None
     return config
 

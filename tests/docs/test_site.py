@@ -13,6 +13,7 @@ from tools.docs.site_hooks import (
     _FENCE,
     _FROM_ELSEWHERE,
     ROOT,
+    SEARCHED_AS,
     as_page,
     begun,
     indented,
@@ -37,6 +38,33 @@ from tools.docs.site_hooks import (
 )
 def test_where_a_link_leads(link: str, source: str, target: str | None) -> None:
     assert target_of(link, source) == target
+
+
+SMALL_WORDS = """a an and are as at be by can do for from get has have how i if in is it me my no
+not of on one or run set so that the this to up use we what when where which why with you"""
+
+
+@pytest.mark.parametrize("page", SEARCHED_AS)
+def test_what_a_page_is_searched_as(page: str) -> None:
+    """A tag outweighs all text, and a search finds what begins with its words."""
+    path = page.removeprefix("repository/") if "/" in page else f"docs/{page}"
+    title, _, _ = (ROOT / path).read_text(encoding="utf-8").lower().partition("\n")
+    others = [tag for other, tags in SEARCHED_AS.items() if other != page for tag in tags]
+    for tag in SEARCHED_AS[page]:
+        assert re.fullmatch("[a-z]+", tag), tag
+        assert not [word for word in SMALL_WORDS.split() if tag.startswith(word)], tag
+        assert tag not in others, tag
+        assert tag not in title.split(), f"{tag} is in the title of {page} already"
+
+
+def test_searches_lead_to_pages_that_there_are() -> None:
+    """What they find, `node tools/docs/site_search.cjs` shows of a built site."""
+    lines = (ROOT / "tools/docs/searches.txt").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == len(set(lines)) > 50
+    for line in lines:
+        for page in line.partition(": ")[2].split():
+            path = page.partition(".html")[0].removeprefix("repository/") + ".md"
+            assert (ROOT / "docs" / path).is_file() or (ROOT / path).is_file(), line
 
 
 def test_what_is_taken_in() -> None:

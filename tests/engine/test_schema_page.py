@@ -9,7 +9,7 @@ import pytest
 
 from pyllama_spec.errors import SchemaError
 from pyllama_spec.schema import schema_rules
-from pyllama_spec.schema.formats import ENCODINGS, KEPT_FORMATS
+from pyllama_spec.schema.formats import FREE_FORMATS, KEPT_FORMATS, NUMBER_FORMATS
 from pyllama_spec.schema.keywords import ANNOTATIONS, KEPT, REFUSED
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "schemas.md").read_text(encoding="utf-8")
@@ -36,6 +36,7 @@ def test_what_is_refused_is_refused(keyword: str) -> None:
 
 
 def test_formats_are_those_of_the_code() -> None:
-    named = set(re.findall("`(.*?)`", PAGE.partition("Formats: ")[2].partition("\n")[0]))
-    grouped = {one for one in KEPT_FORMATS if one.startswith(("uuid", "ipv")) or one in ENCODINGS}
-    assert set(KEPT_FORMATS) - grouped - {"byte"} <= named
+    table = PAGE.partition("\n| format |")[2].partition("\n\n")[0]
+    cells = [row.split(" | ")[0] for row in table.splitlines()[2:]]
+    named = [name for cell in cells for name in re.findall("`(.*?)`", cell)]
+    assert sorted(named) == sorted({*KEPT_FORMATS, *FREE_FORMATS, *NUMBER_FORMATS})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,28 @@ TAKEN_IN = "repository"
 # What programs and runs have written.
 LOGS = frozenset(("parity-table.md", "apps-table.md"))
 MEASUREMENTS = "measurements/"
+# What a search counts a page for: pages that explain come before those that list or log.
+_BOOSTS: tuple[tuple[str, float], ...] = (
+    (f"{TAKEN_IN}/", 0.2), (MEASUREMENTS, 0.2), ("api/", 0.3), ("llama-server-flags.md", 0.6),
+    *((page, 0.2) for page in sorted(LOGS)),
+)  # fmt: skip
+# Words that readers search for where a page says another one. The search reads them as tags, and a
+# tag outweighs all text: each is one word of one page. A search for `in` finds all that begins so,
+# and so no tag begins with a word that questions are made of.
+SEARCHED_AS: Mapping[str, tuple[str, ...]] = {
+    "start.md": ("huggingface", "quickstart"),
+    "moving.md": ("migrate", "migrating", "migration", "replacement", "switching"),
+    "drafters.md": ("custom",),
+    "limits.md": ("vision", "windows"),
+    "embeddings.md": ("rag", "retrieval", "vectors"),
+    "schemas.md": ("structured", "pydantic"),
+    "parallel.md": ("concurrency", "concurrent", "continuous"),
+    "server-service.md": ("logging", "deploy", "deployment", "prometheus"),
+    "server-models.md": ("lora",),
+    "train.md": ("finetune", "finetuning"),
+    "suffix.md": ("ngram",),
+    "repository/CHANGELOG.md": ("versions",),
+}
 _LINK = re.compile(r"(!?\[[^\[\]]*\]\()([^()\s#]+)(#[^()\s]*)?(\))")
 _DRAWING = re.compile(r"^!\[[^\]]*\]\((assets/[\w-]+\.svg)\)$", re.MULTILINE)
 _FENCE = re.compile(r"^( *)(`{3,})[^\n]*\n.*?^\1\2`* *$", re.MULTILINE | re.DOTALL)
@@ -120,8 +142,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     del config
     here = page.file.src_uri
     is_taken_in = here.startswith(f"{TAKEN_IN}/")
-    if is_taken_in or here in LOGS or here.startswith(MEASUREMENTS):
-        page.meta["search"] = {"boost": 0.2}  # behind the pages that explain
+    boost = next((boost for begin, boost in _BOOSTS if here.startswith(begin)), None)
+    if boost is not None:
+        page.meta["search"] = {"boost": boost}
+    if here in SEARCHED_AS:
+        page.meta["tags"] = list(SEARCHED_AS[here])
     source = here.removeprefix(f"{TAKEN_IN}/") if is_taken_in else f"{DOCS}/{here}"
 
     def moved(match: re.Match[str]) -> str:

@@ -76,7 +76,9 @@ def read_heads(
     selector = _selector(options, tensors, n_embd)
     rank = _markov_rank(options, tensors)
     if selector and rank is not None:
-        raise ConversionError("there are a selector and a Markov head: the engine has one or other")
+        raise ConversionError(
+            "the draft has a selector and a Markov head, and the engine computes only one of them"
+        )
     has_confidence, notes = _confidence(options, tensors, rank)
     anchor = _sample_from_anchor(options, rank, is_speculators)
     return Heads(rank, has_confidence, anchor, selector, notes)

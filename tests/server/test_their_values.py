@@ -1,0 +1,82 @@
+"""How the values, the variables and the spellings of llama-server's flags are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.server import llama_server
+from pyllama_spec.server.settings import ServerSettings
+
+
+@pytest.mark.parametrize("line, variable, value, expected", [
+    ("", "LLAMA_ARG_NO_KV_OFFLOAD", "0", ("offload_kqv", False)),  # whatever its value is
+    ("", "LLAMA_ARG_KV_OFFLOAD", "off", ("offload_kqv", False)),
+    ("-kvo", "LLAMA_ARG_NO_KV_OFFLOAD", "1", ("offload_kqv", True)),
+    ("", "LLAMA_ARG_SWA_FULL", "1", ("swa_full", True)),
+    ("-c 64 -np 4", "LLAMA_ARG_KV_UNIFIED", "on", ("n_ctx", 64)),
+    ("-c 64 -np 4 -kvu", "LLAMA_ARG_NO_KV_UNIFIED", "1", ("n_ctx", 64)),
+    ("-c 64 -np 4", "LLAMA_ARG_NO_KV_UNIFIED", "1", ("n_ctx", 16)),
+])  # fmt: skip
+def test_a_variable_may_switch_off(
+    line: str, variable: str, value: str, expected: tuple[str, Any]
+) -> None:
+    meant = llama_server.plan(["-m", "t.gguf", *line.split()], {variable: value})
+    assert meant.keywords[expected[0]] == expected[1]
+    both = {variable: value, "LLAMA_ARG_ENDPOINT_SLOTS": "1", "LLAMA_ARG_NO_ENDPOINT_SLOTS": "1"}
+    assert not llama_server.plan(["-m", "t.gguf"], both).settings.has_slots
+
+
+@pytest.mark.parametrize("line, expected", [
+    ("--ctx_size 64 --n_gpu_layers 3 -np 1", {"n_ctx": 64, "n_gpu_layers": 3}),
+    ("--cache_type-k q8_0 --no_mmap", {"type_k": "q8_0", "use_mmap": False}),
+    ("--chat-template my_format", {"chat_format": "my_format"}),  # a value stays as it is
+])  # fmt: skip
+def test_a_flag_may_have_underscores(line: str, expected: dict[str, Any]) -> None:
+    meant = llama_server.plan(["-m", "t.gguf", *line.split(), "--no_warmup"], {})
+    assert {key: meant.keywords[key] for key in expected} == expected
+    with pytest.raises(UnsupportedError, match="no model is fetched"):
+        llama_server.plan(["--hf_repo", "a/b"], {})
+    with pytest.raises(ArgumentError, match="not known here: --no_such"):
+        llama_server.plan(["-m", "t.gguf", "--no_such"], {})
+
+
+@pytest.mark.parametrize("given, meant", [
+    (r"\n", "\n"), (r"\r\t\'\"\\", "\r\t'\"\\"), (r"User:\x0a", "User:\n"), (r"\\n", r"\n"),
+    (r"\xe2\x82\xac", "€"), (r"\q\x4\xzz", r"\q\x4\xzz"), ("\\", "\\"), ("é", "é"),
+    ("\\\n", "\\\n"),
+])  # fmt: skip
+@pytest.mark.parametrize("flags, is_read", [([], True), (["-e"], True), (["--no-escape"], False)])
+def test_a_reverse_prompt_has_escapes(
+    given: str, meant: str, flags: list[str], is_read: bool
+) -> None:
+    line = ["-m", "t.gguf", "-r", given, *flags, "--reverse-prompt", "END"]
+    plan = llama_server.plan(line, {})
+    assert plan.settings.defaults["stop"] == [meant if is_read else given, "END"]
+    assert not any("scape" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("origin", [
+    "localhost", "app.example", "localhost:3000", "http://a/", "http://a/b", "HTTP://a", "http://A",
+    "http://", "http://a b", "http://a:80", "https://a:443", "https://ü.example", "//a", "http:a",
+    "http://me@a",
+])  # fmt: skip
+def test_an_origin_that_no_page_has_is_refused(origin: str) -> None:
+    with pytest.raises(ArgumentError, match=r"--cors-origins: .*such as http://localhost:3000"):
+        llama_server.plan(["-m", "t.gguf", "--cors-origins", f"https://b,{origin}"], {})
+    with pytest.raises(ArgumentError, match="is no origin"):
+        llama_server.plan(["-m", "t.gguf"], {"LLAMA_ARG_CORS_ORIGINS": origin})
+    with pytest.raises(ArgumentError, match="is no origin"):
+        ServerSettings(cors_origins=("*", origin))
+
+
+def test_origins_that_pages_have() -> None:
+    origins = (
+        "*", "null", "http://localhost:3000", "https://app.example", "http://[::1]:8080",
+        "http://[::80]", "https://a:80", "http://127.0.0.1", "https://xn--tda.example",
+        "chrome-extension://abcdefgh",
+    )  # fmt: skip
+    meant = llama_server.plan(["-m", "t.gguf", "--cors-origins", ",".join(origins)], {})
+    assert meant.settings.cors_origins == origins
