@@ -169,6 +169,24 @@ def test_what_a_process_with_this_number_left_is_deleted(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_what_is_forgotten_is_not_in_what_a_killed_writer_left(tmp_path: Path) -> None:
+    path = tmp_path / "a.memory"
+    store = Store(path, DIGEST)
+    store.write_all([TEXT])
+    dead = os.fork()
+    if not dead:
+        os._exit(0)
+    os.waitpid(dead, 0)
+    left = tmp_path / f"a.memory.{dead}-7f.new"
+    left.write_bytes(path.read_bytes())
+    piece = np.array(TEXT[:6], np.int32).tobytes()
+    with left.open("rb") as file:
+        with store.locked():
+            store.keep([])
+        assert list(tmp_path.iterdir()) == [path]
+        assert piece not in file.read()
+
+
 # ---- merge: all or nothing
 
 

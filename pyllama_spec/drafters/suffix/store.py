@@ -78,6 +78,16 @@ def _remedy(path: Path, error: OSError, *, is_read_only: bool) -> str:
     return "name another file"
 
 
+def _erase(path: Path) -> None:
+    """Overwrites a store's file that nobody has open: what was forgotten since may be in it."""
+    with contextlib.suppress(OSError, ModelLoadError):  # what is no store has no texts
+        file = StoreFile(
+            os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW), path, is_writable=True
+        )
+        file.erase()
+        file.close()
+
+
 class Store:
     """A store that is open.
 
@@ -439,6 +449,7 @@ class Store:
 
         for left in self.path.parent.glob(glob.escape(self.path.name) + ".*.new"):
             if self._is_left_behind(left):
+                _erase(left)
                 left.unlink(missing_ok=True)
         draft = self._draft_name()
         number = create_file(draft, Facts(capacity, max_tokens, self.digest))
