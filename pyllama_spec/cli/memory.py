@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,7 +19,6 @@ from pyllama_spec.drafters.suffix.memory import RememberedText, TokenOrigin
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
 from pyllama_spec.drafters.suffix.store_file import capacity_of
 from pyllama_spec.engine import Model
-from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.terminal import ProgressBar, fitted
 
@@ -37,7 +37,10 @@ def add_memory(commands: _Commands) -> None:
     build = _action(
         actions, "build", "add files and folders, and report what copies of them give", _build
     )
-    build.add_argument("paths", type=file_name, nargs="+", metavar="PATH", help="files or folders")
+    build.add_argument(
+        "paths", type=file_name, nargs="+", metavar="PATH",
+        help="files or folders; a link in a folder is left out",
+    )  # fmt: skip
     _add_model(build, is_required=True)
     _add_size(build, "to which a new one may grow [268, which is 256 MiB]")
     show = _action(actions, "show", "show what a store holds", _show)
@@ -87,11 +90,13 @@ def _bytes(args: argparse.Namespace) -> int | None:
     return int(args.max_size * 1e6)
 
 
-def _opened(path: Path, vocab: Vocab | None = None, **options: Any) -> Store:
-    """An existing store, checked against a vocabulary if one is given."""
-    if not path.exists():
-        raise ArgumentError(f"there is no draft memory {path}; `memory build` makes one")
-    return Store(path, None if vocab is None else vocabulary_digest(vocab), **options)
+def _opened(path: Path, digest: bytes | None = None, **options: Any) -> Store:
+    """An existing store, checked against the digest of a vocabulary if one is given."""
+    # Of what cannot be looked at, for want of a right, Store says why.
+    with contextlib.suppress(PermissionError):
+        if not path.exists():
+            raise ArgumentError(f"there is no draft memory {path}; `memory build` makes one")
+    return Store(path, digest, **options)
 
 
 def _vocabulary(args: argparse.Namespace, wanted_for: str) -> Model:
@@ -102,10 +107,14 @@ def _vocabulary(args: argparse.Namespace, wanted_for: str) -> Model:
 
 def _build(args: argparse.Namespace) -> int:
     with _vocabulary(args, "build") as model:
+        found = upkeep.files_below(args.paths)
         store = Store(args.store, vocabulary_digest(model.vocab), max_bytes=_bytes(args))
         bar = ProgressBar(f"reading into {args.store.name}")
-        n_files, trial = upkeep.build(store, model.vocab, args.paths, bar)
+        with _none_left_empty(store):
+            n_files, trial = upkeep.build(store, model.vocab, found.files, bar)
     _say(f"{n_files} files with text; {_summary(store)}")
+    if found.n_links:
+        _say(f"links in the folders, left out: {found.n_links}; name what they lead to")
     if trial is None:
         _say("too few files for an estimate of what it is worth")
     else:
@@ -125,7 +134,7 @@ def _show(args: argparse.Namespace) -> int:
         store, texts, newest = _opened(args.store, is_read_only=True), [], []
     else:
         with _vocabulary(args, "show") as model:
-            store = _opened(args.store, model.vocab, is_read_only=True)
+            store = _opened(args.store, vocabulary_digest(model.vocab), is_read_only=True)
             texts = store.texts()[-args.texts :][::-1] if args.texts > 0 else []
             newest = [
                 upkeep.bytes_of(model.vocab, one.ids).decode("utf-8", "replace") for one in texts
@@ -157,21 +166,37 @@ def _harmless(text: str) -> str:
 
 
 def _merge(args: argparse.Namespace) -> int:
-    first = _opened(args.others[0], is_read_only=True)
-    digest = first.digest
-    first.close()
-    store = Store(args.store, digest)
-    before = len(store.texts())
+    digest = None
+    for path in args.others:  # before anything is made
+        other = _opened(path, digest, is_read_only=True, whose=str(args.others[0]))
+        digest = other.digest
+        if args.store.exists() and path.samefile(args.store):
+            raise ArgumentError(f"{args.store} would be merged into itself; name other stores")
+        other.close()
+    store = Store(args.store, digest, whose=str(args.others[0]))
     bar = ProgressBar(f"merging into {args.store.name}")
-    if any(path.samefile(store.path) for path in args.others if path.exists()):
-        raise ArgumentError(f"{store.path} would be merged into itself; name other stores")
-    for i, path in enumerate(args.others):
-        with_digest = Store(path, store.digest, is_read_only=True)
-        store.take(with_digest.texts())
-        with_digest.close()
-        bar((i + 1) / len(args.others))
-    _say(f"{len(store.texts()) - before} texts came in; {_summary(store)}")
+
+    def texts() -> Iterator[RememberedText]:
+        for i, path in enumerate(args.others):
+            other = _opened(path, digest, is_read_only=True)
+            yield from other.texts()
+            other.close()
+            bar((i + 1) / len(args.others))
+
+    with _none_left_empty(store):
+        n_new = store.take(texts())
+    _say(f"{n_new} texts came in; {_summary(store)}")
     return 0
+
+
+@contextlib.contextmanager
+def _none_left_empty(store: Store) -> Iterator[None]:
+    """If the block fails, a store that was made for it goes, unless it has a text already."""
+    try:
+        yield
+    except BaseException:
+        store.delete_if_made()
+        raise
 
 
 def _prune(args: argparse.Namespace) -> int:
@@ -195,7 +220,7 @@ def _forget(args: argparse.Namespace) -> int:
             store.keep([])
     else:
         with _vocabulary(args, "forget TEXT") as model:
-            store = _opened(args.store, model.vocab)
+            store = _opened(args.store, vocabulary_digest(model.vocab))
             n_found, n_more = upkeep.forget(store, model.vocab, args.text)
         n = f"{n_found + n_more}"
         if n_more:

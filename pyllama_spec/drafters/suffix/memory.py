@@ -37,6 +37,8 @@ _MAX_NUMBER = (1 << 31) - 3
 # Two bits of a token's origin; 30 of them leave room for the two numbers that mean something else.
 _ORIGINS_PER_NUMBER = 15
 _NO_ORIGINS = np.empty(0, np.int32)
+# Tokens that are looked through at once for marks.
+_BLOCK = 1 << 20
 
 
 class TokenOrigin(IntEnum):
@@ -101,10 +103,24 @@ class Source(Protocol):
 
 
 def texts_of(index: TokenIndex) -> Iterator[RememberedText]:
-    """All texts of an index, the oldest first; of a damaged one those that can be read."""
-    tokens = index.array()
-    begins = np.flatnonzero(tokens == MARK)
-    ends = np.append(begins[1:], index.n) if len(begins) else begins
+    """All texts of an index, the oldest first; of a damaged one those that can be read.
+
+    A text ends where its file has a hole: what no disk holds is no text.
+    """
+    for begin, end in index.held_tokens():
+        yield from _texts_between(index.array(), begin, end)
+
+
+def _texts_between(
+    tokens: npt.NDArray[np.int32], first: int, last: int
+) -> Iterator[RememberedText]:
+    begins = np.concatenate(
+        [
+            low + np.flatnonzero(tokens[low : min(low + _BLOCK, last)] == MARK)
+            for low in range(first, last, _BLOCK)
+        ]
+    )
+    ends = np.append(begins[1:], last) if len(begins) else begins
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
         at = begin + HEADER_TOKENS
         head = tokens[begin:at].tolist()
@@ -309,16 +325,26 @@ class Room(NamedTuple):
     is_full: bool
 
 
-def room_for(index: TokenIndex, n_more: int, max_tokens: int) -> Room | None:
-    """A larger index for more tokens, or one with the most useful texts; None where they fit."""
-    wanted = index.n + n_more
-    if wanted <= index.capacity:
+def room_for(
+    index: TokenIndex, n_more: int, max_tokens: int, *, is_due: bool = False
+) -> Room | None:
+    """A larger index for more tokens, or one with the most useful texts; None where they fit.
+
+    Args:
+        index: the present one. What it says of its size may be forged: its texts count.
+        n_more: how many tokens more.
+        max_tokens: the most that there may be, headers and all.
+        is_due: whether it is replaced where they fit, too.
+
+    """
+    if index.n + n_more <= index.capacity and not is_due:
         return None
     texts = list(texts_of(index))
+    wanted = sum(text.n_entry for text in texts) + n_more
     is_full = wanted > max_tokens
     if is_full:
         texts = most_useful(texts, max(int(_KEEP_SHARE * max_tokens) - n_more, 0))
-    return Room(texts, min(2 * wanted, max_tokens), is_full)
+    return Room(texts, min(max(2 * wanted, _FIRST_CAPACITY), max_tokens), is_full)
 
 
 class Memory:

@@ -11,6 +11,7 @@ import contextlib
 import glob
 import os
 import re
+import time
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,8 +32,10 @@ from pyllama_spec.drafters.suffix.store_file import (
     StoreFile,
     capacity_of,
     create_file,
+    reserves_room,
 )
 from pyllama_spec.drafters.suffix.token_index import TokenIndex
+from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import (
     ArgumentError,
@@ -49,6 +52,9 @@ _FIRST_CAPACITY = 1 << 13
 _MAX_WAITING = 64
 # What _draft_name() adds to a store's name.
 _DRAFT_NAME = re.compile(r"\.(\d+)-[0-9a-f]+\.new")
+# A file that is older is not of this process, though one before had its number: in a container the
+# first process always has the same. Clocks of file systems are coarse.
+_STARTED = time.time() - 1.0
 
 
 def vocabulary_digest(vocab: Vocab) -> bytes:
@@ -62,13 +68,24 @@ def vocabulary_digest(vocab: Vocab) -> bytes:
     return digest.digest()
 
 
-def _remedy(path: Path, error: OSError) -> str:
+def _remedy(path: Path, error: OSError, *, is_read_only: bool) -> str:
     """What to do where a store cannot be opened."""
     if not path.parent.is_dir():
         return f"make the folder {path.parent}, or name a file in another one"
     if isinstance(error, PermissionError):
-        return "give this user the right to read and write it, or name another file"
+        rights = "read it" if is_read_only else "read and write it"
+        return f"give this user the right to {rights}, or name another file"
     return "name another file"
+
+
+def _erase(path: Path) -> None:
+    """Overwrites a store's file that nobody has open: what was forgotten since may be in it."""
+    with contextlib.suppress(OSError, ModelLoadError):  # what is no store has no texts
+        file = StoreFile(
+            os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW), path, is_writable=True
+        )
+        file.erase()
+        file.close()
 
 
 class Store:
@@ -80,6 +97,7 @@ class Store:
         digest: of the vocabulary, [32] bytes; None for whatever it was made for.
         max_bytes: to which a new one may grow; None for DEFAULT_BYTES, 256 MiB.
         is_read_only: whether nothing may be written.
+        whose: whose vocabulary `digest` is of, for messages.
 
     Raises:
         ArgumentError: it was made for another vocabulary, or there is none and nothing says which
@@ -95,8 +113,12 @@ class Store:
         *,
         max_bytes: int | None = None,
         is_read_only: bool = False,
+        whose: str = "this model",
     ) -> None:
         self._digest, self._is_read_only, self._pid = digest, is_read_only, os.getpid()
+        self._whose, self._is_made = whose, False
+        # Whether the file system holds room for a file before it is written; None: not tried yet.
+        self._reserves_room: bool | None = None
         self._max_tokens = capacity_of(DEFAULT_BYTES if max_bytes is None else max_bytes)
         self._waiting: deque[tuple[list[int], list[int]]] = deque(maxlen=_MAX_WAITING)
         self._uses: deque[tuple[int, int]] = deque(maxlen=_MAX_WAITING)
@@ -111,7 +133,7 @@ class Store:
         except OSError as error:
             raise ModelLoadError(
                 f"the draft memory {self.path} cannot be opened: {error.strerror or error}; "
-                f"{_remedy(self.path, error)}"
+                f"{_remedy(self.path, error, is_read_only=is_read_only)}"
             ) from None
         except PyllamaSpecError:
             raise
@@ -158,8 +180,8 @@ class Store:
             file.close()
             raise ArgumentError(
                 f"the draft memory {self.path} was made with another vocabulary ("
-                f"{digest.hex()[:12]}, this model has {self._digest.hex()[:12]}): ids mean other "
-                "texts there; name a file of its own for each tokenizer"
+                f"{digest.hex()[:12]}, {self._whose} has {self._digest.hex()[:12]}): ids mean "
+                "other texts there; name a file of its own for each tokenizer"
             )
         self._digest = digest
         if is_writable and os.fstat(number).st_mode & 0o077:
@@ -191,12 +213,15 @@ class Store:
         facts = Facts(min(_FIRST_CAPACITY, self._max_tokens), self._max_tokens, self._digest)
         os.close(create_file(draft, facts))
         try:
-            os.link(draft, self.path)
+            # A writer on another machine may have taken the draft for one that was left.
+            with contextlib.suppress(FileNotFoundError):
+                os.link(draft, self.path)
+                self._is_made = True
         finally:
-            draft.unlink()
+            draft.unlink(missing_ok=True)
 
     def _draft_name(self) -> Path:
-        return self.path.with_name(f"{self.path.name}.{os.getpid()}-{id(self):x}.new")
+        return self.path.with_name(f"{self.path.name}.{os.getpid()}-{os.urandom(6).hex()}.new")
 
     # ---- while requests are served
 
@@ -310,12 +335,20 @@ class Store:
         entry = entry_of(self.index, ids, self.max_tokens, **about)
         if not len(entry):
             return
-        room = room_for(self.index, len(entry), self.max_tokens)
+        room = room_for(self.index, len(entry), self.max_tokens, is_due=self._has_holes_to_fill())
         if room is not None:
             self._replace(room.texts, room.capacity, ages=room.is_full)
         self._file.publish(is_busy=True)
         self.index.append(entry)
         self._file.publish()
+
+    def _has_holes_to_fill(self) -> bool:
+        """Whether it is a copy with holes: on a full disk, to write into one ends the process."""
+        if not self._file.has_holes:
+            return False
+        if self._reserves_room is None:
+            self._reserves_room = reserves_room(self._draft_name(), self.digest)
+        return self._reserves_room
 
     # ---- for its owner
 
@@ -331,20 +364,50 @@ class Store:
             for ids in texts:
                 self._write(ids)
 
-    def take(self, texts: Iterable[RememberedText]) -> None:
-        """Writes texts of another store of the same vocabulary now.
+    def take(self, texts: Iterable[RememberedText]) -> int:
+        """Writes texts of other stores of the same vocabulary now: all of them, or none.
+
+        Returns:
+            How many were new.
 
         Raises:
             BusyError: another process writes.
             OSError: there is no room on the disk.
+            Exception: what `texts` raises. Then the store is as it was, as with the others.
 
         """
         with self.locked():
-            for text in texts:
-                ids: list[int] = text.ids.tolist()
-                self._write(
-                    ids, minute=text.minute, n_used=text.n_used, origins=text.origins.tolist()
-                )
+            limit, n_new = self.max_tokens, 0
+            known = self.texts()
+            n = sum(text.n_entry for text in known)
+            file, draft = self._drafted(known, min(max(2 * n, _FIRST_CAPACITY), limit), limit)
+            try:
+                for text in texts:
+                    entry = entry_of(
+                        file.index, text.ids.tolist(), limit, minute=text.minute,
+                        n_used=text.n_used, origins=text.origins.tolist(),
+                    )  # fmt: skip
+                    if not len(entry):
+                        continue
+                    room = room_for(file.index, len(entry), limit)
+                    if room is not None:
+                        larger = self._drafted(room.texts, room.capacity, limit, ages=room.is_full)
+                        draft.unlink()
+                        file.close()
+                        file, draft = larger
+                    file.index.append(entry)
+                    n_new += 1
+                file.publish()
+                if n_new:
+                    self._adopt(file, draft)
+                else:
+                    draft.unlink()
+                    file.close()
+            except BaseException:
+                draft.unlink(missing_ok=True)
+                file.close()
+                raise
+        return n_new
 
     def texts(self) -> list[RememberedText]:
         """All texts, the oldest first. The ids are views."""
@@ -370,29 +433,57 @@ class Store:
         erases: bool = False,
     ) -> None:
         """With the lock held: a new file with these texts takes the name. The lock stays."""
+        limit = self.max_tokens if max_tokens is None else max_tokens
+        self._adopt(*self._drafted(texts, capacity, limit, ages=ages), erases=erases)
+
+    def _drafted(
+        self,
+        texts: Sequence[RememberedText],
+        capacity: int,
+        max_tokens: int,
+        *,
+        ages: bool = False,
+    ) -> tuple[StoreFile, Path]:
+        """With the lock held: a new file with these texts, locked, and its present name."""
         import fcntl
 
-        old = self._file
         for left in self.path.parent.glob(glob.escape(self.path.name) + ".*.new"):
             if self._is_left_behind(left):
+                _erase(left)
                 left.unlink(missing_ok=True)
-        limit = old.facts.max_tokens if max_tokens is None else max_tokens
         draft = self._draft_name()
-        number = create_file(draft, Facts(capacity, limit, old.facts.digest))
+        number = create_file(draft, Facts(capacity, max_tokens, self.digest))
         try:
             file = StoreFile(number, self.path, is_writable=True)
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fill(file.index, texts, ages=ages)
-            file.publish()
+            with closed_on_failure(file):
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fill(file.index, texts, ages=ages)
+                file.publish()
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+        return file, draft
+
+    def _adopt(self, file: StoreFile, draft: Path, *, erases: bool = False) -> None:
+        """With the lock held: a file that was drafted takes the name, and is the store."""
+        try:
             draft.replace(self.path)
         except BaseException:
-            with contextlib.suppress(OSError):
-                draft.unlink()
+            file.close()
+            draft.unlink(missing_ok=True)
             raise
-        self._file = file
+        old, self._file = self._file, file
         if erases:
             old.erase()
         old.close()
+
+    def delete_if_made(self) -> None:
+        """Deletes the file if this object made it and nobody has written to it yet."""
+        if not self._is_made:
+            return
+        with contextlib.suppress(BusyError, OSError, ModelLoadError), self.locked():
+            if not self.index.n:
+                self.path.unlink()
 
     def _is_left_behind(self, path: Path) -> bool:
         """Whether a writer of this store made a file, and was killed before it gave it the name."""
@@ -400,6 +491,8 @@ class Store:
         if found is None or path.is_symlink() or not path.is_file():
             return False
         pid = int(found[1])
+        if pid == os.getpid():
+            return path.stat().st_mtime < _STARTED
         try:
             os.kill(pid, 0)
         except ProcessLookupError:

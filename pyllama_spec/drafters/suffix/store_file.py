@@ -8,6 +8,7 @@ that one of them is whole whenever a writer is killed. Tokens after that number 
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import stat
@@ -59,6 +60,44 @@ class _Slot:
     is_busy: bool
 
 
+class _Held:
+    """Which parts of a file's index the disk holds. The others are holes, and read as zeros.
+
+    It knows nothing of the StoreFile: the index has it, and a circle would keep a file that was
+    replaced mapped, and on the disk.
+
+    Attributes:
+        number: the descriptor; -1 once it is closed.
+
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def parts(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """Those of the index's bytes begin .. end - 1; all of them where nobody can tell.
+
+        A file that was made here is held as a whole; a copy of it may have holes, and a forged one
+        hardly anything else.
+        """
+        if self.number < 0 or not hasattr(os, "SEEK_DATA") or not _has_holes(os.fstat(self.number)):
+            return [(begin, end)]
+        with contextlib.suppress(OSError):  # some systems see only what they have written
+            os.fsync(self.number)
+        parts, at, last = [], HEADER_BYTES + begin, HEADER_BYTES + end
+        try:
+            while at < last:
+                low = os.lseek(self.number, at, os.SEEK_DATA)
+                if low >= last:
+                    break
+                at = max(os.lseek(self.number, low, os.SEEK_HOLE), low + 1)
+                parts.append((low - HEADER_BYTES, min(at, last) - HEADER_BYTES))
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # that is: there are no more
+                return [(begin, end)]
+        return parts
+
+
 class StoreFile:
     """An open file of a store, mapped.
 
@@ -73,11 +112,13 @@ class StoreFile:
     Attributes:
         facts: its header.
         index: what lies in it, as far as it was written when refresh() was called last.
+        has_holes: whether the disk held less of it than its size when it was opened.
 
     """
 
     def __init__(self, number: int, path: Path, *, is_writable: bool) -> None:
         self.number, self.path = number, path
+        self._held = _Held(number)
         with closed_on_failure(self):
             self._map(is_writable)
 
@@ -86,6 +127,7 @@ class StoreFile:
         if not stat.S_ISREG(info.st_mode):
             raise ModelLoadError(f"the draft memory {self.path} is not a file; name another one")
         self.inode = (info.st_dev, info.st_ino)
+        self.has_holes = _has_holes(info)
         head = os.pread(self.number, HEADER_BYTES, 0)
         self.facts = _read_header(head, self.path)
         size = HEADER_BYTES + index_bytes(self.facts.capacity)
@@ -97,7 +139,8 @@ class StoreFile:
         access = mmap.ACCESS_WRITE if is_writable else mmap.ACCESS_READ
         self._mapped = mmap.mmap(self.number, size, access=access)
         self._bytes = memoryview(self._mapped)
-        self.index = TokenIndex(self._bytes[HEADER_BYTES:], self.facts.capacity)
+        block = self._bytes[HEADER_BYTES:]
+        self.index = TokenIndex(block, self.facts.capacity, held=self._held.parts)
         self.is_damaged = self._newest() is None
         self.refresh()
 
@@ -144,9 +187,11 @@ class StoreFile:
     def erase(self) -> None:
         """Overwrites its content: the file was or will be replaced."""
         zeros = bytes(1 << 20)
-        for at in range(HEADER_BYTES, len(self._bytes), len(zeros)):
-            part = self._bytes[at : at + len(zeros)]
-            part[:] = zeros[: len(part)]
+        size = len(self._bytes) - HEADER_BYTES
+        for begin, end in self._held.parts(0, size):
+            for at in range(HEADER_BYTES + begin, HEADER_BYTES + end, len(zeros)):
+                part = self._bytes[at : min(at + len(zeros), HEADER_BYTES + end)]
+                part[:] = zeros[: len(part)]
 
     @property
     def size(self) -> int:
@@ -159,12 +204,36 @@ class StoreFile:
             with contextlib.suppress(OSError):
                 os.close(self.number)
             self.number = -1
+            self._held.number = -1
+
+
+def _has_holes(info: os.stat_result) -> bool:
+    # POSIX counts blocks of 512 bytes, whatever those of the disk are.
+    return getattr(info, "st_blocks", info.st_size) * 512 < info.st_size
+
+
+def reserves_room(path: Path, digest: bytes) -> bool:
+    """Whether the disk holds all of a new store from the beginning; one is made and deleted.
+
+    File systems that compress, or never overwrite, do not.
+
+    Raises:
+        OSError: as create_file().
+
+    """
+    number = create_file(path, Facts(_LEAST_CAPACITY, _LEAST_CAPACITY, digest))
+    try:
+        return not _has_holes(os.fstat(number))
+    finally:
+        os.close(number)
+        path.unlink()
 
 
 def _read_header(head: bytes, path: Path) -> Facts:
     if len(head) < HEADER_BYTES or head[: len(_MAGIC)] != _MAGIC:
         raise ModelLoadError(
-            f"{path} is not a draft memory: its first bytes are others; name another file"
+            f"{path} is not a draft memory: it begins with {head[: len(_MAGIC)]!r} and not with "
+            f"{_MAGIC!r}; name another file"
         )
     _, order, version, capacity, max_tokens, digest = _HEADER.unpack_from(head)
     if order != _BYTE_ORDER:
@@ -175,15 +244,20 @@ def _read_header(head: bytes, path: Path) -> Facts:
         raise ModelLoadError(
             f"the draft memory {path} is damaged: its header has another check sum; {_REMEDY}"
         )
-    if version != _VERSION or not 0 < capacity <= MAX_CAPACITY:
+    if version != _VERSION:
         raise ModelLoadError(
-            f"the draft memory {path} has version {version} and room for {capacity} tokens; this "
-            f"program reads version {_VERSION}; {_REMEDY}"
+            f"the draft memory {path} has version {version}, and this program reads version "
+            f"{_VERSION}; name another file, or use the program that made it"
         )
-    if not _LEAST_CAPACITY <= max_tokens <= MAX_CAPACITY:
+    if not 0 < capacity <= MAX_CAPACITY:
         raise ModelLoadError(
-            f"the draft memory {path} is damaged: its header lets it grow to {max_tokens} tokens; "
-            f"{_REMEDY}"
+            f"the draft memory {path} is damaged: its header says that it has room for {capacity} "
+            f"tokens, and {MAX_CAPACITY} are the most; {_REMEDY}"
+        )
+    if not max(_LEAST_CAPACITY, capacity) <= max_tokens <= MAX_CAPACITY:
+        raise ModelLoadError(
+            f"the draft memory {path} is damaged: its header lets it grow to {max_tokens} tokens, "
+            f"and it has room for {capacity}; {_REMEDY}"
         )
     return Facts(capacity, max_tokens, digest)
 

@@ -11,7 +11,7 @@ All of it lies in one block of bytes, which may be a mapped file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import mul
 from typing import NamedTuple
 
@@ -32,6 +32,10 @@ _POWERS = {k: [pow(_FACTOR, k - 1 - i, 1 << 32) for i in range(k)] for k in ORDE
 _FEW = 24
 _INT = np.dtype("=i4")
 _MIN_BITS, _MAX_BITS = 10, 26
+# Numbers of a table that are looked through at once: what is derived from them takes memory.
+_BLOCK = 1 << 18
+# Of bytes from one place to another the parts that are stored: the others are zeros.
+Held = Callable[[int, int], Sequence[tuple[int, int]]]
 
 
 class Place(NamedTuple):
@@ -66,6 +70,8 @@ class TokenIndex:
             index that only answers.
         capacity: the most tokens.
         n: how many tokens it holds.
+        held: the parts of the block that are stored, if it is a file that may have holes: what is
+            looked through as a whole is looked through there alone. None for all of it.
 
     Attributes:
         tokens: [capacity] int32, of which the first n count.
@@ -73,25 +79,42 @@ class TokenIndex:
 
     """
 
-    def __init__(self, block: memoryview, capacity: int, n: int = 0) -> None:
-        self.capacity, self.n = capacity, n
+    def __init__(
+        self, block: memoryview, capacity: int, n: int = 0, held: Held | None = None
+    ) -> None:
+        self.capacity, self.n, self._held = capacity, n, held
         self._shift = 32 - table_bits(capacity)
         ints = block.cast("B").cast("i")
         size = 1 << table_bits(capacity)
         sizes = [capacity] * (1 + len(ORDERS)) + [size] * len(ORDERS)
-        parts, begin = [], 0
+        parts, begins, begin = [], [], 0
         for length in sizes:
             parts.append(ints[begin : begin + length])
+            begins.append(begin)
             begin += length
         self.tokens = parts[0]
         self._links = dict(zip(ORDERS, parts[1 : 1 + len(ORDERS)], strict=True))
         self._heads = dict(zip(ORDERS, parts[1 + len(ORDERS) :], strict=True))
+        self._links_at = dict(zip(ORDERS, begins[1 : 1 + len(ORDERS)], strict=True))
+        self._heads_at = dict(zip(ORDERS, begins[1 + len(ORDERS) :], strict=True))
         # N-grams before this place are in the tables; the last one has nothing after it yet.
         self._n_indexed = max(n - 1, 0)
 
     def array(self) -> npt.NDArray[np.int32]:
         """[n] the tokens, a view."""
         return np.frombuffer(self.tokens, _INT)[: self.n]
+
+    def held_tokens(self) -> list[tuple[int, int]]:
+        """The parts of the tokens that are stored, each from one place to another."""
+        return self._held_ints(0, 0, self.n)
+
+    def _held_ints(self, at: int, begin: int, end: int) -> list[tuple[int, int]]:
+        """The stored parts of numbers begin .. end - 1 of an array that begins at a number."""
+        if self._held is None or begin >= end:
+            return [(begin, end)] if begin < end else []
+        size = _INT.itemsize
+        found = self._held((at + begin) * size, (at + end) * size)
+        return [(low // size - at, -(-high // size) - at) for low, high in found]
 
     # ---- writing
 
@@ -175,20 +198,35 @@ class TokenIndex:
         self._n_indexed = max(self.n - 1, 0)
         for k in ORDERS:
             heads, links = np.frombuffer(self._heads[k], _INT), self._links[k]
-            if self.n == 0:
-                heads[:] = 0
-                continue
-            wrong = np.flatnonzero((heads >= self.n) | (heads < 0))
             # A place is in one chain, so all chains together have no more steps than places; those
             # of a forged file may share theirs.
-            n_left = self.capacity - self.n + len(wrong)
-            for bucket in wrong:
-                at = int(heads[bucket])
-                while at >= self.n:
-                    n_left -= 1
-                    before = links[at] if at < self.capacity and n_left >= 0 else 0
-                    at = before if before < at else 0
-                heads[bucket] = max(at, 0)
+            places = self._held_ints(self._links_at[k], self.n, self.capacity)
+            n_left = sum(end - begin for begin, end in places)
+            for begin, end in self._held_ints(self._heads_at[k], 0, len(heads)):
+                for low in range(begin, end, _BLOCK):
+                    part = heads[low : min(low + _BLOCK, end)]
+                    wrong = np.flatnonzero((part >= max(self.n, 1)) | (part < 0))
+                    if self.n == 0:
+                        part[wrong] = 0
+                        continue
+                    n_left = self._cut_chains(part, wrong, links, n_left + len(wrong))
+
+    def _cut_chains(
+        self,
+        heads: npt.NDArray[np.int32],
+        buckets: npt.NDArray[np.intp],
+        links: memoryview,
+        n_left: int,
+    ) -> int:
+        """Lets some heads lead to places before n, in n_left steps; returns how many are left."""
+        for bucket in buckets:
+            at = int(heads[bucket])
+            while at >= self.n:
+                n_left -= 1
+                before = links[at] if at < self.capacity and n_left >= 0 else 0
+                at = before if before < at else 0
+            heads[bucket] = max(at, 0)
+        return n_left
 
     # ---- reading
 

@@ -66,22 +66,55 @@ class Played(NamedTuple):
         return Played(*map(sum, zip(self, other, strict=True)))
 
 
-def files_below(paths: Iterable[Path]) -> Iterator[Path]:
-    """Files, and those in folders, in order; without what is hidden.
+class Found(NamedTuple):
+    """The files that somebody named.
 
-    Raises:
-        ArgumentError: there is no such file or folder.
+    Attributes:
+        files: named, or in named folders; in order.
+        n_links: links in the folders, to files or folders: they are left out.
 
     """
+
+    files: list[Path]
+    n_links: int
+
+
+def files_below(paths: Iterable[Path]) -> Found:
+    """Files, and those in folders, without what is hidden.
+
+    A link that is named is followed. One in a folder is not: it may lead out of what was named.
+
+    Raises:
+        ArgumentError: there is no such file or folder, or this user may not read it.
+
+    """
+    found: list[Path] = []
+    n_links = 0
     for path in paths:
-        if not path.exists():
-            raise ArgumentError(f"{path} does not exist; give files or folders")
+        _check_readable(path)
         if not path.is_dir():
-            yield path
+            found.append(path)
             continue
         for folder, names, files in os.walk(path):
-            names[:] = sorted(name for name in names if not name.startswith("."))
-            yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
+            links = {name for name in (*names, *files) if Path(folder, name).is_symlink()}
+            n_links += sum(not name.startswith(".") for name in links)
+            names[:] = sorted(n for n in names if n not in links and not n.startswith("."))
+            files = sorted(n for n in files if n not in links and not n.startswith("."))
+            found += [Path(folder, name) for name in files]
+    return Found(found, n_links)
+
+
+def _check_readable(path: Path) -> None:
+    try:
+        path.stat()
+        if not os.access(path, os.R_OK):
+            raise PermissionError
+    except PermissionError:
+        raise ArgumentError(
+            f"{path} cannot be read by this user; give the right to read it, or leave it out"
+        ) from None
+    except OSError:
+        raise ArgumentError(f"{path} does not exist; give files or folders") from None
 
 
 def text_of(path: Path) -> str:
@@ -102,14 +135,14 @@ def ids_of(vocab: Vocab, text: str) -> list[list[int]]:
 
 
 def build(
-    store: Store, vocab: Vocab, paths: Sequence[Path], progress: Progress
+    store: Store, vocab: Vocab, files: Sequence[Path], progress: Progress
 ) -> tuple[int, Played | None]:
     """Adds files to a store, all but a tenth first, to measure the store on that tenth.
 
     Args:
         store: where to.
         vocab: whose ids.
-        paths: files and folders.
+        files: as files_below() finds them.
         progress: called with 0.0 .. 1.0.
 
     Returns:
@@ -117,12 +150,10 @@ def build(
         tenth; None where there are too few files to hold any out.
 
     Raises:
-        ArgumentError: there is no such file.
         BusyError: another process writes to the store.
         OSError: there is no room on the disk.
 
     """
-    files = list(files_below(paths))
     n_texts = 0
     held_out: list[list[int]] = []
     for i, path in enumerate(files):

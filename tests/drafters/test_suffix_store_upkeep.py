@@ -1,0 +1,406 @@
+"""A store whose size is forged, and commands that fail in the middle: what they leave."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import os
+import resource
+import struct
+import tempfile
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyllama_spec.cli import main
+from pyllama_spec.drafters.suffix import store_file, upkeep
+from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
+from pyllama_spec.drafters.suffix.token_index import index_bytes
+from pyllama_spec.engine import Model
+from pyllama_spec.errors import ArgumentError, ModelLoadError
+from tests.models import model_path
+
+DIGEST = bytes(range(32))
+TEXT = list(range(1000, 1060))
+CLAIMED = 1 << 27
+MIB = 1 << 20
+
+
+def with_sum(body: bytes) -> bytes:
+    return body + struct.pack("=I", zlib.crc32(body))
+
+
+def header(capacity: int, max_tokens: int, version: int = 1) -> bytes:
+    fields = (b"PLMEMORY", 0x01020304, version, capacity, max_tokens, DIGEST)
+    return with_sum(store_file._HEADER.pack(*fields))
+
+
+def forge(path: Path, slot: tuple[int, bool] | None, text: Sequence[int] = ()) -> None:
+    """A file of 3.5 GB that the disk holds a few pages of."""
+    with path.open("wb") as file:
+        file.truncate(store_file.HEADER_BYTES + index_bytes(CLAIMED))
+        file.write(header(CLAIMED, store_file.MAX_CAPACITY))
+        if slot is not None:
+            file.seek(store_file._SLOTS[0])
+            file.write(with_sum(store_file._SLOT.pack(3, *slot)))
+        file.seek(store_file.HEADER_BYTES)
+        file.write(np.array(text, np.int32).tobytes())
+
+
+def use_all(path: Path) -> int:
+    """In a child: everything that reads a store as a whole; what is wrong, 0 for nothing."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with Store(path, DIGEST).locked():
+        pass
+    store = Store(path, DIGEST)
+    store.texts()
+    other = Store(path.with_name("other.memory"), DIGEST)
+    other.take(store.texts())
+    store.write_all([TEXT])
+    if TEXT not in [text.ids.tolist() for text in store.texts()]:
+        return 2
+    with store.locked():
+        store.keep([])
+    if sum(file.stat().st_blocks * 512 for file in path.parent.iterdir()) > 4 * MIB:
+        return 3
+    # In KiB; pages of the file that are mapped count.
+    return 4 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before > 64 << 10)
+
+
+def in_a_child(run: Callable[[], int]) -> int:
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            code = run()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+ONE_LONG_TEXT = [-1, -2, -2, -(2 + CLAIMED - 4), *range(20)]
+
+
+@pytest.mark.parametrize(
+    ("slot", "text"),
+    [
+        ((CLAIMED, False), []),
+        ((CLAIMED, True), []),
+        ((0, True), []),
+        (None, []),
+        ((CLAIMED, False), ONE_LONG_TEXT),
+        ((24, True), ONE_LONG_TEXT),
+        (None, ONE_LONG_TEXT),
+    ],
+    ids=["full", "busy", "empty busy", "no slots", "a text", "a busy text", "a text, no slots"],
+)
+def test_memory_is_taken_for_what_the_disk_holds(
+    tmp_path: Path, slot: tuple[int, bool] | None, text: list[int]
+) -> None:
+    path = tmp_path / "a.memory"
+    forge(path, slot, text)
+    assert in_a_child(lambda: use_all(path)) == 0
+
+
+@pytest.mark.parametrize("n_texts", [1, 100])
+def test_a_copy_with_holes_is_a_store(tmp_path: Path, n_texts: int) -> None:
+    """As `cp` makes it. Before the first text is written it gets its room from the disk."""
+    path, copy = tmp_path / "a.memory", tmp_path / "b.memory"
+    store = Store(path, DIGEST)
+    texts = [list(range(100 * i, 100 * i + 60)) for i in range(n_texts)]
+    store.write_all(texts)
+    data = path.read_bytes()
+    with copy.open("wb") as file:
+        for at in range(0, len(data), 4096):
+            page = data[at : at + 4096]
+            if any(page):
+                file.seek(at)
+                file.write(page)
+        file.truncate(len(data))
+    assert copy.stat().st_blocks < path.stat().st_blocks
+    again = Store(copy, DIGEST)
+    assert [text.ids.tolist() for text in again.texts()] == texts
+    again.write_all([TEXT[::-1]])
+    assert [text.ids.tolist() for text in Store(copy, DIGEST).texts()] == [*texts, TEXT[::-1]]
+    info, of_store = copy.stat(), path.stat()
+    # Where the disk held the whole store, it holds the whole copy.
+    assert of_store.st_blocks * 512 < of_store.st_size or info.st_blocks * 512 >= info.st_size
+
+
+def test_a_file_that_was_replaced_is_released_at_once(tmp_path: Path) -> None:
+    """Not only when Python looks for circles: until then the disk keeps it."""
+    store = Store(tmp_path / "a.memory", DIGEST)
+    gc.disable()
+    try:
+        old = weakref.ref(store._file)
+        with store.locked():
+            store.keep([])
+        assert old() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("max_tokens", [1024, 4000, 8191])
+def test_a_store_with_more_room_than_it_may_have_is_refused(
+    tmp_path: Path, max_tokens: int
+) -> None:
+    path = tmp_path / "a.memory"
+    Store(path, DIGEST).close()
+    with path.open("r+b") as file:
+        file.write(header(1 << 13, max_tokens))
+    with pytest.raises(ModelLoadError, match=f"grow to {max_tokens} tokens"):
+        Store(path, DIGEST)
+
+
+def test_what_a_process_with_this_number_left_is_deleted(tmp_path: Path) -> None:
+    """In a container each process that serves has the same number."""
+    path = tmp_path / "a.memory"
+    left = tmp_path / f"a.memory.{os.getpid()}-7f.new"
+    left.write_text("of the one before")
+    os.utime(left, (1e9, 1e9))
+    store = Store(path, DIGEST)
+    with store.locked():
+        store.keep([])
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_forgotten_is_not_in_what_a_killed_writer_left(tmp_path: Path) -> None:
+    path = tmp_path / "a.memory"
+    store = Store(path, DIGEST)
+    store.write_all([TEXT])
+    dead = os.fork()
+    if not dead:
+        os._exit(0)
+    os.waitpid(dead, 0)
+    left = tmp_path / f"a.memory.{dead}-7f.new"
+    left.write_bytes(path.read_bytes())
+    piece = np.array(TEXT[:6], np.int32).tobytes()
+    with left.open("rb") as file:
+        with store.locked():
+            store.keep([])
+        assert list(tmp_path.iterdir()) == [path]
+        assert piece not in file.read()
+
+
+# ---- merge: all or nothing
+
+
+def memory(*words: object) -> int:
+    return main(["memory", *map(str, words)])
+
+
+def broken(tmp_path: Path, kind: str) -> Path:
+    """Something that cannot be merged."""
+    path = tmp_path / f"{kind}.memory"
+    if kind == "text":
+        path.write_bytes(b"not a store" * 1000)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "vocabulary":
+        Store(path, DIGEST[::-1]).close()
+    elif kind == "damaged":
+        Store(path, DIGEST).close()
+        os.truncate(path, 9000)
+    return path
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("kind", ["missing", "text", "folder", "vocabulary", "damaged"])
+def test_a_merge_that_fails_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, place: int, is_there: bool
+) -> None:
+    whole, new = tmp_path / "whole.memory", tmp_path / "new.memory"
+    Store(whole, DIGEST).write_all([TEXT])
+    if is_there:
+        Store(new, DIGEST).write_all([TEXT[::-1]])
+    bad = broken(tmp_path, kind)
+    others = [whole, whole]
+    others[place] = bad
+    before, files = new.read_bytes() if is_there else b"", sorted(tmp_path.iterdir())
+    assert memory("merge", new, *others) == 1
+    said = capsys.readouterr().err.strip()
+    assert "\n" not in said and bad.name in said and "Traceback" not in said
+    assert "this model" not in said
+    assert sorted(tmp_path.iterdir()) == files
+    assert not is_there or new.read_bytes() == before
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_merge_that_breaks_off_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    """On a full disk, and when it is interrupted: in the middle of the second store."""
+    one, other, new = (tmp_path / f"{name}.memory" for name in ("one", "other", "new"))
+    Store(one, DIGEST).write_all([TEXT])
+    Store(other, DIGEST).write_all([list(range(k, 60_000, 7)) for k in range(3)])
+    if is_there:
+        Store(new, DIGEST).write_all([TEXT[::-1]])
+    before, files = new.read_bytes() if is_there else b"", sorted(tmp_path.iterdir())
+    right = store_file.create_file
+
+    def full(path: Path, facts: store_file.Facts) -> int:
+        if facts.capacity > 1 << 13:
+            raise OSError(28, "No space left on device")
+        return right(path, facts)
+
+    def interrupt(path: Path, facts: store_file.Facts) -> int:
+        if facts.capacity > 1 << 13:
+            raise KeyboardInterrupt
+        return right(path, facts)
+
+    for fail in (full, interrupt):
+        monkeypatch.setattr("pyllama_spec.drafters.suffix.store.create_file", fail)
+        assert memory("merge", new, one, other) != 0
+        assert sorted(tmp_path.iterdir()) == files
+        assert not is_there or new.read_bytes() == before
+    monkeypatch.setattr("pyllama_spec.drafters.suffix.store.create_file", right)
+    assert memory("merge", new, one, other) == 0
+    assert len(Store(new, DIGEST).texts()) == 4 + is_there
+
+
+# ---- build: what was named
+
+
+@pytest.fixture
+def model() -> Path:
+    return model_path("llama")
+
+
+def said_by(store: Path, model: Path) -> str:
+    with Model(model, vocab_only=True) as opened:
+        texts = Store(store, vocabulary_digest(opened.vocab)).texts()
+        return "".join(upkeep.bytes_of(opened.vocab, one.ids).decode() for one in texts)
+
+
+def test_build_leaves_links_in_a_folder_out(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And follows those that are named, to a file or to a folder."""
+    outside, inside = tmp_path / "outside", tmp_path / "inside"
+    (outside / "sub").mkdir(parents=True)
+    (inside / "sub").mkdir(parents=True)
+    (outside / "secret.txt").write_text("the word is swordfish")
+    (outside / "sub" / "deep.txt").write_text("the deep word is codfish")
+    (inside / "sub" / "mine.txt").write_text("this is a text of mine")
+    (inside / "to a file").symlink_to(outside / "secret.txt")
+    (inside / "sub" / "to a folder").symlink_to(outside)
+    (inside / "to itself").symlink_to(inside)
+    (inside / "to nothing").symlink_to(tmp_path / "none")
+    (inside / ".hidden").symlink_to(outside)
+    store = tmp_path / "a.memory"
+    assert memory("build", store, inside, "-m", model) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 files with text" in said and "left out: 4" in said
+    assert said_by(store, model).strip() == "this is a text of mine"
+    for named in (inside / "to a file", inside / "sub" / "to a folder"):
+        assert memory("build", store, named, "-m", model) == 0
+        assert "left out" not in capsys.readouterr().out
+    assert "swordfish" in said_by(store, model) and "codfish" in said_by(store, model)
+
+
+def test_a_build_that_fails_leaves_no_store(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, store = tmp_path / "a.txt", tmp_path / "a.memory"
+    text.write_text("some words that are a text")
+    assert memory("build", store, text, tmp_path / "none", "-m", model) == 1
+    assert list(tmp_path.iterdir()) == [text]
+
+    def interrupt(path: Path) -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as changed:
+        changed.setattr(upkeep, "text_of", interrupt)
+        assert memory("build", store, text, "-m", model) != 0
+        assert list(tmp_path.iterdir()) == [text]
+        Store(store, None if store.exists() else digest_of(model)).close()
+        assert memory("build", store, text, "-m", model) != 0
+    assert store.exists()  # it was there before
+
+
+def digest_of(model: Path) -> bytes:
+    with Model(model, vocab_only=True) as opened:
+        return vocabulary_digest(opened.vocab)
+
+
+# ---- what is said
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user can look into."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_who_may_not_read_is_told_so(open_folder: Path, is_folder: bool) -> None:
+    """Not that there is none."""
+    folder = open_folder / "sub"
+    folder.mkdir()
+    path = folder / "a.memory"
+    Store(path, DIGEST).close()
+    (folder if is_folder else path).chmod(0)
+
+    def run() -> int:
+        if not os.getuid():
+            os.setuid(65534)
+        try:
+            Store(path, None, is_read_only=True)
+        except ModelLoadError as error:
+            said = str(error)
+            if "Permission denied" not in said or "right to read it" not in said:
+                return 2
+        with contextlib.redirect_stderr(io.StringIO()) as printed:
+            if memory("show", path) != 1 or memory("forget", path, "--all") != 1:
+                return 3
+        lines = printed.getvalue().splitlines()
+        return 0 if len(lines) == 2 and all("Permission denied; " in x for x in lines) else 4
+
+    assert in_a_child(run) == 0
+    folder.chmod(0o755)
+
+
+def test_build_names_what_this_user_may_not_read(open_folder: Path) -> None:
+    path = open_folder / "a.txt"
+    path.write_text("words")
+    path.chmod(0)
+
+    def run() -> int:
+        if not os.getuid():
+            os.setuid(65534)
+        try:
+            upkeep.files_below([path])
+        except ArgumentError as error:
+            return 0 if "a.txt cannot be read by this user" in str(error) else 2
+        return 3
+
+    assert in_a_child(run) == 0
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (b"\x7fELF1234" * 600, r"it begins with b'\\x7fELF1234' and not with b'PLMEMORY'"),
+        (b"", "it begins with b'' and not with b'PLMEMORY'"),
+        (header(1 << 13, 1 << 20, version=7), "has version 7, and this program reads version 1"),
+        (header(0, 1 << 20), "damaged: its header says that it has room for 0 tokens"),
+        (header(1 << 31, 1 << 31), "room for 2147483648 tokens, and 1073741824 are the most"),
+    ],
+)
+def test_a_file_that_is_no_store_is_refused_with_what_it_has(
+    tmp_path: Path, head: bytes, said: str
+) -> None:
+    path = tmp_path / "a.memory"
+    path.write_bytes(head + bytes(4096 if head else 0))
+    with pytest.raises(ModelLoadError, match=said) as raised:
+        Store(path, DIGEST)
+    assert "\n" not in str(raised.value)
+    assert str(path) in str(raised.value)
