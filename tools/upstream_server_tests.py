@@ -288,7 +288,7 @@ def _outcome(file: str, case: ET.Element) -> Outcome:
 
 def _why(message: str, text: str, log: str) -> str:
     """The line that failed, and what was wrong with it."""
-    told = re.findall(r"llama-server: error: (.*)", log)
+    told = re.findall(r"pyllama-spec-llama-server: error: (.*)", log)
     lines = [line[1:].strip() for line in text.splitlines() if line.startswith(">")]
     parts = [*lines[-1:], message.splitlines()[0] if message else "", *told[:1]]
     return " | ".join(part for part in parts if part)[:300]

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pyllama_spec.bench.peer import PeerRun
 from pyllama_spec.bench.sides import Run
 from pyllama_spec.engine.transfers import NO_TRANSFERS, Transfers
+from pyllama_spec.speculative.draft_sources import SOURCES, SourceCounts
+from pyllama_spec.speculative.realised_gain import RealisedGain
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,3 +292,20 @@ def accepted_histogram(runs: Iterable[Run]) -> list[int]:
     """How many rounds accepted 0, 1, 2 ... tokens, as of SpeculationStats."""
     accepted = [one for run in runs for _, one in run.rounds]
     return [accepted.count(n) for n in range(max(accepted, default=0) + 1)]
+
+
+def by_source(runs: Iterable[Run]) -> dict[str, dict[str, int | float]]:
+    """What each source proposed, and what of it was drafted and accepted, as SpeculationStats."""
+    sums: dict[str, SourceCounts] = {}
+    for run in runs:
+        for name, counts in run.by_source.items():
+            sums.setdefault(name, SourceCounts()).add(counts)
+    return {name: sums[name].as_dict() for name in SOURCES if name in sums}
+
+
+def realised_gain(runs: Iterable[Run]) -> RealisedGain:
+    """What the drafts of some runs saved by the clock, in rounds of plain decoding."""
+    gain = RealisedGain()
+    for run in runs:
+        gain.add(run.gain_realised)
+    return gain

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from statistics import mean
 from typing import Any
 
+from pyllama_spec.bench.figures import realised_gain
 from pyllama_spec.bench.result import BenchResult
 from pyllama_spec.speculative import RoundCounts
 
@@ -38,7 +39,7 @@ def _draw_lengths(axes: Any, all_rounds: list[tuple[RoundCounts, ...]]) -> None:
     width = -(-longest // _N_POINTS)
     parts: dict[str, tuple[str, Callable[[RoundCounts], int]]] = {
         "proposed": (_GREY, lambda one: one.n_proposed),
-        "verified": (_BLUE, lambda one: one.n_verified),
+        "drafted": (_BLUE, lambda one: one.n_verified),
         "accepted": (_ORANGE, lambda one: one.n_accepted),
     }
     for label, (colour, read) in parts.items():
@@ -78,14 +79,19 @@ def _draw_calibration(axes: Any, rounds: list[RoundCounts]) -> None:
 
 
 def _draw_gains(axes: Any, result: BenchResult) -> None:
-    """A point per prompt: rounds of plain decoding that drafts saved, and were to save."""
-    points = [
-        (sum(p.spec.gain_expected for p in one.pairs), sum(p.spec.gain_realised for p in one.pairs))
-        for one in result.prompts
-    ]
+    """A point per prompt: rounds of plain decoding that drafts saved, and were to save.
+
+    Grey where too few rounds were measured to say whether drafts saved any.
+    """
+    points, colours = [], []
+    for one in result.prompts:
+        runs = [pair.spec for pair in one.pairs]
+        gain = realised_gain(runs)
+        points.append((sum(run.gain_expected for run in runs), gain.total))
+        colours.append(_GREY if gain.known is None else _ORANGE)
     ends = [value for point in points for value in point] or [0.0]
     axes.plot([min(ends), max(ends)], [min(ends), max(ends)], color=_GREY, linestyle="--")
-    axes.plot([x for x, _ in points], [y for _, y in points], "o", color=_ORANGE)
+    axes.scatter([x for x, _ in points], [y for _, y in points], color=colours)
     axes.set_xlabel("plain rounds to be saved, expected")
     axes.set_ylabel("saved by the clock")
-    axes.set_title("gain per prompt")
+    axes.set_title("gain per prompt (grey: sign unknown)")

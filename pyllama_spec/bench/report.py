@@ -13,7 +13,9 @@ from pyllama_spec.bench.figures import (
     Totals,
     acceptance_by_depth,
     accepted_histogram,
+    by_source,
     ratio,
+    realised_gain,
 )
 from pyllama_spec.bench.peer import PeerRun
 from pyllama_spec.bench.result import BenchResult
@@ -48,6 +50,7 @@ def to_json(result: BenchResult) -> dict[str, Any]:
             "plain": _transfers(both.plain), "spec": _transfers(both.spec),
         },
         "prompt_cost_ratio": both.prompt_cost,
+        "by_source": by_source(spec_runs),
         "accepted_histogram": accepted_histogram(spec_runs),
         "acceptance_by_depth": [
             {**asdict(one), "rate": one.rate, "rate_of_drafted": one.rate_of_drafted}
@@ -103,6 +106,7 @@ def _comparison(both: Comparison) -> dict[str, Any]:
 
 def _prompt(prompt: PromptResult) -> dict[str, Any]:
     runs = [pair.spec for pair in prompt.pairs]
+    saved = realised_gain(runs).known
     return {
         "id": prompt.id,
         "category": prompt.category,
@@ -111,6 +115,7 @@ def _prompt(prompt: PromptResult) -> dict[str, Any]:
         "fork": None if prompt.fork is None else asdict(prompt.fork),
         "speedup_over_repeats": _spread(prompt.speedups),
         "prompt_tokens": prompt.n_prompt,
+        "by_source": by_source(runs),
         "accepted_histogram": accepted_histogram(runs),
         "state": state_of(runs),
         "reason_off": next((run.reason_off for run in runs if run.reason_off), None),
@@ -119,7 +124,7 @@ def _prompt(prompt: PromptResult) -> dict[str, Any]:
         "proposed": sum(run.proposed for run in runs),
         "expected": round(sum(run.expected for run in runs), 3),
         "gain_expected": round(sum(run.gain_expected for run in runs), 3),
-        "gain_realised": round(sum(run.gain_realised for run in runs), 3),
+        "gain_realised": None if saved is None else round(saved, 3),
         "probe_s": round(sum(run.probe_s for run in runs), 6),
         # Of the first repeat: what each round asked for and got.
         "turns": [list(turn) for turn in runs[0].round_counts] if runs else [],

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import process_time
 
@@ -36,6 +36,8 @@ from pyllama_spec.speculative import (
     make_controller,
     why_exact,
 )
+from pyllama_spec.speculative.draft_sources import SourceCounts
+from pyllama_spec.speculative.realised_gain import RealisedGain
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Run:
         disabled_since: after how many rounds it was.
         only_copies: whether a draft model gave nothing beside its copies.
         transfers: between the host and devices in all rounds, of the target and its draft.
-        asked, probes, proposed, expected, gain_expected, gain_realised, probe_s,
+        asked, probes, proposed, expected, gain_expected, gain_realised, by_source, probe_s,
         round_counts: as of SpeculationStats.
 
     """
@@ -80,7 +82,8 @@ class Run:
     proposed: int = 0
     expected: float = 0.0
     gain_expected: float = 0.0
-    gain_realised: float = 0.0
+    gain_realised: RealisedGain = field(default_factory=RealisedGain)
+    by_source: Mapping[str, SourceCounts] = field(default_factory=dict)
     probe_s: float = 0.0
     round_counts: tuple[RoundCounts, ...] = ()
 
@@ -190,6 +193,7 @@ class Side(Closeable):
             expected=stats.expected,
             gain_expected=stats.gain_expected,
             gain_realised=stats.gain_realised,
+            by_source=stats.by_source,
             probe_s=stats.probe_s,
             round_counts=tuple(stats.round_counts),
         )

@@ -11,10 +11,12 @@ from pyllama_spec.bench.figures import (
     Totals,
     acceptance_by_depth,
     accepted_histogram,
+    by_source,
     ratio,
 )
 from pyllama_spec.bench.report import is_busy, notes, peer_tps, state_of
 from pyllama_spec.bench.result import BenchResult
+from pyllama_spec.speculative.draft_sources import sources_in_words
 
 _NOTHING = "-"
 
@@ -156,12 +158,13 @@ def _controller(result: BenchResult) -> list[str]:
         rows.append([prompt.id, *map(str, counts), _number(expected, 1), state_of(runs)])
     if not any(run.asked for prompt in result.prompts for run in (p.spec for p in prompt.pairs)):
         return []
-    head = ["drafts", "rounds", "asked", "retries", "proposed", "verified", "accepted",
+    head = ["drafts", "rounds", "asked", "retries", "proposed", "drafted", "accepted",
             "expected", "state"]  # fmt: skip
     return [
         *_aligned([head, *rows]),
-        "asked: rounds that asked for a draft; retries: those of a disabled drafter; expected:",
-        "accepted tokens that the controller expected; state: disabled if it was in any repeat",
+        "asked: rounds that asked for a draft; retries: those of a disabled drafter; drafted: the",
+        "proposed tokens that the target verified; expected: accepted tokens that the controller",
+        "expected; state: disabled if it was in any repeat",
     ]
 
 
@@ -226,6 +229,7 @@ def _acceptance(result: BenchResult) -> list[str]:
         return []
     mark = " (SYNTHETIC)" if result.is_synthetic else ""
     histogram = accepted_histogram(runs)
+    sources = sources_in_words(by_source(runs))
     return [
         *_aligned(
             [
@@ -235,6 +239,7 @@ def _acceptance(result: BenchResult) -> list[str]:
             ]
         ),
         "rounds that accepted 0, 1, 2 ...: " + " ".join(str(n) for n in histogram),
+        *([f"accepted of drafted tokens by source: {sources}"] if sources else []),
     ]
 
 

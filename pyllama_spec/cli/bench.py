@@ -48,7 +48,9 @@ def add_bench(commands: _Commands) -> None:
     add("-n", "--max-tokens", type=int, default=128, help="maximum number of tokens per prompt")
     add("--repeat", type=int, default=3, help="how often each prompt is measured")
     add(
-        "--n-draft", type=int, help="maximum number of drafted tokens per round [the drafter's own]"
+        "--n-draft",
+        type=int,
+        help="maximum number of proposed tokens per round [the drafter's own]",
     )
     add(
         "--p-min", type=float, default=None, metavar="P",

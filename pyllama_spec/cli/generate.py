@@ -26,6 +26,7 @@ from pyllama_spec.requests.options import ACCEPTANCE, RequestOptions
 from pyllama_spec.speculative import SpeculationStats, Timing
 from pyllama_spec.speculative.controller import Controller
 from pyllama_spec.speculative.controller.choice import NAMES
+from pyllama_spec.speculative.draft_sources import sources_in_words
 from pyllama_spec.speculative.stats import idle_in_words, plural, since_in_words
 from pyllama_spec.terminal import SOURCE_COLOURS, dim, fitted, has_colour, paint
 
@@ -96,7 +97,9 @@ def _add_draft_options(parser: argparse.ArgumentParser) -> None:
         f"the GGUF of a draft or of a smaller model, {HELP}",
     )
     parser.add_argument(
-        "--n-draft", type=int, help="maximum number of drafted tokens per round [the drafter's own]"
+        "--n-draft",
+        type=int,
+        help="maximum number of proposed tokens per round [the drafter's own]",
     )
     parser.add_argument(
         "--p-min",
@@ -378,16 +381,18 @@ def figure_lines(stats: SpeculationStats, timing: Timing, *, has_load: bool = Tr
     load = f"load {timing.load_s:.2f} s, " if has_load else ""
     lines = [f"{speed}; {load}prompt {timing.prompt_s:.2f} s"]
     if stats.drafter != "none":
+        sources = sources_in_words(stats.as_dict()["by_source"])
+        sources = sources and f"; {sources}"
         lines.append(
             f"{stats.drafter}: {stats.rounds} rounds of {stats.tokens_per_round:.2f} tokens, "
             f"{stats.accepted} of {stats.drafted} drafted tokens accepted "
-            f"({100 * stats.acceptance_rate:.0f}%); draft {timing.draft_s:.2f} s, "
+            f"({100 * stats.acceptance_rate:.0f}%{sources}); draft {timing.draft_s:.2f} s, "
             f"verify {timing.verify_s:.2f} s, rest {timing.overhead_s:.3f} s"
         )
         forced = f", {stats.forced} of them forced by the grammar" if stats.forced else ""
         lines.append(
             f"controller {stats.controller}: {_asked(stats)}; {stats.drafted} of "
-            f"{stats.proposed} proposed tokens verified{forced}"
+            f"{stats.proposed} proposed tokens drafted (verified by the target){forced}"
         )
     if stats.why_exact:
         lines.append(f"drafts were accepted exactly: {stats.why_exact}")

@@ -17,6 +17,7 @@ from pyllama_spec.drafters.registry import AUTO
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context_params import POOLING
 from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.speculative.stats import plural
 from pyllama_spec.terminal import dim
 
 if TYPE_CHECKING:
@@ -168,12 +169,25 @@ def run_serve(args: argparse.Namespace) -> int:
 
     with Hangup():
         n, n_cut = _serve(args)
-    ended = n - n_cut
-    print(
-        f"stopped: {ended} request{'s' * (ended != 1)} came to an end, "
-        f"{n_cut} {'was' if n_cut == 1 else 'were'} cut"
-    )
+    print(stopped_in_words(n, n_cut))
     return 0
+
+
+def stopped_in_words(n: int, n_cut: int) -> str:
+    """The program's last line.
+
+    Args:
+        n: the requests that ran or waited when the server was told to stop.
+        n_cut: those of them that it did not let finish.
+
+    """
+    if not n:
+        return "stopped: no request was running"
+    running = plural(n, "running request")
+    if not n_cut:
+        return f"stopped after {running} finished"
+    cut = f"{n_cut} {'was' if n_cut == 1 else 'were'} cut"
+    return f"stopped: {running}, {n - n_cut} finished, {cut}"
 
 
 def _serve(args: argparse.Namespace) -> tuple[int, int]:

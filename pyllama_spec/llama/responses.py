@@ -28,6 +28,7 @@ from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.generation import Generation, GenerationRecord
 from pyllama_spec.requests.logprobs import TokenLogprob, chat_logprobs, completion_logprobs
 from pyllama_spec.requests.ticket import PENDING, RequestStatus
+from pyllama_spec.speculative.draft_sources import sources_in_words
 from pyllama_spec.speculative.stats import idle_in_words
 from pyllama_spec.terminal import SOURCE_COLOURS
 
@@ -78,8 +79,11 @@ class Result(dict[str, Any]):
             parts.append(f"{tps:.1f} per second")
         if speculation.get("drafter", "none") != "none":
             accepted, drafted = speculation["accepted"], speculation["drafted"]
+            sources = sources_in_words(speculation.get("by_source", {}))
+            sources = sources and f" ({sources})"
             parts.append(
-                f"{speculation['drafter']}: {accepted} of {drafted} drafted tokens accepted, "
+                f"{speculation['drafter']}: {accepted} of {drafted} drafted tokens accepted"
+                f"{sources}, "
                 f"{speculation['tokens_per_round']:.2f} tokens per round"
             )
         if speculation.get("note"):

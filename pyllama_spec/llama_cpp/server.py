@@ -96,6 +96,8 @@ _REFUSED = {
     "hf_pretrained_model_name_or_path": "the vocabulary of the model's file is used; leave it out",
     "hf_model_repo_id": "download the model, and give its file as model",
 }
+# It is run as `python -m` this.
+_PROGRAM = "pyllama_spec.llama_cpp.server"
 _DEFAULTS: Mapping[str, Any] = {
     "host": "localhost", "port": 8000, "n_ctx": 2048, "cache_size": 2 << 30,
     "n_parallel": 4, "max_waiting": 64, "verbose": False,
@@ -317,7 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         meant = plan(given)
     except PyllamaSpecError as error:
-        print(f"server: error: {error}", file=sys.stderr)  # noqa: T201
+        print(f"{_PROGRAM}: error: {error}", file=sys.stderr)  # noqa: T201
         return 2
     from pyllama_spec.llama import Llama
     from pyllama_spec.server import serve
@@ -333,13 +335,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 with Llama(**meant.keywords) as llm:
                     serve(llm, meant.settings, meant.listening, on_start=_say)
     except PyllamaSpecError as error:
-        print(f"server: error: {error}", file=sys.stderr)  # noqa: T201
+        print(f"{_PROGRAM}: error: {error}", file=sys.stderr)  # noqa: T201
         return 1
     return 0
 
 
 def _say(url: str) -> None:
-    print(f"server: listening on {url}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"{_PROGRAM}: listening on {url}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from pyllama_spec.terminal import dim
 if TYPE_CHECKING:
     from pyllama_spec.server.process import Listening
 
+_PROGRAM = "pyllama-spec-llama-server"
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 _N_PARALLEL, _N_CTX, _MAX_WAITING = 4, 4096, 64
 # Of requests that do not say; those of the library's chats are others.
@@ -342,7 +343,8 @@ def _start_log(meant: Plan) -> None:
 
 
 def _say(line: str) -> None:
-    print(dim(f"llama-server: {' '.join(line.split())}", sys.stderr), file=sys.stderr, flush=True)  # noqa: T201
+    said = f"{_PROGRAM}: {' '.join(line.split())}"
+    print(dim(said, sys.stderr), file=sys.stderr, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -306,7 +306,8 @@ REFUSED: Mapping[str, str] = {
                      "-ag", "--agent", "--ui-mcp-proxy", "--webui-mcp-proxy"), _NO_TOOLS),
     **dict.fromkeys(("--control-vector", "--control-vector-scaled",
                      "--control-vector-layer-range"), "there are no control vectors here"),
-    "--slot-save-path": "slots are not saved; prompts are reused from memory by themselves",
+    "--slot-save-path": "slots are not saved: prompts are reused from memory by themselves, and "
+                        "pyllama-spec serve --cache-dir DIR keeps them on disk across restarts",
     **dict.fromkeys(("--samplers", "--sampler-seq", "--sampling-seq"),
                     "the order of samplers is the engine's default"),
     **dict.fromkeys(("-l", "--logit-bias"), "give logit_bias with a request"),

@@ -104,6 +104,7 @@ async def messages(exchange: Exchange) -> None:
         exchange, messages_request.chat_request, lambda _: messages_answer.MessageEvents().failed
     )
     answer = await exchange.prepared(exchange.service.chat, request)
+    answer.shown_id = messages_answer.message_id
     shows = messages_request.shows_thoughts(body)
     if request.stream:
         events = messages_answer.MessageEvents(shows_thoughts=shows)
@@ -144,6 +145,7 @@ async def responses(exchange: Exchange) -> None:
         lambda body: responses_answer.ResponseEvents(body).failed,
     )  # fmt: skip
     answer = await exchange.prepared(exchange.service.chat, request)
+    answer.shown_id = responses_answer.response_id
     if request.stream:
         events = responses_answer.ResponseEvents(body)
         made = _events(answer, events.of, events.end)

@@ -74,6 +74,7 @@ async def _respond(
     if translated.max_tokens == 0:  # only prefills the prompt; one token is the least here
         translated.max_tokens = 1
     answer = await exchange.prepared(service.complete, translated)
+    answer.shown_id = None
     if request.stream:
         await exchange.send_events(_events(answer, service.name, request), error_event)
         return

@@ -208,6 +208,10 @@ class Answer:
         given, keywords: its arguments.
         note: what an answer is told that ends at its number of tokens, or None.
 
+    Attributes:
+        shown_id: the id that the client gets, of the response's own, so that the log has the same;
+            None for an answer without an id.
+
     """
 
     def __init__(
@@ -220,6 +224,7 @@ class Answer:
     ) -> None:
         self._service, self._create, self._given, self._note = service, create, given, note
         self._keywords = dict(keywords)
+        self.shown_id: Callable[[str], str] | None = str
         self._handle: Stream | None = None
         self._is_counted = False
 
@@ -250,6 +255,8 @@ class Answer:
             self._handle = handle = await self._create(
                 *self._given, stream=stream, **self._keywords
             )
+            if self.shown_id is not None:
+                _note(answer=self.shown_id(handle.id))
             async with handle:
                 yield handle
             service.metrics.note_seconds(monotonic() - begin)
@@ -339,8 +346,8 @@ def _of_request(timing: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in timing.items() if name != "load_s"}
 
 
-def _note(**figures: int) -> None:
-    """Adds figures to what the log says of the request of HTTP that is answered."""
+def _note(**figures: int | str) -> None:
+    """Adds figures and our own ids to the log's line of the request of HTTP that is answered."""
     note = NOTE.get()
     if note is not None:
         note |= figures

@@ -362,7 +362,7 @@ class Round:
             if run.prediction is not None:
                 span.draft = run.prediction.propose(request)
                 if span.draft.ids:
-                    span.asked_of = "copies"
+                    span.asked_of, span.is_predicted = "copies", True
                     continue
             span.asked_of = self.drafter.asked_of(span.seq, asks_model=span.asks_model)
             requests.append(request)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pyllama_spec.speculative.controller.base import DraftGain, Span
+from pyllama_spec.speculative.draft_sources import SOURCES, SourceCounts, source_of
+from pyllama_spec.speculative.realised_gain import RealisedGain
 
 
 class RoundCounts(NamedTuple):
@@ -56,13 +58,16 @@ class SpeculationStats:
         proposed: tokens that were proposed; `drafted` of them were verified.
         forced, forced_accepted: of `drafted` and `accepted`, the tokens of text that the request's
             grammar leaves no choice about: no drafter was asked.
+        by_source: the same counts for each source of drafts that proposed something: see
+            SourceCounts and SOURCES.
         verified_histogram: how many rounds verified 0, 1, 2 ... drafted tokens.
         expected: how many tokens the controller expected to be accepted; 0 for one that expects
             nothing.
-        gain_expected, gain_realised: what the rounds that verified a draft were expected to save
-            once it was there, and what they saved by the clock, in rounds of plain decoding: noisy
-            in a short text and on a busy machine. 0 where nothing was verified, and of a controller
+        gain_expected: what the rounds that verified a draft were expected to save once it was
+            there, in rounds of plain decoding. 0 where nothing was verified, and of a controller
             that compares nothing, such as "fixed".
+        gain_realised: what these rounds saved by the clock. as_dict() has None for it until its
+            sign is certain: see RealisedGain.
         probe_s: seconds of drafting in retries.
         round_counts: what each round asked for and got, in order; not in as_dict().
         reason_off: why the drafter was disabled in the last round; None if it was not. A text that
@@ -94,10 +99,11 @@ class SpeculationStats:
     proposed: int = 0
     forced: int = 0
     forced_accepted: int = 0
+    by_source: dict[str, SourceCounts] = field(default_factory=dict)
     verified_histogram: list[int] = field(default_factory=lambda: [0])
     expected: float = 0.0
     gain_expected: float = 0.0
-    gain_realised: float = 0.0
+    gain_realised: RealisedGain = field(default_factory=RealisedGain)
     probe_s: float = 0.0
     round_counts: list[RoundCounts] = field(default_factory=list)
     reason_off: str | None = None
@@ -115,6 +121,9 @@ class SpeculationStats:
         self.proposed += len(span.draft.ids)
         self.drafted += n_drafted
         self.accepted += n_accepted
+        if span.draft.ids:
+            counts = SourceCounts(1, len(span.draft.ids), n_drafted, n_accepted)
+            self.by_source.setdefault(source_of(span), SourceCounts()).add(counts)
         if n_drafted and span.is_forced:
             self.forced += n_drafted
             self.forced_accepted += n_accepted
@@ -137,7 +146,8 @@ class SpeculationStats:
             self.expected += n_expected
             if span.n_verified:
                 self.gain_expected += gain.gain_expected
-                self.gain_realised += gain.gain_realised
+                if gain.gain_realised is not None:
+                    self.gain_realised.count(gain.gain_realised)
             if span.is_retry:
                 self.probes += 1
                 self.probe_s += draft_s
@@ -227,7 +237,9 @@ class SpeculationStats:
         self.forced_accepted += other.forced_accepted
         self.expected += other.expected
         self.gain_expected += other.gain_expected
-        self.gain_realised += other.gain_realised
+        self.gain_realised.add(other.gain_realised)
+        for source, counts in other.by_source.items():
+            self.by_source.setdefault(source, SourceCounts()).add(counts)
         self.probe_s += other.probe_s
         self.round_counts.extend(other.round_counts)
         for i, n in enumerate(other.accepted_histogram):
@@ -260,35 +272,39 @@ class SpeculationStats:
 
     def as_dict(self) -> dict[str, Any]:
         """The `speculation` object of the JSON face."""
-        is_disabled = self.state == "disabled"
+        is_disabled, saved = self.state == "disabled", self.gain_realised.known
+        # First what a user reads: was it used, what did it give, who gave it, and why not more.
         return {
             "drafter": self.drafter,
-            "note": self.remarks or None,
+            "state": self.state,
+            "tokens_per_round": self.tokens_per_round,
+            "acceptance_rate": self.acceptance_rate,
             "rounds": self.rounds,
+            "proposed": self.proposed,
             "drafted": self.drafted,
             "accepted": self.accepted,
-            "acceptance_rate": self.acceptance_rate,
-            "tokens_per_round": self.tokens_per_round,
-            "accepted_histogram": list(self.accepted_histogram),
-            "state": self.state,
-            "disabled_since": self.off_since if is_disabled else None,
+            "by_source": {
+                name: self.by_source[name].as_dict() for name in SOURCES if name in self.by_source
+            },
             "reason_off": self.reason_off if is_disabled else None,
+            "disabled_since": self.off_since if is_disabled else None,
+            "note": self.remarks or None,
+            "acceptance": self.acceptance,
+            "why_exact": self.why_exact,
+            "gain_expected": round(self.gain_expected, 3),
+            "gain_realised": None if saved is None else round(saved, 3),
+            "drafted_by": self.drafted_by,
+            "accepted_histogram": list(self.accepted_histogram),
+            "verified_histogram": list(self.verified_histogram),
+            "forced": self.forced,
+            "forced_accepted": self.forced_accepted,
             "controller": self.controller,
             "asked": self.asked,
             "asked_copies": self.asked_copies,
             "copied": self.copied,
             "probes": self.probes,
-            "proposed": self.proposed,
-            "forced": self.forced,
-            "forced_accepted": self.forced_accepted,
-            "expected": round(self.expected, 3),
-            "gain_expected": round(self.gain_expected, 3),
-            "gain_realised": round(self.gain_realised, 3),
             "probe_s": round(self.probe_s, 6),
-            "drafted_by": self.drafted_by,
-            "verified_histogram": list(self.verified_histogram),
-            "acceptance": self.acceptance,
-            "why_exact": self.why_exact,
+            "expected": round(self.expected, 3),
         }
 
 
@@ -317,13 +333,8 @@ def plural(n: int, noun: str) -> str:
 
 def who_drafted(span: Span) -> str:
     """Whose draft a span has; see RoundCounts."""
-    if not span.draft.ids:
-        return "nobody"
-    if span.is_forced:
-        return "grammar"
-    if not span.draft.match_length:
-        return "model"
-    return "memory" if span.draft.is_remembered else "copy"
+    source = source_of(span)
+    return "copy" if source == "prediction" else source
 
 
 def _count_in(histogram: list[int], value: int, n: int = 1) -> None:

@@ -18,12 +18,15 @@ from pyllama_spec.bench import machine
 from pyllama_spec.bench.figures import Pair
 from pyllama_spec.bench.report import FORMAT, to_json
 from pyllama_spec.bench.sides import Run, Side
+from pyllama_spec.bench.table import table
 from pyllama_spec.cli.entry import main
 from pyllama_spec.drafters.draft_weights import weight_bytes
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
 from pyllama_spec.gguf.sizes import bytes_per_token, tensor_bytes
 from pyllama_spec.speculative import RoundCounts
+from pyllama_spec.speculative.draft_sources import SourceCounts
+from pyllama_spec.speculative.realised_gain import RealisedGain
 from tests.bench.tools import made_up_result, made_up_run, one_prompt, write_prompts
 from tests.models import model_path
 
@@ -238,19 +241,26 @@ def test_the_plot_shows_what_the_controller_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", types.SimpleNamespace(Figure=_Figure))
-    titles = {"lengths over time", "calibration (size: rounds)", "gain per prompt"}
+    titles = {
+        "lengths over time", "calibration (size: rounds)",
+        "gain per prompt (grey: sign unknown)",
+    }  # fmt: skip
     bench.plot(a_result(), tmp_path / "out.png")
     assert not titles & set(_Figure.texts_of_last), "nothing is known of any round"
     counts = (RoundCounts(8, 3, 2, 1, 1.4, "model"), RoundCounts(0, 0, 0, 0, 0.0, "nobody"))
     run = made_up_run(
-        [(2, 1), (0, 0)], 0.5, round_counts=counts, gain_expected=0.4, gain_realised=0.1
-    )
+        [(2, 1), (0, 0)], 0.5, round_counts=counts, gain_expected=0.4,
+        gain_realised=RealisedGain(2, 0.1, 0.005), by_source={"copy": SourceCounts(1, 3, 2, 1)},
+    )  # fmt: skip
     result = made_up_result([one_prompt(Pair(made_up_run([(0, 0)] * 3, 1.0), run))])
     bench.plot(result, tmp_path / "out.png")
     assert titles < set(_Figure.texts_of_last)
     written = to_json(result)["prompts"][0]
     assert written["turns"] == [[8, 3, 2, 1, 1.4, "model"], [0, 0, 0, 0, 0.0, "nobody"]]
     assert (written["gain_expected"], written["gain_realised"]) == (0.4, 0.1)
+    copied = {"rounds": 1, "proposed": 3, "drafted": 2, "accepted": 1, "acceptance_rate": 0.5}
+    assert written["by_source"] == {"copy": copied}
+    assert "accepted of drafted tokens by source: copy 1 of 2" in table(result)
 
 
 def test_without_matplotlib_nothing_is_measured(

@@ -42,7 +42,7 @@ def test_the_controllers_counts_are_those_of_the_runs(result: bench.BenchResult)
     assert sum(line["proposed"] for line in report) > 0
     (head,) = [line for line in bench.table(result).split("\n") if line.startswith("drafts ")]
     assert head.split(maxsplit=8)[1:] == [
-        "rounds", "asked", "retries", "proposed", "verified", "accepted", "expected",
+        "rounds", "asked", "retries", "proposed", "drafted", "accepted", "expected",
         "state",
     ]  # fmt: skip
 

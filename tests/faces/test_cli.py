@@ -23,6 +23,7 @@ from tests.models import model_path
 SPECULATION = {
     "drafter", "note", "rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round",
     "accepted_histogram", "state", "disabled_since",
+    "by_source",
     "reason_off", "controller", "asked", "asked_copies", "copied", "probes", "proposed",
     "expected", "verified_histogram", "gain_expected", "gain_realised", "probe_s", "drafted_by",
     "forced", "forced_accepted", "acceptance", "why_exact",

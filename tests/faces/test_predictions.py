@@ -95,6 +95,11 @@ def test_it_is_a_copy_in_the_figures() -> None:
     speculation = answer["speculation"]
     assert speculation["copied"] > 5
     assert speculation["drafted_by"]["copy"] == speculation["accepted"] > 5
+    of_prediction = speculation["by_source"]["prediction"]
+    assert of_prediction["rounds"] > 1
+    for count in ("proposed", "drafted", "accepted"):
+        assert sum(one[count] for one in speculation["by_source"].values()) == speculation[count]
+    assert of_prediction["accepted"] > 5
 
 
 def test_chats_choices_and_long_texts_have_it() -> None:

@@ -497,6 +497,9 @@ def check_counts(outcome: Outcome, n_prompt: int, drafting: Drafting | None) -> 
         assert sum(i * n for i, n in enumerate(histogram)) == total
     assert counts["drafted_by"]["grammar"] == counts["forced_accepted"]
     assert sum(counts["drafted_by"].values()) == accepted + rounds, "each token has its drafter"
+    for name in ("proposed", "drafted", "accepted"):
+        of_sources = [one[name] for one in counts["by_source"].values()]
+        assert sum(of_sources) == counts[name], "each draft has its source"
     assert max(counts["copied"], counts["probes"]) <= counts["asked"] <= rounds
     # What the rounds committed, and the prompt's token: a stop string may cut the last one.
     assert usage is None or usage["completion_tokens"] <= accepted + rounds + 1

@@ -75,7 +75,7 @@ def test_the_command_line_says_what_was_forced() -> None:
             PROMPT, grammar=GRAMMARS["forced between"], max_tokens=60
         ).read_all()
     said = "\n".join(figure_lines(record.stats, record.timing))
-    found = re.search(r"(\d+) of (\d+) proposed tokens verified, (\d+) of them forced", said)
+    found = re.search(r"(\d+) of (\d+) proposed tokens drafted .*, (\d+) of them forced", said)
     assert found is not None, said
     verified, proposed, forced = map(int, found.groups())
     assert 0 < forced <= verified <= proposed

@@ -290,7 +290,7 @@ def test_a_signal_ends_the_command(
     assert b'"stopping"' in told
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
-    assert out == "stopped: 0 requests came to an end, 1 was cut\n"
+    assert out == "stopped: 1 running request, 0 finished, 1 was cut\n"
     assert "Traceback" not in err
     assert (tmp_path / "kept").is_dir()
     assert "the cat" not in err  # no text in the log

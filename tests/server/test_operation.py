@@ -290,11 +290,43 @@ def test_an_answer_is_found_in_the_log(caplog: pytest.LogCaptureFixture) -> None
             connection.close()
             line = line_of(caplog, path)
             assert f" id={name} key=2" in line
+            assert (" answer=cmpl-" in line) == (path == TEXT)
             assert ("cached_tokens=" in line) == (path == TEXT)
         caplog.clear()
         client.key = "c"
         assert client.get("/v1/models")[0] == 401
         assert line_of(caplog, "/v1/models").endswith(" error=invalid_api_key")
+
+
+_MESSAGES = [{"role": "user", "content": "the cat"}]
+_ANSWERS = (
+    (TEXT, ASKED, "cmpl-"),
+    (TEXT, {**ASKED, "prompt": ["the cat", "sat"]}, "cmpl-"),
+    (TEXT, {**ASKED, "n": 2, "temperature": 1}, "cmpl-"),
+    ("/v1/chat/completions", {"messages": _MESSAGES, "max_tokens": 4}, "chatcmpl-"),
+    ("/v1/messages", {"messages": _MESSAGES, "max_tokens": 4}, "msg_"),
+    ("/v1/responses", {"input": "the cat", "max_output_tokens": 4}, "resp_"),
+)
+
+
+def test_the_log_has_the_id_that_the_answer_has(caplog: pytest.LogCaptureFixture) -> None:
+    """In each API's own form, of whole answers and of streams."""
+    with logged(caplog) as (client, _):
+        for path, body, prefix in _ANSWERS:
+            for is_stream in (False, True):
+                if is_stream and isinstance(body.get("prompt"), list):
+                    continue  # a list of prompts has no stream
+                caplog.clear()
+                connection, response = client.send("POST", path, {**body, "stream": is_stream})
+                told = response.read().decode()
+                connection.close()
+                assert response.status == 200, told
+                (name,) = re.findall(r" answer=(\S+)", line_of(caplog, path))
+                assert re.fullmatch(f"{prefix}[0-9a-f]{{32}}", name)
+                assert f'"id":"{name}"' in told
+        caplog.clear()
+        client.right("/completion", {"prompt": "the cat", "n_predict": 2})
+        assert " answer=" not in line_of(caplog, "/completion"), "such an answer has no id"
 
 
 def test_cached_tokens_are_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -324,6 +356,7 @@ def test_a_line_of_who_left_has_its_tokens(
         line = line_of(caplog, TEXT)
     assert line.startswith(f"POST {TEXT} {200 if is_stream else 499} ")
     assert " left=True" in line
+    assert " answer=cmpl-" in line
     assert counts_of(line)[0] > 0
     assert not is_stream or counts_of(line)[1] > 0
 

@@ -142,7 +142,8 @@ def test_a_line_that_is_refused(line: str, words: str, kind: type[PyllamaSpecErr
 
 @pytest.mark.parametrize("line, words, others", [
     ("--slot-save-path d --hf-repo a/b --models-dir m --bogus 3",
-     ("--slot-save-path:", "--hf-repo:", "--models-dir:", "not known here: --bogus 3;"), (" d ",)),
+     ("--slot-save-path:", "--cache-dir DIR", "--hf-repo:", "--models-dir:",
+      "not known here: --bogus 3;"), (" d ",)),
     ("--bogus -c many --samplers a -t x --other", ("--bogus --other;", "-c: 'many'", "-t: 'x'",
                                                    "--samplers:"), (" a;",)),
     ("--temp hot --models-max -1 -n x", ("--temp: 'hot'", "--models-max:", "-n: 'x'"), ("-1",)),
@@ -419,6 +420,12 @@ _PROGRAMS = [
     ("pyllama_spec.server.llama_server", "-m {model} -c 256 -np 1 --port 0 --temp 0 --jinja"),
     ("pyllama_spec.llama_cpp.server", "--model {model} --n_ctx 256 --port 0 --n_parallel 1"),
 ]
+# With what a program's first and last lines begin; the log's lines stand between them.
+_FIRST_AND_LAST = {
+    "pyllama_spec.cli serve": ("", "stopped: no request was running"),
+    "pyllama_spec.server.llama_server": ("pyllama-spec-llama-server: ", ""),
+    "pyllama_spec.llama_cpp.server": ("pyllama_spec.llama_cpp.server: ", ""),
+}
 
 
 _TOLD = {
@@ -437,7 +444,10 @@ def test_a_program_serves_until_it_is_told_to_stop(program: str, line: str) -> N
     ) as process:
         try:
             assert process.stdout is not None
-            url = next(one for line in process.stdout for one in line.split() if "http://" in one)
+            first = next(line for line in process.stdout if "http://" in line)
+            begin, last = _FIRST_AND_LAST[program]
+            assert first.startswith(begin)
+            url = next(one for one in first.split() if "http://" in one)
             asked = {"prompt": "abc", "max_tokens": 3, "temperature": 0}
             answer = httpx.post(f"{url.strip(',')}/v1/completions", json=asked, timeout=60)
             assert answer.status_code == 200, answer.text
@@ -465,6 +475,7 @@ def test_a_program_serves_until_it_is_told_to_stop(program: str, line: str) -> N
             process.send_signal(signal.SIGTERM)
             said += process.stdout.read()
             assert process.wait(60) == 0
+            assert said.splitlines()[-1].startswith(last)
             assert "client's own" not in said
             assert "Warning" not in said
         finally:
@@ -506,8 +517,13 @@ def test_a_message_with_the_options_of_a_program(message: str, told: str) -> Non
     assert with_flags(message, {}) == message
 
 
-@pytest.mark.parametrize("main", [llama_server.main, llama_cpp_server.main])
-def test_a_program_says_what_it_cannot_do(main: Any, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("main, name", [
+    (llama_server.main, "pyllama-spec-llama-server"),
+    (llama_cpp_server.main, "pyllama_spec.llama_cpp.server"),
+])  # fmt: skip
+def test_a_program_says_what_it_cannot_do(
+    main: Any, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--help"]) == 0
     assert main(["--nonsense"]) == 2
     missing = ["--model", "/no/where.gguf"]
@@ -516,6 +532,20 @@ def test_a_program_says_what_it_cannot_do(main: Any, capfd: pytest.CaptureFixtur
     assert "--model" in out
     assert "--nonsense" in err
     assert "/no/where.gguf" in err
+    own = [line for line in err.splitlines() if ": error: " in line]
+    assert len(own) == 2
+    assert all(line.startswith(f"{name}: error: ") for line in own)
+
+
+@pytest.mark.parametrize("n, n_cut, said", [
+    (0, 0, "stopped: no request was running"),
+    (1, 0, "stopped after 1 running request finished"),
+    (3, 0, "stopped after 3 running requests finished"),
+    (1, 1, "stopped: 1 running request, 0 finished, 1 was cut"),
+    (5, 2, "stopped: 5 running requests, 3 finished, 2 were cut"),
+])  # fmt: skip
+def test_the_last_line_says_what_became_of_running_requests(n: int, n_cut: int, said: str) -> None:
+    assert serve.stopped_in_words(n, n_cut) == said
 
 
 @pytest.mark.parametrize(

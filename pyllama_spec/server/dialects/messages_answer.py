@@ -176,10 +176,14 @@ def _event(name: str, **fields: Any) -> Event:
     return name, {"type": name, **fields}
 
 
+def message_id(answer_id: str) -> str:
+    """The id of the message that a chat completion is shown as."""
+    return f"msg_{answer_id.rpartition('-')[2]}"
+
+
 def _head(answer: Json) -> Json:
-    number = str(answer["id"]).rpartition("-")[2]
-    model = answer["model"]
-    return {"id": f"msg_{number}", "type": "message", "role": "assistant", "model": model}
+    shown, model = message_id(str(answer["id"])), answer["model"]
+    return {"id": shown, "type": "message", "role": "assistant", "model": model}
 
 
 def _stop(choice: Json) -> Json:

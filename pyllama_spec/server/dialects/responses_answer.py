@@ -200,7 +200,7 @@ class ResponseEvents:
     def _response(self, status: str) -> Json:
         is_over = status != "in_progress"
         whole = {
-            "id": f"resp_{self._number}",
+            "id": response_id(str(self._answer.get("id", ""))),
             "object": "response",
             "created_at": self._answer.get("created", int(time.time())),
             "completed_at": int(time.time()) if status == "completed" else None,
@@ -215,6 +215,11 @@ class ResponseEvents:
             **_echoed(self._body),
         }
         return {**whole, **self._figures} if is_over else whole
+
+
+def response_id(answer_id: str) -> str:
+    """The id of the response that a chat completion is shown as."""
+    return f"resp_{answer_id.rpartition('-')[2]}"
 
 
 def _echoed(body: Json) -> Json:

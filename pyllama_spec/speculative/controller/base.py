@@ -65,14 +65,15 @@ class DraftGain(NamedTuple):
 
     Attributes:
         n_expected: how many of the verified tokens were expected to be accepted.
-        gain_expected, gain_realised: in plain rounds, what asking for a draft was expected to save
-            once it was there, and what it saved by the clock.
+        gain_expected: in plain rounds, what asking for a draft was expected to save once it was
+            there.
+        gain_realised: what it saved by the clock; None where that was not measured.
 
     """
 
     n_expected: float = 0.0
     gain_expected: float = 0.0
-    gain_realised: float = 0.0
+    gain_realised: float | None = None
 
 
 NO_GAIN = DraftGain()
@@ -96,6 +97,7 @@ class Span:
         asked_of: who was asked for a draft: "drafter", "copies" where only copies were asked for or
             the request's prediction answered, or "" for nobody, as after a failure of the drafter.
         draft: all that was proposed.
+        is_predicted: whether the request's prediction gave that.
         n_verified: how many of them are verified; see verify().
         ids: those that are verified.
         n_pad: tokens after those that nobody reads.
@@ -113,6 +115,7 @@ class Span:
     asks_model: bool = False
     asked_of: Literal["", "copies", "drafter"] = ""
     draft: Draft = NO_DRAFT
+    is_predicted: bool = False
     n_verified: int = 0
     ids: Sequence[int] = ()
     n_pad: int = 0

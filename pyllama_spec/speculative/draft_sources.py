@@ -1,0 +1,76 @@
+"""Counts the drafts of a text by their source: the model, a copy, the grammar and others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyllama_spec.speculative.controller.base import Span
+
+# In the order in which figures name them.
+SOURCES = ("model", "copy", "prediction", "memory", "grammar")
+
+
+@dataclass(slots=True)
+class SourceCounts:
+    """The drafts of one source.
+
+    Attributes:
+        rounds: rounds whose draft came from it: a round has at most one.
+        proposed: tokens of these drafts.
+        drafted: of those, the tokens that the target verified.
+        accepted: of those, the tokens that the target's own choice confirmed.
+
+    """
+
+    rounds: int = 0
+    proposed: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def add(self, other: SourceCounts) -> None:
+        """Adds the counts of another request."""
+        self.rounds += other.rounds
+        self.proposed += other.proposed
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+
+    def as_dict(self) -> dict[str, int | float]:
+        """The counts and the rate, for JSON; the rate is 0 where nothing was verified."""
+        rate = self.accepted / self.drafted if self.drafted else 0.0
+        return {
+            "rounds": self.rounds, "proposed": self.proposed, "drafted": self.drafted,
+            "accepted": self.accepted, "acceptance_rate": rate,
+        }  # fmt: skip
+
+
+def source_of(span: Span) -> str:
+    """Whose draft a span has: one of SOURCES, or "nobody" where nothing was proposed."""
+    if not span.draft.ids:
+        return "nobody"
+    if span.is_forced:
+        return "grammar"
+    if span.is_predicted:
+        return "prediction"
+    if not span.draft.match_length:
+        return "model"
+    return "memory" if span.draft.is_remembered else "copy"
+
+
+def sources_in_words(by_source: Mapping[str, Mapping[str, Any]]) -> str:
+    """Accepted of drafted tokens for each source: "copy 26 of 28, model 2 of 12".
+
+    Args:
+        by_source: of SpeculationStats.as_dict().
+
+    Returns:
+        "" where all drafts came from the model, or nothing was verified: the sum says it then.
+
+    """
+    verified = {name: one for name, one in by_source.items() if one["drafted"]}
+    if not verified.keys() - {"model"}:
+        return ""
+    return ", ".join(
+        f"{name} {one['accepted']} of {one['drafted']}" for name, one in verified.items()
+    )
