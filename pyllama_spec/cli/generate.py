@@ -379,6 +379,8 @@ def figure_lines(stats: SpeculationStats, timing: Timing, *, has_load: bool = Tr
         f"{timing.n_decoded} tokens in {timing.decode_s:.2f} s: {timing.decode_tps:.1f} tokens/s"
     )
     load = f"load {timing.load_s:.2f} s, " if has_load else ""
+    if has_load and stats.drafter != "none":
+        load = f"load {timing.load_s:.2f} s ({timing.draft_load_s:.2f} s of it the draft), "
     lines = [f"{speed}; {load}prompt {timing.prompt_s:.2f} s"]
     if stats.drafter != "none":
         sources = sources_in_words(stats.as_dict()["by_source"])

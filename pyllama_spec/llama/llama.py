@@ -111,7 +111,7 @@ class Llama(LlamaTokenCalls, Closeable):
         store = PrefixStore(options.store_bytes())
         with thread_log_level("info") if options.verbose else contextlib.nullcontext():
             controller = make_controller(options.controller, options.p_min)
-            model, drafter = open_pair(draft, options, controller)
+            model, drafter, draft_s = open_pair(draft, options, controller)
             own = None if drafter is draft and draft_model is None else drafter  # closed with this
             with closed_on_failure(own, model):
                 params = for_model(params, model)
@@ -119,7 +119,7 @@ class Llama(LlamaTokenCalls, Closeable):
                 runtime = None if why_not else open_runtime(
                     model, params, drafter, options.n_draft, options.n_parallel, controller,
                     wants_rows=options.logits_all, max_waiting=options.queue_limit(), store=store,
-                    acceptance=options.acceptance,
+                    acceptance=options.acceptance, draft_s=draft_s,
                 )  # fmt: skip
         opened = OpenModel(model, runtime, why_not, own, options.seed)
         self.model_path, self.verbose = os.fspath(model_path), options.verbose
@@ -138,7 +138,7 @@ class Llama(LlamaTokenCalls, Closeable):
                 self.set_adapters(adapters)
         if runtime is not None:
             warn_of_length(params, model)
-            runtime.runner.load_s = perf_counter() - start
+            runtime.runner.loaded.load_s = perf_counter() - start
 
     def __reduce__(self) -> Any:
         """A pickle holds what it was opened with, and opens it again; it has no memory of texts.

@@ -8,8 +8,9 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 
-from pyllama_spec.drafters import Drafter
+from pyllama_spec.drafters import Drafter, NoDrafter
 from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants_head
 from pyllama_spec.drafters.registry import is_draft
 from pyllama_spec.engine import Context, ContextParams, Model
@@ -146,8 +147,13 @@ def check_options(options: OpenOptions) -> None:
     options.draft_options(progress=None, is_adaptive=controller.wants_costs)
 
 
-def open_pair(draft: object, options: OpenOptions, controller: Controller) -> tuple[Model, Drafter]:
+def open_pair(
+    draft: object, options: OpenOptions, controller: Controller
+) -> tuple[Model, Drafter, float]:
     """The target, and the drafter that Llama's `draft=` means, as the other keywords say.
+
+    Returns:
+        Both, and the seconds that opening the drafter took.
 
     Raises:
         PyllamaSpecError: whatever open_model() and make_drafter() raise.
@@ -158,14 +164,18 @@ def open_pair(draft: object, options: OpenOptions, controller: Controller) -> tu
         progress=progress_for(file, options.verbose), is_adaptive=controller.wants_costs
     )
     # Faults of a draft are reported before the target is loaded.
+    begin = perf_counter()
     drafter = open_before(draft, options.model_path, draft_options)
+    draft_s = perf_counter() - begin
     with closed_on_failure(None if drafter is draft else drafter):
         is_head = wants_head(draft if drafter is None else drafter, options.model_path)
         model = open_model(options, load_mtp=is_head)
     if drafter is None:
+        begin = perf_counter()
         with closed_on_failure(model):
             drafter = make_drafter_for(model, draft, draft_options)
-    return model, drafter
+        draft_s = perf_counter() - begin
+    return model, drafter, draft_s
 
 
 def open_runtime(
@@ -180,6 +190,7 @@ def open_runtime(
     max_waiting: int | None = None,
     store: PrefixStore | None = None,
     acceptance: str = "exact",
+    draft_s: float = 0.0,
 ) -> Runtime:
     """Opens what generations need of a target.
 
@@ -195,6 +206,7 @@ def open_runtime(
         store: for beginnings of prompts that no request's place holds any more; None for none, and
             no copies between places.
         acceptance: of drafts, for requests that do not say: "exact" or "distribution".
+        draft_s: seconds that opening the drafter took, for the figures of each request.
 
     Raises:
         UnsupportedError: the model cannot generate.
@@ -223,10 +235,13 @@ def open_runtime(
         target_layers=tuple(drafter.target_layers),
     )
     context = _open_context(model, params)
+    begin = perf_counter()
     with closed_on_failure(context):
         round_ = Round(context, drafter, n_draft, controller, store=store)
         on_close = _learn_costs(round_, controller, drafter)
         runner = Runner(round_, max_waiting)
+        if not isinstance(drafter, NoDrafter):
+            runner.loaded.draft_load_s = draft_s + perf_counter() - begin
         return Runtime(model, context, round_, runner, on_close, acceptance)
 
 

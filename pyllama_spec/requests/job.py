@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -312,7 +313,7 @@ class Job:
             return Timing() if run is None else run.timing
         return self._past_timing.plus(run.timing)
 
-    def begin(self, round_: Round, state: SequenceState, load_s: float) -> SequenceRun:
+    def begin(self, round_: Round, state: SequenceState, loaded: Timing) -> SequenceRun:
         """Brings a sequence to the beginning of the prompt, and shows it to the penalties.
 
         Raises:
@@ -338,7 +339,7 @@ class Job:
             token_sampler,
             self._max_tokens,
             self._observer,
-            timing=Timing(load_s, queue_s=perf_counter() - self._asked_s),
+            timing=replace(loaded, queue_s=perf_counter() - self._asked_s),
             adapters=self.adapters,
             max_draft=self._options.n_draft,
             remember=self._options.remember,

@@ -32,7 +32,7 @@ from pyllama_spec.requests.job import Job
 from pyllama_spec.requests.request_lock import CLOSED
 from pyllama_spec.requests.ticket import ARRIVAL, PENDING, Arrival, RequestStatus, Ticket
 from pyllama_spec.requests.visits import Visits
-from pyllama_spec.speculative import Round
+from pyllama_spec.speculative import Round, Timing
 
 # How many pieces a stream may be ahead of its reader.
 _MAX_AHEAD = 64
@@ -48,13 +48,13 @@ class Runner(Visits):
         max_waiting: the most requests that may wait for a place; None for any number.
 
     Attributes:
-        load_s: seconds that loading took, for the figures of each request.
+        loaded: the seconds that loading took, with which the figures of each request begin.
 
     """
 
     def __init__(self, round_: Round, max_waiting: int | None = None) -> None:
         super().__init__(round_)
-        self.load_s = 0.0
+        self.loaded = Timing()
         self._max_waiting = max_waiting
         self._thread: threading.Thread | None = None
         # The requests that are computed now.
@@ -444,7 +444,7 @@ class Runner(Visits):
         assert state is not None
         try:
             if job.run is None:
-                job.begin(self._round, state, self.load_s)
+                job.begin(self._round, state, self.loaded)
             elif ticket.saved is not None:
                 saved, ticket.saved, ticket.state = ticket.saved, None, job.run.state
                 self._round.resume(job.run, saved, state.seq_id)

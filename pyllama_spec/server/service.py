@@ -342,8 +342,10 @@ class Answer:
 
 
 def _of_request(timing: Mapping[str, Any]) -> dict[str, Any]:
-    """Times without that of loading the model, which a server does before any request."""
-    return {name: value for name, value in timing.items() if name != "load_s"}
+    """Times without those of loading, which a server does before any request."""
+    return {
+        name: value for name, value in timing.items() if name not in ("load_s", "draft_load_s")
+    }
 
 
 def _note(**figures: int | str) -> None:

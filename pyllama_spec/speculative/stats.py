@@ -349,7 +349,8 @@ class Timing:
     """Seconds of one generation. Time that a consumer of a stream takes is not counted.
 
     Attributes:
-        load_s: loading the files.
+        load_s: loading the files, the draft's too.
+        draft_load_s: of that, the draft: opening it, and measuring verify batches for it.
         prompt_s: the prompt, to its first token.
         decode_s: all rounds.
         draft_s: of those, in the drafter.
@@ -362,6 +363,7 @@ class Timing:
     """
 
     load_s: float = 0.0
+    draft_load_s: float = 0.0
     prompt_s: float = 0.0
     decode_s: float = 0.0
     draft_s: float = 0.0
@@ -374,7 +376,8 @@ class Timing:
         """The seconds of a request that continued after this one; it was loaded once."""
         names = ("prompt_s", "decode_s", "draft_s", "verify_s", "n_decoded")
         sums = {name: getattr(self, name) + getattr(other, name) for name in names}
-        return Timing(load_s=self.load_s or other.load_s, **sums)
+        loaded = self if self.load_s else other
+        return Timing(load_s=loaded.load_s, draft_load_s=loaded.draft_load_s, **sums)
 
     @property
     def overhead_s(self) -> float:
@@ -390,6 +393,7 @@ class Timing:
         """The `timing` object of the JSON face."""
         return {
             "load_s": self.load_s,
+            "draft_load_s": self.draft_load_s,
             "queue_s": self.queue_s,
             "first_token_s": self.first_token_s,
             "prompt_s": self.prompt_s,

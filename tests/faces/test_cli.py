@@ -29,7 +29,8 @@ SPECULATION = {
     "forced", "forced_accepted", "acceptance", "why_exact",
 }  # fmt: skip
 TIMING = {
-    "load_s", "queue_s", "first_token_s", "prompt_s", "decode_s", "draft_s", "verify_s",
+    "load_s", "draft_load_s", "queue_s", "first_token_s", "prompt_s", "decode_s", "draft_s",
+    "verify_s",
     "overhead_s", "decode_tps",
 }  # fmt: skip
 REPEATED = "one two three four one two three four one two"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from pyllama_spec import (
     PromptLookup,
     UnsupportedError,
 )
+from pyllama_spec.cli.generate import figure_lines
 from pyllama_spec.llama.loading import WATCH
 from tests.faces.tools import PROMPT, open_tiny
 from tests.models import model_path
@@ -179,6 +181,25 @@ def test_closing_twice_and_metadata() -> None:
     assert llm(PROMPT, max_tokens=1)["timing"]["load_s"] > 0
     llm.close()
     llm.close()
+
+
+@pytest.mark.parametrize("draft", [None, "prompt-lookup", "eagle3", "llama"])
+def test_the_time_to_load_says_the_drafts_part(draft: str | None) -> None:
+    """Of a file that is opened before the target, one that is opened after it, and of no file."""
+    is_file = draft in ("eagle3", "llama")
+    file = os.fspath(model_path(draft)) if draft is not None and is_file else draft
+    with open_tiny(file) as llm:
+        first, later = (llm.generate_steps(PROMPT, max_tokens=2).read_all() for _ in range(2))
+    timing = first.timing
+    assert (timing.draft_load_s > 0) == (draft is not None)
+    assert timing.draft_load_s < timing.load_s
+    assert (later.timing.load_s, later.timing.draft_load_s) == (timing.load_s, timing.draft_load_s)
+    added = timing.plus(later.timing)
+    assert (added.load_s, added.draft_load_s) == (timing.load_s, timing.draft_load_s)
+    (line, *_) = figure_lines(first.stats, timing)
+    part = f"load {timing.load_s:.2f} s ({timing.draft_load_s:.2f} s of it the draft), prompt "
+    assert (part in line) == (draft is not None)
+    assert "load" not in figure_lines(first.stats, timing, has_load=False)[0]
 
 
 def test_the_package_names_what_it_offers() -> None:
