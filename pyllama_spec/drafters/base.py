@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -170,6 +171,42 @@ class Committed(NamedTuple):
     n_chosen: int = 0
 
 
+# A name is a word in a line of figures and in messages.
+_MAX_NAME = 40
+
+
+def name_of_code(code: object) -> str:
+    """A drafter's or a controller's name by default: that of its class or function.
+
+    Args:
+        code: a class, a function, or an object that can be called, which has its class's name.
+
+    Returns:
+        At most 40 characters, each of which can be printed. "custom" where the code has no name
+        that says anything, as a lambda, or is called "none", which is the name of no drafter.
+
+    """
+    while isinstance(code, partial):
+        code = code.func
+    given = getattr(code, "__name__", None) or type(code).__name__
+    printable = "".join(c if c.isprintable() else "?" for c in str(given)[: _MAX_NAME + 1])
+    name = printable if len(printable) <= _MAX_NAME else f"{printable[: _MAX_NAME - 3]}..."
+    return "custom" if name in ("", "none", "<lambda>") else name
+
+
+class NameOfClass:
+    """The `name` of a class that sets none, and of its objects: name_of_code() of the class."""
+
+    def __get__(self, one: object, owner: type) -> str:
+        # There is no __set__(): a name that a class or an object sets itself comes first.
+        return name_of_code(owner)
+
+
+def name_of_class() -> Any:
+    """A NameOfClass, for an attribute that is declared as the text that reading it gives."""
+    return NameOfClass()
+
+
 class SequenceErrors(PyllamaSpecError):  # noqa: N818 - several of them
     """Some sequences of one call failed, the others did not.
 
@@ -209,7 +246,7 @@ class Drafter(Closeable):
     other exception of a list form disables the drafter for all sequences of the call.
 
     Attributes:
-        name: its name in the statistics.
+        name: its name in the statistics; that of its class if it sets none: see name_of_code().
         target_layers: the layer inputs that it needs from the target; () for none.
         max_draft: the most tokens that it proposes at once; after check() it may depend on the
             target.
@@ -228,7 +265,7 @@ class Drafter(Closeable):
 
     """
 
-    name: str = "custom"
+    name: str = name_of_class()
     target_layers: tuple[int, ...] = ()
     max_draft: int = 8
     is_stepwise: bool = False
@@ -349,6 +386,13 @@ class Drafter(Closeable):
         return 0
 
     # ---- for people
+
+    def passes_on_to(self) -> object:
+        """The drafter or callable inside, to which this one passes calls on; None for nothing.
+
+        Where this one's code is the package's, a failure is blamed on the code inside.
+        """
+        return None
 
     def _lacks(self, one: str, many: str, what: str) -> str:
         """What to call in the place of a form for one sequence that the class does not have."""

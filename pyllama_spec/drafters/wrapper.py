@@ -83,6 +83,10 @@ class DrafterWrapper(Drafter):
     def note(self, text: str) -> None:
         self.drafter.note = text
 
+    def passes_on_to(self) -> object:
+        """The drafter inside."""
+        return self.drafter
+
     def propose_one(self, request: DraftRequest) -> Draft:
         """What the drafter inside proposes for one sequence, in whichever form it has."""
         return _alone(request.seq, lambda: self.drafter.propose((request,)))[0]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.drafters import Draft, Drafter, DraftRequest, PromptLookup
-from pyllama_spec.drafters.base import NO_DRAFT
+from pyllama_spec.drafters.base import NO_DRAFT, name_of_code
 from pyllama_spec.drafters.registry import known_drafts
 from pyllama_spec.engine.checks import count
 from pyllama_spec.errors import ArgumentError, shown
@@ -65,12 +65,16 @@ class LlamaPromptLookupDecoding(LlamaDraftModel):
 class _Called(Drafter):
     """A draft of the caller's, in the form of ours."""
 
-    name = "draft-model"
     max_draft = _MAX_DRAFT
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self._model = model
+        self.name = name_of_code(model)
+
+    def passes_on_to(self) -> object:
+        """The caller's own."""
+        return self._model
 
     def propose_one(self, request: DraftRequest) -> Draft:
         """Its draft for the ids so far."""

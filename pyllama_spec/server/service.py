@@ -343,9 +343,7 @@ class Answer:
 
 def _of_request(timing: Mapping[str, Any]) -> dict[str, Any]:
     """Times without those of loading, which a server does before any request."""
-    return {
-        name: value for name, value in timing.items() if name not in ("load_s", "draft_load_s")
-    }
+    return {name: value for name, value in timing.items() if name not in ("load_s", "draft_load_s")}
 
 
 def _note(**figures: int | str) -> None:

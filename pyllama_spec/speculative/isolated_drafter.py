@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from pyllama_spec.drafters.base import (
 )
 from pyllama_spec.engine.checks import count, instance
 from pyllama_spec.engine.distribution import Distribution
+from pyllama_spec.speculative.drafter_blame import blame
 
 _T = TypeVar("_T")
 
@@ -344,22 +344,25 @@ class IsolatedDrafter:
         self._n_known.pop(seq, None)
         if not self._has_warned:
             self._has_warned = True
-            _warn(str(self.name), why, error)
+            _warn(self._drafter, f"the drafter {self.name!s} is", why, what, error)
 
 
-def _warn(name: str, why: str, error: Exception) -> None:
+def _warn(drafter: Drafter, who: str, why: str, what: str, error: Exception) -> None:
     """Says that a drafter failed: a text without drafts looks like any other."""
     # A warning may raise, as filters say. The text depends on neither.
     with contextlib.suppress(Exception):
-        frames = traceback.extract_tb(error.__traceback__)  # [] of one that was never raised
-        place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-        warnings.warn(
-            f"the drafter {name} is disabled until the next prompt of its sequence: it "
-            f"{why[:_MAX_REASON]}{place}. The text goes on without it. This is said once; "
+        author, module, place = blame(drafter, what, error)
+        where = author if place is None else f"{Path(place[0]).name}, line {place[1]}"
+        message = (
+            f"{who} disabled until the next prompt of its sequence: it {why[:_MAX_REASON]} "
+            f"({where}). The text goes on without it. This is said once; "
             "Llama.generate_steps(...).record.stats.reason_off_error has the traceback "
-            "(docs/drafters.md)",
-            stacklevel=2,
+            "(docs/drafters.md)"
         )
+        if place is None:
+            warnings.warn(message, stacklevel=2)
+        else:
+            warnings.warn_explicit(message, UserWarning, *place, module)
 
 
 def _probabilities(given: Sequence[float], n: int) -> list[float]:

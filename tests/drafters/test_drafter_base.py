@@ -95,7 +95,7 @@ def test_a_class_with_propose_one_alone() -> None:
             steps = llm.generate_steps(prompt, max_tokens=N_TOKENS, **GREEDY)
             assert [token for piece in steps for token in piece.tokens] == text[len(prompt) :]
             stats = steps.record.stats
-            assert (stats.drafter, stats.reason_off) == ("custom", None)
+            assert (stats.drafter, stats.reason_off) == ("OnlyProposeOne", None)
             assert stats.accepted == stats.drafted > N_TOKENS / 2
 
 
@@ -174,13 +174,13 @@ def test_answers_that_are_no_drafts(answer: Any, why: str) -> None:
 def test_max_draft_is_a_number(most: Any) -> None:
     drafter = _Says([])
     drafter.max_draft = most
-    with pytest.raises(ArgumentError, match="max_draft of the drafter 'custom'"):
+    with pytest.raises(ArgumentError, match="max_draft of the drafter '_Says'"):
         open_tiny(drafter)
 
 
 def test_what_a_simple_class_need_not_say() -> None:
     drafter = OnlyProposeOne([])
-    assert (drafter.name, drafter.target_layers, drafter.max_draft) == ("custom", (), 8)
+    assert (drafter.name, drafter.target_layers, drafter.max_draft) == ("OnlyProposeOne", (), 8)
     drafter.check(tiny("llama"))
     drafter.commit(told([1, 2]))
     drafter.truncate(0, 1)

@@ -166,5 +166,5 @@ def test_a_controller_that_gives_no_number(field: str, value: Any) -> None:
 def test_a_controller_that_gives_no_answer(method: str, answer: Any) -> None:
     odd = type("Odd", (Controller,), {method: lambda self, spans: answer})()
     llm = Llama(tiny(), draft="prompt-lookup", controller=odd, n_ctx=64, n_threads=1)
-    with llm, pytest.raises(ArgumentError, match=r"controller 'custom' (gave|set)"):
+    with llm, pytest.raises(ArgumentError, match=r"controller 'Odd' (gave|set)"):
         llm.create_completion([5, 6, 7, 8, 5, 6, 7, 8, 5, 6], max_tokens=8, temperature=0)

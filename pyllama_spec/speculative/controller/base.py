@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftStop
+from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftStop, name_of_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +198,13 @@ class Controller:
     for one that rejection sampling accepts.
 
     Attributes:
-        name: what the statistics call it.
+        name: what the statistics call it; the name of its class if it sets none.
         wants_costs: whether learn_costs() is to be told what verify batches cost when a target is
             opened.
 
     """
 
-    name: str = "custom"
+    name: str = name_of_class()
     wants_costs: bool = False
 
     def attach(self, limits: ControllerLimits) -> None:
