@@ -20,6 +20,14 @@ from pyllama_spec.engine import Vocab
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, shown
 from pyllama_spec.files import read_text
 
+# What messages show of a line that would be read.
+_RIGHT_NAMED = (
+    '{"id": "a", "category": "b", "prompt": "Once upon"} or '
+    '{"id": "a", "category": "b", "messages": [{"role": "user", "content": "Hi"}]}'
+)
+_RIGHT = '{"prompt": "Once upon"} or {"messages": [{"role": "user", "content": "Hi"}]}'
+# A message tells so many faults.
+_MOST_FAULTS = 8
 _KEYS = {"id", "category", "messages", "prompt", "tools"}
 
 
@@ -76,7 +84,7 @@ def read_prompt_file(path: Path, *, are_named: bool = True) -> tuple[Prompt, ...
 
     Raises:
         ArgumentError: the file cannot be read, holds no prompt, or a line is malformed; the message
-            names the line.
+            names the first such line, all that is wrong with it, and what a right one looks like.
 
     """
     lines = read_text(path, "the prompts file", encoding="utf-8-sig").split("\n")
@@ -84,12 +92,18 @@ def read_prompt_file(path: Path, *, are_named: bool = True) -> tuple[Prompt, ...
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            prompt = _parse(line, number, are_named)
-            if prompt.id in prompts:
-                raise ArgumentError(f"the id {prompt.id!r} was used before; give each line its own")
-        except ArgumentError as error:
-            raise ArgumentError(f"{path.name}, line {number}: {error}") from None
+        faults: list[str] = []
+        prompt = _parse(line, number, are_named, faults)
+        if prompt.id in prompts:
+            faults.append(f"the id {shown(prompt.id)} was used before; give each line its own")
+        if faults:
+            told = [*faults[:_MOST_FAULTS]]
+            if len(faults) > len(told):
+                told.append(f"and {len(faults) - len(told)} more")
+            right = _RIGHT_NAMED if are_named else _RIGHT
+            raise ArgumentError(
+                f"{path.name}, line {number}: {'; '.join(told)}. Right lines: {right}"
+            )
         prompts[prompt.id] = prompt
     if not prompts:
         raise ArgumentError(
@@ -99,59 +113,65 @@ def read_prompt_file(path: Path, *, are_named: bool = True) -> tuple[Prompt, ...
     return tuple(prompts.values())
 
 
-def _parse(line: str, number: int, are_named: bool) -> Prompt:
+def _parse(line: str, number: int, are_named: bool, faults: list[str]) -> Prompt:
+    """The prompt of a line; adds all that is wrong with it to `faults`."""
+    names = {"id": f"line {number}", "category": ""}
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ArgumentError(f"not JSON: {error}") from None
+        faults.append(f"not JSON: {error}")
+        return Prompt(names["id"], names["category"])
     if not isinstance(entry, dict):
-        raise ArgumentError(f"expected a JSON object, not {shown(line.strip())}")
+        faults.append(f"expected a JSON object, not {shown(line.strip())}")
+        return Prompt(names["id"], names["category"])
     unknown = sorted(set(entry) - _KEYS)
-    if unknown:
-        raise ArgumentError(f"unknown key {unknown[0]!r}; there are {', '.join(sorted(_KEYS))}")
-    names = {"id": f"line {number}", "category": ""}
+    faults += [f"unknown key {shown(key)}; there are {', '.join(sorted(_KEYS))}" for key in unknown]
     for key in names:
         if key in entry or are_named:
-            names[key] = _text(entry, key)
+            names[key] = _text(entry, key, faults)
     if ("messages" in entry) == ("prompt" in entry):
-        raise ArgumentError("expected either 'messages' or 'prompt'")
-    if "prompt" in entry:
-        if "tools" in entry:
-            raise ArgumentError("'tools' needs 'messages'; it cannot be used with 'prompt'")
-        return Prompt(names["id"], names["category"], text=_text(entry, "prompt"))
-    tools = _tools(entry["tools"]) if "tools" in entry else ()
-    return Prompt(names["id"], names["category"], _messages(entry["messages"]), tools=tools)
+        faults.append("expected either 'messages' or 'prompt'")
+    elif "prompt" in entry and "tools" in entry:
+        faults.append("'tools' needs 'messages'; it cannot be used with 'prompt'")
+    text = _text(entry, "prompt", faults) if "prompt" in entry else ""
+    messages = _messages(entry["messages"], faults) if "messages" in entry else ()
+    tools = _tools(entry["tools"], faults) if "tools" in entry else ()
+    return Prompt(names["id"], names["category"], messages, text, tools)
 
 
-def _text(entry: Mapping[str, Any], key: str) -> str:
+def _text(entry: Mapping[str, Any], key: str, faults: list[str]) -> str:
     value = entry.get(key)
-    if not isinstance(value, str) or not value:
-        raise ArgumentError(f"expected a text: {key!r} is {shown(value)}")
-    return value
+    if isinstance(value, str) and value:
+        return value
+    given = f"is {shown(value)}" if key in entry else "is missing"
+    faults.append(f"expected a text: {key!r} {given}")
+    return ""
 
 
-def _messages(messages: object) -> tuple[Mapping[str, Any], ...]:
+def _messages(messages: object, faults: list[str]) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(messages, list) or not messages:
-        raise ArgumentError(f"expected a list of messages: 'messages' is {shown(messages)}")
+        faults.append(f"expected a list of messages: 'messages' is {shown(messages)}")
+        return ()
     for i, message in enumerate(messages):
         is_message = isinstance(message, dict) and all(
             isinstance(message.get(key), str) and message[key] for key in ("role", "content")
         )
         if not is_message:
-            raise ArgumentError(
+            faults.append(
                 f"expected an object with the texts 'role' and 'content': messages[{i}] is "
                 f"{shown(message)}"
             )
     return tuple(messages)
 
 
-def _tools(tools: object) -> tuple[Mapping[str, Any], ...]:
+def _tools(tools: object, faults: list[str]) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(tools, list) or not tools:
-        raise ArgumentError(f"expected a list of functions: 'tools' is {shown(tools)}")
+        faults.append(f"expected a list of functions: 'tools' is {shown(tools)}")
+        return ()
     for i, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ArgumentError(
+            faults.append(
                 'expected {"type": "function", "function": {"name": "...", "parameters": {...}}}: '
                 f"tools[{i}] is {shown(tool)}"
             )

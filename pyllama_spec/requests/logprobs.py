@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,12 @@ def completion_logprobs(
     }  # fmt: skip
     for entry in entries:
         text = token_text(vocab, entry.token)
-        top = {token_text(vocab, i): value for i, value in reversed(entry.top)}
-        top[text] = entry.logprob
+        by_text: dict[str, float] = {}
+        for i, value in entry.top:  # of ids with one text the likeliest counts
+            by_text.setdefault(token_text(vocab, i), value)
+        by_text[text] = entry.logprob
+        # As in OpenAI's API: likeliest first, the token itself among them.
+        top = dict(sorted(by_text.items(), key=itemgetter(1), reverse=True))
         out["tokens"].append(text)
         out["text_offset"].append(offset)
         out["token_logprobs"].append(entry.logprob)

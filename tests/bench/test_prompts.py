@@ -11,6 +11,7 @@ import pytest
 
 from pyllama_spec.bench import BenchConfig, Prompt, load_prompts
 from pyllama_spec.bench.config import draft_file
+from pyllama_spec.chat.prompt_file import read_prompt_file
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.drafters import Drafter, LookupFirst, NoDrafter, PromptLookup, SmallModel
 from pyllama_spec.drafters.suffix import Suffix
@@ -60,7 +61,8 @@ GOOD = '{"id": "a", "category": "c", "prompt": "p"}'
         ("[1]", "expected a JSON object"),
         ('{"id": "b", "category": "c"}', "either 'messages' or 'prompt'"),
         ('{"id": "b", "category": "c", "prompt": "p", "messages": []}', "either"),
-        ('{"category": "c", "prompt": "p"}', "'id' is None"),
+        ('{"category": "c", "prompt": "p"}', "'id' is missing"),
+        ('{"id": null, "category": "c", "prompt": "p"}', "'id' is None"),
         ('{"id": "b", "category": 3, "prompt": "p"}', "'category' is 3"),
         ('{"id": "b", "category": "c", "prompt": ""}', "'prompt' is ''"),
         ('{"id": "b", "category": "c", "prompt": ["p"]}', "expected a text"),
@@ -82,6 +84,56 @@ def test_a_fault_names_its_line(tmp_path: Path, line: str, says: str) -> None:
     path.write_text(f"{GOOD}\n\n{line}\n", encoding="utf-8")
     with pytest.raises(ArgumentError, match=f"mine.jsonl, line 3: .*{says}"):
         load_prompts(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "faults"),
+    [
+        ('{"prompt": 3}', ("'id' is missing", "'category' is missing", "'prompt' is 3")),
+        ('{"text": "p", "name": "a"}', ("unknown key 'name'", "unknown key 'text'",
+                                        "'id' is missing", "'category' is missing", "either")),
+        ('{"id": "a", "category": [], "prompt": "p", "tools": 1}',
+         ("'category' is []", "needs 'messages'", "'tools' is 1", "'a' was used before")),
+        ('{"id": 1, "category": "c", "messages": [1, {"role": "user", "content": "d"}, {}]}',
+         ("'id' is 1", "messages[0] is 1", "messages[2] is {}")),
+        ("{", ("not JSON",)),
+    ],
+)  # fmt: skip
+def test_all_faults_of_a_line_are_told_at_once(
+    tmp_path: Path, line: str, faults: tuple[str, ...]
+) -> None:
+    """With a right line: one field at a time needs a try for each."""
+    path = tmp_path / "mine.jsonl"
+    path.write_text(f"{GOOD}\n{line}\n{{}}\n", encoding="utf-8")
+    with pytest.raises(ArgumentError) as raised:
+        load_prompts(path)
+    said = str(raised.value)
+    assert said.startswith("mine.jsonl, line 2: ")
+    assert [fault for fault in faults if fault not in said] == []
+    right = said.partition(". Right lines: ")[2].split(" or ")
+    path.write_text("\n".join(right).replace('"a"', '"z"', 1), encoding="utf-8")
+    assert len(load_prompts(path)) == 2, "what a message shows is right"
+
+
+def test_a_line_with_many_faults_has_a_short_message(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    wrong = ", ".join(["0"] * 5000)
+    path.write_text(f'{{"id": "a", "messages": [{wrong}]}}', encoding="utf-8")
+    with pytest.raises(
+        ArgumentError, match=r"'category' is missing.* and 4993 more\. Right"
+    ) as said:
+        load_prompts(path)
+    assert len(str(said.value)) < 2000
+
+
+def test_a_line_without_names_is_shown_where_none_are_needed(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "", "id": 2}', encoding="utf-8")
+    with pytest.raises(ArgumentError, match=r"'id' is 2; .*'prompt' is ''") as said:
+        read_prompt_file(path, are_named=False)
+    right = str(said.value).partition(". Right lines: ")[2].split(" or ")
+    path.write_text("\n".join(right), encoding="utf-8")
+    assert len(read_prompt_file(path, are_named=False)) == 2
 
 
 @pytest.mark.parametrize(("data", "says"), [(b"\n \n", "holds no prompt"), (b"\xff\xfe", "cannot")])

@@ -159,6 +159,21 @@ def test_a_template(client: Client) -> None:
     assert client.post("/apply-template", {"messages": [{"role": "user"}]})[0] in (200, 400)
 
 
+def test_the_likeliest_of_the_alternatives_is_first(client: Client) -> None:
+    """In each form of an answer, as clients read the first one alone."""
+    asked = {"max_tokens": 8, "temperature": 1.5, "seed": 3}
+    for at in range(2):
+        text = client.right(TEXT, {**asked, "prompt": "the cat", "logprobs": 5, "seed": at})
+        tops = [list(one.values()) for one in text["choices"][0]["logprobs"]["top_logprobs"]]
+        body = {**asked, "messages": [{"role": "user", "content": "the cat"}]}
+        chat = client.right("/v1/chat/completions", {**body, "logprobs": True, "top_logprobs": 5})
+        entries = chat["choices"][0]["logprobs"]["content"]
+        own = client.right("/completion", {"prompt": "the cat", "n_predict": 8, "n_probs": 5})
+        entries += own["completion_probabilities"]
+        tops += [[one["logprob"] for one in entry["top_logprobs"]] for entry in entries]
+        assert all(len(top) > 1 and top == sorted(top, reverse=True) for top in tops)
+
+
 def test_texts_in_llama_servers_form(client: Client) -> None:
     own: Any = client.service.llm.create_completion(**REPEATING)
     body = {**REPEATING, "n_predict": 30, "n_probs": 2, "return_tokens": True}
