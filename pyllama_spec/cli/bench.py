@@ -47,11 +47,7 @@ def add_bench(commands: _Commands) -> None:
     add("--prompts", type=Path, default=None, help="a prompts file; without it the package's own")
     add("-n", "--max-tokens", type=int, default=128, help="maximum number of tokens per prompt")
     add("--repeat", type=int, default=3, help="how often each prompt is measured")
-    add(
-        "--n-draft",
-        type=int,
-        help="maximum number of proposed tokens per round [the drafter's own]",
-    )
+    add("--n-draft", type=int, help="maximum number of tokens in a draft [the drafter's own]")
     add(
         "--p-min", type=float, default=None, metavar="P",
         help="stop drafting below this probability [as the controller says]",

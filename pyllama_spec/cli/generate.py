@@ -97,9 +97,7 @@ def _add_draft_options(parser: argparse.ArgumentParser) -> None:
         f"the GGUF of a draft or of a smaller model, {HELP}",
     )
     parser.add_argument(
-        "--n-draft",
-        type=int,
-        help="maximum number of proposed tokens per round [the drafter's own]",
+        "--n-draft", type=int, help="maximum number of tokens in a draft [the drafter's own]"
     )
     parser.add_argument(
         "--p-min",

@@ -119,7 +119,7 @@ class Llama(LlamaTokenCalls, Closeable):
                 runtime = None if why_not else open_runtime(
                     model, params, drafter, options.n_draft, options.n_parallel, controller,
                     wants_rows=options.logits_all, max_waiting=options.queue_limit(), store=store,
-                    acceptance=options.acceptance, draft_s=draft_s,
+                    acceptance=options.acceptance,
                 )  # fmt: skip
         opened = OpenModel(model, runtime, why_not, own, options.seed)
         self.model_path, self.verbose = os.fspath(model_path), options.verbose
@@ -138,7 +138,7 @@ class Llama(LlamaTokenCalls, Closeable):
                 self.set_adapters(adapters)
         if runtime is not None:
             warn_of_length(params, model)
-            runtime.runner.loaded.load_s = perf_counter() - start
+            runtime.runner.note_loaded(perf_counter() - start, draft_s)
 
     def __reduce__(self) -> Any:
         """A pickle holds what it was opened with, and opens it again; it has no memory of texts.

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
-from pyllama_spec.drafters import Drafter, NoDrafter
+from pyllama_spec.drafters import Drafter
 from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants_head
 from pyllama_spec.drafters.registry import is_draft
 from pyllama_spec.engine import Context, ContextParams, Model
@@ -190,7 +190,6 @@ def open_runtime(
     max_waiting: int | None = None,
     store: PrefixStore | None = None,
     acceptance: str = "exact",
-    draft_s: float = 0.0,
 ) -> Runtime:
     """Opens what generations need of a target.
 
@@ -206,7 +205,6 @@ def open_runtime(
         store: for beginnings of prompts that no request's place holds any more; None for none, and
             no copies between places.
         acceptance: of drafts, for requests that do not say: "exact" or "distribution".
-        draft_s: seconds that opening the drafter took, for the figures of each request.
 
     Raises:
         UnsupportedError: the model cannot generate.
@@ -222,8 +220,7 @@ def open_runtime(
             f"the drafter {drafter.name!r} drafts for another open model: close that one, or make "
             "a drafter for each"
         )
-    bound = draft_bound(drafter_bound(drafter), n_draft=n_draft, n_rows=params.n_batch)
-    max_draft = bound.max_draft
+    max_draft, _ = draft_bound(drafter_bound(drafter), n_draft=n_draft, n_rows=params.n_batch)
     n_ctx = (params.n_ctx or model.info.n_ctx_train) * n_parallel
     params = replace(
         params,
@@ -235,13 +232,11 @@ def open_runtime(
         target_layers=tuple(drafter.target_layers),
     )
     context = _open_context(model, params)
-    begin = perf_counter()
     with closed_on_failure(context):
+        begin = perf_counter()
         round_ = Round(context, drafter, n_draft, controller, store=store)
         on_close = _learn_costs(round_, controller, drafter)
-        runner = Runner(round_, max_waiting)
-        if not isinstance(drafter, NoDrafter):
-            runner.loaded.draft_load_s = draft_s + perf_counter() - begin
+        runner = Runner(round_, max_waiting, attach_s=perf_counter() - begin)
         return Runtime(model, context, round_, runner, on_close, acceptance)
 
 

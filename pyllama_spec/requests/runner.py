@@ -46,19 +46,27 @@ class Runner(Visits):
     Args:
         round_: computes.
         max_waiting: the most requests that may wait for a place; None for any number.
+        attach_s: seconds that making the round took, in which the drafter gets to know the target.
 
     Attributes:
         loaded: the seconds that loading took, with which the figures of each request begin.
 
     """
 
-    def __init__(self, round_: Round, max_waiting: int | None = None) -> None:
+    def __init__(
+        self, round_: Round, max_waiting: int | None = None, attach_s: float = 0.0
+    ) -> None:
         super().__init__(round_)
-        self.loaded = Timing()
+        self.loaded, self._attach_s = Timing(), attach_s
         self._max_waiting = max_waiting
         self._thread: threading.Thread | None = None
         # The requests that are computed now.
         self._computing: Sequence[Ticket] = ()
+
+    def note_loaded(self, load_s: float, draft_s: float) -> None:
+        """Takes the seconds of opening all of it, and those of them that the draft's file took."""
+        has_draft = self._round.drafter.name != "none"
+        self.loaded = Timing(load_s, draft_s + self._attach_s if has_draft else 0.0)
 
     # ---- for readers
 

@@ -21,6 +21,7 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.cli.entry import main as command_line
+from pyllama_spec.cli.serve import stopped_in_words
 from tests.faces.tools import open_tiny
 from tests.models import model_path
 from tests.server.world import (
@@ -295,6 +296,17 @@ def test_a_signal_ends_the_command(
     assert (tmp_path / "kept").is_dir()
     assert "the cat" not in err  # no text in the log
     assert "the-key" not in err
+
+
+@pytest.mark.parametrize("n, n_cut, said", [
+    (0, 0, "stopped: no request was running"),
+    (1, 0, "stopped after 1 running request finished"),
+    (3, 0, "stopped after 3 running requests finished"),
+    (1, 1, "stopped: 1 running request, 0 finished, 1 was cut"),
+    (5, 2, "stopped: 5 running requests, 3 finished, 2 were cut"),
+])  # fmt: skip
+def test_the_last_line_says_what_became_of_running_requests(n: int, n_cut: int, said: str) -> None:
+    assert stopped_in_words(n, n_cut) == said
 
 
 def test_a_key_in_the_command_line_is_refused(capfd: pytest.CaptureFixture[str]) -> None:

@@ -537,17 +537,6 @@ def test_a_program_says_what_it_cannot_do(
     assert all(line.startswith(f"{name}: error: ") for line in own)
 
 
-@pytest.mark.parametrize("n, n_cut, said", [
-    (0, 0, "stopped: no request was running"),
-    (1, 0, "stopped after 1 running request finished"),
-    (3, 0, "stopped after 3 running requests finished"),
-    (1, 1, "stopped: 1 running request, 0 finished, 1 was cut"),
-    (5, 2, "stopped: 5 running requests, 3 finished, 2 were cut"),
-])  # fmt: skip
-def test_the_last_line_says_what_became_of_running_requests(n: int, n_cut: int, said: str) -> None:
-    assert serve.stopped_in_words(n, n_cut) == said
-
-
 @pytest.mark.parametrize(
     ("kind", "beside", "draft", "told"),
     [
