@@ -74,7 +74,7 @@ def pages() -> list[str]:
 def test_every_page_fits(browser: Browser, site: str, size: tuple[int, int]) -> None:
     faults: list[str] = []
     viewport = {"width": size[0], "height": size[1]}
-    context = browser.new_context(viewport=viewport)  # type: ignore[arg-type]
+    context = browser.new_context(viewport=viewport)
     page = context.new_page()
     page.on("pageerror", lambda error: faults.append(f"{page.url}: {error}"))
     paths = pages()
@@ -99,7 +99,7 @@ def shown_scheme(page: Page) -> str:
 def test_the_reader_s_scheme_is_followed(browser: Browser, site: str) -> None:
     """Both have the same layout, but for the pictures."""
     for scheme, shown in (("light", "default"), ("dark", "slate")):
-        context = browser.new_context(color_scheme=scheme)  # type: ignore[arg-type]
+        context = browser.new_context(color_scheme=scheme)
         page = context.new_page()
         page.goto(f"{site}/index.html")
         assert shown_scheme(page) == shown
