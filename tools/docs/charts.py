@@ -190,7 +190,7 @@ def _histogram(accepted: Sequence[int], y: float, theme: Theme) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A file's drafts.
+    """A target's drafts.
 
     Attributes:
         model: its name.
@@ -204,8 +204,18 @@ class Table:
     rows: tuple[tuple[str, tuple[float, ...]], ...]
 
 
+def in_categories(files: Sequence[Sequence[Result]]) -> list[list[Result]]:
+    """For each file of several drafts: its runs, and those of other files over the same prompts."""
+
+    def what(run: Result) -> tuple[str, list[str]]:
+        return run["files"]["target"]["name"], [prompt["id"] for prompt in run["prompts"]]
+
+    every = [run for runs in files for run in runs]
+    return [[run for run in every if what(run) == what(runs[0])] for runs in files if len(runs) > 1]
+
+
 def table_of(runs: Sequence[Result]) -> Table:
-    """Of the runs of one file."""
+    """Of runs over the same prompts."""
     names = tuple(runs[0]["categories"])
     rows = [
         (draft_name(run), tuple(speed(run, run["categories"][name]) for name in names))
@@ -266,7 +276,7 @@ def pictures(files: Sequence[Sequence[Result]], folder: Path) -> dict[Path, str]
     """
     drawn = [[run for run in runs if is_drawn(run)] for runs in files]
     bars = [bar_of(run) for runs in drawn for run in runs]
-    tables = [table_of(runs) for runs in drawn if len(runs) > 1]
+    tables = [table_of(runs) for runs in in_categories(drawn)]
     out = {}
     for name, theme in THEMES.items():
         out[folder / f"results-{name}.svg"] = draw(bars, theme)

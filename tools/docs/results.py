@@ -118,17 +118,18 @@ def _overview(runs: list[tuple[Path, Result]]) -> Iterator[str]:
 
 
 def _categories(runs: list[tuple[Path, Result]]) -> Iterator[str]:
-    """For each file of several drafts: every draft in every category."""
-    for of_file in _files(runs):
-        if len(of_file) < 2:
-            continue
-        first = of_file[0]
+    """For each target with runs of several drafts: every draft in every category."""
+    for group in charts.in_categories(_files(runs)):
+        first = group[0]
         names = list(first["categories"])
-        what = "the processor's time" if charts.by_processor(first) else "the clock"
+        ways = {charts.by_processor(run) for run in group}
+        what = "the processor's time" if True in ways else "the clock"
+        if len(ways) > 1:
+            what = "the clock, and by the processor's time in runs that the first table marks"
         yield f"## {Path(first['files']['target']['name']).stem}: each draft in each category"
         yield f"Speed over plain decoding by {what}, in brackets tokens per round.\n"
         yield f"| draft | {' | '.join(names)} | all | worst prompt |\n{'|---' * (len(names) + 3)}|"
-        for run in of_file:
+        for run in group:
             cells = [
                 f"{charts.speed(run, one):.2f} ({one['tokens_per_round']:.2f})"
                 for one in (*run["categories"].values(), run["summary"])
