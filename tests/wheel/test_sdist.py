@@ -19,6 +19,8 @@ LEFT_OUT = (
     ".ci/", "examples/drafts/", "docs/images/", "docs/results/", "docs/results.md",
     "docs/measurements/", "benchmarks/", "tools/comparison/", "tests/moving/",
 )  # fmt: skip
+# A repository keeps every version of a file for good.
+MAX_TRACKED_BYTES = 25_000_000
 COMPILED = (".so", ".pyd", ".dll", ".dylib", ".a", ".o", ".gguf", ".whl", ".pyc")
 
 
@@ -38,6 +40,12 @@ def test_contents(sdist: Path) -> None:
     assert not [name for name in names if name.startswith("vendor/llama.cpp/")]
     # Sources, tests and documents. A model or a build among them would be more than all of it.
     assert sdist.stat().st_size < 2 << 20
+
+
+def test_no_tracked_file_is_too_large() -> None:
+    sizes = {name: (ROOT / name).stat().st_size for name in tracked_files()}
+    assert max(sizes.values()) > 1_000_000  # the trained drafts are among them
+    assert {name: size for name, size in sizes.items() if size > MAX_TRACKED_BYTES} == {}
 
 
 def test_wheel_comes_from_it(sdist: Path, wheel: Path) -> None:
