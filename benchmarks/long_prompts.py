@@ -57,8 +57,13 @@ def main() -> None:
     args = parser.parse_args()
     with Model(args.model, vocab_only=True) as model:
         lines = [json.dumps(line) + "\n" for line in prompts(model, args.n)]
+    if len(lines) < len(_ASKED):
+        parser.error(
+            f"-n {args.n}: the texts have no such prompt of each kind; give more than {_AROUND}, "
+            "and fewer than the texts have"
+        )
     args.output.write_text("".join(lines), encoding="utf-8")
-    print(f"{args.output}: {len(lines)} prompts of {args.n} tokens")
+    print(f"{args.output}: {len(lines)} prompts of about {args.n} tokens")
 
 
 if __name__ == "__main__":

@@ -71,8 +71,8 @@ ROWS: dict[str, Row] = {
     ),
     "page": Row(
         "test-page",
-        "the server's page in a browser: some eight minutes",
-        ("pyllama_spec/server", "tests/browser"),
+        "the server's page and the site of the documents in a browser: some ten minutes",
+        ("pyllama_spec/server", "tests/browser", "docs/assets", "tools/docs/site_hooks.py"),
         ("chromium",),
         "apt-get install chromium",
     ),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pyllama_spec.bench.peer import PeerRun
 from pyllama_spec.bench.sides import Run
 from pyllama_spec.engine.transfers import NO_TRANSFERS, Transfers
-from pyllama_spec.speculative.draft_sources import SOURCES, SourceCounts
+from pyllama_spec.speculative.draft_sources import SourceCounts, add_sources, sources_as_dict
 from pyllama_spec.speculative.realised_gain import RealisedGain
 
 
@@ -298,9 +298,8 @@ def by_source(runs: Iterable[Run]) -> dict[str, dict[str, int | float]]:
     """What each source proposed, and what of it was drafted and accepted, as SpeculationStats."""
     sums: dict[str, SourceCounts] = {}
     for run in runs:
-        for name, counts in run.by_source.items():
-            sums.setdefault(name, SourceCounts()).add(counts)
-    return {name: sums[name].as_dict() for name in SOURCES if name in sums}
+        add_sources(sums, run.by_source)
+    return sources_as_dict(sums)
 
 
 def realised_gain(runs: Iterable[Run]) -> RealisedGain:

@@ -26,7 +26,7 @@ from pyllama_spec.requests.options import ACCEPTANCE, RequestOptions
 from pyllama_spec.speculative import SpeculationStats, Timing
 from pyllama_spec.speculative.controller import Controller
 from pyllama_spec.speculative.controller.choice import NAMES
-from pyllama_spec.speculative.draft_sources import sources_in_words
+from pyllama_spec.speculative.draft_sources import sources_as_dict, sources_in_words
 from pyllama_spec.speculative.stats import idle_in_words, plural, since_in_words
 from pyllama_spec.terminal import SOURCE_COLOURS, dim, fitted, has_colour, paint
 
@@ -381,7 +381,7 @@ def figure_lines(stats: SpeculationStats, timing: Timing, *, has_load: bool = Tr
         load = f"load {timing.load_s:.2f} s ({timing.draft_load_s:.2f} s of it the draft), "
     lines = [f"{speed}; {load}prompt {timing.prompt_s:.2f} s"]
     if stats.drafter != "none":
-        sources = sources_in_words(stats.as_dict()["by_source"])
+        sources = sources_in_words(sources_as_dict(stats.by_source))
         sources = sources and f"; {sources}"
         lines.append(
             f"{stats.drafter}: {stats.rounds} rounds of {stats.tokens_per_round:.2f} tokens, "

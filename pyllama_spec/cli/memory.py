@@ -92,10 +92,12 @@ def _bytes(args: argparse.Namespace) -> int | None:
 
 def _opened(path: Path, digest: bytes | None = None, **options: Any) -> Store:
     """An existing store, checked against the digest of a vocabulary if one is given."""
-    # Of what cannot be looked at, for want of a right, Store says why.
-    with contextlib.suppress(PermissionError):
-        if not path.exists():
-            raise ArgumentError(f"there is no draft memory {path}; `memory build` makes one")
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ArgumentError(f"there is no draft memory {path}; `memory build` makes one") from None
+    except OSError:
+        pass  # Store says why
     return Store(path, digest, **options)
 
 

@@ -188,8 +188,8 @@ FLAGS: tuple[Flag, ...] = (
     _named("-fa --flash-attn", "flash_attn", _attention, "ARG_FLASH_ATTN"),
     _named("-ctk --cache-type-k", "type_k", str, "ARG_CACHE_TYPE_K"),
     _named("-ctv --cache-type-v", "type_v", str, "ARG_CACHE_TYPE_V"),
-    _named("--no-kv-offload -nkvo", "offload_kqv", None, "ARG_NO_KV_OFFLOAD", value=False),
     _named("--kv-offload -kvo", "offload_kqv", None, "ARG_KV_OFFLOAD"),
+    _named("--no-kv-offload -nkvo", "offload_kqv", None, "ARG_NO_KV_OFFLOAD", value=False),
     _named("--op-offload", "op_offload"),
     _named("--no-op-offload", "op_offload", value=False),
     _named("--swa-full", "swa_full", None, "ARG_SWA_FULL"),
@@ -210,11 +210,11 @@ FLAGS: tuple[Flag, ...] = (
     # Requests side by side, and what is kept of them.
     _named("-c --ctx-size", "n_ctx", _whole, "ARG_CTX_SIZE"),
     _named("-np --parallel", "n_parallel", _whole, "ARG_N_PARALLEL"),
-    _named("-no-kvu --no-kv-unified", "kv_unified", None, "ARG_NO_KV_UNIFIED", value=False),
     _named("-kvu --kv-unified", "kv_unified", None, "ARG_KV_UNIFIED"),
+    _named("-no-kvu --no-kv-unified", "kv_unified", None, "ARG_NO_KV_UNIFIED", value=False),
     _named("-cram --cache-ram", "cache_mib", _whole, "ARG_CACHE_RAM"),
-    _named("--no-context-shift", "context_shift", None, "ARG_NO_CONTEXT_SHIFT", value=False),
     _named("--context-shift", "context_shift", None, "ARG_CONTEXT_SHIFT"),
+    _named("--no-context-shift", "context_shift", None, "ARG_NO_CONTEXT_SHIFT", value=False),
     _named("--keep", "n_keep", _whole),
     # What an answer is where a request does not say.
     _named("-n --predict --n-predict", "max_tokens", _whole, "ARG_N_PREDICT"),
@@ -271,8 +271,8 @@ FLAGS: tuple[Flag, ...] = (
     _named("-to --timeout", "send_timeout_s", _real, "ARG_TIMEOUT"),
     _named("--sse-ping-interval", "ping_s", _real, "ARG_SSE_PING_INTERVAL"),
     _named("--metrics", "has_metrics", None, "ARG_ENDPOINT_METRICS"),
-    _named("--no-slots", "has_slots", None, "ARG_NO_ENDPOINT_SLOTS", value=False),
     _named("--slots", "has_slots", None, "ARG_ENDPOINT_SLOTS"),
+    _named("--no-slots", "has_slots", None, "ARG_NO_ENDPOINT_SLOTS", value=False),
     _named("-v --verbose --log-verbose", "verbose"),
     _named("--log-disable", "is_silent"),
     _named("--log-file", "log_file", Path, "ARG_LOG_FILE"),
@@ -463,7 +463,8 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:
 def _take_variables(environment: Mapping[str, str], wanted: Wanted) -> list[str]:
     """Reads the variables of flags that are not given; what is wrong with their values."""
     wrong = list[str]()
-    for flag in FLAGS:
+    # As in llama-server: the variable that switches something off is read first.
+    for flag in sorted(FLAGS, key=lambda one: one.value is not False):
         if flag.variable not in environment or flag.field in wanted.values:
             continue
         if flag.value is False:

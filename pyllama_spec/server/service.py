@@ -209,8 +209,8 @@ class Answer:
         note: what an answer is told that ends at its number of tokens, or None.
 
     Attributes:
-        shown_id: the id that the client gets, of the response's own, so that the log has the same;
-            None for an answer without an id.
+        shown_id: makes the id that the client sees from the response's own, for the log; None for
+            an answer without an id.
 
     """
 

@@ -58,11 +58,23 @@ def source_of(span: Span) -> str:
     return "memory" if span.draft.is_remembered else "copy"
 
 
+def add_sources(sums: dict[str, SourceCounts], more: Mapping[str, SourceCounts]) -> None:
+    """Adds the counts of another request, which another thread may be counting on."""
+    for name in SOURCES:  # not items(): a source may be added meanwhile
+        if name in more:
+            sums.setdefault(name, SourceCounts()).add(more[name])
+
+
+def sources_as_dict(by_source: Mapping[str, SourceCounts]) -> dict[str, dict[str, int | float]]:
+    """The counts of each source, in the order of SOURCES, for JSON."""
+    return {name: by_source[name].as_dict() for name in SOURCES if name in by_source}
+
+
 def sources_in_words(by_source: Mapping[str, Mapping[str, Any]]) -> str:
     """Accepted of drafted tokens for each source: "copy 26 of 28, model 2 of 12".
 
     Args:
-        by_source: of SpeculationStats.as_dict().
+        by_source: of sources_as_dict().
 
     Returns:
         "" where all drafts came from the model, or nothing was verified: the sum says it then.

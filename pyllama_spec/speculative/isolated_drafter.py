@@ -344,18 +344,18 @@ class IsolatedDrafter:
         self._n_known.pop(seq, None)
         if not self._has_warned:
             self._has_warned = True
-            _warn(self._drafter, f"the drafter {self.name!s} is", why, what, error)
+            _warn(self._drafter, str(self.name), why, what, error)
 
 
-def _warn(drafter: Drafter, who: str, why: str, what: str, error: Exception) -> None:
+def _warn(drafter: Drafter, name: str, why: str, what: str, error: Exception) -> None:
     """Says that a drafter failed: a text without drafts looks like any other."""
     # A warning may raise, as filters say. The text depends on neither.
     with contextlib.suppress(Exception):
         author, module, place = blame(drafter, what, error)
         where = author if place is None else f"{Path(place[0]).name}, line {place[1]}"
         message = (
-            f"{who} disabled until the next prompt of its sequence: it {why[:_MAX_REASON]} "
-            f"({where}). The text goes on without it. This is said once; "
+            f"the drafter {name} is disabled until the next prompt of its sequence: it "
+            f"{why[:_MAX_REASON]} ({where}). The text goes on without it. This is said once; "
             "Llama.generate_steps(...).record.stats.reason_off_error has the traceback "
             "(docs/drafters.md)"
         )

@@ -7,7 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pyllama_spec.speculative.controller.base import DraftGain, Span
-from pyllama_spec.speculative.draft_sources import SOURCES, SourceCounts, source_of
+from pyllama_spec.speculative.draft_sources import (
+    SourceCounts,
+    add_sources,
+    source_of,
+    sources_as_dict,
+)
 from pyllama_spec.speculative.realised_gain import RealisedGain
 
 
@@ -97,8 +102,6 @@ class SpeculationStats:
     copied: int = 0
     probes: int = 0
     proposed: int = 0
-    forced: int = 0
-    forced_accepted: int = 0
     by_source: dict[str, SourceCounts] = field(default_factory=dict)
     verified_histogram: list[int] = field(default_factory=lambda: [0])
     expected: float = 0.0
@@ -124,9 +127,6 @@ class SpeculationStats:
         if span.draft.ids:
             counts = SourceCounts(1, len(span.draft.ids), n_drafted, n_accepted)
             self.by_source.setdefault(source_of(span), SourceCounts()).add(counts)
-        if n_drafted and span.is_forced:
-            self.forced += n_drafted
-            self.forced_accepted += n_accepted
         _count_in(self.accepted_histogram, n_accepted)
         _count_in(self.verified_histogram, n_drafted)
 
@@ -233,13 +233,10 @@ class SpeculationStats:
         self.copied += other.copied
         self.probes += other.probes
         self.proposed += other.proposed
-        self.forced += other.forced
-        self.forced_accepted += other.forced_accepted
         self.expected += other.expected
         self.gain_expected += other.gain_expected
         self.gain_realised.add(other.gain_realised)
-        for source, counts in other.by_source.items():
-            self.by_source.setdefault(source, SourceCounts()).add(counts)
+        add_sources(self.by_source, other.by_source)
         self.probe_s += other.probe_s
         self.round_counts.extend(other.round_counts)
         for i, n in enumerate(other.accepted_histogram):
@@ -248,6 +245,16 @@ class SpeculationStats:
             _count_in(self.verified_histogram, i, n)
         self.reason_off = self.reason_off or other.reason_off
         self.reason_off_error = self.reason_off_error or other.reason_off_error
+
+    @property
+    def forced(self) -> int:
+        """Of `drafted`, the tokens that the request's grammar leaves no choice about."""
+        return self.by_source.get("grammar", SourceCounts()).drafted
+
+    @property
+    def forced_accepted(self) -> int:
+        """Of `accepted`, those tokens."""
+        return self.by_source.get("grammar", SourceCounts()).accepted
 
     @property
     def acceptance_rate(self) -> float:
@@ -283,9 +290,7 @@ class SpeculationStats:
             "proposed": self.proposed,
             "drafted": self.drafted,
             "accepted": self.accepted,
-            "by_source": {
-                name: self.by_source[name].as_dict() for name in SOURCES if name in self.by_source
-            },
+            "by_source": sources_as_dict(self.by_source),
             "reason_off": self.reason_off if is_disabled else None,
             "disabled_since": self.off_since if is_disabled else None,
             "note": self.remarks or None,

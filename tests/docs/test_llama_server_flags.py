@@ -10,6 +10,7 @@ import pytest
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.server.llama_server_flags import BY_NAME, FLAGS, IDLE, REFUSED
+from pyllama_spec.server.settings import ServerSettings
 from tools.docs import llama_server_flags
 from tools.docs.llama_server_source import SOURCE, TheirFlag, their_flags
 
@@ -19,6 +20,15 @@ _LISTS = "std::initializer_list<enum llama_example> some = {LLAMA_EXAMPLE_SERVER
 def test_the_page_is_that_of_the_source_and_the_table() -> None:
     written = llama_server_flags.PAGE.read_text(encoding="utf-8")
     assert written == llama_server_flags.page(), "make docs-pages writes it anew"
+
+
+def test_the_defaults_that_the_page_names_are_those_of_the_code() -> None:
+    page = llama_server_flags.page()
+    options = {one.name: one.default for one in fields(OpenOptions)}
+    settings = {one.name: one.default for one in fields(ServerSettings)}
+    assert f"`-b` is {options['n_batch']} (" in page
+    assert f"`--timeout` {settings['send_timeout_s']:.0f} seconds" in page
+    assert f"`--sse-ping-interval` {settings['ping_s']:.0f} (" in page
 
 
 def test_each_name_of_the_pin_is_on_the_page_once() -> None:

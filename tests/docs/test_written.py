@@ -39,8 +39,9 @@ def test_the_pictures_show_each_run_and_no_other() -> None:
 
 
 def test_the_pictures_show_each_draft_in_each_category() -> None:
-    def what(run: Any) -> tuple[str, ...]:
-        return run["files"]["target"]["name"], *(prompt["id"] for prompt in run["prompts"])
+    def what(run: Any) -> tuple[Any, ...]:
+        ids = tuple(prompt["id"] for prompt in run["prompts"])
+        return run["files"]["target"]["name"], run["settings"]["n_tokens"], ids
 
     runs = results.load()
     files = [path for path, _ in runs]

@@ -9,6 +9,7 @@ import os
 import resource
 import struct
 import tempfile
+import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 from pyllama_spec.cli import main
+from pyllama_spec.drafters.suffix import store as store_module
 from pyllama_spec.drafters.suffix import store_file, upkeep
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
 from pyllama_spec.drafters.suffix.token_index import index_bytes
@@ -404,3 +406,17 @@ def test_a_file_that_is_no_store_is_refused_with_what_it_has(
         Store(path, DIGEST)
     assert "\n" not in str(raised.value)
     assert str(path) in str(raised.value)
+
+
+def test_a_store_that_grows_keeps_its_own_draft_whatever_the_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder's clock may be behind: then a file of now looks like one from before the start."""
+    source, target = Store(tmp_path / "a", DIGEST), Store(tmp_path / "b", DIGEST)
+    rng = np.random.default_rng(1)
+    texts = [rng.integers(0, 30000, 3000).tolist() for _ in range(40)]
+    source.write_all(texts)
+    monkeypatch.setattr(store_module, "_STARTED", time.time() + 1e6)
+    assert target.take(source.texts()) == len(texts)
+    assert [text.ids.tolist() for text in target.texts()] == texts
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import hashlib
 import os
@@ -83,11 +84,12 @@ def delete_unused_models(unused_s: float = _KEPT_UNUSED_S) -> list[Path]:
     """
     own = built_models()
     os.utime(own)
-    oldest = time.time() - unused_s
-    unused = [at for at in own.parent.iterdir() if at != own and at.stat().st_mtime < oldest]
-    for directory in unused:
-        # Another run may delete it at the same time.
-        shutil.rmtree(directory, ignore_errors=True)
+    oldest, unused = time.time() - unused_s, []
+    for directory in own.parent.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another run may delete it at the same time
+            if directory != own and directory.stat().st_mtime < oldest:
+                unused.append(directory)
+                shutil.rmtree(directory, ignore_errors=True)
     return unused
 
 

@@ -12,7 +12,7 @@ from pyllama_spec.drafters import Draft
 from pyllama_spec.llama.responses import Result
 from pyllama_spec.speculative import SpeculationStats, Timing
 from pyllama_spec.speculative.controller.base import DraftDecision, Span
-from pyllama_spec.speculative.draft_sources import SOURCES, sources_in_words
+from pyllama_spec.speculative.draft_sources import SOURCES, SourceCounts, sources_in_words
 
 # For each source: proposed, verified and accepted tokens of its rounds.
 DRAFTS = {
@@ -103,3 +103,18 @@ def test_a_head_with_copies_is_told_from_its_copies(sources: tuple[str, ...], wo
             assert words in said
         else:
             assert not any(f"{name} " in said for name in SOURCES if name != "model")
+
+
+def test_counts_are_added_while_another_thread_counts() -> None:
+    class Growing(dict[str, SourceCounts]):
+        """Gets a source whenever it is iterated, as from a round that ends meanwhile."""
+
+        def __getitem__(self, name: str) -> SourceCounts:
+            self.setdefault(SOURCES[-1], SourceCounts(1, 2, 2, 1))
+            return super().__getitem__(name)
+
+    running, total = SpeculationStats(), SpeculationStats()
+    running.by_source = Growing(model=SourceCounts(1, 4, 3, 2))
+    total.add(running)
+    assert total.by_source["model"] == SourceCounts(1, 4, 3, 2)
+    assert total.forced == 2

@@ -205,10 +205,14 @@ class Table:
 
 
 def in_categories(files: Sequence[Sequence[Result]]) -> list[list[Result]]:
-    """For each file of several drafts: its runs, and those of other files over the same prompts."""
+    """For each file of several drafts: its runs, and those of other files over the same prompts.
 
-    def what(run: Result) -> tuple[str, list[str]]:
-        return run["files"]["target"]["name"], [prompt["id"] for prompt in run["prompts"]]
+    Answers have the same length in all of them.
+    """
+
+    def what(run: Result) -> tuple[str, int, list[str]]:
+        ids = [prompt["id"] for prompt in run["prompts"]]
+        return run["files"]["target"]["name"], run["settings"]["n_tokens"], ids
 
     every = [run for runs in files for run in runs]
     return [[run for run in every if what(run) == what(runs[0])] for runs in files if len(runs) > 1]

@@ -152,8 +152,9 @@ def rows_of(flag: TheirFlag) -> Iterator[Row]:
     variables = {BY_NAME[name].variable for name in flag.all_names if name in BY_NAME}
     variable = f"<br>`{flag.variable}`" if flag.variable in variables - {""} else ""
     for (theirs, ours), names in by_outcome.items():
-        told = theirs.replace(SAME, "taken")
-        told = f"{told}; llama-server has removed it" if flag.is_removed else theirs
+        told = theirs
+        if flag.is_removed:
+            told = f"{theirs.replace(SAME, 'taken')}; llama-server has removed it"
         yield Row(f"{', '.join(names)}{variable}", told, ours)
 
 

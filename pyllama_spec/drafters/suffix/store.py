@@ -70,11 +70,11 @@ def vocabulary_digest(vocab: Vocab) -> bytes:
 
 def _remedy(path: Path, error: OSError, *, is_read_only: bool) -> str:
     """What to do where a store cannot be opened."""
-    if not path.parent.is_dir():
-        return f"make the folder {path.parent}, or name a file in another one"
-    if isinstance(error, PermissionError):
+    if isinstance(error, PermissionError):  # first: the folder cannot be looked at either
         rights = "read it" if is_read_only else "read and write it"
         return f"give this user the right to {rights}, or name another file"
+    if not path.parent.is_dir():
+        return f"make the folder {path.parent}, or name a file in another one"
     return "name another file"
 
 
@@ -377,6 +377,7 @@ class Store:
 
         """
         with self.locked():
+            self._delete_left_behind()
             limit, n_new = self.max_tokens, 0
             known = self.texts()
             n = sum(text.n_entry for text in known)
@@ -391,10 +392,12 @@ class Store:
                         continue
                     room = room_for(file.index, len(entry), limit)
                     if room is not None:
-                        larger = self._drafted(room.texts, room.capacity, limit, ages=room.is_full)
-                        draft.unlink()
-                        file.close()
-                        file, draft = larger
+                        smaller, its_name = file, draft
+                        file, draft = self._drafted(
+                            room.texts, room.capacity, limit, ages=room.is_full
+                        )
+                        its_name.unlink()
+                        smaller.close()
                     file.index.append(entry)
                     n_new += 1
                 file.publish()
@@ -434,7 +437,15 @@ class Store:
     ) -> None:
         """With the lock held: a new file with these texts takes the name. The lock stays."""
         limit = self.max_tokens if max_tokens is None else max_tokens
+        self._delete_left_behind()
         self._adopt(*self._drafted(texts, capacity, limit, ages=ages), erases=erases)
+
+    def _delete_left_behind(self) -> None:
+        """With the lock held: erases and deletes what killed writers left."""
+        for left in self.path.parent.glob(glob.escape(self.path.name) + ".*.new"):
+            if self._is_left_behind(left):
+                _erase(left)
+                left.unlink(missing_ok=True)
 
     def _drafted(
         self,
@@ -447,10 +458,6 @@ class Store:
         """With the lock held: a new file with these texts, locked, and its present name."""
         import fcntl
 
-        for left in self.path.parent.glob(glob.escape(self.path.name) + ".*.new"):
-            if self._is_left_behind(left):
-                _erase(left)
-                left.unlink(missing_ok=True)
         draft = self._draft_name()
         number = create_file(draft, Facts(capacity, max_tokens, self.digest))
         try:

@@ -257,7 +257,7 @@ def _read_header(head: bytes, path: Path) -> Facts:
     if not max(_LEAST_CAPACITY, capacity) <= max_tokens <= MAX_CAPACITY:
         raise ModelLoadError(
             f"the draft memory {path} is damaged: its header lets it grow to {max_tokens} tokens, "
-            f"and it has room for {capacity}; {_REMEDY}"
+            f"and {max(_LEAST_CAPACITY, capacity)} to {MAX_CAPACITY} are possible; {_REMEDY}"
         )
     return Facts(capacity, max_tokens, digest)
 
