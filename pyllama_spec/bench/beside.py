@@ -33,11 +33,13 @@ _DRAFTS = {
 _LOADING_S = 300.0
 # The time, the level and the place of a line of llama.cpp's log.
 _LOG_HEAD = re.compile(r"^[\d.]+ [A-Z] (\w+ )?\s*\w+: ")
+# llama-server serves on without a draft that it cannot use.
+_DRAFT_REFUSED = re.compile(r"failed to initialize speculative decoding context[^\n]*")
 _PROGRAM = Path(__file__).with_name("other_server.py")
 
 
 class _EndedError(PeerError):
-    """The server ended before it served, perhaps because of its draft."""
+    """The server ended before it served, perhaps because of its draft, or serves without it."""
 
 
 def draft_kind(draft: object) -> str:
@@ -124,6 +126,11 @@ def serving(python: str, job: dict[str, Any]) -> Iterator[subprocess.Popen[bytes
             raise PeerError(f"beside_python={python!r} cannot be run: {error}") from None
         try:
             _wait_for(f"http://127.0.0.1:{job['port']}", process, said, job["system"])
+            # Not seek(): the server writes at the same place.
+            log = os.pread(said.fileno(), os.fstat(said.fileno()).st_size, 0)
+            refused = _DRAFT_REFUSED.search(log.decode(errors="replace"))
+            if job["draft_kind"] != "none" and refused:
+                raise _EndedError(f"{job['system']} serves without it: {refused[0]}")
             yield process
         finally:
             _end(process)

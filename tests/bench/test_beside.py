@@ -131,6 +131,24 @@ def test_a_draft_that_it_refuses_is_told_and_left_out(tmp_path: Path) -> None:
     assert "error loading model: no head" in bench.table(result)
 
 
+def test_a_draft_that_it_serves_without_is_told_and_left_out(tmp_path: Path) -> None:
+    why = "failed to initialize speculative decoding context: the vocabularies differ"
+    ends = _STAND_IN[_STAND_IN.index("    print(") : _STAND_IN.index("class Handler")]
+    serves_on = _STAND_IN.replace(ends, f"    print('0.00.2 E srv load: {why}', flush=True)\n\n")
+    config = tiny_config(
+        tmp_path, draft=str(model_path("llama")), beside="llama-server",
+        beside_python=stand_in(tmp_path, serves_on),
+    )  # fmt: skip
+    result = bench.run(config)
+    first, second = jobs(tmp_path)
+    assert (first["draft_kind"], second["draft_kind"]) == ("model", "none")
+    assert is_gone(first["pid"])
+    assert "without a draft, since it refuses this one: llama-server serves without it" in (
+        " ".join(bench.table(result).split())
+    )
+    assert why in " ".join(bench.table(result).split())
+
+
 @pytest.mark.parametrize(("system", "package"), [
     ("llama-server", "xllamacpp"), ("llama-cpp-python", "llama-cpp-python[server]"),
 ])  # fmt: skip
