@@ -28,6 +28,7 @@ _RIGHT_NAMED = (
 _RIGHT = '{"prompt": "Once upon"} or {"messages": [{"role": "user", "content": "Hi"}]}'
 # A message tells so many faults.
 _MOST_FAULTS = 8
+_MAX_NAME = 100
 _KEYS = {"id", "category", "messages", "prompt", "tools"}
 
 
@@ -128,7 +129,7 @@ def _parse(line: str, number: int, are_named: bool, faults: list[str]) -> Prompt
     faults += [f"unknown key {shown(key)}; there are {', '.join(sorted(_KEYS))}" for key in unknown]
     for key in names:
         if key in entry or are_named:
-            names[key] = _text(entry, key, faults)
+            names[key] = _name(entry, key, faults)
     if ("messages" in entry) == ("prompt" in entry):
         faults.append("expected either 'messages' or 'prompt'")
     elif "prompt" in entry and "tools" in entry:
@@ -146,6 +147,16 @@ def _text(entry: Mapping[str, Any], key: str, faults: list[str]) -> str:
     given = f"is {shown(value)}" if key in entry else "is missing"
     faults.append(f"expected a text: {key!r} {given}")
     return ""
+
+
+def _name(entry: Mapping[str, Any], key: str, faults: list[str]) -> str:
+    """A text that stands in tables on a terminal."""
+    name = _text(entry, key, faults)
+    if len(name) > _MAX_NAME or not name.isprintable():
+        faults.append(
+            f"expected at most {_MAX_NAME} characters that can be printed: {key!r} is {shown(name)}"
+        )
+    return name
 
 
 def _messages(messages: object, faults: list[str]) -> tuple[Mapping[str, Any], ...]:

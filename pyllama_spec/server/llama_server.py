@@ -290,8 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     if {"-h", "--help", "--usage"} & {*given}:
-        print(help_text())  # noqa: T201 - a program's help
-        return EXIT_OK
+        return _print_help()
     if "--version" in given:
         print(f"pyllama-spec {__version__} (llama.cpp {engine_version()})")  # noqa: T201
         return EXIT_OK
@@ -308,6 +307,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PyllamaSpecError as error:
         _say(f"error: {error}")
         return EXIT_FAILURE
+    return EXIT_OK
+
+
+def _print_help() -> int:
+    """Prints the help; a reader that has gone, such as head, is no failure of ours."""
+    try:
+        print(help_text(), flush=True)  # noqa: T201 - a program's help
+    except BrokenPipeError:
+        # Python flushes again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_OK
 
 

@@ -123,6 +123,12 @@ class ModelList:
             raise ArgumentError("there are no models: give at least one")
         for name in {one for one in names if names.count(one) > 1}:
             raise ArgumentError(f"two models, aliases or adapters are called {name!r}: rename one")
+        for name in names:
+            if not name.isprintable():
+                raise ArgumentError(
+                    f"the name {name!r:.300} has characters that cannot be printed: it stands in "
+                    "lines of the log; name the model otherwise"
+                )
         if self.default not in names:
             raise ArgumentError(
                 f"default={self.default!r:.100} is no model{meant(self.default, names)}"

@@ -30,6 +30,8 @@ _T = TypeVar("_T")
 _MAX_FOREIGN = 3
 # Characters of a reason that a warning has.
 _MAX_REASON = 500
+# What a drafter says of itself stands in every result.
+_MAX_NAME, _MAX_NOTE, _MAX_ERROR = 100, 1000, 2000
 # Probabilities of float32 may be rounded to a little more than 1.
 _MOST = 1.0 + 1e-4
 
@@ -65,7 +67,7 @@ class IsolatedDrafter:
         check_proposes(drafter)
         self._drafter = drafter
         # Called with the borrower of the target, then with None: a drafter may only read it.
-        self._lend, self._borrower = lend, f"the drafter {drafter.name!s}"
+        self._lend, self._borrower = lend, f"the drafter {_bounded(drafter.name, _MAX_NAME)}"
         self._n_vocab = n_vocab
         self._failures: dict[int, DrafterFailure] = {}
         # How many tokens of each sequence it has been told. After a failure a sequence is absent
@@ -75,7 +77,8 @@ class IsolatedDrafter:
         # that did not.
         self._n_foreign: dict[int, int] = {}
         self._has_warned = False
-        self.name, self.note = drafter.name, drafter.note
+        self.name = _bounded(drafter.name, _MAX_NAME)
+        self.note = _bounded(drafter.note, _MAX_NOTE)
         # The layer inputs to give it.
         self.target_layers = tuple(drafter.target_layers)
         self.is_stepwise, self.has_lookup = drafter.is_stepwise, drafter.has_lookup
@@ -339,12 +342,12 @@ class IsolatedDrafter:
             self._fail(seq, what, failed.errors.get(seq, failed))
 
     def _fail(self, seq: int, what: str, error: Exception) -> None:
-        why = f"failed in {what}(): {type(error).__name__}: {_said(error)}"
+        why = f"failed in {what}(): {type(error).__name__}: {_said(error)[:_MAX_ERROR]}"
         self._failures[seq] = DrafterFailure(f"the drafter {why}", error)
         self._n_known.pop(seq, None)
         if not self._has_warned:
             self._has_warned = True
-            _warn(self._drafter, str(self.name), why, what, error)
+            _warn(self._drafter, self.name, why, what, error)
 
 
 def _warn(drafter: Drafter, name: str, why: str, what: str, error: Exception) -> None:
@@ -427,6 +430,11 @@ def _distributions(draft: Draft, n: int) -> list[Distribution] | None:
     for one in found:
         instance(one, Distribution, "a distribution of a draft")
     return found
+
+
+def _bounded(text: object, n: int) -> str:
+    """At most n characters, none of which a terminal or a log obeys."""
+    return "".join(c if c.isprintable() else "?" for c in str(text)[:n])
 
 
 def _said(error: Exception) -> str:

@@ -97,6 +97,8 @@ def test_a_fault_names_its_line(tmp_path: Path, line: str, says: str) -> None:
         ('{"id": 1, "category": "c", "messages": [1, {"role": "user", "content": "d"}, {}]}',
          ("'id' is 1", "messages[0] is 1", "messages[2] is {}")),
         ("{", ("not JSON",)),
+        ('{"id": "\\u001b[31mred", "category": "c", "prompt": "p"}', ("'id' is '\\x1b[31mred'",)),
+        (f'{{"id": "b", "category": "{"c" * 101}", "prompt": "p"}}', ("at most 100", "'category'")),
     ],
 )  # fmt: skip
 def test_all_faults_of_a_line_are_told_at_once(

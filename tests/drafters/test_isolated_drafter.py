@@ -423,3 +423,20 @@ def test_a_drafter_that_was_right_once_stays_on() -> None:
         found = llama.create_completion("one two", max_tokens=20, temperature=0)["speculation"]
     assert found["reason_off"] is None
     assert drafter.n_calls > 10
+
+
+def test_what_a_drafter_says_of_itself_is_bounded_and_printable() -> None:
+    class Loud(Drafter):
+        name = "red \x1b[31m\n" + "n" * 10**6
+        note = "a\nb" * 10**6
+
+        def propose_one(self, request: DraftRequest) -> Draft:
+            raise ValueError("e" * 10**7)
+
+    round_side = isolated(Loud())
+    with pytest.warns(UserWarning, match=r"red \?\[31m\?n"):
+        round_side.propose(requests())
+    failure = round_side.failure(0)
+    assert failure is not None
+    for said in (round_side.name, round_side.note, failure.reason):
+        assert said.isprintable() and len(said) < 3000

@@ -420,3 +420,15 @@ def test_a_store_that_grows_keeps_its_own_draft_whatever_the_clock_says(
     assert target.take(source.texts()) == len(texts)
     assert [text.ids.tolist() for text in target.texts()] == texts
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_what_has_another_name_is_not_emptied(tmp_path: Path) -> None:
+    store = Store(tmp_path / "a", DIGEST)
+    store.write_all([TEXT])
+    (tmp_path / "b").hardlink_to(tmp_path / "a")
+    other = Store(tmp_path / "b", DIGEST)
+    with other.locked(), pytest.raises(ArgumentError, match="has 2 names"):
+        other.keep([])
+    with pytest.raises(ArgumentError, match="has 2 names"):
+        upkeep.prune(other, days=0.0)
+    assert [text.ids.tolist() for text in store.texts()] == [TEXT]

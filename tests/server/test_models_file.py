@@ -161,6 +161,8 @@ A = '[models.a]\nmodel_path = "a.gguf"\n'
         (A + "preload = 1", "preload"),
         (A + "aliases = 'b'", "aliases"),
         (A + "aliases = ['']", "aliases"),
+        (A + 'aliases = ["b\\n2026 POST id=1"]', "cannot be printed"),
+        (A + 'adapters = {"b\\u001b[31m" = {path = "x"}}', "cannot be printed"),
         (A + "aliases = ['a']", "two models, aliases or adapters are called 'a'"),
         (A + "adapters = {a = 'x'}", "two models, aliases or adapters are called 'a'"),
         (A + "adapters = {b = {scale = 1}}", "path"),

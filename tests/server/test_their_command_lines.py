@@ -517,6 +517,18 @@ def test_a_message_with_the_options_of_a_program(message: str, told: str) -> Non
     assert with_flags(message, {}) == message
 
 
+def test_a_reader_of_the_help_may_go() -> None:
+    program = "import sys; from pyllama_spec.server.llama_server import main; sys.exit(main())"
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as out:
+        ended = subprocess.run(
+            [sys.executable, "-c", program, "--help"], stdout=out, stderr=subprocess.PIPE,
+            timeout=100, check=False,
+        )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
 @pytest.mark.parametrize("main, name", [
     (llama_server.main, "pyllama-spec-llama-server"),
     (llama_cpp_server.main, "pyllama_spec.llama_cpp.server"),

@@ -421,7 +421,17 @@ class Store:
         """With the lock held: makes the store one of these texts alone.
 
         What it held is overwritten on the disk.
+
+        Raises:
+            ArgumentError: the file has another name too, a hard link, which would lose all texts.
+
         """
+        n_names = self.path.stat().st_nlink
+        if n_names > 1:
+            raise ArgumentError(
+                f"the draft memory {self.path} has {n_names} names (hard links), and what is "
+                "removed is overwritten under all of them: copy it with cp, and delete this name"
+            )
         limit = self.max_tokens if max_tokens is None else max_tokens
         n = sum(text.n_entry for text in texts)
         self._replace(texts, min(max(n + n // 4, _FIRST_CAPACITY), limit), limit, erases=True)
