@@ -120,6 +120,41 @@ def test_a_head_is_near_the_best_fixed_length_within_a_text(says: str, step_ms: 
         assert best / found > least
 
 
+# A 0.5B on one core, and its head: milliseconds of 1, 2, 3 ... rows, and of a step.
+SMALL_ROWS, SMALL_STEP_MS = (44.8, 44.9, 55.3, 67.3, 83.2, 91.8, 105.1), 3.5
+
+
+class OpenedInABadMoment(ProfitController):
+    """Its target's decodes of several rows were timed beside a busy program."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def learn_costs(self, seconds: dict[int, float]) -> None:
+        """Slower than they are, from two rows on."""
+        super().learn_costs({n: s * (self.factor if n > 1 else 1.0) for n, s in seconds.items()})
+
+
+@pytest.mark.parametrize(("factor", "least"), [(1.5, 0.95), (2.0, 0.92), (3.0, 0.8)])
+def test_a_good_head_survives_an_opening_in_a_bad_moment(factor: float, least: float) -> None:
+    """Of texts alone. If nothing is verified, nothing shows its price, or that drafts are right."""
+    costs = Costs(lambda rows, n: SMALL_ROWS[rows - 1], lambda k: SMALL_STEP_MS * k)
+
+    def taken(made: Callable[[], ProfitController]) -> float:
+        share = SMALL_STEP_MS / SMALL_ROWS[0]
+        return sum(
+            simulate(
+                made(), [drafted_by_head(128, seed, "honest")], costs, max_draft=6, seed=seed,
+                step_share=share,
+            ).seconds
+            for seed in range(12)
+        )  # fmt: skip
+
+    calm, disturbed = taken(ProfitController), taken(lambda: OpenedInABadMoment(factor))
+    assert calm / disturbed > least
+
+
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 def test_what_a_draft_takes_is_known_before_the_first(rate: float) -> None:
     """A dear one that is wrong costs little of a short text: only its first token is drafted."""

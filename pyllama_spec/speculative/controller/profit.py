@@ -344,11 +344,13 @@ class ProfitController(Controller):
     def _lengths_to_try(
         self, spans: Sequence[Span], survivals_of: Sequence[Sequence[float]], chosen: list[int]
     ) -> list[int]:
-        """The lengths that pay, or now and then longer ones of copies, to time such a batch.
+        """The lengths that pay, or longer ones of sure drafts, to time such a batch.
 
         A batch that was timed in a bad moment, as when a model was opened beside a busy program,
         may look so slow that it is never verified again, and so never timed again. The curve of
-        costs cannot tell it from one that is slow.
+        costs cannot tell it from one that is slow. Copies come in many rounds, so that one in some
+        is tried. A model whose drafts are not verified is soon disabled, so that each is tried
+        where it drafts for a single sequence; several together have too many widths to time.
 
         Args:
             spans: all of the round.
@@ -358,21 +360,24 @@ class ProfitController(Controller):
         """
         drafts = [span.draft for span in spans if span.draft.ids]
         copies = [i for i, draft in enumerate(drafts) if draft.match_length]
-        if not copies:
+        if not copies and len(spans) > 1:
             return chosen
         # A row more for each sequence, as prices are made, and two rows for a single one. Not more:
         # a good sample of each of two sizes outweighs their bad ones.
-        n_rows, n_longer = max(len(spans), 2), len(spans) if self._limits.is_padded else len(copies)
+        n_rows = max(len(spans), 2)
+        n_longer = len(spans) if self._limits.is_padded else len(copies) or len(drafts)
         tried = list(chosen)
-        for i in copies:
+        for i in copies or range(len(drafts)):
             n_sure = sum(s >= _SURE for s in survivals_of[i])
             tried[i] = max(chosen[i], min(n_sure, chosen[i] + -(-n_rows // n_longer)))
-        if max(chosen[i] for i in copies) >= self._n_last_try > 0:
+        if copies and max(chosen[i] for i in copies) >= self._n_last_try > 0:
             # The last try paid: longer ones may pay too.
             self._until_try = self._try_interval = _FIRST_RETRY
             self._n_last_try = 0
         if tried == chosen or not self.costs.is_worth_timing(spans, tried):
             return chosen
+        if not copies:
+            return tried
         self._until_try -= 1
         if self._until_try > 0:
             return chosen
