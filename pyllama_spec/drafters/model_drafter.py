@@ -13,14 +13,14 @@ from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest
 from pyllama_spec.drafters.lookup_first import MIN_NGRAM, LookupFirst
 from pyllama_spec.drafters.ngram_table import NgramTable
 from pyllama_spec.drafters.options import DraftOptions
-from pyllama_spec.drafters.output_part import MOST_MISSING, DraftIds, Step, reduced_output
+from pyllama_spec.drafters.output_part import DraftIds, Step, reduced_output
 from pyllama_spec.drafters.saved_state import fingerprint
 from pyllama_spec.engine.checks import count, instance, real
 from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import Model, Progress
 from pyllama_spec.engine.model_info import NgramArrays
-from pyllama_spec.errors import ArgumentError, ModelLoadError, PyllamaSpecError
+from pyllama_spec.errors import ArgumentError, ModelLoadError, OutOfMemoryError, PyllamaSpecError
 
 
 class _HasTokens(Protocol):
@@ -122,6 +122,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self._n_ctx = None if n_ctx is None else count(n_ctx, "n_ctx", 1)
         self._n_output = None if n_output is None else count(n_output, "n_output", 0)
         self._draft_ids: DraftIds | None = None
+        self._told_choice = ""
         if model is not None or not self.can_be_target:
             instance(model, (Model, str, os.PathLike), "model", "; give a Model or a path")
         self._owns_model = not isinstance(model, (Model, type(None)))
@@ -258,7 +259,8 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
         All of the model's where it has a smaller vocabulary of its own (d2t) and uses no part.
         """
-        return self._draft_ids.n_slots if self._draft_ids else self.model.info.n_vocab
+        ids = self._draft_ids
+        return ids.n_slots if ids and ids.in_use else self.model.info.n_vocab
 
     def _see(self, ids: Iterable[int]) -> None:
         if self._draft_ids is None:
@@ -269,21 +271,38 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             self._choose_among_all(str(error))
 
     def _count(self, done: Sequence[Committed]) -> None:
-        """Switches to all ids where too many of a text have no slot, unless a number was given."""
-        if self._draft_ids is None or self._n_output is not None:
+        """Switches to all ids where too many of a text have no slot, and back, unless n_output."""
+        ids = self._draft_ids
+        if ids is None or self._n_output is not None:
             return
         for one in done:
-            self._draft_ids.count(one.tokens[len(one.tokens) - one.n_chosen :])
-        missing = self._draft_ids.missing
-        if missing > MOST_MISSING:
-            self._choose_among_all(
-                f"a part of them did not have {missing:.0%} of what the target chose"
+            ids.count(one.tokens[len(one.tokens) - one.n_chosen :])
+        if ids.is_too_small:
+            ids.leave()
+            self._tell_choice(
+                f"among all ids: a part of them did not have {ids.missing:.0%} of what the target "
+                "chose"
             )
+        elif ids.fits_again:
+            try:
+                ids.use_again()
+            except (OSError, OutOfMemoryError) as error:
+                self._choose_among_all(str(error))
+            else:
+                self._tell_choice("among a part of the ids again")
 
     def _choose_among_all(self, reason: str) -> None:
         self._draft_ids = None
         self.memory_or_fail().context.draft_output(0)
-        self.add_note(f"the draft chooses among all ids: {reason}")
+        self._tell_choice(f"among all ids: {reason}")
+
+    def _tell_choice(self, text: str) -> None:
+        """Replaces the remark about the ids that the draft chooses among."""
+        before, self._told_choice = self._told_choice, f"the draft chooses {text}"
+        if before and before in self.note:
+            self.note = self.note.replace(before, self._told_choice)
+        else:
+            self.add_note(self._told_choice)
 
     def memory_or_fail(self) -> _Memory:
         """The object that tracks the draft's context.

@@ -8,7 +8,9 @@ never drafted, and the target's own choice supplies it.
 
 How many tokens that concerns depends on the text: of English and code with a quarter of 151,936
 ids some hundredth, of Russian, Japanese and Chinese a sixth to a fifth, since the lowest ids hold
-few of theirs (benchmarks/output_acceptance.py). There the whole matrix is cheaper.
+few of theirs (benchmarks/output_acceptance.py). There the whole matrix is cheaper. While the draft
+chooses among all ids, the slots are still assigned, without rows, so that a later text can have the
+part again.
 """
 
 from __future__ import annotations
@@ -31,8 +33,13 @@ SHARE = 4
 # Above this share of what the target chose, the tokens that are lost cost more than steps save: of
 # a round of an MTP head of a 4B model, that is from 0.12 on, of one of 27B from 0.06 on.
 MOST_MISSING = 0.1
+# Below this share the part is used again. The gap keeps a text near one of the two from switching
+# often: the rows of a quarter of 248,320 ids take 0.8 s to read.
+FEW_MISSING = 0.04
 # Over how many tokens it is counted.
 _N_COUNTED = 256
+# The draft chooses among all ids for at least so many tokens, and twice as many each further time.
+_N_AWAY = 512
 # Rows that lie side by side are read at once, up to so many.
 _N_READ = 2048
 # What a step with the part may take of one with the whole, for the part to be used.
@@ -93,7 +100,7 @@ class OutputRows:
 
 
 class DraftIds:
-    """Which ids have a slot.
+    """Which ids have a slot, and whether the draft chooses among them or among all ids.
 
     Args:
         context: the draft's, with so many slots.
@@ -106,12 +113,14 @@ class DraftIds:
 
     Attributes:
         missing: the share of the tokens that the target chose lately which had no slot then.
+        in_use: whether the draft chooses among them.
 
     """
 
     def __init__(self, context: Context, target: Model, rows: OutputRows, n_slots: int) -> None:
         self._context, self._rows = context, rows
-        self.missing = 0.0
+        self.missing, self.in_use = 0.0, True
+        self._n_away, self._wait = 0, _N_AWAY
         # A draft may have fewer ids than its target, by some of padding.
         n_vocab = min(context.model.info.n_vocab, target.info.n_vocab)
         self._n_vocab, vocab = n_vocab, target.vocab
@@ -134,6 +143,34 @@ class DraftIds:
         """Counts how many of the target's choices had a slot, before they get one."""
         for id_ in chosen:
             self.missing += ((id_ not in self._slots) - self.missing) / _N_COUNTED
+            self._n_away += not self.in_use
+
+    @property
+    def is_too_small(self) -> bool:
+        """Whether the part is in use, and the tokens that it lacks cost more than it saves."""
+        return self.in_use and self.missing > MOST_MISSING
+
+    @property
+    def fits_again(self) -> bool:
+        """Whether all ids are in use, and the part has had nearly all tokens for long enough."""
+        return not self.in_use and self._n_away >= self._wait and self.missing < FEW_MISSING
+
+    def leave(self) -> None:
+        """Lets the draft choose among all ids. The rows are freed, the slots are kept."""
+        self._context.draft_output(0)
+        self.in_use, self._n_away = False, 0
+
+    def use_again(self) -> None:
+        """Lets the draft choose among the ids with a slot again.
+
+        Raises:
+            OSError: the file cannot be read any more.
+            OutOfMemoryError: there is not enough memory for the rows.
+
+        """
+        self._context.draft_output(len(self._slots))
+        self.in_use, self._wait = True, 2 * self._wait
+        self._put(list(self._slots), list(self._slots.values()))
 
     def see(self, ids: Iterable[int]) -> None:
         """Gives slots to the ids of a text.
@@ -156,7 +193,8 @@ class DraftIds:
         new = new[-len(slots) :]
         taken = [slots.pop(next(iter(slots))) for _ in new]
         slots.update(zip(new, taken, strict=True))
-        self._put(new, taken)
+        if self.in_use:
+            self._put(new, taken)
 
     def _put(self, ids: list[int], slots: list[int]) -> None:
         chosen = np.array(ids, np.int32)

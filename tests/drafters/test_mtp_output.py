@@ -11,7 +11,7 @@ import pytest
 from gguf import GGUFReader
 
 from pyllama_spec import Llama
-from pyllama_spec.drafters import Mtp, model_drafter, output_part
+from pyllama_spec.drafters import Mtp, output_part
 from pyllama_spec.drafters.output_part import DraftIds, OutputRows
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
@@ -143,11 +143,27 @@ def test_a_text_with_too_few_slots_is_drafted_over_all_ids(monkeypatch: pytest.M
     assert part.stats.accepted < first.stats.accepted < first.stats.drafted
     assert second.stats.accepted == second.stats.drafted > 0
     assert "the draft chooses among all ids: a part of them did not have" in drafter.note
-    monkeypatch.setattr(model_drafter, "MOST_MISSING", 1.0)
+    monkeypatch.setattr(output_part, "MOST_MISSING", 1.0)
     drafter = Mtp(max_draft=4)
     first, _ = perm_run(drafter, [150, 151, 152], 60)
     assert first.stats.accepted == part.stats.accepted
     assert drafter.note == ""
+
+
+@pytest.mark.usefixtures("by_itself")
+def test_the_part_is_used_again_when_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_part, "_N_AWAY", 16)
+    drafter = Mtp(max_draft=4)
+    choices: list[int] = []
+    with mtp_context(with_head("perm_mtp", arch="qwen35", n_cycles=16), drafter) as context:
+        loop, seq = SpeculativeLoop(context, drafter), SequenceState()
+        for last in (152, 152, 153):  # 153 is in another cycle
+            run = generate(loop, seq, [150, 151, last], 120)
+            assert run.tokens == perm_continuation(last, 120, perm_next(n_cycles=16))
+            choices.append(drafter.n_choices)
+        drafter.close()
+    assert choices[:2] == [64, 64]
+    assert drafter.note.count("the draft chooses among") == 1
 
 
 @pytest.mark.usefixtures("by_itself")

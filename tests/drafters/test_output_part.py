@@ -172,6 +172,65 @@ def test_a_text_with_too_few_slots_is_drafted_over_all_ids(
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_the_part_is_used_again_when_it_fits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"LEAST_VOCAB": 1, "SHARE": 5, "_WORTH_IT": 1e9, "_N_COUNTED": 16, "_N_AWAY": 16}
+    for name, value in values.items():
+        monkeypatch.setattr(output_part, name, value)
+    draft = perm_draft(kind, None)
+    _, second = perm_runs(draft, [150, 151, 152], 120)
+    assert draft.note == "the draft chooses among a part of the ids again"
+    assert draft.n_choices == N_VOCAB // 5
+    assert second.stats.accepted == second.stats.drafted > 0
+
+
+def test_a_switch_back_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"_N_COUNTED": 16, "_N_AWAY": 16}.items():
+        monkeypatch.setattr(output_part, name, value)
+    draft = opened("eagle3")
+    with target_context(tiny("llama"), draft) as target:
+        draft.attach(target)
+        assert draft.context is not None
+        ids = reduced_output(draft.context, N_SLOTS, target.model, lambda _: None)
+        assert ids is not None
+        waits = []
+        for first in (100, 180, 250, 140):
+            new = range(first, first + 40)
+            ids.count(i for i in new if i not in ids)
+            assert ids.is_too_small
+            ids.leave()
+            ids.see(new)
+            part, _ = said(draft, 1)
+            assert np.isfinite(part).all(), "all ids have logits"
+            n = 0
+            while not ids.fits_again:
+                ids.count([first])
+                n += 1
+            ids.use_again()
+            waits.append(n)
+            part, _ = said(draft, 1)
+            has = np.isfinite(part).all(axis=0)
+            assert has.sum() == N_SLOTS
+            assert has[list(new)].all(), "what was seen meanwhile has a slot"
+        assert waits[2:] == [64, 128]
+        draft.close()
+
+
+def test_a_file_that_cannot_be_read_leaves_all_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"LEAST_VOCAB": 1, "SHARE": 5, "_WORTH_IT": 1e9, "_N_COUNTED": 16, "_N_AWAY": 16}
+    for name, value in values.items():
+        monkeypatch.setattr(output_part, name, value)
+
+    def fail(*_: object) -> None:
+        raise OSError("the file is gone")
+
+    monkeypatch.setattr(output_part.DraftIds, "use_again", fail)
+    draft = perm_draft("eagle3", None)
+    _, second = perm_runs(draft, [150, 151, 152], 120)
+    assert draft.note == "the draft chooses among all ids: the file is gone"
+    assert second.stats.accepted == second.stats.drafted > 0
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 def test_what_a_prompt_says_is_drafted(kind: str) -> None:
     prompt = [150, *perm_continuation(150, 30, perm_next(n_cycles=16))]
     first, _ = perm_runs(perm_draft(kind, N_SLOTS), prompt, 30)
