@@ -94,6 +94,11 @@ class Timed(SmallModel):
         return drafts
 
 
+def plain_of(name: str) -> str:
+    """The side that a side's texts are compared with, by its name."""
+    return "plain noise" if name.endswith("noise") else "plain"
+
+
 @contextlib.contextmanager
 def open_sides(
     model: Model,
@@ -106,8 +111,11 @@ def open_sides(
     """Plain decoding, and each draft with each length, 0 for the controller's, by their names."""
     params = ContextParams(n_ctx=1024, n_batch=128, n_ubatch=128, n_threads=threads)
     with contextlib.ExitStack() as stack:
-        plain = stack.enter_context(Side(open_runtime(model, params, NoDrafter(), None), options))
-        sides: dict[str, tuple[Side, Timed | None]] = {"plain": (plain, None)}
+        sides: dict[str, tuple[Side, Timed | None]] = {}
+        # By shared noise plain decoding writes another text.
+        for accept in ("exact", *({"noise"} & set(acceptance))):
+            plain = open_runtime(model, params, NoDrafter(), None, acceptance=accept)
+            sides[plain_of(accept)] = stack.enter_context(Side(plain, options)), None
         for name, draft in drafts.items():
             for n, accept in product(lengths, acceptance):
                 drafter = Timed(draft, n or MAX_DRAFT)
@@ -180,9 +188,9 @@ def measure(args: argparse.Namespace) -> Texts:
                     before = drafter.draft_s if drafter else 0.0
                     run = side.run(ids, args.max_tokens)
                     runs[name] = run, (drafter.draft_s if drafter else 0.0) - before
-                plain, _ = runs["plain"]
                 for name in names:
                     run, draft_s = runs[name]
+                    plain, _ = runs[plain_of(name)]
                     of = texts[way].setdefault(name, [])
                     of.append(Text.of(prompt.id, run, plain, draft_s))
             load = os.getloadavg()[0]

@@ -4,6 +4,7 @@
 #include "abi/answer_rules.h"
 #include "abi/logit_changes.h"
 #include "abi/llama-spec.h"
+#include "abi/shared_noise.h"
 #include "abi/thoughts.h"
 #include "base/draft_output.h"
 #include "base/guard.h"
@@ -145,6 +146,7 @@ struct llama_spec_sampler {
     bool grammar_skips_thoughts = false;    // what is inside of a thought, and its marks, are none of the grammar's
     std::vector<llama_token_data> candidates;
     size_t n_left = 0;          // how many of them the chain had left when it chose last; 0 where no chain chose
+    llama_spec::noise_draw noise;    // in place of the chain's last sampler, if it is on
     bool has_draw = false;      // the chain ends with a draw by the probabilities of what is left, and no grammar asks again
     std::vector<float> row;     // logits with what the request changes, and without what a grammar has refused
     std::vector<float> room;    // of top_logits()

@@ -319,6 +319,7 @@ struct llama_spec_sampler_params {
     int32_t  mirostat;
     float    mirostat_tau, mirostat_eta;
     uint32_t seed;
+    bool     shared_noise;      /* the last draw is by llama_spec_shared_noise(), and by nothing else */
     const int32_t * bias_ids;
     const float   * bias;
     int32_t  n_bias;
@@ -370,6 +371,11 @@ int  llama_spec_sample_chain(llama_spec_sampler * sampler, llama_spec_context * 
 int32_t llama_spec_sampler_forced(llama_spec_sampler * sampler, char * buf, int32_t size);
 /* Whether the answer is inside of a thought whose tokens are none of the grammar's. */
 bool llama_spec_sampler_skips_grammar(llama_spec_sampler * sampler);
+/* How many tokens it has accepted as generated. */
+int64_t llama_spec_sampler_place(llama_spec_sampler * sampler);
+/* Gumbel noise of ids at a place of an answer. With shared_noise the token at a place is the one with the largest sum of its
+ * logit and its noise: a draft that adds the same noise often draws the same. out: [n]. */
+int  llama_spec_shared_noise(uint32_t seed, int64_t place, const int32_t * ids, int32_t n, double * out);
 /* Advances penalties, grammar and the rest over a token that is committed. */
 int  llama_spec_sampler_accept(llama_spec_sampler * sampler, int32_t id, bool is_generated);
 

@@ -189,12 +189,19 @@ float * logit_of(std::vector<llama_token_data> & candidates, int32_t id) {
     return at != candidates.end() && at->id == id ? &at->logit : nullptr;
 }
 
-int32_t draw_from(llama_spec_sampler & s) {
-    s.changes.apply([&](int32_t id) { return logit_of(s.candidates, id); });
-    llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, false };
+int32_t draw_among(llama_spec_sampler & s, bool is_sorted) {
+    llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, is_sorted };
     llama_sampler_apply(s.chain, &all);
     s.n_left = all.size;
+    if (s.noise.is_on) {
+        all.selected = s.noise.choose(all.data, all.size);
+    }
     return selected(all);
+}
+
+int32_t draw_from(llama_spec_sampler & s) {
+    s.changes.apply([&](int32_t id) { return logit_of(s.candidates, id); });
+    return draw_among(s, false);
 }
 
 // The logits with what rules forbid and the request changes, in s.row.
@@ -217,10 +224,7 @@ int32_t draw_top(llama_spec_sampler & s, const float * logits, int32_t n_vocab, 
     if (!top_logits(is_changed ? s.row.data() : logits, n_vocab, s.n_top, s.room, s.candidates)) {
         return -1;
     }
-    llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, true };
-    llama_sampler_apply(s.chain, &all);
-    s.n_left = all.size;
-    return selected(all);
+    return draw_among(s, true);
 }
 
 int32_t draw_greedy(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bool has_grammar, bool ends) {
@@ -347,6 +351,7 @@ void accept(llama_spec_sampler & s, int32_t id, bool is_generated) {
     const bool is_skipped = skips_grammar(s);
     if (is_generated) {
         s.rules.accept(id);
+        ++s.noise.place;
     }
     if (!is_generated || is_skipped || s.grammar == nullptr) {
         return;
@@ -447,6 +452,21 @@ int llama_spec_sample_row(llama_spec_sampler * sampler, const float * logits, in
                     std::to_string(s.model->n_vocab()) + " tokens");
         }
         within_grammar(s, [&] { *id = draw(s, logits, n_vocab); });
+    });
+}
+
+int64_t llama_spec_sampler_place(llama_spec_sampler * sampler) {
+    int64_t place = 0;
+    guarded([&] { place = (int64_t) open_sampler(sampler).noise.place; });
+    return place;
+}
+
+int llama_spec_shared_noise(uint32_t seed, int64_t place, const int32_t * ids, int32_t n, double * out) {
+    return guarded([&] {
+        require(place >= 0 && n >= 0 && (n == 0 || (ids != nullptr && out != nullptr)), "a place, ids and room for their noise are needed");
+        for (int32_t i = 0; i < n; ++i) {
+            out[i] = shared_noise(seed, (uint64_t) place, ids[i]);
+        }
     });
 }
 

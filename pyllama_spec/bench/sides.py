@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import process_time
 
 from pyllama_spec.bench.config import BenchConfig, draft_file
 from pyllama_spec.bench.synthetic import SyntheticDrafter
-from pyllama_spec.drafters import Drafter, DraftOptions, NoDrafter, TokenDraws
+from pyllama_spec.drafters import Drafter, DraftOptions, NoDrafter, SharedNoise, TokenDraws
 from pyllama_spec.drafters.automatic import make_drafter_for
 from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.drafters.registry import MTP
@@ -152,15 +152,20 @@ class Side(Closeable):
         self._open.reset()
         loop, sequence = SpeculativeLoop.of(self.runtime.round), SequenceState()
         vocab = self.runtime.model.vocab
-        sampler = Sampler(self.runtime.model, self._options.sampler_params(vocab))
-        rejection = None
-        if self.runtime.acceptance == "distribution" and why_exact(sampler.params) is None:
-            rejection = RejectionSampling(sampler, TokenDraws(sampler.params, sampler.seed))
+        params, accepts = self._options.sampler_params(vocab), self.runtime.acceptance
+        if accepts != "exact" and why_exact(params, accepts) is not None:
+            accepts = "exact"
+        sampler = Sampler(self.runtime.model, replace(params, shared_noise=accepts == "noise"))
+        rejection = noise = None
+        if accepts == "distribution":
+            rejection = RejectionSampling(sampler, TokenDraws(params, sampler.seed))
+        elif accepts == "noise":
+            noise = SharedNoise(params, sampler)
         start = process_time()
         try:
             # A second run would copy the first one.
             loop.prefill(sequence, prompt, remember=False)
-            rounds = loop.generate(sequence, sampler, n_tokens, observe, rejection)
+            rounds = loop.generate(sequence, sampler, n_tokens, observe, rejection, noise)
             steps = [next(rounds)]  # from the prompt
             drawn = process_time()
             before = self.runtime.context.transfers_with_drafts
@@ -169,6 +174,8 @@ class Side(Closeable):
         finally:
             if rejection is not None:
                 rejection.close()
+            if noise is not None:
+                noise.close()
             sampler.close()
         end = process_time()
         timing, stats = loop.timing, loop.stats

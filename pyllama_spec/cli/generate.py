@@ -117,9 +117,9 @@ def _add_draft_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--acceptance", default=None, choices=ACCEPTANCE,
-        help="how tokens of a smaller model are accepted at a temperature: exact, so that a seed "
-        "gives the text that it gives without a draft, or by distribution, which accepts more "
-        "[exact]",
+        help="how tokens of a smaller model are accepted at a temperature: exact; noise, where "
+        "both models draw by the same noise, which accepts more, and a seed gives the same text "
+        "with a draft and without; or distribution, where the text depends on the draft [exact]",
     )  # fmt: skip
     parser.add_argument(
         "--draft-memory", type=file_name, default=None, metavar="FILE",

@@ -16,7 +16,7 @@ from pyllama_spec.drafters.base import (
     TokenView,
     Vote,
 )
-from pyllama_spec.drafters.draws import TokenDraws
+from pyllama_spec.drafters.draws import SharedNoise, TokenDraws
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
 from pyllama_spec.drafters.registry import make_drafter, needs_file, open_draft, register
@@ -62,6 +62,7 @@ __all__ = [
     "NoDrafter",
     "PromptLookup",
     "SequenceErrors",
+    "SharedNoise",
     "SmallModel",
     "Suffix",
     "TokenDraws",

@@ -125,9 +125,9 @@ class DraftRequest(NamedTuple):
         stop: says where to end, for drafters that draft a token at a time; None for n_requested.
         lookup_only: only drafts without a call of a model are wanted; for drafters with has_lookup.
         n_lookup: the most tokens that are wanted of a lookup hit, if more than n_requested; else 0.
-        draws: what to draw the tokens with, of a request that accepts by rejection sampling; None
-            for the likeliest ones. For drafters with draws_tokens; drafts that are not drawn are
-            right too. See drafters/draws.py.
+        draws: what to draw the tokens with, of a request that accepts by rejection sampling or
+            draws by shared noise; None for the likeliest ones. For drafters with draws_tokens;
+            drafts that are not drawn are right too. See drafters/draws.py.
 
     """
 

@@ -51,6 +51,9 @@ class SamplerParams:
         xtc_probability, xtc_threshold: excludes top choices; probability 0 is off.
         mirostat: 0 off, 1 or 2; it replaces the cuts.
         seed: of the random draws; None for a new one each time.
+        shared_noise: whether a token is drawn as the largest sum of logit and shared_noise(), which
+            a draft model can add too, and not by a random number. Not with mirostat. See
+            speculative/shared_noise.py.
         logit_bias: added to the logits of these ids, at most 1e20; -inf forbids one.
         grammar: GBNF rules that the text must follow.
         grammar_root: the rule to begin with.
@@ -94,6 +97,7 @@ class SamplerParams:
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
     seed: int | None = None
+    shared_noise: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: str | None = None
     grammar_root: str = "root"
@@ -112,7 +116,9 @@ class SamplerParams:
 
     def __post_init__(self) -> None:
         _check_floats(self)
-        for name in ("ignore_eos", "thought_is_open", "grammar_skips_thoughts"):
+        for name in (
+            "shared_noise", "ignore_eos", "thought_is_open", "grammar_skips_thoughts",
+        ):  # fmt: skip
             object.__setattr__(self, name, boolean(getattr(self, name), name))
         _check_thoughts(self)
         for name, low, high in _RANGES:
@@ -241,6 +247,32 @@ def _any_seed() -> int:
     return int.from_bytes(os.urandom(4), "little")
 
 
+def _engine_seed(seed: int) -> int:
+    """2**32 - 1 means "draw a seed" to the engine; any other number does as well."""
+    return min(seed, 2**32 - 2)
+
+
+def shared_noise(seed: int, place: int, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
+    """The Gumbel noise that SamplerParams.shared_noise adds to the logits of ids.
+
+    Args:
+        seed: of the sampler.
+        place: how many tokens of the answer come before.
+        ids: [n] int32, contiguous.
+
+    Returns:
+        [n] float64: -log(-log(u)), where u is a hash of the three, from 0 to 1.
+
+    """
+    out = np.empty(len(ids))
+    code = lib.llama_spec_shared_noise(
+        _engine_seed(seed), place, ffi.from_buffer("int32_t[]", ids), len(ids),
+        ffi.from_buffer("double[]", out),
+    )  # fmt: skip
+    check(code, "cannot compute the noise")
+    return out
+
+
 class Sampler:
     """A chain with its state: random numbers, penalties' history, the grammar's position.
 
@@ -258,8 +290,7 @@ class Sampler:
         instance(params, (SamplerParams, type(None)), "params")
         self.model, self.params = model, params or SamplerParams()
         self.seed = _any_seed() if self.params.seed is None else self.params.seed
-        # 2**32 - 1 means "draw a seed" to the engine; any other number does as well.
-        raw, keep = self._raw_params(self.params, min(self.seed, 2**32 - 2))
+        raw, keep = self._raw_params(self.params, _engine_seed(self.seed))
         out = ffi.new("llama_spec_sampler **")
         code = lib.llama_spec_sampler_new(model.handle, raw, out)
         del keep  # copied by the engine
@@ -286,7 +317,7 @@ class Sampler:
         raw = ffi.new("struct llama_spec_sampler_params *")
         for name in (*_FLOATS, *_INTS):
             setattr(raw, name, getattr(params, name))
-        raw.seed = seed
+        raw.seed, raw.shared_noise = seed, params.shared_noise
         keep: list[Any] = []
 
         def text(value: str) -> Any:
@@ -329,6 +360,11 @@ class Sampler:
             raw.n_thought_close = len(params.thought_close)
             raw.grammar_skips_thoughts = params.grammar_skips_thoughts
         return raw, keep
+
+    @property
+    def place(self) -> int:
+        """How many tokens it has accepted as generated."""
+        return int(lib.llama_spec_sampler_place(self.handle))
 
     @property
     def skips_grammar(self) -> bool:

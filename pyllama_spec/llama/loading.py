@@ -204,7 +204,7 @@ def open_runtime(
         max_waiting: the most requests that may wait for a place; None for any number.
         store: for beginnings of prompts that no request's place holds any more; None for none, and
             no copies between places.
-        acceptance: of drafts, for requests that do not say: "exact" or "distribution".
+        acceptance: of drafts, for requests that do not say; see Llama.
 
     Raises:
         UnsupportedError: the model cannot generate.

@@ -122,11 +122,13 @@ class OpenOptions:
             here, and none if plain decoding is faster; "fixed": n_draft tokens in every round;
             "off": none; or a speculative.Controller.
         acceptance: how drafts are accepted at a temperature. "exact": a seed gives the same text
-            with a draft and without. "distribution": rejection sampling of what a draft model draws
-            from its own distribution, which accepts more of it; tokens have the same
-            distribution, but a seed gives another text. For a smaller model as the draft: with all
-            other drafters, at temperature 0, and with grammars, logits processors and mirostat,
-            requests are accepted exactly, and `speculation` says why. See docs/draft-models.md.
+            with a draft and without. "noise": so it does, but another text than "exact": target and
+            draft model draw by the same noise, and choose the same token more often.
+            "distribution": rejection sampling of what a draft model draws from its own
+            distribution; tokens have the same distribution, but the text depends on the draft. For
+            a smaller model as the draft: with all other drafters, at temperature 0, and with
+            grammars, logits processors and mirostat, requests are accepted exactly, and
+            `speculation` says why. See docs/draft-models.md.
         draft_n_ctx: how many tokens of a sequence a draft from a file, or the head in the model's
             own file, remembers. None for as many as are of use to it, which is n_ctx for all but
             DFlash. Fewer take less memory and time; the oldest are dropped.

@@ -31,7 +31,7 @@ class Runtime:
 
     Attributes:
         on_close: called before the model is closed; may be None.
-        acceptance: of drafts, for requests that do not say: "exact" or "distribution".
+        acceptance: of drafts, for requests that do not say; see Llama.
 
     """
 

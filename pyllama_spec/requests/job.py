@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.constraints import Guide
-from pyllama_spec.drafters import TokenDraws
-from pyllama_spec.engine import Context, Model, Sampler
+from pyllama_spec.drafters import SharedNoise, TokenDraws
+from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
 from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.errors import ArgumentError, prompt_too_long
 from pyllama_spec.requests.detokenizer import Detokenizer, Piece, TokenByToken
@@ -41,6 +41,17 @@ if TYPE_CHECKING:
 Ids = npt.NDArray[np.int32]
 # The source of a token that was not drafted.
 TARGET = "target"
+
+
+def _why_exact(accepts: str, params: SamplerParams, options: RequestOptions) -> str | None:
+    """Why drafts are accepted exactly though the request asks for another way; else None."""
+    if accepts == "exact":
+        return None
+    if accepts == "distribution" and options.guide is not None:
+        return BY_GRAMMAR
+    if accepts == "distribution" and options.processors:
+        return "logits processors change the distribution"
+    return why_exact(params, accepts)
 
 
 class _History:
@@ -192,7 +203,7 @@ class Job:
         last_n: tokens that penalties see, for requests that do not say.
         by_token: give each token at once, instead of whole characters.
         adapters: what it is computed with.
-        acceptance: "exact" or "distribution", for requests that do not say.
+        acceptance: for requests that do not say; see Llama.
 
     Attributes:
         keeper: looks after what its sequence holds before it and after it; None for nobody.
@@ -229,9 +240,21 @@ class Job:
         self.sources: list[str] = []
         self._context, self._vocab = context, model.vocab
         params = options.sampler_params(model.vocab, seed=seed, last_n=last_n)
+        accepts = options.acceptance or acceptance
+        self._why_exact = _why_exact(accepts, params, options)
+        if accepts != "exact" and self._why_exact is None:
+            params = replace(params, shared_noise=accepts == "noise")
+        else:
+            accepts = "exact"
         self._sampler = Sampler(model, params)
         self._guided = guided_sampler(model, self._sampler, options.guide)
-        self._rejection, self._why_exact = self._acceptance(acceptance, options)
+        self._rejection: RejectionSampling | None = None
+        self._noise: SharedNoise | None = None
+        if accepts == "distribution":
+            draws = TokenDraws(params, self._sampler.seed)
+            self._rejection = RejectionSampling(self._sampler, draws)
+        elif accepts == "noise":
+            self._noise = SharedNoise(params, self._sampler)
         pieces = TokenByToken if by_token else Detokenizer
         self._detokenizer = pieces(
             model.vocab, options.stops, keep_stop=options.include_stop_str_in_output,
@@ -255,22 +278,6 @@ class Job:
         self._observer = (
             _Observer(context, options, self.prompt, self._max_tokens) if wants_rows else None
         )
-
-    def _acceptance(
-        self, acceptance: str, options: RequestOptions
-    ) -> tuple[RejectionSampling | None, str | None]:
-        """What accepts the drafts that are drawn; or nothing, and why though it was asked for."""
-        if (options.acceptance or acceptance) == "exact":
-            return None, None
-        params = self._sampler.params
-        why = why_exact(params)
-        if options.guide is not None:
-            why = BY_GRAMMAR
-        elif options.processors:
-            why = "logits processors change the distribution"
-        if why is not None:
-            return None, why
-        return RejectionSampling(self._sampler, TokenDraws(params, self._sampler.seed)), None
 
     def _token_limit(self, max_tokens: int | None) -> int:
         """How many tokens fit: as llama-cpp-python counts, the last one needs room as well."""
@@ -346,6 +353,7 @@ class Job:
             user=self._options.user or "",
             prediction=self._prediction,
             rejection=self._rejection,
+            noise=self._noise,
         )
         self._begin(run)
         return run
@@ -387,7 +395,7 @@ class Job:
                 run.n_left, run.observe, adapters=run.adapters, is_cancelled=run.is_cancelled,
                 max_draft=run.max_draft,
                 remember=run.remember, user=run.user,
-                prediction=run.prediction, rejection=self._rejection,
+                prediction=run.prediction, rejection=self._rejection, noise=self._noise,
             )
         )  # fmt: skip
 
@@ -525,6 +533,7 @@ class Job:
             # It is a method of this job, which has the run: the two would keep the request's texts
             # until the cycle collector runs.
             self.run.forced = None
-        if self._rejection is not None:
-            self._rejection.close()
+        for draws in (self._rejection, self._noise):
+            if draws is not None:
+                draws.close()
         self._sampler.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pyllama_spec.drafters.base import Drafter
+from pyllama_spec.drafters.draws import SharedNoise
 from pyllama_spec.engine.context import Context
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler
@@ -104,6 +105,7 @@ class SpeculativeLoop:
         max_tokens: int,
         observe: RowObserver | None = None,
         rejection: RejectionSampling | None = None,
+        noise: SharedNoise | None = None,
     ) -> Iterator[Step]:
         """Generates after prefill(). Closing the generator leaves the sequence consistent.
 
@@ -113,6 +115,7 @@ class SpeculativeLoop:
             max_tokens: the most tokens to generate.
             observe: sees each committed token with its row.
             rejection: accepts what the drafter draws; None for sample_and_match() alone.
+            noise: of a sampler that draws by shared noise.
 
         Yields:
             A Step per round, the first one with the token that the prompt's last row gave. The
@@ -129,7 +132,7 @@ class SpeculativeLoop:
         if max_tokens < 1:
             raise ArgumentError(f"max_tokens={max_tokens} must be at least 1")
         run.sampler, run.max_tokens, run.observe = sampler, max_tokens, observe
-        run.rejection = rejection
+        run.rejection, run.noise = rejection, noise
         self.round.settle_acceptance(run)
         step = self.round.draw_first(run)
         _raise_errors([(run, step)])

@@ -25,13 +25,19 @@ DrawnFrom = Sequence[Distribution] | None
 BY_GRAMMAR = "a grammar may refuse a token after it is drawn"
 
 
-def why_exact(params: SamplerParams) -> str | None:
-    """Why a request is accepted exactly, whatever it asked for; None where it need not be."""
+def why_exact(params: SamplerParams, acceptance: str = "distribution") -> str | None:
+    """Why a request is accepted exactly, whatever it asked for; None where it need not be.
+
+    Args:
+        params: of the request.
+        acceptance: what it asked for: "distribution", or "noise", which grammars do not hinder.
+
+    """
     if params.is_greedy:
         return "at temperature 0 there is nothing to draw"
     if params.mirostat:
         return "mirostat chooses by what it has chosen before"
-    if params.grammar is not None:
+    if params.grammar is not None and acceptance == "distribution":
         return BY_GRAMMAR
     return None
 

@@ -214,7 +214,10 @@ class Round:
         if run.rejection is not None and not self.drafter.draws_tokens:
             run.rejection = None
             run.stats.why_exact = _NO_DRAWS.format(self.drafter.name)
-        run.stats.acceptance = "exact" if run.rejection is None else "distribution"
+        if run.noise is not None:
+            run.stats.acceptance = "noise"
+        else:
+            run.stats.acceptance = "exact" if run.rejection is None else "distribution"
 
     def resume(self, run: SequenceRun, saved: SavedSequence, seq_id: int) -> None:
         """Continues a run in the middle of its text, on any sequence of the context.

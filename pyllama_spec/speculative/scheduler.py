@@ -173,6 +173,8 @@ class Scheduler:
         """
         decision = span.decision
         assert decision is not None
+        if draws is not None:
+            draws.begin()
         n_lookup = min(decision.n_lookup, span.max_draft)
         stop, lookup_only = self.controller.stop_of(span), decision.lookup_only
         return DraftRequest(

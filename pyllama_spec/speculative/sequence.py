@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pyllama_spec.drafters.base import TokenView
-from pyllama_spec.drafters.draws import TokenDraws
+from pyllama_spec.drafters.draws import SharedNoise, TokenDraws
 from pyllama_spec.engine import Adapter
 from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler
 from pyllama_spec.speculative.prediction import Prediction
@@ -114,6 +114,7 @@ class SequenceRun:
         user: whose request it is; "" where it was not said.
         prediction: what its text is said to repeat; asked before the drafter. None for nothing.
         rejection: accepts what a drafter has drawn; None for sample_and_match() alone.
+        noise: what the sampler draws by, if it draws by shared noise, for drafters that draw.
 
     Attributes:
         stats, timing: of this request alone.
@@ -145,6 +146,7 @@ class SequenceRun:
     user: str = ""
     prediction: Prediction | None = None
     rejection: RejectionSampling | None = None
+    noise: SharedNoise | None = None
     max_held: int | None = None
     borders: set[int] = field(default_factory=set)
     n_cached: int = 0
@@ -167,7 +169,7 @@ class SequenceRun:
     @property
     def draws(self) -> TokenDraws | None:
         """What a drafter draws its tokens with; None for the likeliest ones."""
-        return None if self.rejection is None else self.rejection.draws
+        return self.noise if self.rejection is None else self.rejection.draws
 
     @property
     def n_left(self) -> int:

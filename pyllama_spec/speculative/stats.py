@@ -79,11 +79,11 @@ class SpeculationStats:
             it made faster may end so: `state` says what counts.
         reason_off_error: what the drafter raised, with its traceback; None if it raised nothing.
         has_failed: whether it is off because it failed.
-        acceptance: how drafts of the drafter are accepted: "exact", or "distribution" where it
-            draws them and rejection sampling accepts them. Copies and forced text are always
-            accepted exactly.
-        why_exact: why it is "exact" though the request asked for "distribution"; None where it did
-            not, or is not.
+        acceptance: how drafts of the drafter are accepted: "exact"; "noise" where the target draws
+            by shared noise; or "distribution" where the drafter draws its tokens and rejection
+            sampling accepts them. Copies and forced text are always accepted exactly.
+        why_exact: why it is "exact" though the request asked for another; None where it did not, or
+            is not.
         rounds_off: rounds in which it was off, or retried, and no copy was verified either.
         off_since: after how many rounds it was off to the end, 0 for from the beginning; None where
             it was not, and in the sum of several requests.

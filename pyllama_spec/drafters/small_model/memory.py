@@ -334,7 +334,8 @@ class TokenMemory:
             if not is_shared.any():
                 return self._choice(-1, 0.0)
             q = Distribution(ids[is_shared], q.p[is_shared])
-        return Choice((q.draw(draws.uniform()),), (q.largest,), _NO_ROW, q)
+        token, p = draws.choice(q)
+        return Choice((token,), (p,), _NO_ROW, q)
 
     def _choice(self, id_: int, p: float) -> Choice:
         if id_ < 0:
