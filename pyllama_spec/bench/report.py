@@ -281,11 +281,11 @@ def notes(result: BenchResult) -> list[str]:
     if is_busy(result):
         has_cpu = result.comparison.cpu_speedup is not None
         trust = (
-            "see the speed-up by processor time" if has_cpu else "figures of a calm one may differ"
+            "see the speed-up by processor time" if has_cpu else "an idle machine may give others"
         )
         out.append(
-            f"the machine was busy with something else: {own_share(result):.0%} of the processors' "
-            f"time went into this; {trust}"
+            "the machine was busy with something else: the threads of plain decoding had a core "
+            f"for {own_share(result):.0%} of the time; {trust}"
         )
     if result.is_interrupted:
         out.append("interrupted: only what was measured until then is counted")

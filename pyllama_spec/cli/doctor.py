@@ -243,9 +243,9 @@ def _print_trust(costs: list[dict[str, Any]], n_asked: int, repeats: int) -> Non
     share = costs[0]["own_share"]
     if share < _BUSY:
         _paragraph(
-            f"The machine is busy with something else: {share:.0%} of the processors' time went "
-            "into this. Figures of a calm one may differ: measure again when the other programs "
-            "have ended, or with as many threads as they leave cores (-t)."
+            "The machine is busy with something else: the threads of this measurement had a core "
+            f"for {share:.0%} of the time. On an idle machine the figures may differ: measure "
+            "again when the other programs have ended, or with one thread for each free core (-t)."
         )
 
 

@@ -37,6 +37,7 @@ from pyllama_spec.speculative import Round, Timing
 # How many pieces a stream may be ahead of its reader.
 _MAX_AHEAD = 64
 _CANCELLED = "the generation was cancelled"
+_LATE = "the request was not answered within its timeout; allow more time, or fewer tokens"
 _Outcome = tuple[Ticket, tuple[list[Piece], str | None, BaseException | None]]
 
 
@@ -300,7 +301,7 @@ class Runner(Visits):
         now = monotonic()
         for ticket in tickets:
             if ticket.deadline is not None and ticket.deadline <= now:
-                self._cancel([ticket], DeadlineError("the request's deadline has passed"))
+                self._cancel([ticket], DeadlineError(_LATE))
 
     def close(self) -> bool:
         """Ends all requests, and lets nothing in any more; False if it was closed before.

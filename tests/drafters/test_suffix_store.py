@@ -72,7 +72,7 @@ def test_who_finds_it_locked_writes_later(path: Path) -> None:
     with one.locked():
         other.add(fresh(1))
         assert not knows(one, fresh(1))
-        with pytest.raises(BusyError, match="is being written"):
+        with pytest.raises(BusyError, match="by another process; try again"):
             other.write_all([fresh(2)])
     other.add(fresh(3))
     assert knows(one, fresh(1))

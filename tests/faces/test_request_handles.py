@@ -367,7 +367,7 @@ def test_a_loop_that_has_ended_leaves_nothing_behind() -> None:
 def test_a_deadline_in_line_and_in_a_place(n_parallel: int) -> None:
     with open_wide(n_parallel=n_parallel) as llm:
         with full(llm) as gates:
-            with pytest.raises(DeadlineError):
+            with pytest.raises(DeadlineError, match="within its timeout"):
                 list(stream_of(llm, LONG, timeout_s=0.01))
             assert not gates[0].opened.is_set()
 

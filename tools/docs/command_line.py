@@ -26,7 +26,8 @@ On a terminal, drafted and accepted tokens have the colour of who drafted them: 
 ![pyllama-spec chat: a message of three lines that was pasted, the answer with its drafted tokens in green, and the figures below](images/chat-light.svg#gh-light-mode-only)
 ![pyllama-spec chat: a message of three lines that was pasted, the answer with its drafted tokens in green, and the figures below](images/chat-dark.svg#gh-dark-mode-only)
 
-A line of a `--prompts` file is a prompt or a chat. A chat may have `tools`, a list of functions as in chat completions. `train` needs neither id nor category:
+## A prompts file (JSONL)
+A line of a `--prompts` file is a prompt or a chat, as JSON. A chat may have `tools`, a list of functions as in chat completions. `train` needs neither id nor category:
 
 ```json
 {"id": "a", "category": "b", "prompt": "..."}

@@ -46,6 +46,7 @@ SEARCHED_AS: Mapping[str, tuple[str, ...]] = {
     "server-models.md": ("lora",),
     "train.md": ("finetune", "finetuning"),
     "suffix.md": ("ngram",),
+    "troubleshooting.md": ("faq", "crash", "problems"),
     "repository/CHANGELOG.md": ("versions",),
 }
 _LINK = re.compile(r"(!?\[[^\[\]]*\]\()([^()\s#]+)(#[^()\s]*)?(\))")

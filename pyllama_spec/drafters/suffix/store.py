@@ -307,12 +307,12 @@ class Store:
             try:
                 fcntl.flock(self._file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise BusyError(f"the draft memory {self.path} is being written") from None
+                raise self._busy() from None
             if self._has_name():
                 break
             self._reopen()  # replaced or deleted: then it is made again
         else:
-            raise BusyError(f"the draft memory {self.path} is being written")
+            raise self._busy()
         try:
             self._file.recover()
             self._file.refresh()
@@ -322,6 +322,11 @@ class Store:
         finally:
             with contextlib.suppress(OSError):
                 fcntl.flock(self._file.number, fcntl.LOCK_UN)
+
+    def _busy(self) -> BusyError:
+        return BusyError(
+            f"the draft memory {self.path} is being written by another process; try again"
+        )
 
     def _has_name(self) -> bool:
         try:
