@@ -170,15 +170,17 @@ def test_a_chain_that_asks_nobody_where_to_end_is_asked_for_what_pays(says: bool
     for _ in range(12):
         span = Span(0, 100, 8)
         span.decide(controller.decide([span])[0])
-        asked.append(span.n_requested)
-        stop = controller.stop_of(span)
         p = [0.6] * span.n_requested
-        if says and stop is not None:
-            p = p[: next((i + 1 for i, one in enumerate(p) if stop(one)), len(p))]
-        span.draft = Draft([1, *[0] * (len(p) - 1)], p if says else None)
-        span.verify(controller.verify_lengths([span])[0])
+        if p:  # else it is a plain round, whose price has to be known
+            asked.append(span.n_requested)
+            stop = controller.stop_of(span)
+            if says and stop is not None:
+                p = p[: next((i + 1 for i, one in enumerate(p) if stop(one)), len(p))]
+            span.draft = Draft([1, *[0] * (len(p) - 1)], p if says else None)
+            span.verify(controller.verify_lengths([span])[0])
         span.tokens = (1, 2)[: 1 + min(span.n_verified, 1)]
         controller.learn([span], Spent(0.3 * len(p), 1.1 + 0.1 * span.n_verified))
+    assert len(asked) >= 10
     assert asked[0] == 3  # no more than a row takes: how it drafts is not known yet
     if says:
         assert set(asked[1:]) == {8}

@@ -13,7 +13,7 @@ _N_OFTEN = 3
 _LEAST_S = 1e-9
 # A median that moves by so much, and not while it has few samples, means that the costs are others
 # now; sizes that were not seen since so many samples say nothing then.
-_JUMP, _N_SETTLED, _N_STALE = 2.0, 5, 16
+_JUMP, _N_SETTLED, _N_STALE = 2.0, 5, 6
 # The shortest context that has costs of its own: below it attention is a small part of a row.
 _MIN_BUCKET = 8  # 2 ** 8 positions
 

@@ -30,6 +30,7 @@ class Prices:
             asked for.
         n_requested: how many tokens of a block to ask for.
         lookup_s: asking for a lookup, whether it hits or not.
+        knows_plain: whether verify[0] was timed often enough for a bad moment to count for little.
 
     """
 
@@ -40,6 +41,7 @@ class Prices:
     ends: dict[int, Sequence[float]] = field(default_factory=dict)
     n_requested: int = 1
     lookup_s: float = 0.0
+    knows_plain: bool = True
 
     @property
     def is_dear_lookup(self) -> bool:

@@ -46,12 +46,18 @@ _FIRST_RETRY, _UNKNOWN_RETRY, _MAX_RETRY, _DEAR_RETRY = 4, 16, 64, 4096
 _RETRY_SHARE = 0.015
 # Rounds without a plain one after which there is one, so that its price stays known.
 _PLAIN_EVERY = 128
+# The same while it was timed too seldom, and drafts that seem to save less than this share of a
+# plain round: if it looked slow once, wider batches would seem to cost nothing more.
+_PLAIN_SOON, _CLEAR_GAIN = 8, 0.15
 # A round counts half after so many others: of the text at hand, and of all texts.
 _KEEP_LOCAL, _KEEP_LONG = 0.5 ** (1 / 12), 0.5 ** (1 / 256)
 # How much what was realised counts beside what was expected, which is less noisy.
 _REALISED = 0.2
 # A copy is verified longer to time that only as far as its tokens are as likely right as this.
 _SURE = 0.6
+# A draft whose first token is less likely right is not verified. It would gain next to nothing, and
+# where a batch of one row more looks as cheap as a plain one, wrong tokens would be verified on.
+_HOPELESS = 0.06
 # Plain rounds that a draft may lose in a text before it is off: the first drafts say little. Where
 # it had to read much before, a share of what that took, up to so much more; and from how many of
 # these rounds on a retry is not over with one draft.
@@ -93,6 +99,7 @@ class _Sequence:
         wait, interval: rounds until it is tried again, and between retries.
         earned: gains since it was on.
         last: how many drafted tokens were in the last round's batch.
+        regret_s: seconds that its width has cost, beside the best ones, since it was changed.
         n_expected: how many of this round's are expected to be accepted.
         since_plain: rounds since one without a draft.
         n_waiting: tokens since the model was asked.
@@ -111,6 +118,7 @@ class _Sequence:
     interval: int = _FIRST_RETRY
     earned: float = 0.0
     last: int = 0
+    regret_s: float = 0.0
     n_expected: float = 0.0
     since_plain: int = 0
     n_waiting: int = 0
@@ -310,8 +318,9 @@ class ProfitController(Controller):
         # Before the first measurement nothing counts as slow.
         token_s = min(plain, pace) or 1e-9
         prices = Prices(
-            verify, draft, rest, token_s, n_requested=max_draft, lookup_s=costs.lookup_s
-        )
+            verify, draft, rest, token_s, n_requested=max_draft, lookup_s=costs.lookup_s,
+            knows_plain=costs.is_known(n_seqs, n_past, n_seqs),
+        )  # fmt: skip
         if not self._ends_chains and draft[-1]:
             means = [self.acceptance.model.mean(i) for i in range(max_draft)]
             prices.n_requested = prices.length(self._blocks, means)
@@ -329,17 +338,41 @@ class ProfitController(Controller):
         survivals_of = [self._survivals(spans[i]) for i in drafted]
         if len(spans) == 1:
             survivals_of = [survivals_of[0][: len(prices.verify) - 1]]
-            last = self._of(spans[0].seq).last
-            n, _ = prices.best(survivals_of[0], self.costs.switch_s, last)
-            chosen = [n]
+            chosen = [self._best_alone(self._of(spans[0].seq), survivals_of[0], prices)]
         else:
             chosen = lengths_together(prices, survivals_of, len(spans), self._limits)
         chosen = self._lengths_to_try(spans, survivals_of, chosen)
+        chosen = [
+            n if survivals[0] >= _HOPELESS else 0
+            for n, survivals in zip(chosen, survivals_of, strict=True)
+        ]
         for i, survivals, n in zip(drafted, survivals_of, chosen, strict=True):
             lengths[i] = n
             is_drawn = spans[i].draft.distributions is not None  # all of it is verified
             self._of(spans[i].seq).n_expected = sum(survivals if is_drawn else survivals[:n])
         return lengths
+
+    def _best_alone(self, state: _Sequence, survivals: Sequence[float], prices: Prices) -> int:
+        """How many tokens of the only sequence's draft pay.
+
+        A change of width costs once and lasts for many rounds. So a width that is not the best one
+        is kept until it has cost as much as the change (as one rents skis before one buys them).
+        """
+        switch_s, last = self.costs.switch_s, state.last
+        n, gain = prices.best(survivals, switch_s, last)
+        best, most = prices.best(survivals, 0.0, last)
+        # A draft that costs something is disabled where it gains nothing; then rounds are plain.
+        is_due = state.since_plain > _PLAIN_SOON and self._is_free(prices, len(survivals))
+        if is_due and not prices.knows_plain and most < _CLEAR_GAIN * prices.plain_s:
+            n = best = 0
+        if n != last:
+            state.regret_s = 0.0
+            return n
+        state.regret_s += most - (gain if not last else gain - switch_s)
+        if state.regret_s <= switch_s:
+            return n
+        state.regret_s = 0.0
+        return best
 
     def _lengths_to_try(
         self, spans: Sequence[Span], survivals_of: Sequence[Sequence[float]], chosen: list[int]

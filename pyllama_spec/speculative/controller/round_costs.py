@@ -65,6 +65,10 @@ class RoundCosts:
         curve = self._verify.curve(n_seqs, n_past)
         return [curve.at(n_seqs * (1 + n)) / n_seqs for n in range(max_draft + 1)]
 
+    def is_known(self, n_seqs: int, n_past: int, rows: int) -> bool:
+        """Whether a decode of so many rows was timed often enough to know its price."""
+        return self._verify.curve(n_seqs, n_past).is_known(rows)
+
     def is_worth_timing(self, spans: Sequence[Span], lengths: Sequence[int]) -> bool:
         """Whether a decode was timed too seldom to know its price, and may be computed.
 
