@@ -10,17 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import process_time
 
 from pyllama_spec.bench.config import BenchConfig, draft_file
 from pyllama_spec.bench.synthetic import SyntheticDrafter
-from pyllama_spec.drafters import Drafter, DraftOptions, NoDrafter, SharedNoise, TokenDraws
+from pyllama_spec.drafters import Drafter, DraftOptions, NoDrafter
 from pyllama_spec.drafters.automatic import make_drafter_for
 from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.drafters.registry import MTP
-from pyllama_spec.engine import ContextParams, Model, Sampler
+from pyllama_spec.engine import ContextParams, Model
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.transfers import NO_TRANSFERS, Transfers
 from pyllama_spec.llama.loading import open_runtime
@@ -28,7 +28,6 @@ from pyllama_spec.llama.open_model import OpenModel
 from pyllama_spec.requests.generation import Runtime
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import (
-    RejectionSampling,
     RoundCounts,
     RowObserver,
     SequenceState,
@@ -38,6 +37,7 @@ from pyllama_spec.speculative import (
 )
 from pyllama_spec.speculative.draft_sources import SourceCounts
 from pyllama_spec.speculative.realised_gain import RealisedGain
+from pyllama_spec.speculative.rejection import accepting_sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +153,9 @@ class Side(Closeable):
         loop, sequence = SpeculativeLoop.of(self.runtime.round), SequenceState()
         vocab = self.runtime.model.vocab
         params, accepts = self._options.sampler_params(vocab), self.runtime.acceptance
-        if accepts != "exact" and why_exact(params, accepts) is not None:
-            accepts = "exact"
-        sampler = Sampler(self.runtime.model, replace(params, shared_noise=accepts == "noise"))
-        rejection = noise = None
-        if accepts == "distribution":
-            rejection = RejectionSampling(sampler, TokenDraws(params, sampler.seed))
-        elif accepts == "noise":
-            noise = SharedNoise(params, sampler)
+        sampler, rejection, noise = accepting_sampler(
+            self.runtime.model, params, accepts, why_exact(params, accepts)
+        )
         start = process_time()
         try:
             # A second run would copy the first one.
@@ -172,11 +167,9 @@ class Side(Closeable):
             steps += rounds
             transfers = self.runtime.context.transfers_with_drafts.since(before)
         finally:
-            if rejection is not None:
-                rejection.close()
-            if noise is not None:
-                noise.close()
-            sampler.close()
+            for one in (rejection, noise, sampler):
+                if one is not None:
+                    one.close()
         end = process_time()
         timing, stats = loop.timing, loop.stats
         return Run(

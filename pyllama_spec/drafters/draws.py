@@ -35,7 +35,12 @@ class TokenDraws:
         params: of the request, with a temperature above 0.
         seed: of the random numbers. They are not those of the target's sampler.
 
+    Attributes:
+        verifies_all: whether all that was drawn has to be verified, with its distributions.
+
     """
+
+    verifies_all = True
 
     def __init__(self, params: SamplerParams, seed: int) -> None:
         cuts = {name: getattr(params, name) for name in _CUTS}
@@ -91,6 +96,8 @@ class SharedNoise(TokenDraws):
         sampler: the request's, which counts the tokens of the answer.
 
     """
+
+    verifies_all = False
 
     def __init__(self, params: SamplerParams, sampler: Sampler) -> None:
         super().__init__(params, sampler.seed)

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.constraints import Guide
-from pyllama_spec.drafters import SharedNoise, TokenDraws
 from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
 from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.errors import ArgumentError, prompt_too_long
@@ -21,7 +20,6 @@ from pyllama_spec.requests.logprobs import TokenLogprob, token_logprob
 from pyllama_spec.requests.options import LogitsProcessor, RequestOptions
 from pyllama_spec.speculative import (
     Adapters,
-    RejectionSampling,
     Round,
     SequenceRun,
     SequenceState,
@@ -33,7 +31,7 @@ from pyllama_spec.speculative import (
     why_exact,
 )
 from pyllama_spec.speculative.prediction import Prediction
-from pyllama_spec.speculative.rejection import BY_GRAMMAR
+from pyllama_spec.speculative.rejection import BY_GRAMMAR, accepting_sampler
 
 if TYPE_CHECKING:
     from pyllama_spec.requests.guided import GuidedSampler
@@ -242,19 +240,10 @@ class Job:
         params = options.sampler_params(model.vocab, seed=seed, last_n=last_n)
         accepts = options.acceptance or acceptance
         self._why_exact = _why_exact(accepts, params, options)
-        if accepts != "exact" and self._why_exact is None:
-            params = replace(params, shared_noise=accepts == "noise")
-        else:
-            accepts = "exact"
-        self._sampler = Sampler(model, params)
+        self._sampler, self._rejection, self._noise = accepting_sampler(
+            model, params, accepts, self._why_exact
+        )
         self._guided = guided_sampler(model, self._sampler, options.guide)
-        self._rejection: RejectionSampling | None = None
-        self._noise: SharedNoise | None = None
-        if accepts == "distribution":
-            draws = TokenDraws(params, self._sampler.seed)
-            self._rejection = RejectionSampling(self._sampler, draws)
-        elif accepts == "noise":
-            self._noise = SharedNoise(params, self._sampler)
         pieces = TokenByToken if by_token else Detokenizer
         self._detokenizer = pieces(
             model.vocab, options.stops, keep_stop=options.include_stop_str_in_output,

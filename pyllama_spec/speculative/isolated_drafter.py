@@ -293,7 +293,8 @@ class IsolatedDrafter:
             p = _probabilities(p, len(ids))
         if draft.candidates is not None:
             _check_candidates(draft.candidates, len(ids))
-        drawn_from = None if request.draws is None else _distributions(draft, len(ids))
+        is_drawn = request.draws is not None and request.draws.verifies_all
+        drawn_from = _distributions(draft, len(ids)) if is_drawn else None
         return draft.first(len(ids))._replace(
             ids=ids, probabilities=p, match_length=match_length, distributions=drawn_from
         )

@@ -13,9 +13,10 @@ of the likeliest ones. It gives up the equal text: a seed gives another one than
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from pyllama_spec.drafters.draws import TokenDraws
-from pyllama_spec.engine import Context, Sampler, SamplerParams
+from pyllama_spec.drafters.draws import SharedNoise, TokenDraws
+from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
 from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler, sample_and_match
 
@@ -40,6 +41,28 @@ def why_exact(params: SamplerParams, acceptance: str = "distribution") -> str | 
     if params.grammar is not None and acceptance == "distribution":
         return BY_GRAMMAR
     return None
+
+
+def accepting_sampler(
+    model: Model, params: SamplerParams, acceptance: str, why: str | None
+) -> tuple[Sampler, RejectionSampling | None, SharedNoise | None]:
+    """A request's sampler, and what accepts drafts or draws them if that is not exact.
+
+    Args:
+        model: the target.
+        params: of the request.
+        acceptance: "exact", "noise" or "distribution".
+        why: why drafts are accepted exactly all the same; None for no reason.
+
+    """
+    if acceptance == "exact" or why is not None:
+        return Sampler(model, params), None, None
+    if acceptance == "noise":
+        params = replace(params, shared_noise=True)
+        sampler = Sampler(model, params)
+        return sampler, None, SharedNoise(params, sampler)
+    sampler = Sampler(model, params)
+    return sampler, RejectionSampling(sampler, TokenDraws(params, sampler.seed)), None
 
 
 def accept_or_redraw(

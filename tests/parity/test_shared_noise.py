@@ -23,7 +23,7 @@ from pyllama_spec.engine import Model, Sampler, SamplerParams
 from pyllama_spec.engine.sampler import shared_noise
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama_cpp import LlamaGrammar
-from pyllama_spec.speculative import Round, SequenceRun, SequenceState
+from pyllama_spec.speculative import Controller, Round, SequenceRun, SequenceState, Span
 from tests.models import model_path
 from tests.oracles import tiny, tiny_context
 from tests.parity.test_distribution import chi_square
@@ -252,3 +252,24 @@ def test_a_place_below_0_is_refused() -> None:
         shared_noise(1, -1, np.array([1], np.int32))
     with pytest.raises(ArgumentError, match="shared_noise"):
         SamplerParams(shared_noise="yes")  # type: ignore[arg-type]
+
+
+class Two(Controller):
+    """It verifies two tokens of each draft."""
+
+    name = "two"
+
+    def verify_lengths(self, spans: Sequence[Span]) -> list[int]:
+        """At most two each."""
+        return [min(len(span.draft.ids), 2) for span in spans]
+
+
+def test_what_the_noise_drew_need_not_be_verified() -> None:
+    """Unlike what rejection sampling draws: the controller may cut it."""
+    with Llama(
+        model_path("llama"), draft=model_path("llama"), n_ctx=256, n_threads=1, controller=Two(),
+        acceptance="noise",
+    ) as llm:  # fmt: skip
+        told = answer(llm)["speculation"]
+    assert told["proposed"] > told["drafted"] > 0
+    assert told["accepted"] >= 0.5 * told["drafted"]
