@@ -142,13 +142,13 @@ class BenchConfig:
 
     @property
     def max_draft(self) -> int | None:
-        """The most tokens to draft per round, as far as the options say."""
+        """The maximum number of tokens to draft per round, as far as the options fix it."""
         n = len(self.synthetic_acceptance)
         return n if n and self.n_draft is None else self.n_draft
 
     @property
     def command(self) -> str | None:
-        """The command line that measures the same; None for a draft that no option names."""
+        """The command line of this measurement; None for a draft that no option names."""
         words = ["pyllama-spec", "bench", "-m", os.fspath(self.model_path)]
         for name in self.names or map(draft_option, (self.draft, *self.also)):
             if name is None:
@@ -194,7 +194,7 @@ def draft_option(draft: str | os.PathLike[str] | Drafter) -> str | None:
 
 
 def draft_file(draft: object, depth: int = 4) -> Path | None:
-    """The file that a draft was opened from, also where another drafter wraps it; None for none.
+    """The file of a draft, also inside a wrapper; None for none.
 
     Args:
         draft: what Llama(draft=) takes.
@@ -217,7 +217,7 @@ def _switch(is_on: bool) -> str:
 
 
 def check_probabilities(probabilities: object) -> None:
-    """Refuses what is not a tuple of numbers from 0 to 1.
+    """Refuses a value that is not a tuple of numbers from 0 to 1.
 
     Raises:
         ArgumentError: names the one that is wrong.
@@ -231,7 +231,7 @@ def check_probabilities(probabilities: object) -> None:
 
 
 def load_prompts(path: str | os.PathLike[str] | None = None) -> tuple[Prompt, ...]:
-    """Reads a prompts file; without a path the package's own: 24 in six categories and "field".
+    """Reads a prompts file; by default the package's: 24 prompts in six categories and "field".
 
     Raises:
         ArgumentError: the file cannot be read, holds no prompt, or a line is malformed; the message

@@ -89,12 +89,12 @@ class Run:
 
     @property
     def n_decoded(self) -> int:
-        """Tokens that rounds committed: all but the first one."""
+        """Tokens that rounds committed: all but the first."""
         return max(len(self.tokens) - 1, 0)
 
 
 class Side(Closeable):
-    """One way to generate, on a model that the other side shares.
+    """One way to generate, on a model that both sides share.
 
     Args:
         runtime: its context and loop.
@@ -124,7 +124,7 @@ class Side(Closeable):
 
     @property
     def draft_placement(self) -> dict[str, int] | None:
-        """Layers of the draft by device; None where it is no model."""
+        """The number of the draft's layers by device; None for a drafter without a model."""
         placement: dict[str, int] | None = None
         if self._drafter is not None:
             placement = self._drafter.describe().get("placement")
@@ -132,16 +132,16 @@ class Side(Closeable):
 
     @property
     def draft_path(self) -> Path | None:
-        """The draft's own file; None for a head in the target's file, and for what is no model."""
+        """The draft's own file; None for a head in the target's file, or without a model."""
         return draft_file(self._drafter)
 
     @property
     def draft_note(self) -> str:
-        """What the drafter remarks on itself, such as why auto chose it; "" for nothing."""
+        """The drafter's remark, such as why auto chose it; "" for none."""
         return "" if self._drafter is None else self._drafter.note
 
     def run(self, prompt: Sequence[int], n_tokens: int, observe: RowObserver | None = None) -> Run:
-        """Generates once, from an empty memory: nothing of an earlier prompt is reused.
+        """Generates once from an empty memory, without reuse of an earlier prompt.
 
         Args:
             prompt: token ids.
@@ -206,12 +206,12 @@ class Side(Closeable):
         )
 
     def close(self) -> None:
-        """Frees its context. The weights are freed with the last side. May be called twice."""
+        """Frees the side's context; the last side frees the weights. May be called twice."""
         self._open.close()
 
 
 def open_sides(model: Model, config: BenchConfig, n_ctx: int) -> tuple[Side, list[Side]]:
-    """The plain side, and one for each draft.
+    """Opens the plain side, and one side for each draft.
 
     Raises:
         PyllamaSpecError: what Llama() raises for the same options.
@@ -242,7 +242,7 @@ def _open_spec(
     params: ContextParams,
     options: RequestOptions,
 ) -> Side:
-    """The side of one draft."""
+    """Opens the side of one draft."""
     max_draft = config.max_draft
     with contextlib.ExitStack() as stack:
         # What a round costs is what is measured with made-up acceptance, and a copy costs nothing.

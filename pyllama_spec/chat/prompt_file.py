@@ -1,4 +1,4 @@
-"""Files of prompts, one per line: for `bench`, and for the answers that `train` learns from.
+"""Files of prompts, one per line, for `bench` and `train`.
 
 {"id": "a", "category": "b", "messages": [{"role": "user", "content": "Hi"}]}
 {"id": "c", "category": "b", "prompt": "Once upon"}
@@ -115,7 +115,7 @@ def read_prompt_file(path: Path, *, are_named: bool = True) -> tuple[Prompt, ...
 
 
 def _parse(line: str, number: int, are_named: bool, faults: list[str]) -> Prompt:
-    """The prompt of a line; adds all that is wrong with it to `faults`."""
+    """Parses the prompt of a line; adds all faults of the line to `faults`."""
     names = {"id": f"line {number}", "category": ""}
     try:
         entry = json.loads(line)
@@ -150,7 +150,7 @@ def _text(entry: Mapping[str, Any], key: str, faults: list[str]) -> str:
 
 
 def _name(entry: Mapping[str, Any], key: str, faults: list[str]) -> str:
-    """A text that stands in tables on a terminal."""
+    """Checks a name that tables show on a terminal."""
     name = _text(entry, key, faults)
     if len(name) > _MAX_NAME or not name.isprintable():
         faults.append(

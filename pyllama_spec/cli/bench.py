@@ -1,4 +1,4 @@
-"""bench: how fast a draft makes a target, and why."""
+"""bench: measures how much faster a draft makes a target, and why."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _probabilities(text: str) -> tuple[float, ...]:
 
 
 def run_bench(args: argparse.Namespace) -> int:
-    """Measures, prints the table, writes the files; Ctrl-C keeps what was measured."""
+    """Measures, prints the table and writes the files; Ctrl-C keeps finished measurements."""
     # Here, so that the other commands do not wait for an HTTP client to be imported.
     from pyllama_spec import bench
 
@@ -164,22 +164,22 @@ def run_bench(args: argparse.Namespace) -> int:
 
 
 def _line(text: str) -> str:
-    """Sentences are broken where the terminal is narrow, rows of a table are not."""
+    """Wraps sentences on a narrow terminal, and leaves table rows whole."""
     return text if "  " in text.strip() else fitted(text, sys.stdout, 2)
 
 
 class _Log:
-    """A line for each text of a prompt where no bar is drawn, so that a log shows progress."""
+    """Prints a line per text of a prompt where no progress bar is drawn."""
 
     def __init__(self) -> None:
         self._prompt_id = ""
 
     def note(self, prompt: PromptResult) -> None:
-        """Notes which prompt was measured; show() follows."""
+        """Notes the measured prompt for show()."""
         self._prompt_id = prompt.id
 
     def show(self, result: BenchResult) -> None:
-        """Prints the last repeat of that prompt: plain decoding, and each draft beside it."""
+        """Prints the last repeat of the noted prompt: plain decoding, and each draft beside it."""
         parts: list[str] = []
         where = self._prompt_id
         for one in (result, *result.others):
@@ -197,7 +197,7 @@ def _tps(run: Run) -> float:
 
 
 def _keep(path: Path | None, log: _Log | None, result: BenchResult) -> None:
-    """Shows and writes the figures so far. A failed write is not worth ending the run."""
+    """Prints and writes the figures so far. A failed write does not end the run."""
     if log is not None:
         log.show(result)
     if path is not None:
@@ -206,7 +206,7 @@ def _keep(path: Path | None, log: _Log | None, result: BenchResult) -> None:
 
 
 def _write(path: Path, result: BenchResult) -> None:
-    """Whole or not at all: a full disk leaves the old file."""
+    """Writes the whole file or nothing: a full disk leaves the old file."""
     from pyllama_spec import bench
 
     text = json.dumps(bench.to_json(result), indent=1) + "\n"

@@ -1,4 +1,4 @@
-"""convert: a draft of a Hugging Face layout becomes one GGUF."""
+"""convert: converts a draft in Hugging Face layout to one GGUF."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def add_convert(commands: _Commands) -> None:
 
 
 def run_convert(args: argparse.Namespace) -> int:
-    """Converts, and prints the result in a line; notes go to stderr."""
+    """Converts, and prints the result in one line; notes go to stderr."""
     report = convert_draft(
         args.draft,
         args.target,

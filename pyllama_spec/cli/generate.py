@@ -1,4 +1,4 @@
-"""generate: text on the terminal, with the drafted tokens in another colour."""
+"""generate: prints generated text, with the drafted tokens in another colour."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _add_draft_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for generating a text."""
+    """Adds the options of a generation."""
     default = RequestOptions()
     parser.add_argument(
         "-n", "--max-tokens", type=int, default=128, help="below 1: up to the context"
@@ -170,7 +170,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 def open_llama(
     args: argparse.Namespace, controller: Controller | None = None, **more: Any
 ) -> Llama:
-    """The model and draft of the options.
+    """Opens the model and the draft that the options name.
 
     Args:
         args: the options.
@@ -211,7 +211,7 @@ def open_llama(
 
 
 def request_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Keywords of a request.
+    """The options as keywords of a request.
 
     Raises:
         ArgumentError: the file of a grammar cannot be read.
@@ -286,7 +286,7 @@ def run_generate(args: argparse.Namespace) -> int:
 
 
 def print_pieces(generation: Generation, *, silent: bool) -> None:
-    """Runs a generation and prints its text as it comes, in the colours of who drafted it."""
+    """Runs a generation and prints its text as it arrives, coloured by who drafted each token."""
     colour, sources = has_colour(sys.stdout), generation.record.token_sources
     n = 0
     for piece in generation:
@@ -299,7 +299,7 @@ def print_pieces(generation: Generation, *, silent: bool) -> None:
 
 
 def colour_lines(sources: Sequence[tuple[str, str]]) -> list[str]:
-    """The legend of a text's colours, where it has any."""
+    """The legend of a text's colours, if it has any."""
     if not has_colour(sys.stdout):
         return []
     there = {who for text, who in sources if text}
@@ -322,13 +322,13 @@ def _as_json(generation: Generation) -> dict[str, Any]:
 
 
 def print_notes(lines: Sequence[str]) -> None:
-    """Lines of the command's own, on stderr."""
+    """Prints the command's own remarks on stderr."""
     for line in lines:
         print(dim(fitted(f"[{line}]", sys.stderr, 1), sys.stderr), file=sys.stderr)
 
 
 def state_lines(stats: SpeculationStats) -> list[str]:
-    """Why the drafter was not used, where it was not."""
+    """The reason why the drafter was not used, if it was not."""
     if stats.state == "idle":
         return [f"{stats.drafter} was idle: {idle_in_words(stats.asked, stats.proposed)}"]
     if stats.state != "disabled":
@@ -340,7 +340,7 @@ def state_lines(stats: SpeculationStats) -> list[str]:
 
 
 def end_lines(generation: Generation, max_tokens: int) -> list[str]:
-    """Why the text ends, where the model did not end it."""
+    """The reason why the text ends, if the model did not end it."""
     record = generation.record
     if record.finish_reason != "length":
         return []
@@ -350,7 +350,7 @@ def end_lines(generation: Generation, max_tokens: int) -> list[str]:
 
 
 def thread_lines(before: ThreadUse, context: Context) -> list[str]:
-    """A remark where other programs used the cores, with the remedy."""
+    """A remark, with the remedy, if other programs used the cores."""
     n = context.thread_use.n_graphs - before.n_graphs
     n_fewer = context.thread_use.n_with_fewer - before.n_with_fewer
     if not n_fewer or n_fewer < _SHARED * n:
@@ -363,7 +363,7 @@ def thread_lines(before: ThreadUse, context: Context) -> list[str]:
 
 
 def _asked(stats: SpeculationStats) -> str:
-    """In how many rounds the drafter was asked, and in how many for copies alone."""
+    """The number of rounds that asked the drafter, and of those that asked for copies alone."""
     n_own = stats.asked - stats.asked_copies
     asked = f"asked in {plural(n_own, 'round')}"
     retries = f", {stats.probes} of them retries" if stats.probes else ""

@@ -1,4 +1,4 @@
-"""rpc-server: this machine holds and computes layers for others."""
+"""rpc-server: lends this machine's devices and memory to other machines for layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyllama_spec.engine.rpc import DEFAULT_CLIENT_TIMEOUT_S, DEFAULT_PORT, RpcS
 
 
 class _Terminated(BaseException):
-    """SIGTERM has come."""
+    """The process received SIGTERM."""
 
 
 def add_rpc_server(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

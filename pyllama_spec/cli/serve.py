@@ -1,4 +1,4 @@
-"""serve: OpenAI's API over HTTP, with drafts."""
+"""serve: serves OpenAI's API over HTTP, with drafts."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def add_serve(commands: _Commands) -> None:
 
 
 def _no_key(_text: str) -> None:
-    """Refuses a key, which argparse would take for the beginning of --api-key-file."""
+    """Refuses --api-key, which argparse would take for an abbreviation of --api-key-file."""
     raise argparse.ArgumentTypeError(
         "all who list processes see a command line: --api-key-file names a file of keys, or "
         "PYLLAMA_SPEC_API_KEY holds one"
@@ -174,7 +174,7 @@ def run_serve(args: argparse.Namespace) -> int:
 
 
 def stopped_in_words(n: int, n_cut: int) -> str:
-    """The program's last line.
+    """The last line that the program prints.
 
     Args:
         n: the requests that ran or waited when the server was told to stop.
@@ -191,7 +191,7 @@ def stopped_in_words(n: int, n_cut: int) -> str:
 
 
 def _serve(args: argparse.Namespace) -> tuple[int, int]:
-    """What serve() returns."""
+    """Serves one model; returns what serve() returns."""
     from pyllama_spec.server import serve
     from pyllama_spec.server.process import Listening
 
@@ -221,7 +221,7 @@ def _serve(args: argparse.Namespace) -> tuple[int, int]:
 def _serve_several(
     args: argparse.Namespace, settings: ServerSettings, listening: Listening
 ) -> tuple[int, int]:
-    """Serves the models of a file; what serve() returns."""
+    """Serves the models of a file; returns what serve() returns."""
     from pyllama_spec.server import read_models, serve
 
     misplaced = [name for name, default in args.of_models.items() if getattr(args, name) != default]
@@ -245,7 +245,7 @@ def _serve_several(
 
 @contextlib.contextmanager
 def _prefixes(args: argparse.Namespace) -> Iterator[PrefixFolder | None]:
-    """The folder of kept states; pending writes are finished at the end."""
+    """Opens the folder of stored states; finishes pending writes at the end."""
     if args.cache_dir is None:
         yield None
         return
@@ -286,7 +286,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
 
 
 def of_unknown(words: Sequence[str]) -> str:
-    """What to do about arguments that there are not, where they are llama-server's; or "".
+    """The remedy for unknown arguments that are llama-server's flags; "" for others.
 
     Args:
         words: they, with their values.

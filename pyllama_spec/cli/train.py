@@ -1,4 +1,4 @@
-"""train: a draft for a target, from its GGUF alone."""
+"""train: trains a draft for a target from its GGUF alone."""
 
 from __future__ import annotations
 
@@ -220,12 +220,12 @@ def _add_fit(parser: argparse.ArgumentParser, default: FitSettings, copied: str)
 
 
 def layer_list(text: str) -> tuple[int, ...]:
-    """The layers of "2,15,27"."""
+    """Parses a list of layers such as "2,15,27"."""
     return tuple(int(part) for part in text.split(","))
 
 
 def _bytes_of(max_disk: float) -> int:
-    """--max-disk in bytes."""
+    """Parses --max-disk as bytes."""
     if max_disk < 0:
         raise ArgumentError(f"--max-disk {max_disk:g} is below 0")
     if not math.isfinite(max_disk * _GB):
@@ -234,7 +234,7 @@ def _bytes_of(max_disk: float) -> int:
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of all kinds: fields of RunConfig, except head and fit."""
+    """The options of all kinds as fields of RunConfig, without head and fit."""
     fields: dict[str, Any] = {} if args.type is None else {"export_type": args.type}
     n_tokens = {} if args.tokens is None else {"n_tokens": args.tokens}
     if args.from_use is not None:
@@ -263,7 +263,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _head(args: argparse.Namespace) -> dict[str, Any]:
-    """Fields of HeadSettings."""
+    """The options as fields of HeadSettings."""
     return {
         "target_layers": args.target_layers, "n_head": args.n_head, "n_head_kv": args.n_head_kv,
         "n_ff": args.n_ff, "n_draft_vocab": args.draft_vocab,
@@ -271,7 +271,7 @@ def _head(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _fit(args: argparse.Namespace) -> dict[str, Any]:
-    """Fields of FitSettings."""
+    """The options as fields of FitSettings."""
     return {
         "epochs": args.epochs, "step_decay": args.step_decay, "missed_share": args.missed_share,
         "copied_share": args.copied_share,
@@ -281,7 +281,7 @@ def _fit(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_eagle3(args: argparse.Namespace) -> int:
-    """Trains a head and prints what came out."""
+    """Trains a head and prints the result."""
     config = Eagle3TrainConfig(
         **_run(args),
         head=HeadConfig(**_head(args), fc_norm=not args.plain, norm_output=not args.plain),
@@ -294,7 +294,7 @@ def run_eagle3(args: argparse.Namespace) -> int:
 
 
 def run_dflash(args: argparse.Namespace) -> int:
-    """Trains a draft and prints what came out."""
+    """Trains a draft and prints the result."""
     config = DFlashTrainConfig(
         **_run(args),
         head=DFlashHeadConfig(
@@ -314,7 +314,7 @@ def run_dflash(args: argparse.Namespace) -> int:
 
 
 def run_mtp(args: argparse.Namespace) -> int:
-    """Trains a head further and prints what came out; 1 where it is no better."""
+    """Trains an MTP head further and prints the result; returns 1 if it is no better."""
     config = MtpTrainConfig(
         **_run(args),
         fit=MtpFitConfig(**_fit(args), n_steps=args.steps, n_loss_vocab=args.loss_vocab),
@@ -327,7 +327,7 @@ def run_mtp(args: argparse.Namespace) -> int:
 
 
 def _go_on(config: AnyConfig, args: argparse.Namespace) -> int:
-    """Trains a draft further from use, and prints what came out; 1 where it is no better."""
+    """Trains a draft further from use and prints the result; returns 1 if it is no better."""
     args.if_interrupted = _STAYS
     report = train_from_use(config, TerminalReporter())
     _print_use(report)

@@ -1,4 +1,4 @@
-"""One conversion: the steps that every kind of draft shares, before and after its plan."""
+"""The steps of a conversion that all kinds of draft share."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ConversionReport:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """The checked request, as far as it is the same for all kinds of draft.
+    """The checked request, without the parts that depend on the kind of draft.
 
     Attributes:
         checkpoint: the draft.

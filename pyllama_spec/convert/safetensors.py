@@ -25,7 +25,7 @@ _MAX_HEADER_BYTES = 100_000_000
 
 
 def read_safetensors(path: Path) -> dict[str, SourceTensor]:
-    """The tensors of a file by their names. Their bytes are mapped, and read when asked for.
+    """The tensors of a file by name. Their bytes are mapped, and read on demand.
 
     Raises:
         ConversionError: the file is cut off, damaged or something else.

@@ -1,4 +1,4 @@
-"""A draft model's candidates for one place, and the choice among them."""
+"""The candidates of a draft model for one position, and the choice among them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyllama_spec.errors import EngineError
 
 @dataclass(slots=True)
 class Choice:
-    """The model's candidates for one place.
+    """The draft model's candidates for one position.
 
     Attributes:
         ids: the likeliest tokens, as ids of the target, likeliest first.

@@ -1,4 +1,4 @@
-"""What is said of a draft beside its name or file."""
+"""The options of a draft beside its name or file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyllama_spec.errors import ArgumentError, shown
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """The options of a drafter that is made from a name or a file.
+    """The options of a drafter that a name or a file gives.
 
     Attributes:
         max_draft: the most tokens to draft per round; None for the kind's own number.
@@ -70,7 +70,7 @@ class DraftOptions:
             count(self.n_ctx, "draft_n_ctx", 1)
 
     def of_file(self) -> dict[str, Any]:
-        """What every drafter with a file takes of them, as its keywords."""
+        """The options that every drafter with a file takes, as keywords."""
         return {
             "n_ctx": self.n_ctx,
             "p_min": self.p_min or 0.0,
@@ -81,7 +81,7 @@ class DraftOptions:
         }
 
     def length(self, own: int, adaptive: int) -> int:
-        """The most tokens to draft: as many as were asked for, else the kind's own number.
+        """The maximum number of tokens to draft: the requested one, else the kind's default.
 
         Args:
             own: of the kind.
@@ -99,7 +99,7 @@ def draft_place(
     devices: Sequence[str] | None,
     rpc_servers: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """Where a draft's file lies beside its target, as keywords of DraftOptions.
+    """The devices of a draft's layers, as keywords of DraftOptions.
 
     Args:
         n_gpu_layers: of the target.

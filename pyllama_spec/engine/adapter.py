@@ -17,7 +17,7 @@ from pyllama_spec.gguf.header import check_header
 
 
 class Adapter(Closeable):
-    """A LoRA file, loaded for a model; Context.set_adapters() switches it on.
+    """A LoRA file, loaded for a model; Context.set_adapters() enables it.
 
     The engine keeps it with the model's weights and frees both together.
 
@@ -54,5 +54,5 @@ class Adapter(Closeable):
         return self._handle.pointer
 
     def close(self) -> None:
-        """Releases it. May be called twice."""
+        """Releases the adapter. May be called twice."""
         self._handle.close()

@@ -168,7 +168,7 @@ class Batch:
     def _set_numbers(
         self, start: int, n: int, tokens: Sequence[int] | None, pos: int, seq: int
     ) -> None:
-        """Ids, positions and the sequence of a run of tokens."""
+        """Writes the ids, positions and sequence of a run of tokens."""
         try:
             if n == 1:  # as in plain decoding: an item is set faster than a slice
                 if tokens is not None:

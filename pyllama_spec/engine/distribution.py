@@ -1,4 +1,4 @@
-"""A distribution over ids: what a sampler draws from, behind all of its cuts."""
+"""A distribution over ids: what a sampler draws from, after all its cuts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyllama_spec.errors import ArgumentError
 
 
 class Distribution:
-    """Probabilities of ids. All other ids have none.
+    """Probabilities of ids. All other ids have probability 0.
 
     Args:
         ids: [n] the ids, each once.
@@ -76,7 +76,7 @@ class Distribution:
         return float(self.p[at[0]]) if len(at) else 0.0
 
     def draw(self, u: float) -> int:
-        """The id that a random number chooses.
+        """The id that a random number from [0, 1) selects.
 
         Args:
             u: of the uniform distribution from 0 to 1, without 1.
@@ -87,7 +87,7 @@ class Distribution:
         return int(self.ids[min(at, len(self.ids) - 1)])
 
     def beyond(self, other: Distribution) -> Distribution | None:
-        """What is left of it where another one is taken off: max(0, p - q), normalised.
+        """The remainder after subtracting another distribution: max(0, p - q), normalised.
 
         Returns:
             None where nothing is left: the two are one, but for rounding.

@@ -13,7 +13,7 @@ _CUDA = re.compile(r"lib(cublas|cublasLt|cudart)\.so\.(?P<major>\d+)$")
 
 
 def explained(error: ImportError) -> ImportError:
-    """The same error with the remedy, where it names a library that a backend needs."""
+    """The same error with the remedy, if it names a library that a backend needs."""
     match = _MISSING.search(str(error))
     if match is None:
         return error

@@ -1,4 +1,4 @@
-"""Keys of a model's file with other values."""
+"""Overrides the keys of a model's file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INT, _REAL, _BOOL, _TEXT = range(4)
 
 
 class RawOverrides(NamedTuple):
-    """The engine's form.
+    """The overrides as C structs.
 
     Attributes:
         array: of struct llama_spec_override, or NULL.
@@ -41,7 +41,7 @@ class RawOverrides(NamedTuple):
 
 
 def raw_overrides(overrides: Mapping[str, Override]) -> RawOverrides:
-    """The overrides in the engine's form.
+    """Converts the overrides to C structs.
 
     Raises:
         ArgumentError: a key may not be overridden, or a value has a type that no key has.

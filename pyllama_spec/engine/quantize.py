@@ -1,4 +1,4 @@
-"""Models in other types."""
+"""Quantizes models to other types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thoughts before an answer: how a template marks them, and how many tokens they may have.
+"""Thoughts before an answer: their tags in a template, and their token budget.
 
 An exhausted budget forces the tokens that end a thought. They are the template's own, as
 the engine reads them out of it; a template that marks no thoughts has none to bound.
@@ -41,7 +41,7 @@ class ThoughtTags:
     def of_text(
         self, llm: Overridable, tokens: Sequence[int], request: RequestOptions
     ) -> RequestOptions:
-        """The options of a text, with the tags that a budget needs.
+        """The options of a text, with the tags for a budget.
 
         Args:
             llm: whose chat template it is.
@@ -75,7 +75,7 @@ class ThoughtTags:
         answer: str,
         own_grammar: bool,
     ) -> RequestOptions:
-        """The options of a chat, with the tags that a budget needs.
+        """The options of a chat, with the tags for a budget.
 
         Args:
             llm: whose chat template it is.
@@ -105,7 +105,7 @@ class ThoughtTags:
         return bounded(request, vocab, tags, is_open=opened, own_grammar=own_grammar)
 
     def of_template(self, source: str) -> tuple[str, ...]:
-        """The tags that a template marks thoughts with; () where it marks none.
+        """The thought tags of a template; () if it has none.
 
         The first call for a template takes a while.
 
@@ -132,7 +132,7 @@ class ThoughtTags:
 def bounded(
     request: RequestOptions, vocab: Vocab, tags: Sequence[str], *, is_open: bool, own_grammar: bool
 ) -> RequestOptions:
-    """Options with a budget, and the tags that it applies to.
+    """The options with a budget and its tags.
 
     Args:
         request: with thinking_token_budget.
@@ -169,7 +169,7 @@ def _close(vocab: Vocab, end: str) -> tuple[int, ...]:
 
 
 class Effort(NamedTuple):
-    """What reasoning_effort means for a template.
+    """The effect of reasoning_effort on a template.
 
     Attributes:
         keywords: of a chat's RequestOptions, without it, perhaps with a budget.
@@ -184,7 +184,7 @@ class Effort(NamedTuple):
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any], variables: Mapping[str, Any], source: str) -> Effort:
-        """What the effort adds.
+        """The effect of an effort on a template.
 
         Args:
             keywords: of a chat's RequestOptions. A budget of the caller's goes before.

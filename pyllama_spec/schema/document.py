@@ -1,4 +1,4 @@
-"""A schema as one document: its subschemas by number, with their places, and where references lead.
+"""A schema document: its numbered subschemas, their paths, and resolved references.
 
 Nothing is fetched: a reference that leads out of the document is refused.
 """
@@ -57,7 +57,7 @@ class Node(NamedTuple):
 
 
 def pointer(path: str, *parts: str | int) -> str:
-    """A place further down."""
+    """The path of a child."""
     escaped = (str(part).replace("~", "~0").replace("/", "~1") for part in parts)
     return "/".join((path, *escaped))
 
@@ -77,7 +77,7 @@ def _children(schema: Mapping[str, Any]) -> Iterator[tuple[Any, tuple[str | int,
 
 
 class Document:
-    """A schema and all that references in it may lead to.
+    """A schema and all subschemas that its references may reach.
 
     Args:
         schema: of JSON; it must not change afterwards.
@@ -95,7 +95,7 @@ class Document:
         self.root = self.number(schema, "#", self._bases.get(id(schema), ""))
 
     def _scan(self, schema: Schema) -> None:
-        """Indexes the names: resources by $id, places by $anchor."""
+        """Indexes the resources by $id and the anchors by $anchor."""
         self._roots[""] = (schema, "#")
         dialect = schema.get("$schema") if isinstance(schema, dict) else None
         is_new = isinstance(dialect, str) and "/20" in dialect
@@ -127,7 +127,7 @@ class Document:
             )
 
     def number(self, schema: Schema, path: str, base: str) -> int:
-        """The number of a subschema, which is made a node the first time.
+        """The number of a subschema; creates its node the first time.
 
         Raises:
             SchemaError: it is neither an object nor true or false.
@@ -146,11 +146,11 @@ class Document:
         return number
 
     def child(self, node: Node, schema: Schema, *at: str | int) -> int:
-        """The number of a subschema of a node."""
+        """The number of a node's child."""
         return self.number(schema, pointer(node.path, *at), node.base)
 
     def target(self, node: Node, keyword: str) -> int:
-        """Where a node's $ref leads.
+        """The target of a node's $ref.
 
         Raises:
             SchemaError: nowhere, or out of the document.

@@ -1,4 +1,4 @@
-"""The formats of texts that are kept, as patterns; some narrower than the format."""
+"""The supported text formats, as patterns; some are narrower than the format."""
 
 from __future__ import annotations
 
@@ -108,6 +108,6 @@ NUMBER_FORMATS: dict[str, tuple[int, int] | None] = {
 
 @lru_cache(maxsize=64)
 def format_language(name: str) -> Lang | None:
-    """The texts of a format; None if it is not known as a pattern."""
+    """The set of a format's texts; None if the format is unknown."""
     pattern = _PATTERNS.get(name)
     return None if pattern is None else pattern_language(f"^({pattern})$")

@@ -1,4 +1,4 @@
-"""Regular expressions as JSON Schema has them: those of ECMA-262, read by code points.
+"""Reads regular expressions of JSON Schema (ECMA-262) by code points.
 
 A pattern is searched for: without ^ and $ any text may surround it. A construct that is no set
 of texts, such as a reference back to a group, is refused by name.
@@ -47,7 +47,7 @@ class PatternError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Look(Lang):
-    """A look ahead, until resolve() knows what follows it."""
+    """A lookahead, until resolve() knows the rest of the pattern."""
 
     part: Lang
     is_negative: bool
@@ -59,7 +59,7 @@ _SYNTAX = "^$\\.*+?()[]{}|/"
 
 
 def pattern_language(pattern: str) -> Lang:
-    """The texts in which a pattern is found.
+    """The texts that contain a match of a pattern.
 
     Raises:
         PatternError: it is no pattern, or has what a set of texts cannot say.
@@ -85,7 +85,7 @@ def _has_look(tree: Lang) -> bool:
 
 
 def _resolved(tree: Lang, rest: Lang) -> Lang:
-    """The tree with what follows it, which a look ahead in it sees."""
+    """The tree with lookaheads resolved against the rest of the pattern."""
     if not _has_look(tree):
         return seq(tree, rest)
     if isinstance(tree, Look):
@@ -103,7 +103,7 @@ def _resolved(tree: Lang, rest: Lang) -> Lang:
 
 
 class _Reader:
-    """Reads a pattern from left to right."""
+    """Parses a pattern from left to right."""
 
     def __init__(self, pattern: str) -> None:
         self._text = pattern
@@ -120,7 +120,7 @@ class _Reader:
         return taken
 
     def alternatives(self, depth: int) -> Lang:
-        """Up to its end, or to the ) of a group."""
+        """Parses alternatives up to the end of the pattern or the ) of a group."""
         if depth > MAX_DEPTH:
             raise PatternError(f"its groups are nested more than {MAX_DEPTH} deep")
         branches = [self._sequence(depth)]
@@ -218,7 +218,7 @@ class _Reader:
         return repeat(part, *times)
 
     def _escape(self, *, in_bracket: bool = False) -> CharSet:
-        """The part after a backslash, except edges of words."""
+        """Parses an escape after the backslash, except word boundaries."""
         char = self._take()
         if char.lower() in _CLASSES:
             char_class = _CLASSES[char.lower()]

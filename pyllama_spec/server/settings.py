@@ -1,4 +1,4 @@
-"""The settings of a server: bounds, keys and defaults."""
+"""The settings of a server: limits, keys and defaults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@,A-Z]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """The bounds, the keys and the defaults of a server.
+    """The limits, keys and defaults of a server.
 
     Attributes:
         alias: what answers call the model where a request has no name for it; None for the file's.
@@ -99,7 +99,7 @@ class ServerSettings:
 
 
 def check_origin(text: str) -> str:
-    """An origin as a browser writes it, with its scheme and in small letters; or "*", or "null".
+    """An origin as browsers write it, with scheme and in lower case; or "*" or "null".
 
     Raises:
         ArgumentError: it is something else, which no page's origin would ever equal.
@@ -116,12 +116,12 @@ def check_origin(text: str) -> str:
 
 
 def hosts_for(address: str, names: Sequence[str]) -> tuple[str, ...]:
-    """ServerSettings.allowed_hosts of a server at an address: any, but on a loopback or by name."""
+    """ServerSettings.allowed_hosts of an address: any, except on loopback or for a name."""
     return with_loopback(names) if names or address in LOOPBACK else ()
 
 
 def with_loopback(names: Sequence[str]) -> tuple[str, ...]:
-    """Names that the Host header may have, and those of this machine on its loopback.
+    """The allowed names of the Host header, and those of this machine on its loopback.
 
     A program of this machine asks by those, such as a check of its health. A page of somebody else
     cannot: a browser sends the name in the page's address, which it has looked up.
@@ -140,7 +140,7 @@ def with_loopback(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _is_host(name: str) -> bool:
-    """Whether a Host header may have a name, apart from the brackets of an address."""
+    """Whether a name is valid in a Host header, brackets aside."""
     if ":" not in name:
         return _HOST.fullmatch(name) is not None
     with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""How many tokens a sequence may draft, and which bound limits it: all bounds meet here.
+"""The maximum draft length of a sequence, and the bound that sets it.
 
 A controller may want fewer and a drafter give fewer; neither can raise the number.
 """
@@ -15,7 +15,7 @@ _ROWS = "the number of rows that a decode verifies (n_batch, n_outputs_max or ma
 
 
 class DraftBound(NamedTuple):
-    """The most tokens that a sequence may draft in a round.
+    """The maximum number of tokens that a sequence may draft in a round.
 
     Attributes:
         max_draft: the number, from 0 on.
@@ -28,7 +28,7 @@ class DraftBound(NamedTuple):
 
 
 def drafter_bound(drafter: Drafter) -> DraftBound:
-    """The drafter's own number, which may be a user's.
+    """The drafter's own maximum, which a user may have set.
 
     Raises:
         ArgumentError: it is no whole number from 0 on.
@@ -49,7 +49,7 @@ def draft_bound(
     n_left: int | None = None,
     n_free: int | None = None,
 ) -> DraftBound:
-    """The tightest of the bounds that are given; among equals the first one.
+    """The smallest of the given bounds; the first of equal ones.
 
     n_snapshots and snapshots hold as long as a context is open, n_seqs, n_left and n_free for one
     round.

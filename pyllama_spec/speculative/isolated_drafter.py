@@ -37,7 +37,7 @@ _MOST = 1.0 + 1e-4
 
 
 class DrafterFailure(Exception):  # noqa: N818 - it is a record, never raised
-    """Why a drafter is disabled.
+    """The error that disabled a drafter.
 
     Attributes:
         reason: in words.
@@ -51,7 +51,7 @@ class DrafterFailure(Exception):  # noqa: N818 - it is a record, never raised
 
 
 class IsolatedDrafter:
-    """Passes calls on to a drafter, and disables it for a sequence in which it fails.
+    """Passes calls to a drafter, and disables it for a sequence in which it fails.
 
     Ids that it may not propose are cut off here: a drafter of the user's, or one for another
     vocabulary, then costs acceptance and not the process. After a failure nothing is asked of it
@@ -92,7 +92,7 @@ class IsolatedDrafter:
         return repr(self._drafter)
 
     def failure(self, seq: int) -> DrafterFailure | None:
-        """Why the drafter is disabled for a sequence; None while it is enabled."""
+        """The error that disabled the drafter for a sequence; None while it is enabled."""
         return self._failures.get(seq) if self._failures else None
 
     @property
@@ -150,7 +150,7 @@ class IsolatedDrafter:
         return self._call(seq, "n_unread", n_unread) or 0
 
     def save(self, seq: int) -> bytes | None:
-        """What restore() needs to continue the sequence; None if the drafter has no such thing.
+        """The drafter's state for restore(); None if it has none.
 
         A drafter without it is told the tokens again, and the target decodes them again where the
         drafter wants its rows.
@@ -164,7 +164,7 @@ class IsolatedDrafter:
         return self._call(seq, "save", save) if seq in self._n_known else None
 
     def restore(self, seq: int, state: bytes | None) -> None:
-        """Restores what save() gave; a bad state is rebuilt at the next prompt."""
+        """Restores a state of save(); the next prompt rebuilds a bad one."""
         if state is None:
             return
 
@@ -177,7 +177,7 @@ class IsolatedDrafter:
             self._n_known[seq] = n
 
     def catch_up(self, seq: int, tokens: Sequence[int]) -> None:
-        """After restore(), in the middle of a text: tells it of the tokens what it does not know.
+        """Commits the tokens that the drafter lacks, after restore() in the middle of a text.
 
         One that wants rows which are gone is left out until the next prompt.
         """
@@ -227,7 +227,7 @@ class IsolatedDrafter:
                 known[c.seq] += len(c.tokens)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """A draft for each request: at most as many ids as asked for, all of the vocabulary."""
+        """A draft for each request: at most the requested number of ids, all in the vocabulary."""
         open_requests = [r for r in requests if self._is_on(r.seq)]
         if not open_requests:
             return [NO_DRAFT] * len(requests)
@@ -262,7 +262,7 @@ class IsolatedDrafter:
             return NO_DRAFT
 
     def _checked(self, draft: Draft, request: DraftRequest) -> Draft:
-        """The draft as far as it was asked for, or to the first that is none of the vocabulary."""
+        """The draft, cut at the requested length and before the first id outside the vocabulary."""
         if draft is NO_DRAFT:  # as in most rounds of a text that is only looked up
             return draft
         try:
@@ -299,7 +299,7 @@ class IsolatedDrafter:
         )
 
     def _note_foreign(self, seq: int, token: int) -> None:
-        """Counts a draft without a verifiable token, in a text that had no other.
+        """Counts a draft without any valid id, in a text without other drafts.
 
         Raises:
             ValueError: there were too many: it looks as if it proposed nothing, and costs as much.
@@ -315,7 +315,7 @@ class IsolatedDrafter:
             )
 
     def asked_of(self, seq: int, *, asks_model: bool) -> Literal["", "copies", "drafter"]:
-        """Who answers for a sequence: see Span.asked_of."""
+        """Who is asked for a draft of a sequence: see Span.asked_of."""
         if not self._is_on(seq):
             return ""
         return "drafter" if asks_model or self.is_lookup else "copies"
@@ -336,7 +336,7 @@ class IsolatedDrafter:
             self._lend(None)
 
     def _blame(self, what: str, failed: SequenceErrors, seqs: Sequence[int]) -> None:
-        """Notes who failed; where none of those who were asked is named, all of them did."""
+        """Records which drafter failed; all that were asked if the error names none of them."""
         named = [seq for seq in seqs if seq in failed.errors]
         for seq in named or seqs:
             self._fail(seq, what, failed.errors.get(seq, failed))
@@ -351,7 +351,7 @@ class IsolatedDrafter:
 
 
 def _warn(drafter: Drafter, name: str, why: str, what: str, error: Exception) -> None:
-    """Says that a drafter failed: a text without drafts looks like any other."""
+    """Warns that a drafter failed: a text without drafts looks like any other."""
     # A warning may raise, as filters say. The text depends on neither.
     with contextlib.suppress(Exception):
         author, module, place = blame(drafter, what, error)
@@ -387,7 +387,7 @@ def _probabilities(given: Sequence[float], n: int) -> list[float]:
 
 
 def _check_candidates(given: Sequence[Sequence[tuple[int, float]]], n: int) -> None:
-    """Raises unless each of n tokens has its candidates.
+    """Raises unless there are candidates for each of n tokens.
 
     Raises:
         ValueError: there are fewer, or a probability is not from 0 to 1.
@@ -415,7 +415,7 @@ def _is_candidate(token: int, p: float) -> bool:
 
 
 def _distributions(draft: Draft, n: int) -> list[Distribution] | None:
-    """What the first n ids of a draft were drawn from; None where they were not drawn.
+    """The distributions of a draft's first n ids; None if they were not drawn.
 
     Raises:
         ValueError: there are not as many.
@@ -433,12 +433,12 @@ def _distributions(draft: Draft, n: int) -> list[Distribution] | None:
 
 
 def _bounded(text: object, n: int) -> str:
-    """At most n characters, none of which a terminal or a log obeys."""
+    """At most n characters, without control characters."""
     return "".join(c if c.isprintable() else "?" for c in str(text)[:n])
 
 
 def _said(error: Exception) -> str:
-    """Its text, even if its str() raises: the class may be the user's."""
+    """The message of an error, even if its str() raises."""
     try:
         return str(error)
     except Exception as again:  # noqa: BLE001

@@ -1,4 +1,4 @@
-"""Training a draft for a target from its GGUF alone: train_eagle3(), train_dflash(), train_mtp().
+"""Trains a draft for a target from its GGUF: train_eagle3(), train_dflash(), train_mtp().
 
 train_mtp() trains the MTP head of the file further, and train_from_use() any draft, from its
 owner's use. All of them check the files, the target and the packages before anything is
@@ -90,7 +90,7 @@ def train_dflash(config: DFlashTrainConfig, reporter: Reporter | None = None) ->
 
 
 def train_mtp(config: MtpTrainConfig, reporter: Reporter | None = None) -> TrainReport:
-    """Trains the MTP head of a target further, and writes a GGUF with the head alone.
+    """Trains the MTP head of a target further, and writes a GGUF of the head alone.
 
     By the same pipeline as train_eagle3(), which documents the folder and the errors; its text
     serves this one in the same work folder. `draft=config.out` takes the file. It is written only
@@ -112,7 +112,7 @@ def train_mtp(config: MtpTrainConfig, reporter: Reporter | None = None) -> Train
 
 
 def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseReport:
-    """Trains a draft further on its owner's requests, mostly where it was wrong.
+    """Trains a draft further on its owner's requests, mostly where the draft was wrong.
 
     The draft is config.init, or else what lies at config.out, of the kind of the configuration; an
     MTP head is the target's own where nothing lies there. The new one is written to config.out if
@@ -190,7 +190,7 @@ def _load_mtp(config: MtpTrainConfig, model: Model) -> _LoadedKind:
 
 
 def _check_own_head(config: RunConfig, model: Model) -> None:
-    """Raises where the target's own head is to be trained, and cannot be."""
+    """Raises if the target's own head is to be trained but cannot be."""
     if isinstance(config, MtpTrainConfig) and config.begun_with == config.target:
         facts = read_facts(config.target, model.info)
         check_window(facts, config.target.name, config.corpus.n_ctx, config.fit.n_steps)
@@ -198,7 +198,7 @@ def _check_own_head(config: RunConfig, model: Model) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _LoadedKind:
-    """A kind of draft, imported once PyTorch is known to be there.
+    """A kind of draft, imported after the check that PyTorch is installed.
 
     Attributes:
         kind: what trains and writes it.
@@ -216,7 +216,7 @@ def _train(
     layers_of: Callable[[ModelInfo], tuple[int, ...]],
     load_kind: Callable[[Model], _LoadedKind],
 ) -> TrainReport:
-    """Trains a draft of any kind; train_eagle3() says what it does and raises.
+    """Trains a draft of any kind; see train_eagle3() for its steps and errors.
 
     Args:
         config: of the run.
@@ -252,7 +252,7 @@ def _train(
 
 
 def _check_before_opening(config: RunConfig) -> None:
-    """Raises for faults that show without the target, which may take minutes to load."""
+    """Raises for faults that show before the target is loaded, which may take minutes."""
     if (why_not := why_no_output(config.out)) is not None:
         raise ArgumentError(why_not)
     if config.out.exists() and config.out.samefile(config.target):

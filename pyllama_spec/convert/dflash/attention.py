@@ -26,7 +26,7 @@ _MUSE = "muse_glimmer_assistant"
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """The masks of the layers.
+    """The attention masks of the layers.
 
     Attributes:
         window: of the sliding layers, None where there are none.
@@ -51,12 +51,12 @@ class Attention:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some layers are causal and others not."""
+        """Whether some layers are causal and others are not."""
         return len(set(self.is_causal)) > 1
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know."""
+        """The remarks for the user."""
         if not self.is_mixed:
             return ()
         note = (
@@ -67,7 +67,7 @@ class Attention:
 
 
 def read_attention(options: Options, n_layer: int, is_speculators: bool) -> Attention:
-    """The masks.
+    """Reads the masks.
 
     Raises:
         ConversionError: a window is missing, or keys contradict each other.

@@ -19,7 +19,7 @@ NAMES: Mapping[str, Callable[[], Controller]] = {
 
 
 def make_controller(choice: ControllerChoice, p_min: float | None = None) -> Controller:
-    """The controller that is meant.
+    """The controller of `controller=`.
 
     Args:
         choice: see ControllerChoice.

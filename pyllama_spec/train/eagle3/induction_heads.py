@@ -1,4 +1,4 @@
-"""Induction heads: attention that is initialised to copy what followed this token the last time.
+"""Induction heads: attention initialised to copy the token after an earlier occurrence.
 
 Text repeats itself, and a draft that sees it is right for as long as it does. A head of one layer
 can: the row of x[P] says x[P] in its low layers, so that a query made of the token x[P+1] finds
@@ -36,7 +36,7 @@ def set_induction_heads(
     counts: npt.NDArray[np.int64],
     seed: int,
 ) -> float:
-    """Sets two thirds of the attention heads as induction heads, if the input tells the token.
+    """Makes two thirds of the attention heads induction heads, if the input tells the token.
 
     Each of them compares tokens along directions of its own, which are scaled to equal spread so
     that frequent tokens do not look alike. Queries and keys are in the half of a head's numbers
@@ -100,7 +100,7 @@ def _fit(
 def _output_map(
     head: Eagle3Head, embedding: Tensor, weights: Tensor, n: int
 ) -> tuple[Tensor, Tensor]:
-    """The map [d, d] from embeddings to output rows, and these rows' [n, d] widest directions."""
+    """The map [d, d] from embeddings to output rows, and the widest directions [n, d] of these."""
     d2t = head.d2t.cpu()
     output = head.weight("output.weight").detach().double()
     root = weights[d2t].sqrt()[:, None]

@@ -1,4 +1,4 @@
-"""The configuration of a run that trains an MTP head further. All that decides its result."""
+"""The configuration of a run that trains an MTP head further. It determines the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _N_LOSS_VOCAB = 16384
 
 @dataclass(frozen=True, slots=True)
 class MtpFitConfig(FitSettings):
-    """How an MTP head is fitted; see FitSettings.
+    """The options of fitting an MTP head; see FitSettings.
 
     The copied_share is 0.1 unless said. The rate is lower than that of a new draft: the head knows
     its target already. The output matrix is the target's own, and stays so.
@@ -46,10 +46,10 @@ class MtpFitConfig(FitSettings):
 
 @dataclass(frozen=True, slots=True)
 class MtpTrainConfig(RunConfig):
-    """A whole run: from a target's GGUF with an MTP head to a file with a better one.
+    """A whole run: from a target's GGUF with an MTP head to the file of a trained one.
 
-    See RunConfig. The head is that of the target, or of a file that an earlier run wrote, as `init`
-    says; its shape is given, and it has no n-gram table.
+    See RunConfig. `init` names the file of an earlier run whose head to train; without it, the
+    target's head is trained. The head's shape is fixed, and the file gets no n-gram table.
     """
 
     kind: ClassVar[str] = "mtp"
@@ -76,6 +76,6 @@ class MtpTrainConfig(RunConfig):
 
     @property
     def begun_with(self) -> Path:
-        """The file whose head a run begins with; of one from use the output, where it is there."""
+        """The file of the initial head; for a run from use its output, if that exists."""
         is_there = self.use is not None and self.out.exists()
         return self.init or (self.out if is_there else self.target)

@@ -1,4 +1,4 @@
-"""Writes a draft of any kind as GGUF, with where it comes from."""
+"""Writes a draft of any kind as GGUF, with its provenance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trains a draft further from its owner's use: the answers, and where the draft was wrong.
+"""Trains a draft further from its owner's use: on answers, and on the draft's errors.
 
 The texts are those of a draft memory, only ids; the target's features of them are computed
 again, into files without a name. So nothing is left of a run but the draft, which takes the place
@@ -93,12 +93,12 @@ class UseReport:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether the file is the new one."""
+        """Whether the file was replaced."""
         return not self.why_not
 
 
 class _Scratch:
-    """Features of sequences in files without a name, then those of others in memory."""
+    """Features of sequences in unnamed files, then those of others in memory."""
 
     def __init__(self, folder: Path, lengths: Sequence[int], width: int, n_top: int) -> None:
         n = sum(lengths)
@@ -111,18 +111,18 @@ class _Scratch:
         self._others: list[TargetFeatures] = []
 
     def put(self, i: int, features: TargetFeatures, begin: int) -> None:
-        """Those of sequence i, which begins at a place of what was read."""
+        """Stores the features of sequence i, which starts at `begin` of those read."""
         first, last = self._ends[i : i + 2]
         parts: list[npt.NDArray[Any]] = [features.rows, features.top_ids, features.top_log_p]
         for array, part in zip(self._arrays, parts, strict=True):
             array[first:last] = part[begin : begin + last - first]
 
     def add(self, features: TargetFeatures) -> None:
-        """Those of one sequence more."""
+        """Appends the features of another sequence."""
         self._others.append(features)
 
     def get(self, i: int) -> TargetFeatures:
-        """Those of sequence i."""
+        """The features of sequence i."""
         n = len(self._ends) - 1
         if i >= n:
             return self._others[i - n]
@@ -133,7 +133,7 @@ class _Scratch:
 
 @dataclass(slots=True)
 class _Texts:
-    """The sequences to learn from and to measure on: places in `sequences`."""
+    """The sequences to learn from and to measure on, as indices into `sequences`."""
 
     sequences: list[TextSequence]
     features: _Scratch
@@ -183,7 +183,7 @@ class UseRun(Generic[H]):
         self._n_threads = bounded_n_threads(config.n_threads or None)
 
     def run(self) -> UseReport:
-        """Makes the new draft, and puts it in the place of the old one if it is better.
+        """Trains a new draft, and replaces the old one if the new one is better.
 
         Raises:
             ArgumentError: the store is of another tokenizer.
@@ -203,11 +203,11 @@ class UseRun(Generic[H]):
 
     @property
     def _begins_with_target(self) -> bool:
-        """Whether the run begins with the target's own head."""
+        """Whether the run starts with the target's own head."""
         return self._config.begun_with == self._config.target
 
     def _type(self) -> str:
-        """The type of the matrices in the new file: the draft's, if there is one."""
+        """The matrix type of the new file: the old draft's, if there is one."""
         config = self._config
         if self._begins_with_target:
             return config.export_type
@@ -236,7 +236,7 @@ class UseRun(Generic[H]):
         return self._bounded(pieces)
 
     def _bounded(self, pieces: list[Piece]) -> list[Piece]:
-        """The newest of them whose features fit the disk's bound."""
+        """The newest sequences whose features fit the disk limit."""
         width = len(self._layers) * self._model.info.n_embd
         room = self._config.max_disk_bytes // token_bytes(width, self._config.n_top)
         n = 0
@@ -254,7 +254,7 @@ class UseRun(Generic[H]):
         return pieces
 
     def _read(self, pieces: list[Piece]) -> _Texts:
-        """Computes the features of all windows, and has other text written."""
+        """Computes the features of all windows, and generates other text."""
         config, start = self._config, perf_counter()
         sequences = [window for piece in pieces for _, window in piece.windows]
         keys = [piece.key for piece in pieces for _ in piece.windows]
@@ -303,7 +303,7 @@ class UseRun(Generic[H]):
             live.close()
 
     def _other_text(self, features: _Scratch) -> list[TextSequence]:
-        """Greedy answers that have nothing to do with the store."""
+        """Generates greedy answers that do not come from the store."""
         n_wanted = self._use.n_other_tokens
         if not n_wanted:
             return []
@@ -405,7 +405,7 @@ def why_no_better(
     others_after: Acceptance,
     max_loss: float,
 ) -> str:
-    """Why a file stays as it was; "" where the new draft takes its place.
+    """The reason why the old file stays; "" if the new draft replaces it.
 
     Args:
         before: of the old draft, on held-out conversations.
@@ -430,7 +430,7 @@ def why_no_better(
 
 
 def _check_name(path: Path, weights: TargetWeights) -> None:
-    """Raises unless a draft was trained for a model of this name, in whatever type."""
+    """Raises unless a draft was trained for a model of this name, of any type."""
     key = read_key(path, "pyllama_spec.train.target")
     name = key.value.decode("utf-8", "replace") if key and isinstance(key.value, bytes) else None
     if name is None:
@@ -446,7 +446,7 @@ def _check_name(path: Path, weights: TargetWeights) -> None:
 
 
 def _type_of(path: Path, names: Iterable[str]) -> str:
-    """The type of the matrices among some tensors of a draft's file."""
+    """The matrix type of some tensors of a draft's file."""
     tensors = read_table(path).tensors
     matrices = (tensors[name] for name in names if name in tensors)
     types = {tensor.type_id for tensor in matrices if len(tensor.shape) == 2}
@@ -454,7 +454,7 @@ def _type_of(path: Path, names: Iterable[str]) -> str:
 
 
 def _put(new: Path, path: Path) -> Path | None:
-    """Gives a new file the name of an old one, which stays under another; returns that."""
+    """Renames a new file to an old one's name, and keeps the old file; returns its new name."""
     if path.exists():
         new.chmod(path.stat().st_mode & 0o777)
     kept = keep_old(path)
