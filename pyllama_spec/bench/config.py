@@ -110,10 +110,10 @@ class BenchConfig:
         check_probabilities(self.synthetic_acceptance)
         instance(self.beside, (str, type(None)), "beside")
         if self.beside is not None and self.beside not in BESIDE:
-            raise ArgumentError(f"beside={self.beside!r}: there are {', '.join(BESIDE)}")
+            raise ArgumentError(f"beside={self.beside!r} is not one of {', '.join(BESIDE)}")
         if self.beside is not None and self.peer is not None:
             raise ArgumentError(
-                "peer names a server that runs, beside starts one; give one of them"
+                "peer names a running server, and beside starts one: give only one of them"
             )
         if self.beside is None and self.beside_python is not None:
             raise ArgumentError("beside_python needs beside: name the system too")
@@ -123,7 +123,10 @@ class BenchConfig:
             )
         n = len(self.synthetic_acceptance)
         if n and self.also:
-            raise ArgumentError("synthetic_acceptance measures the rounds of one draft; give one")
+            raise ArgumentError(
+                f"synthetic_acceptance measures one draft, and {1 + len(self.also)} are given: "
+                "give one"
+            )
         if n and self.lookup:
             raise ArgumentError(
                 f"lookup={self.lookup}: synthetic_acceptance measures rounds of the draft, and "

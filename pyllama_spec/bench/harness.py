@@ -111,8 +111,8 @@ def _n_ctx(config: BenchConfig, prompts: Sequence[Prompt], ids: Sequence[Sequenc
     if need > config.n_ctx:
         raise ContextFullError(
             f"prompt {prompts[longest].id!r} has {len(ids[longest])} tokens and asks for "
-            f"{config.n_tokens} more, but n_ctx={config.n_ctx} holds fewer; choose {need}, or "
-            "leave it out"
+            f"{config.n_tokens} more, but n_ctx={config.n_ctx} holds fewer; give n_ctx={need}, "
+            "or omit it"
         )
     return config.n_ctx
 

@@ -168,7 +168,7 @@ class Peer:
         try:
             answer = json.loads(raw)
         except ValueError:
-            raise PeerError(f"{self.url}{path} answered no JSON but {raw[:60]!r}") from None
+            raise PeerError(f"{self.url}{path} answered {raw[:60]!r}, not JSON") from None
         if not isinstance(answer, dict):
             raise PeerError(f"{self.url}{path} answered {answer!r:.60}, not an object")
         return answer

@@ -79,8 +79,8 @@ class _Tokenizer:
         lost = Counter(names if blank_names is None else blank_names) - Counter(self._names(tokens))
         if lost:
             warnings.warn(
-                "the caller's text cannot be followed through this chat template, and has names "
-                f"of control tokens in it: {', '.join(sorted(lost))} are read as text, the "
+                "the caller's text contains names of control tokens, and cannot be located in the "
+                f"output of this chat template: {', '.join(sorted(lost))} become text, the "
                 "template's own too. Remove these names from messages, or give another "
                 "chat_template",
                 stacklevel=2,

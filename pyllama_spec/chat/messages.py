@@ -23,7 +23,7 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
             f"messages must be a list of dicts with role and content, not {shown(messages)}"
         )
     if not messages:
-        raise ArgumentError("messages is empty: there is nothing to answer")
+        raise ArgumentError("messages is empty: give at least one message")
     out: list[dict[str, Any]] = []
     for i, message in enumerate(map(_plain, messages)):
         if not isinstance(message, Mapping):
@@ -37,7 +37,7 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
         if content is None and not message.get("tool_calls"):
             # A call in OpenAI's older form, of which no template knows.
             if not message.get("function_call"):
-                raise ArgumentError(f"messages[{i}] has no content")
+                raise ArgumentError(f"messages[{i}] has no content; give a str")
             content = ""
         checked = {**message, "content": content}
         calls = checked.get("tool_calls")

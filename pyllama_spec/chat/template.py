@@ -252,9 +252,9 @@ class ChatTemplate:
         for role in dict.fromkeys(str(message["role"]) for message in messages):
             if role not in _ROLES and role not in self.source:
                 warnings.warn(
-                    f"the chat template names no role {shown(role)}: it may omit the message, or "
-                    "show it in a form that the model does not know. Usual are "
-                    f"{', '.join(_ROLES)}",
+                    f"the role {shown(role)} does not occur in the chat template, which may omit "
+                    "the message, or write it in a format that the model does not know; usual "
+                    f"roles are {', '.join(_ROLES)}",
                     stacklevel=3,
                 )
 

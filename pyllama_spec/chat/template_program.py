@@ -90,7 +90,10 @@ class TemplateProgram:
                 "chat_template="
             ) from None
         except (MemoryError, RecursionError) as error:
-            raise UnsupportedError(f"the chat template does not come to an end: {error}") from None
+            raise UnsupportedError(
+                f"the chat template exceeds the memory or the recursion depth ({error}); give "
+                "another as chat_template="
+            ) from None
         except Exception as error:  # noqa: BLE001 - a template is a program: anything can happen
             raise ArgumentError(
                 f"the chat template failed on these messages: {type(error).__name__}: {error}"

@@ -61,32 +61,32 @@ def add_bench(commands: _Commands) -> None:
         help="how many tokens are drafted: as many as pay, --n-draft in every round, or none "
         "[profit]",
     )  # fmt: skip
-    add("--json", type=Path, metavar="OUT", help="write all figures there, after each prompt too")
-    add("--plot", type=Path, default=None, metavar="OUT.png", help="draw them (needs matplotlib)")
+    add("--json", type=Path, metavar="OUT", help="write all figures to OUT, after each prompt")
+    add("--plot", type=Path, default=None, metavar="OUT.png", help="plot them (needs matplotlib)")
     add("--peer", default=None, metavar="URL", help="an OpenAI-compatible server to compare with")
     add(
         "--beside", default=None, choices=("llama-server", "llama-cpp-python"),
-        help="start that server too, on the same file and with the same draft if it has it, and "
-        "ask it the same prompts; needs its package (xllamacpp, or llama-cpp-python[server])",
+        help="start that server too, with the same file, and the same draft if it supports it, and "
+        "send it the same prompts; needs its package (xllamacpp, or llama-cpp-python[server])",
     )  # fmt: skip
     add(
         "--beside-python", type=Path, default=None, metavar="PYTHON",
-        help="the interpreter that has this package [the one that runs]",
+        help="the Python interpreter of that package [the running one]",
     )  # fmt: skip
     add(
         "--synthetic-acceptance", type=_probabilities, default=None, metavar="P1,P2,...",
-        help="accept by seeded coins with these probabilities by depth: speed apart from quality",
+        help="accept tokens at random with these probabilities by depth, to measure speed alone",
     )  # fmt: skip
-    add("--temp", type=float, default=0.0, help="0 is greedy")
-    add("--seed", type=int, default=1, help="of the draws")
+    add("--temp", type=float, default=0.0, help="sampling temperature; 0 is greedy")
+    add("--seed", type=int, default=1, help="seed of sampling")
     add(
         "--chat", action=argparse.BooleanOptionalAction, default=None,
-        help="all prompts through the chat template, or none; without it as each line says",
+        help="render all prompts by the chat template, or none [as each line says]",
     )  # fmt: skip
     add("-t", "--threads", type=int, default=None, help="CPU threads [the physical cores]")
     add_layer_options(parser)
     add_context_options(parser)
-    add("-c", "--n-ctx", type=int, default=None, help="context length; without it what is needed")
+    add("-c", "--n-ctx", type=int, default=None, help="context length [as long as needed]")
     add("--verbose", action="store_true", help="show the engine's messages")
     parser.set_defaults(run=run_bench)
 

@@ -64,7 +64,7 @@ def add_chat(commands: _Commands) -> None:
     parser.add_argument("--system", default=None, help="a system message")
     parser.add_argument(
         "--history", type=Path, default=None, metavar="FILE",
-        help="keep the typed lines there for the next time; without it for this session only",
+        help="keep the typed lines in FILE for later sessions [this session only]",
     )  # fmt: skip
     parser.set_defaults(run=run_chat, max_tokens=_MAX_TOKENS)
 

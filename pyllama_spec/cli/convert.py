@@ -16,7 +16,7 @@ _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 def add_convert(commands: _Commands) -> None:
     """Adds the command `convert`."""
     parser = commands.add_parser(
-        "convert", help="turn an EAGLE-3, DFlash or DSpark checkpoint into a GGUF"
+        "convert", help="convert an EAGLE-3, DFlash or DSpark checkpoint to a GGUF"
     )
     parser.add_argument(
         "draft", type=Path, metavar="HF_DRAFT_DIR",
@@ -27,12 +27,12 @@ def add_convert(commands: _Commands) -> None:
         help="the target's GGUF, or its folder with config.json and tokenizer.json",
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="the draft"
+        "-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="the file to write"
     )
     parser.add_argument(
         "--type",
         choices=KINDS,
-        help="type of the matrices; without it the draft's own",
+        help="type of the matrices [the draft's own]",
     )
     parser.add_argument(
         "--layer-ids", choices=("input", "output"), default=None,

@@ -35,16 +35,16 @@ def add_layer_options(parser: argparse.ArgumentParser) -> None:
     add_target_options(parser)
     parser.add_argument(
         "-ngld", "--draft-gpu-layers", type=int, default=None, metavar="N",
-        help="the same for the draft [that of the target; 0 with --rpc-servers]",
+        help="layers of the draft on devices [as -ngl; 0 with --rpc-servers]",
     )  # fmt: skip
     parser.add_argument(
         "--rpc-servers", type=names, default=None, action=_Servers, metavar="HOST:PORT,...",
-        help="pyllama-spec rpc-server of other machines: they take the target's layers, all of "
-        "them unless -ngl follows; the draft stays here unless -ngld says otherwise",
+        help="pyllama-spec rpc-server of other machines, for the target's layers: for all of them "
+        "unless -ngl follows; the draft stays here without -ngld",
     )  # fmt: skip
     parser.add_argument(
         "--rpc-timeout", type=float, default=None, metavar="S",
-        help="seconds that one answer of a server may take [300]",
+        help="timeout of one answer of a server in seconds [300]",
     )  # fmt: skip
 
 
@@ -68,8 +68,8 @@ def add_context_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--op-offload", action="store_true",
-        help="a device computes wide batches of layers in the host's memory too: rows of a prompt "
-        "and of a draft are rounded differently",
+        help="compute wide batches of layers in the host's memory on a device too: rows of a "
+        "prompt and of a draft then differ by rounding",
     )  # fmt: skip
     parser.add_argument(
         "--flash-attn", choices=tuple(_AUTO), default="auto",

@@ -77,14 +77,14 @@ def add_model_options(
     parser.add_argument("-c", "--n-ctx", type=int, default=4096, help="context length")
     parser.add_argument(
         "--draft-n-ctx", type=int, default=None, metavar="N",
-        help="how many tokens the draft model remembers [as many as are of use to it]",
+        help="context length of the draft model [as long as useful]",
     )  # fmt: skip
     parser.add_argument(
         "-t", "--threads", type=int, default=None, help="CPU threads [the physical cores]"
     )
     add_layer_options(parser)
     add_context_options(parser)
-    parser.add_argument("-q", "--quiet", action="store_true", help="no figures below a text")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print no figures after a text")
     parser.add_argument("--verbose", action="store_true", help="show the engine's messages")
 
 
@@ -132,12 +132,14 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of a generation."""
     default = RequestOptions()
     parser.add_argument(
-        "-n", "--max-tokens", type=int, default=128, help="below 1: up to the context"
+        "-n",
+        "--max-tokens",
+        type=int,
+        default=128,
+        help="maximum new tokens; below 1: up to the context",
     )
-    parser.add_argument("--temp", type=float, default=0.0, help="0 is greedy")
-    parser.add_argument(
-        "--seed", type=int, default=1, help="seed of sampling; -1: another one each time"
-    )
+    parser.add_argument("--temp", type=float, default=0.0, help="sampling temperature; 0 is greedy")
+    parser.add_argument("--seed", type=int, default=1, help="seed of sampling; -1: a random seed")
     parser.add_argument(
         "--top-k",
         type=int,
@@ -158,7 +160,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--repeat-penalty", type=float, default=default.repeat_penalty,
-        help="divides the logits of generated tokens; 1: none",
+        help="penalty on generated tokens, which divides their logits; 1: off",
     )  # fmt: skip
     parser.add_argument("--stop", action="append", default=[], help="a string that ends the text")
     parser.add_argument(

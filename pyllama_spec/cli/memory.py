@@ -57,7 +57,7 @@ def add_memory(commands: _Commands) -> None:
         "--days", type=float, default=None, help="remove texts that are older [none]"
     )
     forget = _action(actions, "forget", "remove all conversations that contain TEXT", _forget)
-    forget.add_argument("text", nargs="?", default=None, metavar="TEXT", help="as it was written")
+    forget.add_argument("text", nargs="?", default=None, metavar="TEXT", help="the exact text")
     forget.add_argument("--all", action="store_true", help="remove everything")
     _add_model(forget, is_required=False)
 

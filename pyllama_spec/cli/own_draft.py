@@ -61,7 +61,9 @@ def own_draft(draft: str) -> str | Drafter:
     except Exception as error:
         raise _failed(draft, f"{name}()", error) from error
     if not isinstance(drafter, Drafter):
-        raise ArgumentError(f"draft={draft}: {name}() gives {shown(drafter)}, which is no Drafter")
+        raise ArgumentError(
+            f"draft={draft}: {name}() returns {shown(drafter)}, which is not a Drafter"
+        )
     return drafter
 
 

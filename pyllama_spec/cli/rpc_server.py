@@ -32,7 +32,7 @@ def add_rpc_server(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     )
     parser.add_argument(
         "-dev", "--devices", type=names, default=None, metavar="NAME,...",
-        help="those to offer, as doctor lists them [the GPUs, or else the CPU]",
+        help="devices to offer, named as in doctor [the GPUs, or else the CPU]",
     )  # fmt: skip
     parser.add_argument(
         "-t", "--threads", type=int, default=None,
@@ -40,9 +40,11 @@ def add_rpc_server(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     )  # fmt: skip
     parser.add_argument(
         "--timeout", type=float, default=DEFAULT_CLIENT_TIMEOUT_S, metavar="SECONDS",
-        help="how long a client may be silent for before its first message and within any",
+        help="maximum silence of a client before its first message, and within a message",
     )  # fmt: skip
-    parser.add_argument("--verbose", action="store_true", help="say who comes and goes")
+    parser.add_argument(
+        "--verbose", action="store_true", help="log clients that connect and disconnect"
+    )
     parser.set_defaults(run=_run_rpc_server)
 
 

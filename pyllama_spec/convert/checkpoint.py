@@ -100,7 +100,9 @@ def _read_tensors(folder: Path) -> dict[str, SourceTensor]:
             return read(others[0])
         if others:
             names = ", ".join(path.name for path in others)
-            raise ConversionError(f"{folder} holds {names} and no index that says what they are")
+            raise ConversionError(
+                f"{folder} holds {names} without an index of their tensors; download the index too"
+            )
     wanted = " or ".join(name for name, _, _ in _KINDS)
     raise ConversionError(f"{folder} holds no tensors: neither {wanted}")
 

@@ -93,7 +93,7 @@ class CheckpointTensors:
             names = ", ".join(f"{name} {shape}" for name, shape in rest[:3])
             more = f" and {len(rest) - 3} more" if len(rest) > 3 else ""
             raise ConversionError(
-                f"nothing in config.json says what these tensors are for: {names}{more}"
+                f"the checkpoint has tensors that config.json does not explain: {names}{more}"
             )
 
 

@@ -132,9 +132,9 @@ def open_conversion(
 
     """
     if kind is not None and kind not in KINDS:
-        raise ArgumentError(f"no type {kind!r}; there are {', '.join(KINDS)}")
+        raise ArgumentError(f"type={kind!r} is not one of {', '.join(KINDS)}")
     if layer_ids not in (None, "input", "output"):
-        raise ArgumentError(f"layer_ids is {layer_ids!r}; it is 'input', 'output' or None")
+        raise ArgumentError(f"layer_ids={layer_ids!r} is not 'input', 'output' or None")
     import_gguf()
     out = _check_output(Path(out_path), Path(target), Path(draft_dir))
     checkpoint = open_checkpoint(Path(draft_dir))

@@ -215,7 +215,7 @@ def _check_program(program: bytes) -> None:
     for opcode, argument, _ in pickletools.genops(program):
         is_place = "PUT" in opcode.name or "GET" in opcode.name
         if is_place and isinstance(argument, int) and not 0 <= argument < len(program):
-            raise pickle.UnpicklingError(f"it notes a value at place {argument}")
+            raise pickle.UnpicklingError(f"it uses the memo index {argument}, beyond its length")
 
 
 def _views(content: Any) -> dict[str, _View | int]:

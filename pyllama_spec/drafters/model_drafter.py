@@ -346,7 +346,8 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             return False
         if tokens[-1] != request.tokens[-1]:
             raise ArgumentError(
-                f"token {request.tokens[-1]} is pending, and {tokens[-1]} was committed last"
+                f"token {request.tokens[-1]} is pending, but {tokens[-1]} was committed last: "
+                "commit every token before a request"
             )
         return True
 

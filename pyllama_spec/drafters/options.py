@@ -60,7 +60,7 @@ class DraftOptions:
         if self.memory is not None:
             instance(self.memory, (str, os.PathLike), "draft_memory", "; give the path of a file")
             if not os.fspath(self.memory):
-                raise ArgumentError('draft_memory="" is not a file name; None is no store')
+                raise ArgumentError('draft_memory="" is not a file name; give None for no store')
             if self.lookup == 0:
                 raise ArgumentError(
                     f"draft_memory={shown(os.fspath(self.memory))} needs a draft that looks texts "

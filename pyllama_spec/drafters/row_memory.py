@@ -341,7 +341,7 @@ class RowMemory(ABC):
         facts, parts = unpack(data)
         self.forget(seq)
         if facts["draft"] != fingerprint:
-            raise ArgumentError("the state was saved with another draft")
+            raise ArgumentError("the state was saved with another draft: read the text again")
         self.context.memory.restore(self.lane_of(seq), parts[2])
         s = self.of(seq)
         s.tokens = np.frombuffer(parts[0], dtype="<i4").tolist()

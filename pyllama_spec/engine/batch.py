@@ -94,7 +94,7 @@ class Batch:
         """
         i = self.n_tokens
         if i >= self.n_max:
-            raise ArgumentError(f"the batch is full: it was made for {self.n_max} tokens")
+            raise ArgumentError(f"the batch is full: it has room for {self.n_max} tokens")
         if token is not None:
             self._ids[i] = int32(token, "token id")
         elif row is None:

@@ -407,7 +407,9 @@ class Context(Closeable):
 
         """
         if not len(slots) == len(ids) == len(rows):
-            raise ArgumentError(f"{len(slots)} slots, {len(ids)} ids and {len(rows)} rows differ")
+            raise ArgumentError(
+                f"{len(slots)} slots, {len(ids)} ids and {len(rows)} rows: give as many of each"
+            )
         slots, ids = (np.ascontiguousarray(part, np.int32) for part in (slots, ids))
         code = lib.llama_spec_draft_output_set(
             self._handle.own, len(slots), ffi.from_buffer("int32_t[]", slots),
@@ -465,7 +467,10 @@ class Context(Closeable):
         """
         n = len(ids)
         if not n == len(positions) == len(seqs):
-            raise ArgumentError(f"{n} ids, {len(positions)} positions and {len(seqs)} sequences")
+            raise ArgumentError(
+                f"{n} ids, {len(positions)} positions and {len(seqs)} sequences: give as many of "
+                "each"
+            )
         chains = ffi.new("struct llama_spec_chains *")
         names = {"ids": ids, "pos": positions, "seq": seqs}
         arrays = {
@@ -478,7 +483,7 @@ class Context(Closeable):
         self._n_last = 0
         handle, user = self._handle.own, ffi.new_handle(goes_on)
         code = lib.llama_spec_draft_chains(handle, chains, lib.pyllama_spec_on_next, user)
-        check(code, "cannot go on with the drafts")
+        check(code, "cannot extend the drafts")
 
     def _counterparts(self, ids: npt.NDArray[np.int32] | None) -> Any:
         if ids is None:

@@ -38,8 +38,8 @@ class Distribution:
         # NaN fails each comparison.
         if not (0.0 < total < np.inf and p.min() >= 0.0 and all_ids.min() >= 0):
             raise ArgumentError(
-                f"weights that sum up to {total} are no distribution: they have to be numbers from "
-                "0 on, of ids from 0 on, and not all 0"
+                f"the weights with the sum {total} are not a distribution: give ids and weights "
+                "of 0 or more, and a weight above 0"
             )
         is_possible = p > 0.0
         if not is_possible.all():
@@ -62,7 +62,7 @@ class Distribution:
         wide = logits.astype(np.float64)
         peak = wide.max(initial=-np.inf)
         if not np.isfinite(peak):
-            raise ArgumentError(f"logits whose largest is {peak} are no distribution")
+            raise ArgumentError(f"logits with the maximum {peak} are not a distribution")
         return cls(ids, np.exp(wide - peak))
 
     @property

@@ -51,8 +51,8 @@ class Handle:
         """
         if self.borrower is not None:
             raise ArgumentError(
-                f"{self.borrower} may not change its target: the text would not be the target's "
-                "any more. Give it a context of its own"
+                f"{self.borrower} must not change the target's memory, since that would change "
+                "the text; give it a context of its own"
             )
         return self.pointer
 

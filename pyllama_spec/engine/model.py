@@ -349,13 +349,13 @@ def _name_places(
     names, servers = device_names(devices), server_names(rpc_servers)
     if servers and params.n_gpu_layers == 0:
         raise ArgumentError(
-            "rpc_servers are given, and n_gpu_layers=0 puts nothing there: give how many layers "
-            "they take, or -1 for all"
+            "n_gpu_layers=0 puts no layer on the rpc_servers: give the number of their layers, or "
+            "-1 for all"
         )
     if servers and params.split_mode in (_SPLIT_MODES["row"], _SPLIT_MODES["tensor"]):
         raise UnsupportedError(
-            "servers hold whole layers: with rpc_servers split_mode is 'layer', or 'none' for one "
-            "device"
+            "split_mode='row' and 'tensor' split layers, which rpc_servers do not support: give "
+            "'layer', or 'none' for one device"
         )
     raw_names, raw_servers = ffi.new("char *[]", names), ffi.new("char *[]", servers)
     params.devices, params.n_devices = raw_names, len(names)

@@ -23,7 +23,7 @@ def device_names(devices: Sequence[str] | None) -> list[Any]:
     if isinstance(devices, (str, bytes)) or not isinstance(devices, Sequence):
         raise ArgumentError(f"devices={shown(devices)} is not a list of names; doctor lists them")
     if not devices:
-        raise ArgumentError("devices=[] names none; give None for all, or n_gpu_layers=0")
+        raise ArgumentError("devices=[] names no device; give None for all, or n_gpu_layers=0")
     return [ffi.new("char[]", text(name, "a name of devices").encode()) for name in devices]
 
 

@@ -51,8 +51,8 @@ def require_rpc() -> None:
     """Raises UnsupportedError where the build has none."""
     if not has_rpc():
         raise UnsupportedError(
-            "this build of the engine has no servers of layers (GGML_RPC is OFF): install it "
-            "without that flag, or with -C cmake.define.GGML_RPC=ON"
+            "this build of the engine has no RPC (GGML_RPC is OFF): install it without that flag, "
+            "or with -C cmake.define.GGML_RPC=ON"
         )
 
 
@@ -75,7 +75,7 @@ def server_names(servers: Sequence[str] | None) -> list[Any]:
         if not host or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
             raise ArgumentError(f"rpc_servers[{i}]={shown(one)} is not 'host:port'")
     if len(set(servers)) < len(servers):
-        raise ArgumentError("rpc_servers names one twice")
+        raise ArgumentError(f"rpc_servers={shown(servers)} names a server twice; name each once")
     require_rpc()
     return [ffi.new("char[]", one.encode()) for one in servers]
 
@@ -305,7 +305,7 @@ def _offered(wanted: Sequence[str] | None) -> tuple[str, ...]:
             if name not in known:
                 raise ArgumentError(f"there is no device {name!r} here; there are {known}")
         if len(set(wanted)) < len(wanted):
-            raise ArgumentError("devices names one twice")
+            raise ArgumentError(f"devices={shown(wanted)} names a device twice; name each once")
         return tuple(wanted)
     gpus = tuple(name for name in known if name not in ("CPU", "BLAS"))
     return gpus if gpus and lib.llama_spec_supports_gpu() else ("CPU",)

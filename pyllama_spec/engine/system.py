@@ -143,8 +143,8 @@ def bounded_n_threads(n_threads: int | None) -> int:
     if n_threads > n_cores:
         warnings.warn(
             f"n_threads={n_threads}: this process may use {n_cores} "
-            f"core{'s' * (n_cores > 1)}, so that {n_cores} {'are' if n_cores > 1 else 'is'} made; "
-            "more would only wait for one another",
+            f"core{'s' * (n_cores > 1)}, so the context gets as many threads; more would only wait "
+            "for one another",
             stacklevel=2,
         )
     return min(n_threads, n_cores)

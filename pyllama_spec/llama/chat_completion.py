@@ -316,7 +316,10 @@ class ChatCompletions:
     ) -> Generation:
         """See Llama.generate_chat_steps; `keywords` are those of RequestOptions."""
         if llm.chat_handler is not None:
-            raise UnsupportedError("a chat_handler answers the chats of this Llama, not in steps")
+            raise UnsupportedError(
+                "generate_chat_steps() does not support the chat_handler of this Llama; call "
+                "create_chat_completion()"
+            )
         stops = keywords.get("stop") or ()
         stops = [stops] if isinstance(stops, str) else stops
         if self.form.stops:

@@ -94,7 +94,9 @@ async def _made(work: Future[Any], timeout_s: object) -> Any:
         raise
     if not done:
         work.add_done_callback(_give_up)
-        raise DeadlineError(f"timeout_s={timeout_s} is over, and the request was not made yet")
+        raise DeadlineError(
+            f"the request did not start within timeout_s={timeout_s}; give it more time"
+        )
     try:
         return work.result()
     finally:

@@ -180,7 +180,7 @@ class LowLevel:
     def _row(self, llm: OverridableTokens, idx: int | None) -> Logits:
         n = llm.n_tokens
         if n == 0:
-            raise ArgumentError("there is nothing to sample from: eval() some tokens before")
+            raise ArgumentError("no tokens are in memory to sample from: call eval() first")
         if self._last_logits is None:
             # A request, a saved state, or going back: the last token is read once more.
             last = self.state().tokens[n - 1]

@@ -346,7 +346,7 @@ class OpenModel(Closeable):
 
         """
         if not isinstance(state, LlamaState):
-            raise ArgumentError(f"load_state takes what save_state gave, not {shown(state)}")
+            raise ArgumentError(f"load_state takes a result of save_state, not {shown(state)}")
         adapters = self.adapters
         misfit = self._misfit(state, adapters)
         if misfit is not None:

@@ -180,8 +180,8 @@ class _Compiler:
         if text is None and self._too_long is not None:
             raise cannot(
                 self._too_long.keyword, self._too_long.path, "the numbers between the bounds have "
-                f"more than {MAX_DIGITS} digits, or {MOST_WHOLE_DIGITS} of an integer: who reads "
-                "them rounds them to a bound", "Leave more room between the bounds",
+                f"more than {MAX_DIGITS} digits, or {MOST_WHOLE_DIGITS} of an integer: readers "
+                "round them to a bound", "Leave more room between the bounds",
             )  # fmt: skip
         if text is None:
             raise SchemaError("no JSON value fits the schema: its keywords contradict each other")

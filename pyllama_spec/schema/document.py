@@ -110,7 +110,7 @@ class Document:
             if isinstance(own, str) and not own.startswith("#"):
                 if "$ref" in one and not is_new:
                     raise cannot(
-                        "$id", path, "up to draft 7 it means nothing beside $ref",
+                        "$id", path, "up to draft 7 it has no effect beside $ref",
                         'Leave one of them out, or say which draft it is by "$schema"',
                     )  # fmt: skip
                 base = urldefrag(_joined(base, own)).url
@@ -158,7 +158,7 @@ class Document:
         """
         ref = node.schema[keyword]
         if not isinstance(ref, str):
-            raise malformed(keyword, node.path, "is no text")
+            raise malformed(keyword, node.path, "is not a text")
         url, fragment = urldefrag(_joined(node.base, ref))
         if url not in self._roots:
             if fragment and not ref.startswith("#"):
@@ -172,12 +172,12 @@ class Document:
         root, path = self._roots[url]
         if keyword == "$dynamicRef" and self._dynamic.get(fragment, 0) > 1:
             raise cannot(
-                keyword, node.path, "where it leads depends on the way to it",
-                "Use $ref, with a copy of the schema that is meant",
+                keyword, node.path, "its target depends on the path to it",
+                "Use $ref with a copy of its target",
             )  # fmt: skip
         if fragment and not fragment.startswith("/"):
             if (url, fragment) not in self._anchors:
-                raise malformed(keyword, node.path, f"leads nowhere: there is no {clipped(ref)}")
+                raise malformed(keyword, node.path, f"has no target: there is no {clipped(ref)}")
             return self.number(*self._anchors[url, fragment], url)
         return self._at_pointer(root, path, url, fragment, node, keyword)
 
@@ -192,7 +192,7 @@ class Document:
                 schema = schema[int(key)]
             else:
                 ref = node.schema[keyword]
-                raise malformed(keyword, node.path, f"leads nowhere: there is no {clipped(ref)}")
+                raise malformed(keyword, node.path, f"has no target: there is no {clipped(ref)}")
             path = pointer(path, key)
             base = self._bases.get(id(schema), base)
         return self.number(schema, path, base)

@@ -139,7 +139,7 @@ class Expansion:
                 return number
             self.meaning.of(number, "null")
             number = self.document.target(node, "$ref")
-        raise malformed("$ref", self.document.nodes[number].path, "leads back to itself")
+        raise malformed("$ref", self.document.nodes[number].path, "refers to itself")
 
     def kinds(self, node: Node) -> tuple[str, ...]:
         """The possible types of a value; if all are, those that the keywords are about.
@@ -214,7 +214,7 @@ class Expansion:
         """Adds the condition of a subschema, or its negation."""
         if fits in above:
             path = self.document.nodes[fits.number].path
-            raise malformed("$ref", path, "leads back to itself")
+            raise malformed("$ref", path, "refers to itself")
         if Fits(fits.number, not fits.is_one) in branch.seen:
             branch.is_alive = False
         elif fits not in branch.seen:

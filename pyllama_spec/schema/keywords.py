@@ -209,7 +209,7 @@ def check_keywords(node: Node) -> list[str]:
         if check is not None and not check[0](value):
             raise malformed(key, node.path, f"is {shown(value)}, not {check[1]}")
         if key in _WITH_TEXTS and _has_half(list(value) if key in _WITH_NAMES else value):
-            raise malformed(key, node.path, "has half of a UTF-16 pair")
+            raise malformed(key, node.path, "has an unpaired surrogate")
         if key not in KEPT and key not in ANNOTATIONS and not key.startswith(("x-", "x_")):
             unknown.append(key)
     return unknown
@@ -439,10 +439,10 @@ class Meaning:
         value = node.schema[key][name]
         if key != "dependentSchemas" and isinstance(value, list):
             if not _texts(value):
-                raise malformed(key, node.path, "has something else than names")
+                raise malformed(key, node.path, "has an item that is not a name")
             then: Formula = And(tuple(Present(one) for one in value))
         elif key == "dependentRequired":
-            raise malformed(key, node.path, "is not made of lists of names")
+            raise malformed(key, node.path, "has a value that is not a list of names")
         else:
             then = Fits(self._child(node, key, name))
         asked = Or((Present(name, is_one=False), And((Present(name), then))))

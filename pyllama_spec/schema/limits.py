@@ -105,7 +105,7 @@ class Work(threading.local):
         self.n_spent += n
         self._left -= n
         if self._left < 0:
-            raise TooLargeError("it has too many ways to go on")
+            raise TooLargeError("it has too many alternatives")
         if self._budget is not None:
             self._budget.spend(n)
 

@@ -99,7 +99,7 @@ def _resolved(tree: Lang, rest: Lang) -> Lang:
         return either(_resolved(part, rest) for part in tree.parts)
     if isinstance(tree, Repeat) and (tree.low, tree.high) == (0, 1):
         return either([_resolved(tree.part, rest), rest])
-    raise PatternError("a look ahead is repeated")
+    raise PatternError("a lookahead is repeated")
 
 
 class _Reader:
@@ -268,7 +268,7 @@ class _Reader:
                 self.at += 2
                 low = self._hex(4)
                 if not 0xDC00 <= low < 0xE000:
-                    raise PatternError("half of a UTF-16 pair is alone")
+                    raise PatternError("it has an unpaired surrogate")
                 code = 0x10000 + ((code - 0xD800) << 10) + low - 0xDC00
         if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
             raise PatternError(f"{code:X} is not a character")

@@ -122,9 +122,9 @@ def decoded(raw: bytes, shape: type[_T]) -> _T:
     except msgspec.ValidationError as error:
         raise invalid_type(error) from None
     except msgspec.DecodeError as error:
-        raise ApiError(400, f"the body is no JSON: {error}", "invalid_json") from None
+        raise ApiError(400, f"the body is not JSON: {error}", "invalid_json") from None
     except UnicodeDecodeError:
-        raise ApiError(400, "the body is no UTF-8", "invalid_json") from None
+        raise ApiError(400, "the body is not UTF-8", "invalid_json") from None
     except RecursionError:
         raise ApiError(
             400, "the body nests its lists and objects too deep", "invalid_json"

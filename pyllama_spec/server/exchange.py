@@ -146,7 +146,7 @@ class Exchange:
         choice = models.find(name)
         if needs_base and choice.adapter is not None:
             raise ApiError(
-                400, f"{choice.adapter!r} is an adapter, which counts for texts alone: ask "
+                400, f"{choice.adapter!r} is an adapter, which applies to generation only: ask "
                 f"{choice.model.name!r}", "unsupported", "model",
             )  # fmt: skip
         self.release()

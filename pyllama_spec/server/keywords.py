@@ -121,7 +121,7 @@ def _predicted(content: str | list[Json]) -> str:
     parts = [part.get("text") for part in content]
     if not all(isinstance(part, str) for part in parts):
         raise ApiError(
-            400, "prediction has a part that is no text: its parts are {\"type\": \"text\", "
+            400, "prediction has a part that is not a text: its parts are {\"type\": \"text\", "
             "\"text\": ...}", "invalid_value", "prediction",
         )  # fmt: skip
     return "".join(part for part in parts if part)

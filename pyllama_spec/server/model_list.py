@@ -131,7 +131,7 @@ class ModelList:
                 )
         if self.default not in names:
             raise ArgumentError(
-                f"default={self.default!r:.100} is no model{meant(self.default, names)}"
+                f"default={self.default!r:.100} is not a model{meant(self.default, names)}"
             )
 
 
@@ -206,7 +206,7 @@ def _decoded(text: str) -> _File:
             "Python 3.10 reads TOML by the package tomli: pip install tomli"
         ) from None
     except ValueError as error:  # of tomllib
-        raise ArgumentError(f"it is no TOML: {error}") from None
+        raise ArgumentError(f"it is not TOML: {error}") from None
 
 
 @contextmanager
@@ -253,7 +253,7 @@ def _place(folder: Path, path: str) -> Path:
     try:
         return folder / Path(path).expanduser()
     except RuntimeError:
-        raise ArgumentError(f"{path!r:.200}: there is no such home folder") from None
+        raise ArgumentError(f"{path!r:.200}: the home folder does not exist") from None
 
 
 def _keywords(model: str, given: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -462,7 +462,7 @@ class Models:
                 self._end_draining(other)
             elif other.draining is None:
                 other.draining = asyncio.get_running_loop().create_future()
-                log.info("%s takes no new requests: it is the turn of %s", other.name, one.name)
+                log.info("%s takes no new requests: %s needs its memory", other.name, one.name)
 
     def _end_draining(self, one: ServedModel) -> None:
         """Ends the draining of a model that is closed or can stay; waiting loads check again."""

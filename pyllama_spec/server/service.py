@@ -137,8 +137,8 @@ class Service:
         self._check_line(len(prompt) if is_list else 1, keywords)
         if request.best_of is not None and request.best_of != (request.n or 1):
             raise ApiError(
-                400, f"best_of={request.best_of} is not n: this server gives all of its answers",
-                "unsupported", "best_of",
+                400, f"best_of={request.best_of} differs from n={request.n or 1}: this server "
+                "returns every answer; omit best_of", "unsupported", "best_of",
             )  # fmt: skip
         note = cut_note(request, self.settings)
         return Answer(self, self.llm.acreate_completion, (prompt,), keywords, note)
@@ -162,14 +162,14 @@ class Service:
         most = getattr(self.llm, "max_waiting", None)
         if most is not None and self._n_beside > most:
             raise QueueFullError(
-                f"{self._n_beside} requests for embeddings or scores are there, as many as "
-                f"max_waiting={most} allows: try again later"
+                f"{self._n_beside} requests for embeddings or scores are queued, the maximum of "
+                f"max_waiting={most}: try again later"
             )
         has_left = threading.Event()
 
         def check() -> None:
             if has_left.is_set():
-                raise CancelledError("nobody waits for it any more")
+                raise CancelledError("the client has disconnected")
 
         self._n_beside += 1
         try:

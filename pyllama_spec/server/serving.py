@@ -76,7 +76,7 @@ class Serving:
         Where that cannot be read, the old ones stay.
         """
         if self.settings.read_keys is None:
-            log.info("SIGHUP: there is no file of API keys: nothing of them changes")
+            log.info("SIGHUP: the API keys stay: the server was started without a file of keys")
             return
         try:
             n_new, n_gone = self.keys.replace(self.settings.read_keys())

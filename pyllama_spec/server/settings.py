@@ -95,7 +95,7 @@ class ServerSettings:
         for origin in self.cors_origins:
             check_origin(origin)
         if any(not key.strip() for key in self.api_keys):
-            raise ArgumentError("one of api_keys is empty, which anybody would know")
+            raise ArgumentError("api_keys has an empty key: remove it")
 
 
 def check_origin(text: str) -> str:
@@ -110,7 +110,7 @@ def check_origin(text: str) -> str:
     if text in ("*", "null") or (_ORIGIN.fullmatch(text) and text.isascii() and not is_default):
         return text
     raise ArgumentError(
-        f"{text!r:.200} is no origin of a page: write its scheme, its name in small letters, and "
+        f"{text!r:.200} is not the origin of a page: write its scheme, its name in lower case, and "
         "its port unless that is the scheme's own, such as http://localhost:3000, or * for all"
     )
 
@@ -133,7 +133,7 @@ def with_loopback(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if not _is_host(name.lower()):
             raise ArgumentError(
-                f"{name!r:.100} is no name of a host: write it as clients have it in their "
+                f"{name!r:.100} is not a host name: write it as clients have it in their "
                 "address, without scheme and port, such as llm.example"
             )
     return tuple(dict.fromkeys((*(name.lower() for name in names), *LOOPBACK)))

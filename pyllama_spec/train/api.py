@@ -140,11 +140,11 @@ def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseRe
     """
     instance(config, (Eagle3TrainConfig, DFlashTrainConfig, MtpTrainConfig), "config")
     if config.use is None:
-        raise ArgumentError("config.use is None: it says which store to learn from")
+        raise ArgumentError("config.use is None: give the store to learn from")
     _check_before_opening(config)
     if not config.begun_with.exists():
         raise TrainError(
-            f"{config.begun_with}: there is no such draft to train further; train one first, or "
+            f"{config.begun_with}: the draft to train further does not exist; train one first, or "
             "name one with --init"
         )
     with Model(config.target, n_gpu_layers=config.n_gpu_layers, devices=config.devices) as model:
@@ -227,7 +227,7 @@ def _train(
     """
     reporter = reporter or SilentReporter()
     if config.use is not None:
-        raise ArgumentError("config.use is for train_from_use()")
+        raise ArgumentError("config.use is set: call train_from_use(), or omit it")
     _check_before_opening(config)
     with Model(config.target, n_gpu_layers=config.n_gpu_layers, devices=config.devices) as model:
         check_target(model)

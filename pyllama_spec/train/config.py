@@ -105,7 +105,8 @@ class UseConfig:
         check_shares(self, "held_out", "right_share", "max_loss")
         if not 0 < self.held_out < 1:
             raise ArgumentError(
-                f"held_out={self.held_out!r} leaves nothing to learn or to judge by"
+                f"held_out={self.held_out!r} is not between 0 and 1: text is needed to train on "
+                "and to measure on"
             )
 
 
@@ -270,12 +271,12 @@ class RunConfig:
         begun_with = self.init if self.use is None else self.begun_with
         if begun_with is not None and self.head != type(self.head)():
             raise ArgumentError(
-                f"a run that begins with {begun_with.name} has its shape; leave out what describes "
-                "the head (target layers, sizes, plain)"
+                f"a run that continues {begun_with.name} has its shape; omit the options of the "
+                "head (target layers, sizes, plain)"
             )
         if self.use is not None and (self.work is not None or self.restart):
             raise ArgumentError(
-                "a run from use keeps only the draft: it has no work folder, and nothing to restart"
+                "a run from use has no work folder and cannot restart: omit work and restart"
             )
         n_ctx, min_answer = self.corpus.n_ctx, self.corpus.min_answer
         if self.use is None and n_ctx <= min_answer:
@@ -285,7 +286,7 @@ class RunConfig:
             )
         if self.n_top > self.corpus.n_candidates:
             raise ArgumentError(
-                f"n_top={self.n_top} is more than n_candidates={self.corpus.n_candidates}"
+                f"n_top={self.n_top} is more than n_candidates={self.corpus.n_candidates}; lower it"
             )
         if self.n_threads is not None:
             count(self.n_threads, "n_threads", 0)

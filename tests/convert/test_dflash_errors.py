@@ -193,7 +193,7 @@ NAMES = [
     ("layers.1.self_attn.q_proj.bias", r"q_proj\.bias has the shape \[2, 2\]"),
     ("layers.0.self_attn.q_proj.lora_A.weight", "LoRA adapter"),
     ("layers.0.self_attn.qkv_proj.weight", "several projections in one tensor"),
-    ("modality_head.proj.weight", r"nothing in config.json says .*modality_head\.proj\.weight"),
+    ("modality_head.proj.weight", r"config.json does not explain: .*modality_head\.proj\.weight"),
     ("layers.0.self_attn.sinks", r"layers\.0\.self_attn\.sinks \[2, 2\]"),
     ("layers.2.mlp.up_proj.weight", r"num_hidden_layers 2, .* \[0, 1, 2\]"),
     ("fc.bias", r"fc\.bias \[2, 2\]"),

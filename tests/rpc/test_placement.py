@@ -198,7 +198,7 @@ def test_a_build_without_a_server_in_use_is_a_cpu(servers: tuple[Server, Server]
         (["a:99999"], "is not 'host:port'"),
         (["::1:50052"], "is not 'host:port'"),
         ([3], "must be a str, not int"),
-        (["a:1", "a:1"], "names one twice"),
+        (["a:1", "a:1"], "names a server twice"),
     ],
 )
 def test_servers_that_are_none(servers_given: Any, said: str) -> None:
@@ -209,10 +209,10 @@ def test_servers_that_are_none(servers_given: Any, said: str) -> None:
 @pytest.mark.parametrize("mode", ["row", "tensor"])
 def test_servers_that_would_share_layers(mode: Any) -> None:
     """Said before anybody is connected to."""
-    with pytest.raises(UnsupportedError, match="split_mode is 'layer'"):
+    with pytest.raises(UnsupportedError, match=r"split layers, .* give 'layer'"):
         Model(model_path("llama"), n_gpu_layers=-1, rpc_servers=["127.0.0.1:1"], split_mode=mode)
 
 
 def test_servers_without_layers() -> None:
-    with pytest.raises(ArgumentError, match="n_gpu_layers=0 puts nothing there"):
+    with pytest.raises(ArgumentError, match="n_gpu_layers=0 puts no layer on the rpc_servers"):
         Model(model_path("llama"), rpc_servers=["127.0.0.1:1"])

@@ -317,7 +317,7 @@ def test_a_text_that_is_longer_than_the_heads_window(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"head": HeadSettings(n_ff=8)}, "has the shape that its file says"),
+        ({"head": HeadSettings(n_ff=8)}, "the file of an MTP head sets its shape"),
         ({"n_ngrams": 10}, "n_ngrams=10"),
         ({"fit": {"train_output": True}}, "train_output=True"),
         ({"fit": {"n_steps": 0}}, "n_steps"),

@@ -287,7 +287,7 @@ def test_what_cannot_be_followed_stays_as_it_is_while_nobody_forges(vocab: Vocab
     # A name in full: the template's own are text as well, and a warning says that.
     evil = render(source, EVIL, "Thanks")
     assert evil.located == "nothing"
-    with pytest.warns(UserWarning, match=r"<\|im_end\|>, <\|im_start\|> are read as text"):
+    with pytest.warns(UserWarning, match=r"<\|im_end\|>, <\|im_start\|> become text"):
         assert controls(evil.tokenize(vocab)) == []
 
 

@@ -134,7 +134,7 @@ class HeadsMemory:
         try:
             _, parts = unpack(data)
             if len(parts) != len(self._heads):
-                raise ArgumentError("the state was saved with another draft")
+                raise ArgumentError("the state was saved with another draft: read the text again")
             counts = [
                 head.restore(seq, part, fingerprint)
                 for head, part in zip(self._heads, parts, strict=True)

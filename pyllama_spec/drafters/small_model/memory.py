@@ -107,8 +107,8 @@ class TokenMemory:
             s = self.of(one.seq)
             if one.start != len(s.tokens):
                 raise ArgumentError(
-                    f"tokens from position {one.start} on were committed, and {len(s.tokens)} are "
-                    "known"
+                    f"tokens were committed from position {one.start}, but {len(s.tokens)} tokens "
+                    "are known: commit them in order"
                 )
             s.tokens.extend(one.tokens)
             if not self.vocab.is_identity:
@@ -378,7 +378,7 @@ class TokenMemory:
         facts, parts = unpack(data)
         self.forget(seq)
         if facts["draft"] != fingerprint:
-            raise ArgumentError("the state was saved with another draft")
+            raise ArgumentError("the state was saved with another draft: read the text again")
         self.context.memory.restore(seq, parts[2])
         s = self.of(seq)
         self.commit([Committed(seq, np.frombuffer(parts[0], dtype="<i4").tolist(), 0)])

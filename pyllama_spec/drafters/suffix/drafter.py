@@ -438,8 +438,8 @@ def copies_beside(
     """
     if not can_look_up(min_match):
         raise ArgumentError(
-            f"lookup={min_match} with a draft_memory: an index has matches of {min(ORDERS)} to "
-            f"{MAX_MATCH} tokens"
+            f"lookup={min_match} with a draft_memory is outside {min(ORDERS)} .. {MAX_MATCH}, the "
+            "match lengths of an index"
         )
     return Suffix(
         max_draft, min_match=min_match, remembers=False, store=store,

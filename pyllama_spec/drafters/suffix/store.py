@@ -139,7 +139,7 @@ class Store:
             raise
         except (ValueError, RuntimeError) as error:  # a NUL, a lone surrogate, a loop of links
             raise ArgumentError(
-                f"draft_memory={shown(os.fspath(path))} is no name of a file: {error}; name another"
+                f"draft_memory={shown(os.fspath(path))} is not a file name: {error}; give another"
             ) from None
         if self._is_read_only and not is_read_only:
             warnings.warn(
@@ -203,7 +203,7 @@ class Store:
             with contextlib.suppress(FileExistsError):  # another process was quicker
                 self._create_new()
         raise ModelLoadError(
-            f"the draft memory {self.path} is created and deleted all the time; name another file"
+            f"the draft memory {self.path} was deleted at each try to open it; name another file"
         )
 
     def _create_new(self) -> None:

@@ -50,7 +50,7 @@ class DFlashShape(DraftShape):
     def __post_init__(self) -> None:
         DraftShape.__post_init__(self)
         if not 0 <= self.mask_token < self.n_vocab:
-            raise ArgumentError(f"the mask token {self.mask_token} is outside of the vocabulary")
+            raise ArgumentError(f"mask_token={self.mask_token} is outside 0 .. {self.n_vocab - 1}")
 
     @property
     def first_slot(self) -> int:

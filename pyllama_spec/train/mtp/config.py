@@ -40,7 +40,8 @@ class MtpFitConfig(FitSettings):
         count(self.n_loss_vocab, "n_loss_vocab", 1)
         if self.train_output:
             raise ArgumentError(
-                "train_output=True: an MTP head reads its target's output matrix, which stays"
+                "train_output=True: an MTP head uses its target's output matrix, which is not "
+                "trained; omit it"
             )
 
 
@@ -62,7 +63,7 @@ class MtpTrainConfig(RunConfig):
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
         if self.head != HeadSettings():
-            raise ArgumentError("an MTP head has the shape that its file says: leave out `head`")
+            raise ArgumentError("the file of an MTP head sets its shape: omit `head`")
         if self.n_ngrams:
             raise ArgumentError(
                 f"n_ngrams={self.n_ngrams}: a file with an MTP head has no n-gram table; leave it "

@@ -154,7 +154,7 @@ def read_head_draft(path: Path, target: Model) -> InitDraft:
 def _info(path: Path) -> ModelInfo:
     """A file's ModelInfo. The engine loads the head and checks its tensors against the keys."""
     if not path.exists():
-        raise TrainError(f"init={path}: there is no such file; check its path")
+        raise TrainError(f"init={path} does not exist; check its path")
     with Model(path, load_mtp=True, use_extra_bufts=False) as model:
         return model.info
 

@@ -230,8 +230,8 @@ class UseRun(Generic[H]):
         n = len({piece.key for piece in pieces})
         if n < 3:  # one to learn from, one to choose the best weights by, one to judge
             raise TrainError(
-                f"the draft memory {use.store} has {n} conversations with answers, and it takes 3 "
-                "or more; go on using it (texts that `memory build` read are none)"
+                f"the draft memory {use.store} has {n} conversations with answers, and training "
+                "needs at least 3; use it for more requests (files of `memory build` do not count)"
             )
         return self._bounded(pieces)
 
@@ -250,7 +250,10 @@ class UseRun(Generic[H]):
                 pieces = pieces[i + 1 :]
                 break
         if len({piece.key for piece in pieces}) < 3:
-            raise TrainError("--max-disk is too small for the features of three conversations")
+            raise TrainError(
+                f"--max-disk {self._config.max_disk_bytes / 1e9:g} is too small for the features "
+                "of three conversations; give more"
+            )
         return pieces
 
     def _read(self, pieces: list[Piece]) -> _Texts:

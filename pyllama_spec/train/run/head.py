@@ -54,12 +54,12 @@ class DraftShape(ABC):
     def __post_init__(self) -> None:
         if self.n_embd % self.n_head or (self.n_embd // self.n_head) % 2:
             raise ArgumentError(
-                f"n_head={self.n_head} does not cut a width of {self.n_embd} into heads of an even "
-                "size"
+                f"n_head={self.n_head} does not divide the width {self.n_embd} into heads of an "
+                "even size"
             )
         if self.n_head % self.n_head_kv:
             raise ArgumentError(
-                f"n_head={self.n_head} is no multiple of n_head_kv={self.n_head_kv}"
+                f"n_head={self.n_head} is not a multiple of n_head_kv={self.n_head_kv}"
             )
 
     @property

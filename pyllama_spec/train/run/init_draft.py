@@ -73,7 +73,7 @@ def read_init_draft(
     """
     need("gguf")
     if not path.exists():
-        raise TrainError(f"init={path}: there is no such draft; check its path")
+        raise TrainError(f"init={path} does not exist; check its path")
     with Model(path) as model:
         if model.info.arch != arch:
             raise TrainError(f"{path.name} is a {model.info.arch}, not a draft of kind {arch}")
