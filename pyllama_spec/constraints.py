@@ -177,7 +177,7 @@ def schema_grammar(schema: Any, *, is_strict: bool = True) -> str:
     A name in it that is no keyword is an annotation; there is a UserWarning that says which.
 
     Args:
-        schema: of JSON.
+        schema: the JSON schema.
         is_strict: refuse what a grammar cannot hold; else it is left out, with a UserWarning.
 
     Raises:
@@ -200,8 +200,8 @@ def call_rules(tools: Sequence[Mapping[str, Any]], schema: Any = None) -> list[d
     so, unless the function has `"strict": True`: a tool's author checks its arguments.
 
     Args:
-        tools: of the request, in OpenAI's form.
-        schema: of the content; None for any text, True for any object.
+        tools: the tools of the request, in OpenAI's form.
+        schema: the schema of the content; None for any text, True for any object.
 
     Returns:
         for each schema {"schema", "rules", "properties"}, as ChatParser.begin() takes them.

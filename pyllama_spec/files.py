@@ -21,7 +21,7 @@ def read_text(path: Path, what: str, *, encoding: str = "utf-8") -> str:
     """Reads a text file of the user's.
 
     Args:
-        path: of the file; a pipe will do.
+        path: the path of the file; a pipe will do.
         what: it is, in the words of the error: "the prompt".
         encoding: its own.
 

@@ -34,17 +34,17 @@ class BenchConfig:
         repeats: how often each prompt is measured on each side, beside the warm-up.
         n_draft: the most tokens to draft per round; None for the drafter's own number.
         p_min: end a draft before a token that it gives a lower probability; None for no such limit.
-        lookup: as of Llama; synthetic_acceptance goes without.
-        controller: as of Llama; synthetic_acceptance goes without.
+        lookup: see Llama; synthetic_acceptance goes without.
+        controller: see Llama; synthetic_acceptance goes without.
         temperature: 0 is greedy; all other sampling options are those of Llama.
-        seed: of the draws, and of the coins of synthetic_acceptance.
+        seed: the seed of the draws, and of the coins of synthetic_acceptance.
         chat: True puts every prompt through the chat template, False none; None does with each one
             what its line says: "messages" are a chat, "prompt" is a text to continue.
         n_threads: CPU threads; None for the physical cores.
-        rpc_servers, rpc_timeout: as of Llama.
+        rpc_servers, rpc_timeout: see Llama.
         n_gpu_layers, draft_gpu_layers, devices: as of Llama: layers of the target and of a draft's
             file on devices, and which devices.
-        offload_kqv, flash_attn, op_offload: as of Llama, for both sides.
+        offload_kqv, flash_attn, op_offload: see Llama, for both sides.
         n_ctx: context length; None for what the longest prompt needs.
         synthetic_acceptance: with any, drafted token i is right with probability [i - 1], given
             that those before it were: speed is measured, not the draft's quality.

@@ -25,9 +25,9 @@ class Totals:
     Attributes:
         n_texts: how many.
         n_tokens: committed by rounds: every token but the first of each text.
-        prompt_s, decode_s, draft_s, verify_s, cpu_s, rounds_cpu_s: as of Run.
+        prompt_s, decode_s, draft_s, verify_s, cpu_s, rounds_cpu_s: see Run.
         transfers: between the host and devices, in the rounds.
-        rounds, drafted, accepted: as of SpeculationStats.
+        rounds, drafted, accepted: see SpeculationStats.
         rounds_without_draft: of the rounds, those in which nothing was drafted.
 
     """

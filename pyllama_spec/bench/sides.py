@@ -59,7 +59,7 @@ class Run:
         only_copies: whether a draft model gave nothing beside its copies.
         transfers: between the host and devices in all rounds, of the target and its draft.
         asked, probes, proposed, expected, gain_expected, gain_realised, by_source, probe_s,
-        round_counts: as of SpeculationStats.
+        round_counts: see SpeculationStats.
 
     """
 
@@ -98,7 +98,7 @@ class Side(Closeable):
 
     Args:
         runtime: its context and loop.
-        options: of every text.
+        options: the options of every text.
         drafter: closed with it, if any.
         synthetic: the drafter that wants to know each text beforehand, if there is one.
 

@@ -26,7 +26,7 @@ class SyntheticDrafter(Drafter):
         inner: the real drafter; it learns the same of the text as without this one.
         probabilities: of acceptance by depth, each given that the depth is reached.
         n_vocab: ids of wrong tokens are below it.
-        seed: of the coins.
+        seed: the seed of the coins.
 
     """
 

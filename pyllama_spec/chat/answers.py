@@ -60,7 +60,7 @@ class Answer:
     Attributes:
         content: the text for the user.
         reasoning: what the model thought before, where it comes apart.
-        calls: of functions.
+        calls: the calls of functions.
 
     """
 
@@ -92,7 +92,7 @@ class AnswerReader(Protocol):
         """Parses the answer so far.
 
         Args:
-            text: of the answer, with the names of the tokens that are `shown`.
+            text: the text of the answer, with the names of the tokens that are `shown`.
             has_ended: whether nothing follows.
 
         """
@@ -102,7 +102,7 @@ class AnswerText:
     """The text of an answer as its reader needs it, with the names of some control tokens.
 
     Args:
-        vocab: of the model.
+        vocab: the vocabulary of the model.
         shown: ids whose names the text has.
 
     Attributes:

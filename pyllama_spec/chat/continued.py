@@ -22,7 +22,7 @@ def field_to_continue(messages: Sequence[Message], which: bool | str) -> str:
     """The field of the last message to continue: "content" or "reasoning_content".
 
     Args:
-        messages: of the chat.
+        messages: the messages of the chat.
         which: one of these, or True for its content if it has one.
 
     Raises:
@@ -65,11 +65,11 @@ def render_continued(
     beginning of an answer.
 
     Args:
-        template: of the model.
-        messages: of the chat; the last one continues.
+        template: the template of the model.
+        messages: the messages of the chat; the last one continues.
         name: see field_to_continue().
         tools: shown to the template.
-        variables: of the template.
+        variables: the variables of the template.
 
     Raises:
         ArgumentError: the template refuses the messages.

@@ -30,7 +30,7 @@ def tokenize_chat(vocab: Vocab, text: str, caller: PromptProvenance) -> list[int
     """Token ids of a chat, without a BOS token that its text does not contain.
 
     Args:
-        vocab: of the model.
+        vocab: the vocabulary of the model.
         text: the chat.
         caller: the known places of the caller's text in it.
 

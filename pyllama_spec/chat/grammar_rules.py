@@ -31,7 +31,7 @@ def calls_grammar(rules: str, *, single: bool, at_once: bool) -> str:
     """The engine's rules of calls, in the form that a sampler takes.
 
     Args:
-        rules: of the engine.
+        rules: the rules of the engine.
         single: one call at most.
         at_once: nothing before the call, and its JSON on one line.
 
@@ -75,7 +75,7 @@ def named_calls(arguments: Mapping[str, str]) -> str:
     """Rules for {"name": ..., "arguments": ...}.
 
     Args:
-        arguments: of each function, by its name, the rules of what it takes.
+        arguments: for each function by its name, the rules of what it takes.
 
     """
     names = {name: f"call-{i}-" for i, name in enumerate(arguments)}

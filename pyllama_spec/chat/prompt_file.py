@@ -39,7 +39,7 @@ class Prompt:
     Attributes:
         id: unique in its file; the number of its line where it has none.
         category: prompts of one are summed up together; "" where the line has none.
-        messages: of a chat; () where the line has a prompt.
+        messages: the messages of a chat; () where the line has a prompt.
         text: to continue; "" where the line has messages.
         tools: descriptions of functions that a chat may call; () where the line has none.
 
@@ -80,7 +80,7 @@ def read_prompt_file(path: Path, *, are_named: bool = True) -> tuple[Prompt, ...
     """Reads a file of prompts.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         are_named: every line must have an id and a category.
 
     Raises:

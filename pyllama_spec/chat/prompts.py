@@ -18,8 +18,8 @@ def check_fits(vocab: Vocab, text: object, n_ctx: int) -> None:
     """Refuses a text that is too long by its bytes alone, before seconds of tokenizing.
 
     Args:
-        vocab: of the model.
-        text: of a prompt; what is no text is left alone.
+        vocab: the vocabulary of the model.
+        text: the text of a prompt; what is no text is left alone.
         n_ctx: tokens of the context.
 
     Raises:
@@ -38,7 +38,7 @@ def prompt_tokens(vocab: Vocab, prompt: object) -> list[int]:
     """Token ids of a prompt.
 
     Args:
-        vocab: of the model.
+        vocab: the vocabulary of the model.
         prompt: text, in which the names of control tokens are those tokens, as in
             llama-cpp-python; or ids, which are taken as they are.
 
@@ -71,7 +71,7 @@ def fim_tokens(vocab: Vocab, prompt: object, suffix: object, *, is_spm: bool = F
     """The prompt for text between `prompt` and `suffix`: prefix, suffix, middle.
 
     Args:
-        vocab: of the model.
+        vocab: the vocabulary of the model.
         prompt: the text before the gap.
         suffix: the text after it; "" for none, which needs no tokens for it.
         is_spm: suffix, prefix, middle instead, as some models learned it.

@@ -285,7 +285,7 @@ class ChatTemplate:
         """Whether the rendered chat shows its tools; a name alone may be a coincidence.
 
         Args:
-            text: of the chat.
+            text: the text of the chat.
             tools: what the template was given.
 
         """

@@ -183,9 +183,9 @@ class ToolChats:
         """Renders the prompt of a chat, and makes the reader of its answer.
 
         Args:
-            messages: of the chat.
+            messages: the messages of the chat.
             request: its tools.
-            variables: of the template.
+            variables: the variables of the template.
             schema: what the content has to be, where no tool is called.
             going_on: "content" or "reasoning_content" of the last message, where that is the
                 beginning of the answer.
@@ -243,7 +243,7 @@ class _Chat:
 
     Attributes:
         parser: asked.
-        request: of the chat.
+        request: the request of the chat.
         schema: what the content has to be, where no tool is called.
         going_on: which part of the last message the answer continues; None for a new one.
         rules: of the schemas of the tools and of the content, in place of what the engine makes.
@@ -268,7 +268,7 @@ class _Chat:
         """Renders the chat, and opens a parser of its answer.
 
         Args:
-            messages: of the chat.
+            messages: the messages of the chat.
             values: the caller's variables of the template, tools too.
             choice: in place of the request's; the answer may then have any form.
             reasoning: in place of the request's.

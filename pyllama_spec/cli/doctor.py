@@ -264,7 +264,7 @@ def conclusion(rates: Sequence[float], above: Mapping[int, float]) -> str:
     """Whether a draft pays at the acceptance of its training; "" if the file has none.
 
     Args:
-        rates: of each token of a draft, how often it and those before it were right.
+        rates: for each token of a draft how often it and those before it were right.
         above: by drafted tokens, the tokens per round above which a round pays.
 
     """

@@ -64,7 +64,7 @@ def add_model_options(
     """Adds the options for the model and how it is opened.
 
     Args:
-        parser: of the command.
+        parser: the parser of the command.
         instead: the alternatives to a model, if there are any.
 
     """

@@ -64,7 +64,7 @@ class Conversion:
 
     Attributes:
         checkpoint: the draft.
-        shapes: of its tensors, by their names in the files.
+        shapes: the shapes of its tensors, by their names in the files.
         target: path of the target's GGUF or folder.
         out: the GGUF to write.
         kind: type of the matrices; None keeps the checkpoint's.
@@ -88,7 +88,7 @@ class Draft:
 
     Attributes:
         arch: general.architecture.
-        name: of the kind, for people.
+        name: the name of the kind, for people.
         layout: the tool that wrote the checkpoint.
         keys: the architecture's, without its name in front.
         ids: which rows of the target it reads.

@@ -41,7 +41,7 @@ def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:
     """Whether the draft needs the target loaded with its MTP head.
 
     Args:
-        draft: as of Llama.
+        draft: see Llama.
         target: the target's file. Of "auto" its keys say whether it has a head that can draft.
 
     """
@@ -78,7 +78,7 @@ def check_before(draft: object, target: str | os.PathLike[str]) -> None:
     """Raises if the files' keys rule out the draft. Loads nothing.
 
     Args:
-        draft: as of Llama.
+        draft: see Llama.
         target: the target's file.
 
     Raises:
@@ -104,9 +104,9 @@ def open_before(
     A large target takes minutes to load, so a fault of the draft is reported before that.
 
     Args:
-        draft: as of Llama.
+        draft: see Llama.
         target: the target's file.
-        options: of the drafter.
+        options: the options of the drafter.
         instead: what the message of a missing head advises.
 
     Raises:

@@ -94,7 +94,7 @@ class ChainDrafter(ModelDrafter[_Pairs]):
 
     Args:
         max_draft: the most tokens to draft at once.
-        how: as of ModelDrafter.
+        how: see ModelDrafter.
 
     """
 

@@ -78,7 +78,7 @@ def note_of_few_bits(what: str, kind: str, bits: float, less: str) -> str:
     Args:
         what: as in "the head".
         kind: the type of its weights.
-        bits: of one of them.
+        bits: the bits of one of them.
         less: what that may cost.
 
     """

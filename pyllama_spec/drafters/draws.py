@@ -32,8 +32,8 @@ class TokenDraws:
     """The random numbers of one request, and the sampler cuts of its drafts.
 
     Args:
-        params: of the request, with a temperature above 0.
-        seed: of the random numbers. They are not those of the target's sampler.
+        params: the parameters of the request, with a temperature above 0.
+        seed: the seed of the random numbers. They are not those of the target's sampler.
 
     """
 

@@ -28,7 +28,7 @@ class DraftOptions:
         n_gpu_layers: layers of the draft's file on the GPU.
         progress: called with 0.0 .. 1.0 while a file is loaded.
         devices: names of the devices that may have them; None for all.
-        rpc_servers: as of Model.
+        rpc_servers: see Model.
         memory: the file of a store that copies are looked up in and requests remembered; None for
             none.
         is_adaptive: a controller ends drafts where they do not pay, so that the kind's own number
@@ -105,7 +105,7 @@ def draft_place(
         n_gpu_layers: of the target.
         draft_gpu_layers: of the draft; None for the target's, and for none beside servers: a step
             of a draft is short, and at home here.
-        devices: of the target.
+        devices: the devices of the target.
         rpc_servers: of the target.
 
     """

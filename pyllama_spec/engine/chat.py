@@ -20,7 +20,7 @@ def schema_to_grammar(schema: Any) -> str:
     It leaves out keywords without a word. Requests have their rules from pyllama_spec.schema.
 
     Args:
-        schema: of JSON, as a dict or as True.
+        schema: the JSON schema, as a dict or as True.
 
     Raises:
         ArgumentError: it is no schema, or asks for something that a grammar cannot hold.

@@ -454,7 +454,7 @@ class Context(Closeable):
         the draft's next one. The context is in use until the call returns.
 
         Args:
-            ids: of each draft, its newest token, as an id of this model.
+            ids: for each draft its newest token, as an id of this model.
             positions: and that token's position.
             seqs: and its sequence.
             goes_on: called with the draft's index, the token and its probability.

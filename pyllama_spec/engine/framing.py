@@ -21,7 +21,7 @@ def seal(data: bytearray | memoryview, magic: bytes, version: int) -> bytes:
     Args:
         data: HEADER_BYTES of room, then the body.
         magic: four bytes.
-        version: of the body's format.
+        version: the version of the body's format.
 
     """
     with memoryview(data) as view:

@@ -54,7 +54,7 @@ class HeadWeights(NamedTuple):
     Attributes:
         n_bytes: its weights, without the output matrix where that is the target's.
         type: the type that most of them are of, by the engine's name.
-        bits: of one such weight.
+        bits: the bits of one such weight.
 
     """
 

@@ -31,7 +31,7 @@ class RawOverrides(NamedTuple):
     """The overrides as C structs.
 
     Attributes:
-        array: of struct llama_spec_override, or NULL.
+        array: the array of struct llama_spec_override, or NULL.
         keep: what it points to.
 
     """

@@ -50,7 +50,7 @@ class SamplerParams:
         dry_*: the DRY repetition penalty; multiplier 0 is off.
         xtc_probability, xtc_threshold: excludes top choices; probability 0 is off.
         mirostat: 0 off, 1 or 2; it replaces the cuts.
-        seed: of the random draws; None for a new one each time.
+        seed: the seed of the random draws; None for a new one each time.
         shared_noise: whether a token is drawn as the largest sum of logit and shared_noise(), which
             a draft model can add too, and not by a random number. Not with mirostat. See
             speculative/shared_noise.py.
@@ -430,7 +430,7 @@ class Sampler:
         The same as sample() and accept() in turns, at rows row, row + 1, ... of the last batch.
 
         Args:
-            context: of the target, which has decoded the draft.
+            context: the context of the target, which has decoded the draft.
             row: the row that the first token is drawn from; draft[k] belongs to row + k + 1.
             draft: the drafted tokens, possibly none.
 

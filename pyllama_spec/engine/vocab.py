@@ -39,7 +39,7 @@ class Vocab:
     """Tokenizes, detokenizes, and knows the special tokens. Thread-safe: it only reads.
 
     Args:
-        handle: of a model.
+        handle: the handle of a model.
         n_tokens: how many ids there are.
         keeps_all: whether tokens keep each byte of a text but white space.
 

@@ -34,7 +34,7 @@ class GgufKey:
 
     Attributes:
         type_id: the format's number of the value's type.
-        item_type: of an array's items; None for other values.
+        item_type: the type of an array's items; None for other values.
         value: an int, float, bool, bytes, or a list of them.
 
     """
@@ -67,7 +67,7 @@ class GgufFile:
     """The keys and the tensor table of a file.
 
     Attributes:
-        path: of the file.
+        path: the path of the file.
         n_bytes: its size.
         keys: those that were asked for.
         tensors: the table, in its order.

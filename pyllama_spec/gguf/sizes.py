@@ -92,7 +92,7 @@ def bytes_per_token(sizes: Mapping[str, int], metadata: Mapping[str, str]) -> in
     those that are used are read, and of MTP heads nothing.
 
     Args:
-        sizes: of tensor_bytes().
+        sizes: the sizes of tensor_bytes().
         metadata: the model's, as text.
 
     """
@@ -114,7 +114,7 @@ def block_bytes(
     """Bytes of weights that a token reads of blocks first .. end - 1.
 
     Args:
-        sizes: of tensor_bytes().
+        sizes: the sizes of tensor_bytes().
         metadata: the model's, as text.
         first: of the blocks.
         end: after the last of them; None for all from the first one on.

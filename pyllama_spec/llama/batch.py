@@ -73,7 +73,7 @@ def complete_all(
 
     Args:
         completions: none of them has begun.
-        envelope: of the response.
+        envelope: the envelope of the response.
         show: whether to draw a progress bar on a terminal.
         n: how many of them, one after the other, are answers to one prompt.
 
@@ -159,7 +159,7 @@ def sums(records: Sequence[GenerationRecord], begin: float, n: int = 1) -> Respo
     """The figures of a response with several choices: sums of counts, and the wall time.
 
     Args:
-        records: of the choices, in their order.
+        records: the records of the choices, in their order.
         begin: when it began.
         n: how many of them, one after the other, are answers to one prompt.
 

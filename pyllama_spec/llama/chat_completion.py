@@ -66,8 +66,8 @@ class ChatForm:
     """The chat format of a model.
 
     Attributes:
-        name: of the form.
-        template_name: of a template in the file; None for its default one.
+        name: the name of the form.
+        template_name: the name of a template in the file; None for its default one.
         source: Jinja text in place of the file's.
         stops: what ends an answer, beside the model's own end.
         template: made of these, once it is needed or where its faults are to show.

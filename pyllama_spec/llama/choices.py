@@ -50,7 +50,7 @@ def choice_chunks(
     """The chunks of all choices, each with its index; the last chunk has the total usage.
 
     Args:
-        generations: of the choices.
+        generations: the generations of the choices.
         chunks_of: the chunks of choice i.
         width: how many are read in turns, as many as are computed side by side.
 

@@ -211,10 +211,10 @@ class Completions:
 
         Args:
             llm: that it is made on.
-            generations: of its choices, in their order.
+            generations: the generations of its choices, in their order.
             chunks_of: the chunks of choice i.
             whole: the whole response.
-            envelope: of the response.
+            envelope: the envelope of the response.
             report: what it tells beside the text.
 
         """

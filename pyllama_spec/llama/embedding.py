@@ -164,7 +164,7 @@ class Embeddings:
 
     Args:
         model: the model.
-        params: of the target's context.
+        params: the parameters of the target's context.
         is_wanted: whether the model was opened to give them.
 
     """

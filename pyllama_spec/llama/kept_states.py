@@ -48,7 +48,7 @@ class KeptStates:
         """The cached state of a request that has not started.
 
         Args:
-            prompt: of the request.
+            prompt: the prompt of the request.
             state: what the cache had for it.
 
         """

@@ -178,7 +178,7 @@ class Llama(LlamaTokenCalls, Closeable):
             local_dir: where to put them; None for the hub's cache.
             local_dir_use_symlinks: nothing: huggingface_hub has given it up.
             cache_dir: the hub's cache.
-            keywords: of Llama().
+            keywords: the keywords of Llama().
 
         Raises:
             UnsupportedError: huggingface_hub is not installed.
@@ -346,7 +346,7 @@ class Llama(LlamaTokenCalls, Closeable):
 
         Args:
             prompt: text or token ids, as for create_completion.
-            options: of the request; or
+            options: the options of the request; or
             keywords: its fields. max_tokens is 16 by default.
 
         Returns:

@@ -195,7 +195,7 @@ def open_runtime(
 
     Args:
         model: the target.
-        params: of its context; n_ctx is that of one request.
+        params: the parameters of its context; n_ctx is that of one request.
         drafter: who proposes.
         n_draft: the most tokens to draft per round; None for the drafter's own number.
         n_parallel: how many requests are computed side by side.

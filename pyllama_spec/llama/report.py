@@ -56,7 +56,7 @@ class Report:
 
         Args:
             whole: gives it without.
-            generations: of its choices, in their order.
+            generations: the generations of its choices, in their order.
 
         """
         return lambda: self.whole(whole(), [generation.record for generation in generations])
@@ -66,7 +66,7 @@ class Report:
 
         Args:
             response: changed, and given back.
-            records: of its choices, in their order.
+            records: the records of its choices, in their order.
 
         """
         for choice, record in zip(response["choices"], records, strict=True):
@@ -86,8 +86,8 @@ class Report:
         """Adds the fields to the chunks of one choice; its last chunk has the usage.
 
         Args:
-            chunks: of the choice, each computed when it is asked for.
-            record: of its generation.
+            chunks: the chunks of the choice, each computed when it is asked for.
+            record: the record of its generation.
 
         """
         n_told, n_sources, is_first = 0, 0, True

@@ -53,7 +53,7 @@ class Result(dict[str, Any]):
 
     Args:
         response: what it holds.
-        records: of the generations that its choices come from, all of them ended.
+        records: the records of the generations that its choices come from, all of them ended.
 
     """
 
@@ -324,7 +324,7 @@ class Completion:
 
     Attributes:
         generation: computes it.
-        vocab: of the model.
+        vocab: the vocabulary of the model.
         echo: what its text begins with.
         has_logprobs: whether it reports log-probabilities.
         offset: where its text begins after the prompt's, which counts without echo too.

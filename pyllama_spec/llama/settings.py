@@ -18,7 +18,7 @@ class Settings:
 
     Args:
         model: the model.
-        params: of its context.
+        params: the parameters of its context.
         values: of keywords, by name.
 
     Attributes:

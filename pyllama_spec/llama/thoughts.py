@@ -45,8 +45,8 @@ class ThoughtTags:
 
         Args:
             llm: whose chat template it is.
-            tokens: of the prompt.
-            request: of the caller.
+            tokens: the tokens of the prompt.
+            request: the request of the caller.
 
         Raises:
             ArgumentError: an option is of chats alone.
@@ -79,7 +79,7 @@ class ThoughtTags:
 
         Args:
             llm: whose chat template it is.
-            request: of the caller.
+            request: the request of the caller.
             unread: see Effort.
             answer: what the prompt has of the answer already.
             own_grammar: see bounded().
@@ -110,7 +110,7 @@ class ThoughtTags:
         The first call for a template takes a while.
 
         Args:
-            source: of the template.
+            source: the source of the template.
 
         Raises:
             ArgumentError: the engine cannot read answers in its form.
@@ -136,7 +136,7 @@ def bounded(
 
     Args:
         request: with thinking_token_budget.
-        vocab: of the model.
+        vocab: the vocabulary of the model.
         tags: see ChatSession.thought_tags.
         is_open: whether the prompt ends within a thought.
         own_grammar: whether its grammar is of the answer alone, and knows no thoughts.
@@ -173,7 +173,7 @@ class Effort(NamedTuple):
 
     Attributes:
         keywords: of a chat's RequestOptions, without it, perhaps with a budget.
-        variables: of the template.
+        variables: the variables of the template.
         unread: the effort, where the template has no variable for it; else None.
 
     """
@@ -187,9 +187,9 @@ class Effort(NamedTuple):
         """The effect of an effort on a template.
 
         Args:
-            keywords: of a chat's RequestOptions. A budget of the caller's goes before.
-            variables: of the template, from the caller, whose own word goes before.
-            source: of the template.
+            keywords: the keywords of a chat's RequestOptions. A budget of the caller's goes before.
+            variables: the variables of the template, from the caller, whose own word goes before.
+            source: the source of the template.
 
         Raises:
             ArgumentError: there is no such effort.

@@ -21,7 +21,7 @@ class VocabTexts:
     """A vocabulary under llama-cpp-python's names.
 
     Args:
-        vocab: of a model.
+        vocab: the vocabulary of a model.
 
     """
 

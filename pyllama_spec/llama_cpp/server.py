@@ -112,8 +112,8 @@ class Plan(NamedTuple):
     """The parsed options.
 
     Attributes:
-        keywords: of Llama(), for the first model.
-        settings: of the server.
+        keywords: the keywords of Llama(), for the first model.
+        settings: the settings of the server.
         listening: where it listens.
         models: of a file with several; one of them is loaded at a time, as with llama-cpp-python,
             and the first one answers to names that there are not.

@@ -69,7 +69,7 @@ class Detokenizer:
         n_fed: how many tokens it has taken.
 
     Args:
-        vocab: of the model.
+        vocab: the vocabulary of the model.
         stops: strings that end the text. The first one to begin wins; of those that begin at one
             place the longest.
         keep_stop: whether it is part of the text.

@@ -198,7 +198,7 @@ class Job:
     Args:
         model, context: of the target.
         prompt: its tokens.
-        options: of the request.
+        options: the options of the request.
         seed: for requests without one.
         last_n: tokens that penalties see, for requests that do not say.
         by_token: give each token at once, instead of whole characters.

@@ -125,7 +125,7 @@ class Runner(Visits):
         dropped withdraws the request only if it has begun.
 
         Args:
-            ticket: of the request.
+            ticket: the ticket of the request.
             is_whole: whether it is computed to its end whoever reads it.
             is_detached: whether it is computed by no thread that reads it, with one place too.
 

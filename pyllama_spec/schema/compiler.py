@@ -68,7 +68,7 @@ class Loosened(NamedTuple):
 
     Attributes:
         schema: what is left.
-        rules: of that.
+        rules: the rules of that.
         left_out: why each of the others is not in them.
 
     """
@@ -83,7 +83,7 @@ def schema_rules(schema: Any, prefix: str = "", *, by_property: bool = False) ->
 
     Args:
         schema: of JSON: a dict, True or False. It is only read.
-        prefix: of all names in the rules.
+        prefix: the prefix of all names in the rules.
         by_property: make the rules of each property by itself as well.
 
     Raises:

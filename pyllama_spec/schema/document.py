@@ -80,7 +80,7 @@ class Document:
     """A schema and all subschemas that its references may reach.
 
     Args:
-        schema: of JSON; it must not change afterwards.
+        schema: the JSON schema; it must not change afterwards.
 
     """
 

@@ -24,7 +24,7 @@ class ApiError(Exception):
     """An error as the answer to a request.
 
     Args:
-        status: of HTTP.
+        status: the HTTP status.
         message: what is wrong, and what to do.
         code: a word for programs; None for no more than the type.
         param: the field of the body that is at fault.

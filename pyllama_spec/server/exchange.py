@@ -54,7 +54,7 @@ class Exchange:
     """See the module's docstring.
 
     Args:
-        models: of the server; use() chooses one.
+        models: the models of the server; use() chooses one.
         scope, receive, send: of ASGI.
 
     Attributes:
@@ -62,7 +62,7 @@ class Exchange:
         serving: the run of the server.
         path, method: of the request.
         request_id: of the log's line and of the answer's header x-request-id.
-        status: of the answer, once it has begun; 0 before.
+        status: the status of the answer, once it has begun; 0 before.
         note: figures of the answer for the log: counts, never text.
         is_large: whether its body was read, and is one that is gone through in a thread.
 
@@ -264,7 +264,7 @@ class Exchange:
         Args:
             raw: its body.
             kind: its content type.
-            status: of HTTP.
+            status: the HTTP status.
             headers: further ones.
 
         """
@@ -472,7 +472,7 @@ class Route:
     """An endpoint with its method and path.
 
     Attributes:
-        method: of HTTP; a GET answers HEAD too.
+        method: the HTTP method; a GET answers HEAD too.
         path: with {name} for what path_params has.
         handler: answers it.
         error_form: how its errors are written.

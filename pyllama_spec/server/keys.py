@@ -151,7 +151,7 @@ def reader_of(
     and would be waited for.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         others: keys beside those of the file, which never change.
 
     """

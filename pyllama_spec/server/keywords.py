@@ -38,7 +38,7 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
     Args:
         request: its body.
         settings: the defaults and bounds.
-        name: of the model, for a request that has none for it.
+        name: the name of the model, for a request that has none for it.
 
     Raises:
         ApiError: it is beyond a bound.

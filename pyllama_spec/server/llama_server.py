@@ -64,9 +64,9 @@ class Plan(NamedTuple):
     """The parsed command line.
 
     Attributes:
-        keywords: of Llama().
+        keywords: the keywords of Llama().
         adapters: LoRA files with their scales.
-        settings: of the server.
+        settings: the settings of the server.
         listening: where it listens.
         notes: what its user should know, one line each.
         log_level: of `logging`.

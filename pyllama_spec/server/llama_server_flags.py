@@ -30,7 +30,7 @@ class Flag(NamedTuple):
 
     Attributes:
         names: of it.
-        field: of Wanted.values that it sets; of several with one name the last counts.
+        field: the field of Wanted.values that it sets; of several with one name the last counts.
         read: its value; None for a switch.
         value: what a switch sets.
         variable: of the environment, which counts where the flag is not given. That of a flag that

@@ -73,7 +73,7 @@ class ModelMetrics:
     """The metrics of one model's requests.
 
     Args:
-        metrics: of the server.
+        metrics: the metrics of the server.
         model: its name.
 
     """
@@ -153,7 +153,7 @@ class ModelMetrics:
         Args:
             n_prompt: tokens of its prompt that were read.
             n_generated: tokens of its texts that were computed.
-            speculations: of each of its texts that has had a round.
+            speculations: the speculations of each of its texts that has had a round.
             has_left: whether nobody is told: its client has left. An error is counted where it is
                 told, by Metrics.note_error().
 

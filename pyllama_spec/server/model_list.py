@@ -47,7 +47,7 @@ class ModelSpec:
 
     Attributes:
         name: what requests call it.
-        keywords: of Llama(), with model_path.
+        keywords: the keywords of Llama(), with model_path.
         aliases: further names of it.
         adapters: LoRA files by names of their own, each with its scale: models that share its
             weights, places and draft.
@@ -168,7 +168,7 @@ def read_models(path: str | os.PathLike[str]) -> ModelList:
     not there.
 
     Args:
-        path: of the file, from whose folder the paths in it go.
+        path: the path of the file, from whose folder the paths in it go.
 
     Raises:
         ArgumentError: it cannot be read, or has an unknown or bad value.

@@ -52,7 +52,7 @@ class Models:
     Args:
         listed: the models; or one that is open, which answers to any name and stays its caller's
             to close.
-        settings: of the server.
+        settings: the settings of the server.
 
     Attributes:
         all: each model.

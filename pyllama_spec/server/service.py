@@ -37,7 +37,7 @@ class Service:
     Attributes:
         llm, settings, name, metrics: see above.
         thought_tags: those of thoughts in the model's answers.
-        fingerprint: of the build.
+        fingerprint: the fingerprint of the build.
         answers: requests to the model that were begun and have not ended.
 
     """

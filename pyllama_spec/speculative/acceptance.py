@@ -82,7 +82,7 @@ def sample_and_match(
     with any draft or none.
 
     Args:
-        sampler: of the sequence.
+        sampler: the sampler of the sequence.
         target: whose last batch holds the rows.
         row: see above.
         draft: the verified tokens.

@@ -24,7 +24,7 @@ class HeldSequences:
 
     Args:
         target: the context.
-        rollback: of its memory.
+        rollback: the rollback of its memory.
         drafter: what it knows of a sequence goes with it.
         prefixes: the holders of prompts' beginnings.
 

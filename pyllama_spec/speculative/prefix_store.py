@@ -125,7 +125,7 @@ class PrefixStore:
         """The copy with the most reusable tokens.
 
         Args:
-            tokens: of a prompt.
+            tokens: the tokens of a prompt.
             key: what it is computed with.
             reach: given a copy and how many tokens it has in common, how many it can give.
 

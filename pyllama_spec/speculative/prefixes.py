@@ -83,7 +83,7 @@ class Prefixes:
 
     Args:
         target: the context.
-        rollback: of its memory.
+        rollback: the rollback of its memory.
         drafter: what goes with it.
         store: for what no sequence holds any more; None to reuse nothing but the own sequence's.
 

@@ -91,7 +91,7 @@ class RejectionSampling:
 
         Args:
             target: whose last batch holds the rows.
-            row: of the pending token; row + 1 + i is that of draft[i].
+            row: the row of the pending token; row + 1 + i is that of draft[i].
             draft: the verified tokens.
             distributions: [len(draft) or more] what each of them was drawn from.
             out: takes the accepted tokens and then one of the target's own, or the accepted ones up

@@ -46,7 +46,7 @@ def train_eagle3(config: Eagle3TrainConfig, reporter: Reporter | None = None) ->
     with the same configuration resumes a run that was interrupted, and gives the same file.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         reporter: receives the progress; None for silence.
 
     Returns:
@@ -77,7 +77,7 @@ def train_dflash(config: DFlashTrainConfig, reporter: Reporter | None = None) ->
     features of the one serve the other in the same work folder.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         reporter: receives the progress; None for silence.
 
     """
@@ -98,7 +98,7 @@ def train_mtp(config: MtpTrainConfig, reporter: Reporter | None = None) -> Train
     report.why_not says so if it is not.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         reporter: receives the progress; None for silence.
 
     Raises:
@@ -219,7 +219,7 @@ def _train(
     """Trains a draft of any kind; see train_eagle3() for its steps and errors.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         reporter: receives the progress; None for silence.
         layers_of: layer inputs to read where the configuration names none.
         load_kind: imports what needs PyTorch, for a target.

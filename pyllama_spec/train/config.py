@@ -30,13 +30,13 @@ class CorpusConfig:
         n_parallel: sequences that are decoded at once.
         n_candidates: a token is drawn from this many likeliest ones.
         greedy_share: the share of answers at temperature 0; a draft is asked mostly at low ones.
-        temperature: of the other answers.
+        temperature: the temperature of the other answers.
         user_temperature: of user turns.
         prompt_seed_share: the share of user turns that begin with a prompt seed of ours.
         min_user, max_user: tokens of a user turn, without its prompt seed; it is cut off there.
         min_answer: tokens of an answer.
         max_passes: answers to one prompt of a file, at most.
-        seed: of all random draws.
+        seed: the seed of all random draws.
 
     """
 
@@ -161,7 +161,7 @@ class FitSettings:
         max_held_out: the most tokens to measure on.
         n_evals: measurements over the whole run.
         patience: measurements without progress that end it.
-        seed: of the initial weights and the order of the text.
+        seed: the seed of the initial weights and the order of the text.
 
     """
 

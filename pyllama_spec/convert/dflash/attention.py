@@ -29,7 +29,7 @@ class Attention:
     """The attention masks of the layers.
 
     Attributes:
-        window: of the sliding layers, None where there are none.
+        window: the window of the sliding layers, None where there are none.
         is_sliding, is_causal: one per layer.
 
     """

@@ -36,7 +36,7 @@ class DflashConfig(Sizes):
         mask_token: what stands in the others.
         layer_ids: which rows of the target it reads, as written.
         counted: what these ids count.
-        activation: of the MLP.
+        activation: the activation of the MLP.
         attention: windows and causality.
         has_sinks: whether each head has an attention sink.
         has_bias: whether queries, keys and values have a bias.

@@ -50,7 +50,7 @@ def refuse_other_kinds(config: Mapping[str, Any], shapes: Shapes) -> None:
 
     Args:
         config: config.json.
-        shapes: of the tensors, by their names in the files.
+        shapes: the shapes of the tensors, by their names in the files.
 
     Raises:
         ConversionError: with the kind that it is and the reason.

@@ -19,7 +19,7 @@ class DFlashMemory(RowMemory):
         context: the draft's.
         n_features: the width of a row of features.
         n_window: how many rows of a sequence fit.
-        block: of the draft.
+        block: the block of the draft.
 
     """
 

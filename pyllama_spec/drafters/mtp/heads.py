@@ -50,7 +50,7 @@ class HeadsMemory:
         n_features: the width of a row.
         n_window: how many pairs of a sequence fit.
         n_heads: how many heads the file has.
-        is_short: as of MtpMemory.
+        is_short: see MtpMemory.
 
     Attributes:
         n_calls: how many decodes were made, to count the cost.

@@ -30,7 +30,7 @@ class MtpMemory(ChainMemory):
         n_window: how many pairs of a sequence fit.
         is_short: a text may be longer than that. The rows of a prompt wait for its end then, so
             that none is fed which has left the window by that time.
-        lanes: as of RowMemory.
+        lanes: see RowMemory.
 
     """
 

@@ -289,7 +289,7 @@ class TokenMemory:
         """Feeds a guess after the text of each sequence, and further ones while they continue.
 
         Args:
-            guesses: of each sequence, the target's id that choice() gave last.
+            guesses: for each sequence the target's id that choice() gave last.
             goes_on: told of what follows the newest guess of one of them, counted from 0; whether
                 it is a guess as well.
 

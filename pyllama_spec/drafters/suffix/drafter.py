@@ -106,7 +106,7 @@ class _Copied(NamedTuple):
     Attributes:
         ids: the tokens, and after them the one that was too unlikely for the draft, if one was.
         kinds: the known facts of each.
-        p: of each token of the draft its chance, given that those before are right.
+        p: for each token of the draft its chance given that those before are right.
         n_expected: how many of them are right, if the chances are.
         source: where it was copied from; None for the text itself.
         at: the index of the first one there.

@@ -94,7 +94,7 @@ class Store:
     Args:
         path: its file, or a link to it. It is made where there is none, with mode 0600, and its
             mode is set to that.
-        digest: of the vocabulary, [32] bytes; None for whatever it was made for.
+        digest: the digest of the vocabulary, [32] bytes; None for whatever it was made for.
         max_bytes: to which a new one may grow; None for DEFAULT_BYTES, 256 MiB.
         is_read_only: whether nothing may be written.
         whose: whose vocabulary `digest` is of, for messages.

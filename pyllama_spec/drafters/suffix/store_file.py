@@ -42,7 +42,7 @@ class Facts(NamedTuple):
     Attributes:
         capacity: tokens that there is room for.
         max_tokens: to which it may grow.
-        digest: of the vocabulary.
+        digest: the digest of the vocabulary.
 
     """
 

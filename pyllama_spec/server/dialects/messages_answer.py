@@ -33,7 +33,7 @@ def error(status: int, message: str, request_id: str | None = None) -> Json:
     """The body of an error.
 
     Args:
-        status: of the HTTP response.
+        status: the status of the HTTP response.
         message: what is wrong, and what to do.
         request_id: of the request, where it has one.
 

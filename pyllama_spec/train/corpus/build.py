@@ -273,8 +273,8 @@ def build_corpus(
     Args:
         model: the target.
         config: what to generate.
-        folder: of the shards.
-        target_sha256: of the target's file.
+        folder: the folder of the shards.
+        target_sha256: the SHA-256 of the target's file.
         features: takes the features of the sequences as they are made; None to make them later.
         target_layers: layer inputs that features hold.
         n_top: likeliest next tokens that they hold.

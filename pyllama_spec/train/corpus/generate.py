@@ -72,14 +72,14 @@ class Generated:
     """A finished sequence.
 
     Attributes:
-        number: of its task.
+        number: the number of its task.
         tokens: prompt and answer.
         n_prompt: where the answer begins.
         n_user: where the user's turn begins that the target wrote; n_prompt where it wrote none.
-        temperature: of the answer.
+        temperature: the temperature of the answer.
         finish: "stop", "length", "loop" (its first turns are there), or why there is no answer:
             "user".
-        features: of its tokens, where they were asked for.
+        features: the features of its tokens, where they were asked for.
 
     """
 
@@ -183,7 +183,7 @@ class Generator:
 
     Args:
         model: the target.
-        source: of the tasks.
+        source: the source of the tasks.
         config: lengths and temperatures.
         target_layers: layer inputs to keep of every token; () keeps no features.
         n_top: likeliest tokens to keep of every distribution.

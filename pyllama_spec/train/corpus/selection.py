@@ -54,7 +54,7 @@ def plan(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int) -> li
     Args:
         lengths: tokens of each sequence.
         batch_tokens: the most of a batch; a longer sequence has one of its own.
-        seed: of the run.
+        seed: the seed of the run.
         epoch: which one; each has its own order.
 
     """

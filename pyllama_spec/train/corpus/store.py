@@ -31,7 +31,7 @@ class TextSequence:
     """One sequence of the corpus.
 
     Attributes:
-        number: of its task.
+        number: the number of its task.
         tokens: [n] uint32.
         mask: [n] bool, True for tokens of the answer.
         is_greedy: whether the answer was made at temperature 0.
@@ -61,7 +61,7 @@ class CorpusStore:
 
     Args:
         folder: where they lie; made if need be.
-        identity: of the text. Shards of another identity are refused.
+        identity: the identity of the text. Shards of another identity are refused.
 
     Raises:
         CheckpointError: the folder holds a corpus that was made otherwise.
@@ -173,7 +173,7 @@ class Corpus:
     Attributes:
         sequences: the shortest beginning of the store with enough answer tokens.
         places: of each sequence its shard and its place there.
-        sha256: of all token ids and masks.
+        sha256: the SHA-256 of all token ids and masks.
 
     """
 

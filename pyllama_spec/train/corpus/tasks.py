@@ -28,7 +28,7 @@ class Task:
     Attributes:
         number: its place in the corpus.
         prompt: ids to begin with.
-        temperature: of the answer.
+        temperature: the temperature of the answer.
         rng: its own random numbers.
         writes_user: whether the target first writes the user's turn.
         max_user: the most tokens of it; None for the configuration's.

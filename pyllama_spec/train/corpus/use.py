@@ -54,7 +54,7 @@ class Piece:
     """A part of a thread to read at once, and the windows to learn from.
 
     Attributes:
-        key: of the thread.
+        key: the key of the thread.
         sequence: its tokens; the mask has what is learned.
         windows: where each begins, and the sequence that it is.
 

@@ -30,7 +30,7 @@ def save_waiting(
     """Replaces the stored sequences.
 
     Args:
-        folder: of the corpus.
+        folder: the folder of the corpus.
         identity: a hash of what decides the text.
         waiting: the sequences.
         with_features: their features too, which may be hundreds of MB; without, they are made

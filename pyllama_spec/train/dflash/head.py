@@ -33,7 +33,7 @@ class DFlashShape(DraftShape):
         block_size: slots of a block.
         mask_token: the target's id of what stands where nothing is known.
         causal: whether a slot sees only those before it.
-        markov_rank: of the matrix of followers, 0 for none.
+        markov_rank: the rank of the matrix of followers, 0 for none.
         confidence: whether there is a number of confidence per slot.
         sample_from_anchor: whether the first slot drafts.
 
@@ -229,7 +229,7 @@ def initialise(
         output: [n_vocab, n_embd] float32, the target's output rows.
         output_norm: [n_embd] float32, the target's last norm, which goes into the rows.
         channel_rms: [n_layers * n_embd_target] float32, the size of each number of a feature.
-        seed: of the rest.
+        seed: the seed of the rest.
 
     """
     shape, generator = head.shape, torch.Generator().manual_seed(seed)

@@ -56,7 +56,7 @@ def set_induction_heads(
         last: [n, n_embd_target] float32, the last layer input that it reads.
         counts: [n_vocab] int64, how often each token stands in the text.
         channel_rms: [n_layers * n_embd_target] float32, the size of each number of a feature.
-        seed: of the directions.
+        seed: the seed of the directions.
 
     Returns:
         The share of the tokens' directions that the first layer input tells; below 0.5 nothing is

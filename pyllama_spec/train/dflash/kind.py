@@ -54,7 +54,7 @@ class DFlashKind(Kind[DFlashHead]):
     """Drafts that propose a block in one pass.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
 
     """
 

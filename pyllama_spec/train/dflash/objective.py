@@ -90,7 +90,7 @@ def block_losses(
         head: the draft.
         texts: the batch.
         fit: which loss.
-        dtype: of the products with the output matrix.
+        dtype: the dtype of the products with the output matrix.
         generator: on the CPU, draws the blocks that are learned on after a wrong pick.
 
     """

@@ -152,7 +152,7 @@ def initialise(
         output: [n_vocab, n_embd] float32, the target's output rows.
         output_norm: [n_embd] float32, the target's last norm, which goes into the rows.
         feature_rms: [n_layers] float32, the size of each layer input.
-        seed: of the rest.
+        seed: the seed of the rest.
 
     """
     shape, generator = head.shape, torch.Generator().manual_seed(seed)

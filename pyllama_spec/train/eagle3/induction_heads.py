@@ -48,7 +48,7 @@ def set_induction_heads(
         rows: [n, n_embd_target] float32, the first layer input that the head reads, at some tokens.
         tokens: [n] int64, these tokens.
         counts: [n_vocab] int64, how often each token stands in the text.
-        seed: of the directions.
+        seed: the seed of the directions.
 
     Returns:
         The share of the tokens' directions that the first layer input tells (R^2 of a linear map,

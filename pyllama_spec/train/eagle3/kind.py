@@ -44,7 +44,7 @@ class Eagle3Kind(Kind[Eagle3Head]):
     """Heads of one layer that draft a token per step.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
 
     """
 

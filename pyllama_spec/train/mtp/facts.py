@@ -94,8 +94,8 @@ def head_note(info: ModelInfo, name: str) -> str | None:
     """A remark for a run that trains another draft though the file has a head; None without one.
 
     Args:
-        info: of the target.
-        name: of its file.
+        info: the ModelInfo of the target.
+        name: the name of its file.
 
     """
     if not 0 < info.n_heads <= most_heads(info.arch):
@@ -207,8 +207,8 @@ def read_facts(path: Path, info: ModelInfo) -> HeadFacts:
     """Reads the facts of a file's head.
 
     Args:
-        path: of the target, or of a file with the head alone.
-        info: of the same file.
+        path: the path of the target, or of a file with the head alone.
+        info: the ModelInfo of the same file.
 
     Raises:
         UnsupportedError: as check_head(), or the block has something that training does not know.

@@ -40,8 +40,8 @@ class HeadFile:
     """A head in a file.
 
     Attributes:
-        path: of the file.
-        facts: of the head.
+        path: the path of the file.
+        facts: the facts of the head.
         tensors: the file's table.
 
     """
@@ -100,8 +100,8 @@ def open_head(path: Path, info: ModelInfo) -> HeadFile:
     """Reads the facts of a head without its weights.
 
     Args:
-        path: of the target, or of a file with a head alone.
-        info: of the same file.
+        path: the path of the target, or of a file with a head alone.
+        info: the ModelInfo of the same file.
 
     Raises:
         UnsupportedError, TrainError, ModelLoadError: as read_facts().
@@ -138,7 +138,7 @@ def read_head_draft(path: Path, target: Model) -> InitDraft:
     """Reads the initial head of a run with its weights; raises as open_head_for() does.
 
     Args:
-        path: of the target itself, or of a file with a head alone.
+        path: the path of the target itself, or of a file with a head alone.
         target: what it is to draft for.
 
     """

@@ -62,7 +62,7 @@ def shape_of(facts: HeadFacts, n_draft_vocab: int) -> MtpShape:
     """The shape of a file's head.
 
     Args:
-        facts: of the file.
+        facts: the facts of the file.
         n_draft_vocab: how many tokens a loss looks at.
 
     """

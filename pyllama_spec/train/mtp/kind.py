@@ -28,7 +28,7 @@ class MtpKind(Kind[MtpHead]):
     """Heads that a file has; they draft one token per step.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         source: the head that it begins with.
 
     """

@@ -75,8 +75,8 @@ def chain_losses(
         steps: its chains over the batch.
         texts: the batch.
         n_steps: of each chain.
-        decay: of the weights.
-        dtype: of the products with the output matrix.
+        decay: the decay of the weights.
+        dtype: the dtype of the products with the output matrix.
         missed_share: the share of chains that continue after a wrong pick.
         generator: on the CPU, draws them.
 

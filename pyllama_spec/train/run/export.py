@@ -89,9 +89,9 @@ def write_draft(
     """Writes a run's draft with its provenance.
 
     Args:
-        kind: of the draft.
+        kind: the kind of the draft.
         head: with its weights.
-        config: of the run.
+        config: the configuration of the run.
         weights: parts of the target.
         path: where to.
         n_ctx: the target's context length.

@@ -39,7 +39,7 @@ class Text:
     Attributes:
         corpus: all sequences.
         source: their features.
-        vocab: of the draft.
+        vocab: the vocabulary of the draft.
         train, held_out: indices of sequences.
 
     """
@@ -78,7 +78,7 @@ class Fit(Generic[H]):
     """One fit of a head.
 
     Args:
-        kind: of the draft.
+        kind: the kind of the draft.
         head: on its device, with the weights to begin with.
         text: what it learns from.
         config: how.

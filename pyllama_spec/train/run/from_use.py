@@ -148,8 +148,8 @@ class UseRun(Generic[H]):
     """One run.
 
     Args:
-        kind: of the draft.
-        config: of the run, with `use`.
+        kind: the kind of the draft.
+        config: the configuration of the run, with `use`.
         model: the target.
         read_draft: reads a draft's file.
         reporter: receives the progress.

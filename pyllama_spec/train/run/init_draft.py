@@ -31,9 +31,9 @@ class InitDraft:
     """The parts taken from an earlier draft.
 
     Attributes:
-        name: of the file.
-        sha256: of the file.
-        shape: of the head.
+        name: the name of the file.
+        sha256: the SHA-256 of the file.
+        shape: the shape of the head.
         d2t: [n_draft_vocab] int64, the target's id of each draft id.
         tensors: float32, by their names in the GGUF.
         ngrams: its table, if it has one.
@@ -118,7 +118,7 @@ class Keys:
 
     Attributes:
         values: by their names, without the architecture's prefix.
-        sizes: of its tensors.
+        sizes: the sizes of its tensors.
         target: what it is to draft for.
 
     """

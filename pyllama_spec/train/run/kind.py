@@ -41,7 +41,7 @@ class Start:
         weights: parts of it.
         layers: layer inputs that the head reads.
         corpus, source: the text and its features.
-        vocab: of the draft.
+        vocab: the vocabulary of the draft.
         train: the sequences that are learned from.
 
     """
@@ -134,7 +134,7 @@ class Kind(ABC, Generic[H]):
         Args:
             head: the head.
             texts: the batch, with a draft from every place that is to be learned.
-            dtype: of the products with the output matrix.
+            dtype: the dtype of the products with the output matrix.
             generator: on the CPU, of all random draws.
 
         """
@@ -158,7 +158,7 @@ class Kind(ABC, Generic[H]):
 
         Args:
             head: with its weights.
-            name: of the model that it drafts for.
+            name: the name of the model that it drafts for.
             record: keys below pyllama_spec.train: where the head comes from.
             export_type: of matrices, as in export_head().
 

@@ -76,7 +76,7 @@ class SoftCrossEntropy(torch.autograd.Function):
             low: [c, rank] float32, rows of a second, low-rank part of the logits; or None.
             bias: [n_draft_vocab, rank] float32, its matrix.
             targets: of each row.
-            dtype: of the products.
+            dtype: the dtype of the products.
 
         Returns:
             [c] float32 with a gradient, [c] int64, and [c] float32 natural logarithms.

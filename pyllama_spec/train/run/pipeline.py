@@ -80,8 +80,8 @@ class Pipeline(Generic[H]):
     """A run in stages; each resumes where an earlier run stopped.
 
     Args:
-        kind: of the draft.
-        config: of the run.
+        kind: the kind of the draft.
+        config: the configuration of the run.
         model: the target.
         layers: layer inputs that the head reads.
         reporter: receives the progress.
@@ -372,7 +372,7 @@ def wants_bf16(config: RunConfig, device: str, tried: Callable[[], dict[str, Any
     """Whether to compute products in bfloat16.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         device: of the head.
         tried: gives what try_precisions() found; called only where that decides.
 

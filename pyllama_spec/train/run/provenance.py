@@ -89,7 +89,7 @@ def record(
     """The keys under pyllama_spec.train.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         target_name: general.name of the target.
         hashes: SHA-256 of target and corpus, by key.
         figures: what came out, by key: numbers, and lists that become JSON.

@@ -28,14 +28,14 @@ class TargetWeights:
     """The parts of a target that initialise a head.
 
     Attributes:
-        sha256: of the file.
+        sha256: the SHA-256 of the file.
         embedding: [n_vocab, n_embd] float32, as the engine reads its rows.
         output: [n_vocab, n_embd] float32: rows that give logits; the embedding where it is tied.
         output_norm: [n_embd] float32, or None.
         rope_base, rms_eps: of the target, for the head as well.
         n_ff: width of the target's feed-forward blocks; of one with experts or several widths,
             three times n_embd.
-        name: of the model, for people.
+        name: the name of the model, for people.
 
     """
 

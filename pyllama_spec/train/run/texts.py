@@ -74,7 +74,7 @@ def load(
         indices: which.
         corpus: the sequences.
         source: the features.
-        vocab: of the draft.
+        vocab: the vocabulary of the draft.
         device: where the tensors go.
 
     """
