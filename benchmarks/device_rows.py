@@ -63,7 +63,7 @@ class Rows:
         taken = time.perf_counter() - begin, time.process_time() - cpu
         self.at += 1
         if not self.context.memory.rollback(0, self.at):
-            raise SystemExit(f"a batch of {width} cannot be taken back to its first token")
+            raise SystemExit(f"a batch of {width} cannot be rolled back to its first token")
         return taken
 
 

@@ -7,7 +7,7 @@
 
 A trace is a list of requests: what was asked, and the greedy answer of a model, as ids. The prompts
 are made by this script: an agent's sessions with tool calls and contents of files, edits of one
-source file, records extracted by one schema. Greedy text is what it is, whoever drafts, so that
+source file, records extracted by one schema. Greedy text does not depend on the drafter, so that
 tokens per round are counted by playing the answers to a drafter: no clock is in them. A drafter
 that remembers is first told a number of earlier requests; what is measured is always the same rest.
 A head reads rows of the target, which decodes each text once for them; all else is as without one.

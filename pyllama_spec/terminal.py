@@ -81,7 +81,7 @@ class ProgressBar:
     """A bar on a terminal's stderr, or of tqdm in a notebook; silent elsewhere.
 
     Args:
-        label: what is going on.
+        label: the name of the task.
         stream: where it is drawn.
 
     """

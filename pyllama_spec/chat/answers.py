@@ -252,7 +252,7 @@ class EngineReader:
         if ended is not None:
             return ended
         answer, n_told = parsed.answer, parsed.n_told
-        # A call that has begun after all else, and is none yet, is text.
+        # The beginning of a call at the end, which is not yet a call, is text.
         for at in range(min(n_told + _MAX_CLOSING, len(text)), n_told - 1, -1):
             clean = self._clean(text[:at])
             if clean is not None and clean.calls == answer.calls:

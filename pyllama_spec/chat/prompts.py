@@ -19,7 +19,7 @@ def check_fits(vocab: Vocab, text: object, n_ctx: int) -> None:
 
     Args:
         vocab: the vocabulary of the model.
-        text: the text of a prompt; what is no text is left alone.
+        text: the text of a prompt; values of other types are ignored.
         n_ctx: tokens of the context.
 
     Raises:

@@ -1,6 +1,6 @@
 """Renders chat templates: the model's own Jinja text, in a sandbox.
 
-A template comes with the model's file, from whoever made it. It runs without access to Python's
+A template comes with the model's file, from an unknown author. It runs without access to Python's
 internals, may not change what it is given, and has bounds: see template_limits.py.
 
 Control tokens in messages: a rendered chat is tokenized with the names of control tokens read as

@@ -1,7 +1,7 @@
 """Limits the steps, the time and the text sizes of chat templates.
 
 A template comes with a model's file and is a program. jinja2's sandbox keeps it from Python's
-internals, but not from running for ever or from filling the memory: `'a' * 10**9`,
+internals, but not from running without end or from filling the memory: `'a' * 10**9`,
 `|indent(10**9)`, `'%999999999d'`, a text that is doubled forty times, loops in loops. So the tree
 is changed before it is compiled: each round of a loop, each call, filter, sum and piece of output
 is counted here, and an operation that would make a large text is refused before it runs.

@@ -306,7 +306,7 @@ class _Chat:
     ) -> RenderedChat:
         """The chat of a session, with the caller's text located in it.
 
-        Schemas with stand-ins in them are none: the chat is rendered without reading them, if that
+        Schemas with stand-ins are not valid: the chat is rendered without reading them, if that
         gives the same text.
         """
 

@@ -61,8 +61,8 @@ def _run_rpc_server(args: argparse.Namespace) -> int:
             if not server.is_loopback:
                 _say(
                     f"warning: {server.host} is not loopback, and the protocol has no "
-                    "authentication: whoever reaches the port uses this machine's memory, reads "
-                    "what is computed, and may do worse"
+                    "authentication: any client that reaches the port can use this machine's "
+                    "memory, read what is computed, and may do worse"
                 )
             print(f"ready: {server.address}, {', '.join(server.devices)}", flush=True)
             server.serve()

@@ -309,7 +309,7 @@ def _warn(args: argparse.Namespace, settings: ServerSettings) -> None:
     notes = notes_of(args.api_key_file)
     if args.host not in LOOPBACK and not settings.api_keys:
         notes.append(
-            f"whoever reaches {args.host} may use the model: --api-key-file asks for a key"
+            f"any client that reaches {args.host} may use the model: --api-key-file asks for a key"
         )
     if args.host not in LOOPBACK and args.tls_cert is None:
         notes.append("keys and texts go over the network as they are: --tls-cert, or a proxy")

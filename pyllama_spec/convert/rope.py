@@ -76,7 +76,7 @@ def read_rope(
         partial: whether the draft may turn a part of each head.
 
     Raises:
-        ConversionError: the kind is none of the above, or a number is missing or contradictory.
+        ConversionError: the kind is not supported, or a number is missing or contradictory.
 
     """
     merged = _merge(config, ignored)

@@ -105,7 +105,7 @@ def _dtype_size(dtype: str, owner: str) -> int:
     """Bytes per element of a stored type.
 
     Raises:
-        ConversionError: the type is none of STORED; `owner` names the tensor in the message.
+        ConversionError: the type is not in STORED; `owner` names the tensor in the message.
 
     """
     if dtype not in STORED:

@@ -31,7 +31,7 @@ from pyllama_spec.gguf.reader import read_key, read_keys
 
 INSTEAD = f'give a draft\'s file, or draft="{PROMPT_LOOKUP}"'
 _ARCH, _N_HEADS = "general.architecture", ".nextn_predict_layers"
-# The most files of a folder that are read: nobody waits for more.
+# The maximum number of a folder's files to read, which bounds the time.
 _MAX_FILES = 64
 # How files are named that hold a head alone.
 _HEAD_PREFIX = "mtp-"

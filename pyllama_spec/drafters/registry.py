@@ -115,7 +115,7 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
         options: for those that are made here.
 
     Raises:
-        ArgumentError: it is none of these, with a hint at what was meant, or an option is not for
+        ArgumentError: it is not one of these, with a suggestion, or an option is not for
             it, or its class proposes nothing.
         ModelLoadError: the path is no readable GGUF.
         UnsupportedError: this version has no drafter for the file.

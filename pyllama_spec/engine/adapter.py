@@ -40,7 +40,7 @@ class Adapter(Closeable):
         self.path = Path(path)
         check_header(self.path)
         out = ffi.new("llama_spec_adapter **")
-        # Now: whoever trains it may write the next one to the same path.
+        # Now: training may write the next adapter to the same path.
         self.identity = digest_of(self.path)
         code = lib.llama_spec_adapter_load(model.handle, os.fsencode(self.path), out)
         check(code, f"cannot use {self.path} as an adapter of {model.path.name}")

@@ -342,7 +342,7 @@ def _name_places(
     """Sets which devices take layers; the caller keeps the result while the engine reads it.
 
     Raises:
-        ArgumentError: a name or an endpoint is none, or servers are given and no layers.
+        ArgumentError: a name or an endpoint is invalid, or servers are given and no layers.
         UnsupportedError: the build has no servers, or they would have to share layers.
 
     """

@@ -93,7 +93,7 @@ def server_devices(endpoint: str) -> tuple[Device, ...]:
     """The devices of a server.
 
     Raises:
-        RemoteError: it cannot be reached, or is none.
+        RemoteError: it cannot be reached, or is not an RPC server.
 
     """
     (address,) = server_names([endpoint])
@@ -200,7 +200,7 @@ class RpcServer:
 
     def _start(self, client: socket.socket, peer: str) -> None:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # One whose machine has gone would keep its layers here for ever.
+        # A client whose machine is gone would keep its layers here without end.
         client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         thread = threading.Thread(target=self._answer, args=(client, peer), daemon=True)
         with self._lock:

@@ -471,7 +471,7 @@ class Sampler:
     def forced(self) -> bytes:
         """The text that the grammar forces, UTF-8; b"" if it allows several.
 
-        Without a grammar, and while one waits for its beginning, there is none.
+        Empty without a grammar, and while a grammar waits for its trigger.
         """
         if self.params.grammar is None:
             return b""

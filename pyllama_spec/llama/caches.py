@@ -17,7 +17,7 @@ _GIB = 1 << 30
 class StateKey(tuple[int, ...]):
     """The tokens of a state and its owner (LlamaState.owner); None matches any owner.
 
-    To a cache of the user's own it is a tuple of ids, as ever.
+    A cache of the user's own sees it as a tuple of ids.
     """
 
     owner: str | None

@@ -57,7 +57,7 @@ class CostCache:
 
     def read(self) -> KnownCosts | None:
         """Reads the stored costs; None if they are missing or implausible."""
-        # What is no plain file, a pipe say, may be opened for ever.
+        # Opening a pipe, which is not a regular file, may block without end.
         if self._path is None or not self._path.is_file():
             return None
         try:

@@ -357,7 +357,7 @@ KEYWORDS = tuple(field.name for field in fields(OpenOptions))
 def init_of_options(init: _Function) -> _Function:
     """A decorator that gives Llama.__init__ the keywords of OpenOptions.
 
-    To whoever asks: inspect.signature(), help(), typing.get_type_hints(), and by them notebooks.
+    Read by inspect.signature(), help() and typing.get_type_hints(), and through them by notebooks.
     """
     signature = inspect.signature(OpenOptions.__init__)
     unknown = inspect.Parameter("unknown", inspect.Parameter.VAR_KEYWORD, annotation="Any")

@@ -67,7 +67,7 @@ class OverridableTokens(Protocol):
 class Overridable(OverridableTokens, Protocol):
     """`Llama`, as completions and chats see it.
 
-    They are handed the Llama at each call and keep none, and use no more of it than stands here:
+    They get the Llama at each call and do not keep it, and use only the members listed here:
     this is the list of what a subclass may override and have heeded.
 
     Attributes:

@@ -160,7 +160,7 @@ def bounded(
 def _close(vocab: Vocab, end: str) -> tuple[int, ...]:
     """The ids of the tag that ends a thought.
 
-    Some vocabularies put a space before a first control token, which is none of it.
+    Some vocabularies put a space before a first control token, which is not part of the tag.
     """
     ids = vocab.tokenize(end, add_special=False, parse_special=True)
     if len(ids) > 1 and vocab.piece(ids[0], special=True).isspace() and not end[0].isspace():

@@ -195,7 +195,7 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
         """Queues the request before it is read, so that a runner thread can compute it.
 
         Args:
-            is_whole: compute it to its end, for whoever wants a text as a whole; else a stream does
+            is_whole: compute it to its end, for a reader of the whole text; else a stream does
                 not run ahead of its reader by more than some pieces.
             is_detached: compute it with n_parallel=1 too before anybody reads it.
 

@@ -206,7 +206,7 @@ class Job:
         acceptance: for requests that do not say; see Llama.
 
     Attributes:
-        keeper: looks after what its sequence holds before it and after it; None for nobody.
+        keeper: loads and stores the content of its sequence; None for none.
         run: its run, once it has begun.
         end_token: the token that ended the text, which is no part of it; None where none did.
         stop_reason: what of the request ended the text: a stop string or the id of a token.

@@ -14,7 +14,7 @@ from pyllama_spec.requests.ticket import Arrival, Ticket
 from pyllama_spec.speculative import SavedSequence, SequenceState
 from pyllama_spec.speculative.sequence import n_common
 
-# For how long a stream that nobody reads keeps a place that others wait for. Copying it away and
+# How long an unread stream keeps a place that others wait for. Copying it away and
 # back takes about as long as computing some tokens, so that it is not done between two of them.
 _PATIENCE_S = 0.1
 # For how long a request waits for one that was asked for before it, and is not made yet. Rendering
@@ -235,7 +235,7 @@ class Line:
     def put_aside(self, ticket: Ticket, saved: SavedSequence) -> None:
         """Suspends a request that nobody reads, with a copy of its sequence.
 
-        What the sequence holds stays there, for whoever begins with the same text.
+        The sequence keeps its content for requests with the same prefix.
         """
         state = ticket.state
         if ticket.is_over or state is None:

@@ -393,7 +393,7 @@ class RequestOptions:
                 "mirostat": self.mirostat_mode,
                 "penalty_last_n": last_n if self.penalty_last_n is None else self.penalty_last_n,
                 "seed": _engine_seed(seed if self.seed is None else self.seed),
-                # Without its end yet: whoever knows the template puts it in.
+                # Without its end yet: the caller that knows the template sets it.
                 "thought_budget": self.thinking_token_budget if self.thought_close else None,
                 **self._without_truncation(),
             }

@@ -126,7 +126,7 @@ class Runner(Visits):
 
         Args:
             ticket: the ticket of the request.
-            is_whole: whether it is computed to its end whoever reads it.
+            is_whole: whether it is computed to its end even if it is not read.
             is_detached: whether it is computed by no thread that reads it, with one place too.
 
         """
@@ -141,7 +141,7 @@ class Runner(Visits):
 
         Raises:
             BusyError: this thread computes, and calls back: it would wait for itself.
-            ForkedError: this process was forked: whoever it would wait for is not in it.
+            ForkedError: this process was forked: the computing thread is in its parent.
 
         """
         self._round.target.check_process()
@@ -246,7 +246,7 @@ class Runner(Visits):
         """Cancels a request at any stage, from any thread, without waiting.
 
         In line, put aside or unread it is over at once. While it is computed it is over with the
-        round, and a round that computes for nobody else is interrupted.
+        round, and a round of only this request is interrupted.
         """
         if self._is_out_of_reach:
             return
@@ -421,7 +421,7 @@ class Runner(Visits):
             with self._lock:
                 if self._computer == me:
                     self._computer, self._computing = None, ()
-                    with contextlib.suppress(ClosedError):  # the context, by whoever has it
+                    with contextlib.suppress(ClosedError):  # another thread closed the context
                         if reader is not None and reader.is_over:
                             # Before the next one computes: its threads would sleep through it.
                             target.pause_threads()

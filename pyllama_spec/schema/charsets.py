@@ -1,6 +1,6 @@
 """Sets of characters as sorted ranges of code points.
 
-A character is a Unicode scalar value: halves of UTF-16 pairs are none.
+A character is a Unicode scalar value; surrogates are not characters.
 """
 
 from __future__ import annotations

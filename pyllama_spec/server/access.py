@@ -72,7 +72,7 @@ def check_key(exchange: Exchange, keys: Keys) -> None:
     """Requires a key if the server has keys.
 
     Raises:
-        ApiError: there is none, or a wrong one.
+        ApiError: the key is missing or wrong.
 
     """
     kind, _, key = (exchange.header("authorization") or "").partition(" ")

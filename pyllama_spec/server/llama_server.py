@@ -240,7 +240,9 @@ def _settings(values: Mapping[str, Any], listening: Listening, notes: list[str])
     keys = (*given_keys, *keys_of(key_file))
     notes += notes_of(key_file)
     if not (listening.host in LOOPBACK or keys):
-        notes.append(f"whoever reaches {listening.host} may use the model; --api-key-file asks")
+        notes.append(
+            f"any client that reaches {listening.host} may use the model; give --api-key-file"
+        )
     given = {name: values[name] for name in _OF_SETTINGS if name in values}
     alias, *aliases = dict.fromkeys(values.get("aliases") or (None,))
     return ServerSettings(

@@ -283,7 +283,7 @@ _HUB = "no model is fetched here; download it, and give its file by -m"
 _NO_IMAGES = "models see no images here"
 _NO_TOOLS = "the server runs no tools; clients do"
 _SERVER_MODELS = "one model is served here; pyllama-spec serve --config FILE.toml serves several"
-# Flags that ask for what is not done: whoever gives one would wait for it in vain.
+# Flags of unsupported features, which are refused.
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-mu", "--model-url",
                      "-dr", "--docker-repo", "--embd-gemma-default", "--fim-qwen-1.5b-default",

@@ -70,7 +70,7 @@ class ModelSpec:
     def missing_files(self) -> list[tuple[str, Path]]:
         """The missing files, each with its key in the model's table.
 
-        A file of draft_memory is none of them: it is made.
+        The file of draft_memory does not count: the server creates it.
         """
         named = {"model_path": self.keywords["model_path"]}
         draft = self.keywords.get("draft")
@@ -104,7 +104,7 @@ class ModelList:
         takes_any_name: whether the default one answers to unknown names.
 
     Raises:
-        ArgumentError: there is none, two have one name, or `default` is no name.
+        ArgumentError: there is no model, two have the same name, or `default` is unknown.
 
     """
 

@@ -229,7 +229,7 @@ class Models:
         if one.failure is None:
             return
         why, at = one.failure
-        # A file may be there a moment later; until then nobody waits for the same error again.
+        # A file may appear a moment later; until then requests get the same error at once.
         if monotonic() < at + self.serving.settings.retry_after_s:
             raise _not_loaded(one.name, why)
         one.failure = None
@@ -274,7 +274,7 @@ class Models:
                 log.warning("the adapter %s cannot be loaded: %s", name, why)
         except _UnwantedError:
             pass
-        except Exception as error:  # noqa: BLE001 - told to whoever asks for the model, and logged
+        except Exception as error:  # noqa: BLE001 - reported to the model's requests, and logged
             self._note_failure(one, error)
         finally:
             one.loading = None
@@ -406,7 +406,7 @@ class Models:
 
         Raises:
             OutOfMemoryError: it would not fit alone.
-            _UnwantedError: nobody waits for it any more, or no other may be closed for it.
+            _UnwantedError: no request waits for it any more, or no other may be closed for it.
 
         """
         most = self._listed.memory_bytes

@@ -372,7 +372,8 @@ def timings(
 ) -> dict[str, Any]:
     """The times under llama-server's names, in milliseconds and tokens per second.
 
-    The first token comes with the prompt's last row: it is none of what was predicted per second.
+    The first token comes with the prompt's last row: it does not count in the rate of predicted
+    tokens.
     """
     n_cached = usage["prompt_tokens_details"]["cached_tokens"]
     n_read, n = usage["prompt_tokens"] - n_cached, usage["completion_tokens"]

@@ -54,7 +54,7 @@ class ServerSettings:
         flags: what the program that serves calls keywords of Llama() which errors name.
 
     Raises:
-        ArgumentError: a bound is no number, or below what is needed; an origin is none.
+        ArgumentError: a limit is not a number or too low, or an origin is invalid.
 
     """
 
@@ -127,7 +127,7 @@ def with_loopback(names: Sequence[str]) -> tuple[str, ...]:
     cannot: a browser sends the name in the page's address, which it has looked up.
 
     Raises:
-        ArgumentError: one is no name of a host, which no header would ever equal.
+        ArgumentError: a name is not a host name, so no header could equal it.
 
     """
     for name in names:

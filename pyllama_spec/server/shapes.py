@@ -1,6 +1,6 @@
 """The accepted request bodies, as OpenAI and llama-server publish them.
 
-A field that is not known is left alone, as clients send many that change nothing. What a value may
+An unknown field is ignored, as clients send many that change nothing. What a value may
 be beyond its type is the library's to say, so that a request is refused over HTTP as it is in
 Python, and in the same words.
 """

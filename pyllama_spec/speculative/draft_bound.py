@@ -57,8 +57,8 @@ def draft_bound(
     Args:
         bound: what holds already: the drafter's own number, or all that hold for the context.
         n_draft: what the caller allows, of the context or of a request.
-        n_snapshots: how many tokens a recurrent state can take back (Rollback.max_draft).
-        snapshots: why no more, in words (Rollback.max_draft_reason).
+        n_snapshots: how many tokens a recurrent state can roll back (Rollback.max_draft).
+        snapshots: the reason for that limit, in words (Rollback.max_draft_reason).
         n_rows: the rows of a decode that verifies: those that are computed as single ones are, that
             have logits, and that a batch takes (Limits.width). The pending token needs one.
         n_seqs: how many sequences share those rows.

@@ -85,7 +85,7 @@ class IsolatedDrafter:
         self.is_lookup, self.draws_tokens = drafter.is_lookup, drafter.draws_tokens
         # Others are told the tokens of a copy again.
         self.copies = drafter.can_copy
-        # Whether there is anything to tell it: plain decoding has nobody who would listen.
+        # Whether the drafter needs commits: that of plain decoding does not.
         self.listens = drafter.max_draft > 0 or bool(self.target_layers)
 
     def __repr__(self) -> str:
@@ -358,7 +358,7 @@ def _warn(drafter: Drafter, name: str, why: str, what: str, error: Exception) ->
         where = author if place is None else f"{Path(place[0]).name}, line {place[1]}"
         message = (
             f"the drafter {name} is disabled until the next prompt of its sequence: it "
-            f"{why[:_MAX_REASON]} ({where}). The text goes on without it. This is said once; "
+            f"{why[:_MAX_REASON]} ({where}). The text continues without it. This is said once; "
             "Llama.generate_steps(...).record.stats.reason_off_error has the traceback "
             "(docs/drafters.md)"
         )

@@ -8,7 +8,7 @@ what it is alone, and nothing else than such contexts has a pace; elsewhere part
 
 from __future__ import annotations
 
-# For how long whoever generates may pause for another request's prompt.
+# How long generating requests may pause for another request's prompt.
 MAX_PAUSE_S = 0.5
 # Parts are multiples of it, which is what products are computed in.
 _STEP = 32

@@ -13,7 +13,7 @@ Round.step() is one round. In its order:
     _commit                   behind each decode, for each sequence:
       _accept                 sample_and_match(), the target's own choice at each row, or
                               RejectionSampling.accept(), for what a draft has drawn; then
-                              rollback.undo takes back what was rejected
+                              rollback.undo removes the rejected tokens
       _commit_prompt          or, after a prompt, its first token
       drafter.commit          what was settled, with the target's rows
     scheduler.learn           the controller: what the round took and gave
@@ -87,9 +87,9 @@ class Round:
             nothing but what the run's own sequence holds.
 
     Attributes:
-        sequences: what the sequences of the context hold: copied, taken back, put away.
+        sequences: the contents of the context's sequences: copies, cuts and stores them.
         max_draft: the most tokens that a sequence drafts in a round.
-        max_draft_reason: what allows no more, in words (draft_bound()).
+        max_draft_reason: the reason for that limit, in words (draft_bound()).
 
     Raises:
         ArgumentError: the context does not keep the layer inputs that the drafter wants, the

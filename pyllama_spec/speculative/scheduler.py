@@ -9,7 +9,7 @@ drafts, learn() reports the outcome.
 Padding: where each sequence has a stream of its own in the memory, the engine computes sequences
 together only while their ids follow each other and each has as many tokens as the others; for the
 rest it goes over the weights once more. Tokens after a draft that nobody reads, and tokens of idle
-sequences in between, are taken back after the decode; they cost a row each and save a pass.
+sequences in between, are rolled back after the decode; they cost a row each and save a pass.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Limits:
         n_ctx: positions of a sequence.
         n_batch: the most tokens of a decode.
         n_outputs: the most tokens of a decode with logits.
-        draft_bound: the most tokens that a sequence drafts, whatever the round, and why no more.
+        draft_bound: the most tokens that a sequence drafts in any round, and the reason.
         max_rows: the most rows of a decode that verifies: up to this many, rows are computed as
             single ones are (docs/measurements/), so that text does not depend on company.
         max_chunk: the most tokens of a prompt that a decode reads. Without a pace prompts are
@@ -239,9 +239,9 @@ class Scheduler:
     def _prompt_spans(self, runs: Sequence[SequenceRun], texts: Sequence[Span]) -> Iterator[Span]:
         """The spans of prompts: those that fit in one part first, else in order.
 
-        None is passed over for ever. Of p prompts each has its next part within
-        _MAX_PASSED + p rounds, since whoever was passed over most goes first then, and in every
-        round somebody has one. Where each part has a decode of its own and there is no pace, the
+        No prompt is passed over without end. Of p prompts each gets its next part within
+        _MAX_PASSED + p rounds, since the prompt that was passed over most goes first then, and each
+        round reads at least one part. Where each part has a decode of its own without a pace, the
         last one of a round may go beyond the room.
         """
         limits, pace = self.limits, self.pace

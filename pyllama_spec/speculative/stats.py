@@ -50,12 +50,12 @@ class SpeculationStats:
         drafter: the drafter's name.
         note: a remark on it, such as why it was chosen; "" for none.
         rounds: decodes of the target after the prompt.
-        drafted: tokens that were proposed and verified, whoever proposed them.
+        drafted: tokens that were proposed and verified, of all sources.
         accepted: of those, the ones that the target's own choice confirmed.
         accepted_histogram: how many rounds accepted 0, 1, 2 ... tokens.
         controller: the name of what said how long drafts are.
         asked: rounds in which a draft was asked for: of the drafter, be it for copies alone, or of
-            the request's prediction. A drafter that failed is asked no more.
+            the request's prediction. A drafter that failed is not asked again.
         asked_copies: of those, the rounds in which only copies were asked for: a draft model with
             copies beside it was disabled, or the prediction answered.
         copied: of `asked`, the rounds with a lookup hit.

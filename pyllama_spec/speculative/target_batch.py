@@ -26,7 +26,7 @@ class TargetBatch:
         self._target = target
         self._batch = Batch(target.n_batch)
         self._rows = LayerRows(target, (), 0, 0)
-        # A token for places that nobody reads.
+        # The padding token.
         self._filler = target.model.vocab.bos or 0
 
     def compute(self, decode: Decode, runs: Mapping[int, SequenceRun]) -> None:

@@ -119,7 +119,7 @@ def _of_items(there: Shape, here: Shape, at: str, values: bool) -> str:
 def _of_chunks(there: list[Shape], here: list[Shape], at: str, values: bool) -> str:
     """The first chunk, the last one, and all that lies between as one text.
 
-    Where a text is cut into chunks is nobody's business, as long as none is of another shape.
+    The borders of a text's chunks do not matter, as long as the chunks have the same shape.
     """
     if not there or not here:
         return "" if len(there) == len(here) else f"{at}: {len(there)} there, {len(here)} here"

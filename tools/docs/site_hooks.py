@@ -61,7 +61,7 @@ _GOES_ON = re.compile(
 )
 _CODE = re.compile(r"<pre\b.*?</pre>", re.DOTALL)
 _IMAGES = (".png", ".svg", ".jpg")
-# A canonical link, and those to the pages before and after, are loaded by nobody.
+# Browsers do not load a canonical link, nor those to the pages before and after.
 _FROM_ELSEWHERE = re.compile(
     r"<(?:script|img|iframe|link(?! rel=\"(?:canonical|prev|next)\"))\b[^>]*"
     r"\s(?:src|href)=\"?(?:https?:)?//[^>]*>"

@@ -204,7 +204,7 @@ def _logit_cap(options: Options) -> float | None:
 
 
 def _rope(body: Fields, head_size: int, is_speculators: bool) -> Rope:
-    # Of files of speculators nobody agrees whether the share, left from the target, counts.
+    # Readers of speculators' files disagree whether the share, left from the target, applies.
     rope = read_rope(body, head_size, ignored=_MROPE, partial=not is_speculators)
     if rope.keys.get("rope.scaling.type") == "longrope":
         raise ConversionError(

@@ -101,7 +101,7 @@ def _check_logits(config: DflashConfig, plan: Plan) -> None:
     if plan.heads.markov_rank is None:
         return
     if config.logit_scale is not None:
-        # vLLM multiplies what the head adds as well; nobody else says.
+        # vLLM scales what the head adds as well; other readers do not document it.
         key = "output_multiplier"
         raise config.options.refuse(key, "readers disagree how a Markov head adds to such logits")
 

@@ -13,7 +13,7 @@ class Eagle3Memory(ChainMemory):
     """The pairs of all sequences, in a head's context.
 
     A sequence's n_fed may be as many as it has tokens: then the last pair was fed with the token
-    `ahead`, which truncate() has taken back.
+    `ahead`, which truncate() has removed.
     """
 
     def n_ready(self, s: SequenceMemory) -> int:

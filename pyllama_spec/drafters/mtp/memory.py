@@ -22,7 +22,7 @@ class MtpMemory(ChainMemory):
     """The pairs of all sequences, in a head's context.
 
     A sequence's n_fed may be one more than it has tokens: then the last pair was fed with the token
-    `ahead`, which truncate() has taken back.
+    `ahead`, which truncate() has removed.
 
     Args:
         context: the head's.

@@ -180,7 +180,7 @@ class Suffix(Drafter):
 
         Raises:
             ArgumentError: the store was made with another vocabulary.
-            ModelLoadError: it cannot be opened, is none, or is damaged.
+            ModelLoadError: the file cannot be opened, is not a store, or is damaged.
 
         """
         if self._store_path is None:

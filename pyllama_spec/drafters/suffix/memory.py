@@ -369,7 +369,7 @@ class Memory:
     def add(self, ids: Sequence[int], origins: Sequence[int] = ()) -> None:
         """Adds the new part of a text; drops the least useful texts for room.
 
-        Origins are not kept: nobody trains on a memory that ends with the process.
+        Origins are not kept: training never reads a memory that ends with the process.
         """
         entry = entry_of(self.index, ids, self.max_tokens)
         if not len(entry):

@@ -253,7 +253,7 @@ class Store:
 
         Args:
             ids: the text.
-            origins: [len(ids)] TokenOrigin of each token; () where nobody knows them.
+            origins: [len(ids)] TokenOrigin of each token; () where they are unknown.
 
         """
         if self._is_read_only:

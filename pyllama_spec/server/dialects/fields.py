@@ -28,7 +28,7 @@ class Fields:
         place: of it in the request; "" for the request itself.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: it is not an object.
 
     """
 

@@ -26,7 +26,7 @@ def make_controller(choice: ControllerChoice, p_min: float | None = None) -> Con
         p_min: of the caller; one that is given by hand says where drafts end.
 
     Raises:
-        ArgumentError: there is none of that name, or it is no Controller.
+        ArgumentError: the name is unknown, or the value is not a Controller.
 
     """
     if choice is None:

@@ -174,7 +174,7 @@ class ProfitController(Controller):
         self._limits = ControllerLimits(0)
         self.costs = RoundCosts()
         self.acceptance = Acceptance()
-        # Whether the drafter drafts what it is asked for, and asks nobody where to end; None while
+        # Whether the drafter drafts the requested length without calling the stop; None while
         # no chain of it was seen.
         self._is_silent: bool | None = None
         # Survivals of the last blocks.
@@ -546,7 +546,7 @@ class ProfitController(Controller):
                 state.is_on = state.is_trial = False
                 state.wait = self._interval(state, prices)
         elif value > _HYSTERESIS or (is_retry and may_lose and state.patience >= _READER_PATIENCE):
-            # A retry that had to read much goes on: that is paid for, and each draft more is cheap.
+            # A retry that had to read much continues: the reading is paid, and drafts are cheap.
             state.is_on, state.earned = True, 0.0
         elif is_retry:
             state.is_trial = False

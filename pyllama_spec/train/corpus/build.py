@@ -36,7 +36,7 @@ from pyllama_spec.train.interrupt import interruptions
 
 # Counts up when the same settings and seed begin to give another text.
 _REVISION = 3
-# Tokens of a shard: what an interruption that nobody sees coming can cost.
+# Tokens of a shard: the most that a kill can lose.
 _SHARD_TOKENS = 16_384
 # Seconds between two writes of sequences that wait for a slower one.
 _SAVE_EVERY_S = 30.0

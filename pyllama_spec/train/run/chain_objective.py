@@ -22,7 +22,7 @@ class ChainStep:
         chains: [c] int64, which of Texts.starts.
         y: [c, n_embd] float32, the rows that give logits.
         at: [c] int64: the token that was read; its distribution is the target's.
-        goes_on: [c] bool, for whoever takes the steps to set: chains that make another one.
+        goes_on: [c] bool, set by the loop over the steps: chains that make another one.
 
     """
 
