@@ -54,7 +54,7 @@ def costs(make: Callable[[], Any], rows: Row, tokens: list[int]) -> tuple[float,
         start = perf_counter()
         assert chain.sample_row(row) == token
         allowed.append(perf_counter() - start)
-        # What stands first may not follow, as it is no text.
+        # What stands first may not follow, as it is not a text.
         row[token], row[0] = row.min() - 1, 200.0
         start = perf_counter()
         chain.sample_row(row)

@@ -174,7 +174,7 @@ def _text_of(schema: Any) -> str:
 def schema_grammar(schema: Any, *, is_strict: bool = True) -> str:
     """GBNF rules for a schema, given as a dict or JSON text; True means any JSON object.
 
-    A name in it that is no keyword is an annotation; there is a UserWarning that says which.
+    A name in it that is not a keyword is an annotation; there is a UserWarning that says which.
 
     Args:
         schema: the JSON schema.
@@ -183,7 +183,7 @@ def schema_grammar(schema: Any, *, is_strict: bool = True) -> str:
     Raises:
         SchemaError: it is malformed, or asks for what a grammar cannot hold: `keyword` and `path`
             say what and where.
-        ArgumentError: it is no schema.
+        ArgumentError: it is not a schema.
 
     """
     if schema is True:

@@ -26,7 +26,7 @@ def read_text(path: Path, what: str, *, encoding: str = "utf-8") -> str:
         encoding: its own.
 
     Raises:
-        ArgumentError: it cannot be read, is no text, or has more than MAX_TEXT_BYTES.
+        ArgumentError: it cannot be read, is not a text, or has more than MAX_TEXT_BYTES.
 
     """
     try:
@@ -67,7 +67,7 @@ def read_plain(path: Path) -> str:
     """Reads the text of a regular file, such as JSON beside a model.
 
     Raises:
-        OSError: it cannot be read, is no file, or has more than MAX_TEXT_BYTES.
+        OSError: it cannot be read, is not a file, or has more than MAX_TEXT_BYTES.
         UnicodeDecodeError: it is not UTF-8.
 
     """

@@ -168,7 +168,7 @@ def chosen(names: Sequence[str], outcomes: Mapping[str, Outcome]) -> list[str]:
     """The rows to run: the named ones, all, or those that have not passed with today's sources.
 
     Raises:
-        ValueError: a name is no row.
+        ValueError: a name is not a row.
 
     """
     if unknown := [name for name in names if name not in (*ROWS, "all")]:
@@ -247,7 +247,7 @@ def main() -> int:
     """Runs rows, or says how they stand.
 
     Returns:
-        0 where all that were to run passed, 1 where one did not, 2 for a name that is no row.
+        0 where all that were to run passed, 1 where one did not, 2 for a name that is not a row.
 
     """
     parser = argparse.ArgumentParser(description="what a release needs beside the gate")

@@ -59,7 +59,7 @@ class Peer:
         timeout_s: how long an answer may take.
 
     Raises:
-        ArgumentError: this is no address.
+        ArgumentError: this is not an address.
 
     """
 

@@ -25,7 +25,7 @@ class Setup:
         weight_basis: where that number comes from.
         streaming: of this machine's memory; None where the weights lie on a GPU.
         placement: layers of the target by device.
-        draft_placement: those of the draft; None where it is no model.
+        draft_placement: those of the draft; None where it is not a model.
         provenance: versions, machine, files: JSON's own types.
         notes: what a reader should know.
 

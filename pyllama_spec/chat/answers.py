@@ -221,7 +221,7 @@ class EngineReader:
         content = parsed["content"].removeprefix(self._begun)
         answer = Answer(content, parsed["reasoning_content"], calls)
         n_told = len(text.encode(errors="replace")[: parsed["n_told"]].decode(errors="replace"))
-        # White space before a text is no part of any form: the engine's parsers skip it.
+        # White space before a text is not part of any form: the engine's parsers skip it.
         blank = text[: len(text) - len(text.lstrip())]
         has_text = bool(answer.content) and not answer.reasoning
         if has_text and text.startswith(blank + answer.content):

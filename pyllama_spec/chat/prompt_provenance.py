@@ -212,7 +212,7 @@ class StandIns:
         """Replaces the characters of a caller's value, at all depths, by stand-ins.
 
         Raises:
-            NotTrackedError: it holds something that templates print and that is no plain data.
+            NotTrackedError: it holds something that templates print and that is not plain data.
 
         """
         if isinstance(value, str):

@@ -117,7 +117,7 @@ def chat_top_logprobs(logprobs: object, top_logprobs: object) -> int | None:
     """How many alternatives a chat reports per token; None for no log-probabilities.
 
     Raises:
-        ArgumentError: logprobs is no bool, or top_logprobs no number.
+        ArgumentError: logprobs is not a bool, or top_logprobs no number.
 
     """
     if logprobs not in (None, True, False) or not isinstance(logprobs, (bool, type(None))):

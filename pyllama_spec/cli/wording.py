@@ -98,7 +98,7 @@ def file_name(text: str) -> Path:
 def with_options(message: str, args: argparse.Namespace) -> str:
     """A message about Python arguments, with the command's options in their place.
 
-    "n_ctx=0 is below 1" becomes "--n-ctx 0 is below 1". What is no option stays.
+    "n_ctx=0 is below 1" becomes "--n-ctx 0 is below 1". What is not an option stays.
     """
     own = {name for name in vars(args) if not name.startswith("_")}
 

@@ -117,7 +117,7 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
     Raises:
         ArgumentError: it is not one of these, with a suggestion, or an option is not for
             it, or its class proposes nothing.
-        ModelLoadError: the path is no readable GGUF.
+        ModelLoadError: the path is not a readable GGUF.
         UnsupportedError: this version has no drafter for the file.
 
     """
@@ -152,7 +152,7 @@ def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None
 
     Raises:
         ArgumentError: there is no such file, and the text looks like a name.
-        ModelLoadError: it is no readable GGUF.
+        ModelLoadError: it is not a readable GGUF.
         UnsupportedError: this version has no drafter for its architecture.
 
     """
@@ -200,7 +200,7 @@ def holds_head_alone(file: Path) -> bool:
     """Whether a file has an MTP head and no layers before it.
 
     Raises:
-        ModelLoadError: it is no readable GGUF.
+        ModelLoadError: it is not a readable GGUF.
 
     """
     from pyllama_spec.gguf.reader import read_gguf

@@ -23,7 +23,7 @@ def schema_to_grammar(schema: Any) -> str:
         schema: the JSON schema, as a dict or as True.
 
     Raises:
-        ArgumentError: it is no schema, or asks for something that a grammar cannot hold.
+        ArgumentError: it is not a schema, or asks for something that a grammar cannot hold.
 
     """
     out = ffi.new("char **")

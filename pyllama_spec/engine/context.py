@@ -330,7 +330,7 @@ class Context(Closeable):
         The memory was computed without them: clear it where that matters.
 
         Raises:
-            ArgumentError: one was loaded for another model, or a scale is no number.
+            ArgumentError: one was loaded for another model, or a scale is not a number.
 
         """
         for adapter, _ in adapters:

@@ -53,7 +53,7 @@ class Distribution:
 
         Args:
             ids: [n] the ids, each once.
-            logits: [n] their logits; minus infinity is no probability.
+            logits: [n] their logits; minus infinity means probability 0.
 
         Raises:
             ArgumentError: one is NaN, or none is finite.

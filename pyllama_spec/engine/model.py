@@ -296,7 +296,7 @@ class Model(Closeable):
 
         Raises:
             ArgumentError: it was made for another one, with the first difference.
-            UnsupportedError: it is no draft of a kind that this version knows.
+            UnsupportedError: it is not a draft of a kind that this version knows.
 
         """
         instance(target, Model, "target", "; load one with Model(path)")

@@ -15,7 +15,7 @@ def device_names(devices: Sequence[str] | None) -> list[Any]:
     """The device names as a C array; keep it while the engine reads it.
 
     Raises:
-        ArgumentError: it is no list of names.
+        ArgumentError: it is not a list of names.
 
     """
     if devices is None:

@@ -61,7 +61,7 @@ def target_of(path: Path, keys: Mapping[str, GgufKey]) -> Target:
         keys: those of which is_fact() is true.
 
     Raises:
-        ModelLoadError: it is no language model, or lacks one of the facts.
+        ModelLoadError: it is not a language model, or lacks one of the facts.
 
     """
     arch = keys.get("general.architecture")

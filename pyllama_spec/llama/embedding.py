@@ -82,7 +82,7 @@ class Embedder:
             were read.
 
         Raises:
-            ArgumentError: one is no text, or has no tokens.
+            ArgumentError: one is not a text, or has no tokens.
             ContextFullError: one is too long.
             CancelledError: cancel() was called meanwhile.
 

@@ -464,7 +464,7 @@ class Llama(LlamaTokenCalls, Closeable):
             A score for each document, in their order, as the model gives it: any number.
 
         Raises:
-            ArgumentError: these are no texts.
+            ArgumentError: these are not texts.
             UnsupportedError: the model gives no such scores, or was opened without embedding=True.
             ContextFullError: the query alone is too long, or a document is, and truncate is False.
             ClosedError: it is closed.
@@ -510,7 +510,7 @@ class Llama(LlamaTokenCalls, Closeable):
         apart. What was read with other adapters counts again when they do.
 
         Raises:
-            ArgumentError: these are no pairs of a file or an Adapter and a scale.
+            ArgumentError: these are not pairs of a file or an Adapter and a scale.
             ModelLoadError: a file is missing, or made for another model.
             BusyError: called by a callback of a running request.
 
@@ -530,7 +530,7 @@ class Llama(LlamaTokenCalls, Closeable):
             adapters: each with its scale; () for none. Load one once: Adapter(llm.model, path).
 
         Raises:
-            ArgumentError: these are no pairs of an Adapter and a scale. One of another model is
+            ArgumentError: these are not pairs of an Adapter and a scale. One of another model is
                 an error of the request.
 
         """

@@ -116,7 +116,7 @@ def check_parallel(n_parallel: object, params: ContextParams) -> None:
     """Refuses more parallel requests than the engine allows.
 
     Raises:
-        ArgumentError: n_parallel is no number, too large for the engine, or larger than n_batch.
+        ArgumentError: n_parallel is not a number, too large for the engine, or larger than n_batch.
 
     """
     n = count(n_parallel, "n_parallel", 1, _MAX_PARALLEL)

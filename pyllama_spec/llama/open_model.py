@@ -110,7 +110,7 @@ class SeedStream:
         """Restarts the stream from a seed.
 
         Raises:
-            ArgumentError: it is no seed.
+            ArgumentError: it is not a seed.
 
         """
         checked = check_seed(seed)
@@ -183,7 +183,7 @@ class OpenModel(Closeable):
         """Sets the adapters within the block, for this thread or task alone.
 
         Raises:
-            ArgumentError: these are no pairs of an Adapter and a scale.
+            ArgumentError: these are not pairs of an Adapter and a scale.
 
         """
         return self._with_pairs(_pairs(adapters))

@@ -307,7 +307,7 @@ class OpenOptions:
         """The maximum bytes of stored prompt prefixes.
 
         Raises:
-            ArgumentError: prefix_cache_bytes is no number of bytes.
+            ArgumentError: prefix_cache_bytes is not a number of bytes.
 
         """
         if self.prefix_cache_bytes is None:
@@ -318,7 +318,7 @@ class OpenOptions:
         """The initial LoRA adapters.
 
         Raises:
-            ArgumentError: lora_scale is no number.
+            ArgumentError: lora_scale is not a number.
 
         """
         if self.lora_path is None:

@@ -36,7 +36,7 @@ class Report:
         """The fields that the options request.
 
         Raises:
-            ArgumentError: they have stream_options, and it is no stream.
+            ArgumentError: they have stream_options, and it is not a stream.
 
         """
         if request.stream_options is not None and not stream:

@@ -151,7 +151,7 @@ def check_stream(stream: object) -> bool:
     """Whether a request is read in chunks.
 
     Raises:
-        ArgumentError: it is no answer to that.
+        ArgumentError: it is not a bool or a Deferred.
 
     """
     return stream.value if isinstance(stream, Deferred) else boolean(stream, "stream")

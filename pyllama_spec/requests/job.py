@@ -208,7 +208,7 @@ class Job:
     Attributes:
         keeper: loads and stores the content of its sequence; None for none.
         run: its run, once it has begun.
-        end_token: the token that ended the text, which is no part of it; None where none did.
+        end_token: the token that ended the text, which is not part of it; None where none did.
         stop_reason: what of the request ended the text: a stop string or the id of a token.
         n_shifts: how often the older half of the text was forgotten.
         sources: of each token of the text, and of what of the last round is not in it, who drafted
@@ -435,7 +435,7 @@ class Job:
     def take(self, step: Step) -> tuple[list[Piece], str | None, BaseException | None]:
         """The pieces of a round up to the text's end, the finish reason and a callback's error.
 
-        What a callback raised after that end, where only a draft has led, is no error.
+        What a callback raised after that end, where only a draft has led, is not an error.
         """
         if self.run is not None and not self.run.timing.first_token_s and step.tokens:
             self.run.timing.first_token_s = perf_counter() - self._asked_s
@@ -457,7 +457,7 @@ class Job:
         pieces: list[Piece] = []
         finish, detokenizer = step.finish_reason, self._detokenizer
         n_stop = None if self._observer is None else self._observer.n_stop
-        # The round says "stop" for an end token, which is no text.
+        # The round says "stop" for an end token, which is not a text.
         tokens = step.tokens[:-1] if finish == "stop" else step.tokens
         for i, token in enumerate(tokens):
             is_stop = token in self._stop_ids and detokenizer.n_fed >= self._options.min_tokens

@@ -54,7 +54,7 @@ class SchemaRules(NamedTuple):
     Attributes:
         grammar: GBNF, which begins with the rule `root`, after the prefix.
         properties: the same for each property of the schema that a value may have.
-        unknown: names in the schema that are no keywords, each with one of its places.
+        unknown: names in the schema that are not keywords, each with one of its places.
 
     """
 

@@ -127,7 +127,7 @@ class Expansion:
             if not (is_free and one.is_one):
                 asked_for.add(Fits(number, one.is_one))
             elif isinstance(schema, dict):
-                self.meaning.of(number, "null")  # for the names that are no keywords
+                self.meaning.of(number, "null")  # for the names that are not keywords
         return frozenset(asked_for)
 
     def _behind_references(self, number: int) -> int:

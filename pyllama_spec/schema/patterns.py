@@ -1,6 +1,6 @@
 """Reads regular expressions of JSON Schema (ECMA-262) by code points.
 
-A pattern is searched for: without ^ and $ any text may surround it. A construct that is no set
+A pattern is searched for: without ^ and $ any text may surround it. A construct that is not a set
 of texts, such as a reference back to a group, is refused by name.
 """
 
@@ -62,7 +62,7 @@ def pattern_language(pattern: str) -> Lang:
     """The texts that contain a match of a pattern.
 
     Raises:
-        PatternError: it is no pattern, or has what a set of texts cannot say.
+        PatternError: it is not a pattern, or has what a set of texts cannot say.
 
     """
     if len(pattern) > MAX_LENGTH:

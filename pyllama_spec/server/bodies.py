@@ -134,7 +134,7 @@ def decoded(raw: bytes, shape: type[_T]) -> _T:
 def check_signs(raw: bytes, max_inputs: int) -> None:
     """Refuses a body with too many values, from a count of the signs outside its strings.
 
-    Nothing is refused that check_values() would take. What is no JSON is the decoder's to say.
+    Nothing is refused that check_values() would take. The decoder refuses what is not JSON.
 
     Args:
         raw: the body.
@@ -174,7 +174,7 @@ def _behind_text(raw: bytes, at: int) -> int:
         before = end - 1
         while before >= at and raw[before] == _BACKSLASH:
             before -= 1
-        if (end - before) % 2:  # an even number of backslashes: the quote is no part of the text
+        if (end - before) % 2:  # an even number of backslashes: the quote is not part of the text
             return end + 1
         at = end + 1
 

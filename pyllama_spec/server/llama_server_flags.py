@@ -106,7 +106,7 @@ def unescaped(text: str) -> str:
     llama-server knows \n, \r, \t, \', \", \\ and a byte as \xHH; any other stays as it is.
 
     Raises:
-        ArgumentError: its bytes are no UTF-8.
+        ArgumentError: its bytes are not UTF-8.
 
     """
 

@@ -130,7 +130,7 @@ def _document(given: str | dict[str, Any]) -> str:
 
 
 def _scores(llm: Llama, query: str, documents: list[str], check: Callable[[], None]) -> list[float]:
-    scores = llm.rank(query, [])  # raises if the model is no reranker, even without documents
+    scores = llm.rank(query, [])  # raises if the model is not a reranker, even without documents
     for document in documents:
         check()
         scores += llm.rank(query, [document])

@@ -31,7 +31,7 @@ def drafter_bound(drafter: Drafter) -> DraftBound:
     """The drafter's own maximum, which a user may have set.
 
     Raises:
-        ArgumentError: it is no whole number from 0 on.
+        ArgumentError: it is not a whole number from 0 on.
 
     """
     max_draft = count(drafter.max_draft, f"max_draft of the drafter {drafter.name!r}", 0)
@@ -67,7 +67,7 @@ def draft_bound(
         n_free: the positions of the context that are free. The pending token needs one.
 
     Raises:
-        ArgumentError: n_draft is no whole number from 0 on.
+        ArgumentError: n_draft is not a whole number from 0 on.
 
     """
     max_draft, reason = bound

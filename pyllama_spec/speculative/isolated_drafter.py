@@ -257,7 +257,7 @@ class IsolatedDrafter:
             return NO_DRAFT
         try:
             return self._checked(draft, request)
-        except Exception as error:  # noqa: BLE001 - what it gave is no draft
+        except Exception as error:  # noqa: BLE001 - what it gave is not a draft
             self._fail(request.seq, "propose", error)
             return NO_DRAFT
 
@@ -287,7 +287,7 @@ class IsolatedDrafter:
             self._n_foreign.pop(request.seq, None)
         if match_length < 0:
             raise ValueError(f"match_length={match_length} of a draft is below 0")
-        # Controllers calculate with them: a value that is no number fails here, as the drafter's
+        # Controllers calculate with them: a value that is not a number fails here, as the drafter's
         # fault.
         if p is not None:
             p = _probabilities(p, len(ids))
@@ -391,7 +391,7 @@ def _check_candidates(given: Sequence[Sequence[tuple[int, float]]], n: int) -> N
 
     Raises:
         ValueError: there are fewer, or a probability is not from 0 to 1.
-        TypeError: an element is no list of pairs.
+        TypeError: an element is not a list of pairs.
 
     """
     if len(given) < n:

@@ -24,7 +24,7 @@ WRONG: list[Any] = [None, [1, 2], 5, Draft([1.5]), Draft([1], [2.0]), Draft([400
 
 
 class Wrong(Drafter):
-    """Returns what is no draft."""
+    """Returns what is not a draft."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer

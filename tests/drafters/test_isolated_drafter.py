@@ -162,7 +162,7 @@ def test_a_draft_that_is_cut_loses_its_other_columns_too() -> None:
 NO_IDS: list[Any] = [None, 5, "abc", [1.5], ["a"], [None], [[1]], [1, "b"], [1, 2.0]]
 NAN, INF = float("nan"), float("inf")
 NO_PROBABILITIES: list[Any] = [NAN, 7.0, -1.0, INF, -INF, 1.001, np.float32(7), 2]
-# What controllers calculate with: too few probabilities, and what is no number.
+# What controllers calculate with: too few probabilities, and what is not a number.
 NO_COLUMNS: list[Any] = [
     *(Draft([1, 2], p) for p in ([], [0.5], ["a", "b"], [None, 0.5], 0.5)),  # type: ignore[arg-type]
     *(Draft([1, 2], [0.5, p]) for p in NO_PROBABILITIES),

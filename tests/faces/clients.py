@@ -173,7 +173,7 @@ class Clients:
             return
         assert isinstance(error, CancelledError), repr(error)
         assert self.texts[i].startswith(text)
-        # What was computed and not read yet is in the error too, without bytes that are no text.
+        # What was computed and not read yet is in the error too, without bytes that are not text.
         assert error.partial_text.startswith(text.replace("\ufffd", ""))
 
     # ---- in an event loop

@@ -90,7 +90,7 @@ _COMPARED = ("error", "text", "tokens", "finish", "usage", "logprobs", "held")
 
 
 def lasting_usage(usage: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A usage without how much of a prompt was held: that is no part of the answer."""
+    """A usage without how much of a prompt was held: that is not part of the answer."""
     return usage and {k: n for k, n in usage.items() if k != "prompt_tokens_details"}
 
 

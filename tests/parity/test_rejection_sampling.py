@@ -169,7 +169,7 @@ class Doubting(Controller):
     """Wants to leave out what it does not like, by what was drawn; that is not for it to say."""
 
     def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
-        """Up to the first that is no a."""
+        """Up to the first that is not an a."""
         return [next((i for i, id_ in enumerate(span.draft.ids) if id_ != A), 3) for span in spans]
 
 

@@ -351,7 +351,7 @@ def test_what_is_preloaded_closes_nothing() -> None:
         until(lambda: client.get("/ready")[0] == 200)
         assert models.named("a").state == "loaded"
         assert models.named("b").state == "unloaded"
-        # That is no failure: who asks for it has it, and what was loaded is closed for that.
+        # That is not a failure: who asks for it has it, and what was loaded is closed for that.
         assert text_of(asked(client, "b")) == own_text("b")
         assert states(client) == {"a": "unloaded", "b": "loaded"}
         assert "model_load_failures_total{" not in client.get("/metrics")[1]

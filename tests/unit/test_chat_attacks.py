@@ -119,7 +119,7 @@ def test_no_message_writes_a_control_token(name: str, attack: str, vocab: Vocab)
         assert all(found.count(token) <= wanted.count(token) for token in SPECIAL_IDS)
     else:
         assert found == wanted
-    # Nothing is lost or added: what is no control token is text.
+    # Nothing is lost or added: what is not a control token is text.
     clean = chat.text.encode("utf-8", "replace")
     assert vocab.detokenize(chat.tokenize(vocab), special=True) == clean
 

@@ -105,7 +105,7 @@ class Source(Protocol):
 def texts_of(index: TokenIndex) -> Iterator[RememberedText]:
     """All texts of an index, oldest first; of a damaged index, the readable ones.
 
-    A text ends where its file has a hole: what no disk holds is no text.
+    A text ends where its file has a hole: a part that no disk holds is not text.
     """
     for begin, end in index.held_tokens():
         yield from _texts_between(index.array(), begin, end)

@@ -80,7 +80,7 @@ def _remedy(path: Path, error: OSError, *, is_read_only: bool) -> str:
 
 def _erase(path: Path) -> None:
     """Overwrites a store's closed file, which may still hold forgotten text."""
-    with contextlib.suppress(OSError, ModelLoadError):  # what is no store has no texts
+    with contextlib.suppress(OSError, ModelLoadError):  # what is not a store has no texts
         file = StoreFile(
             os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW), path, is_writable=True
         )
@@ -102,7 +102,7 @@ class Store:
     Raises:
         ArgumentError: it was made for another vocabulary, or there is none and nothing says which
             one is wanted.
-        ModelLoadError: it cannot be opened or made, is no store, or is damaged.
+        ModelLoadError: it cannot be opened or made, is not a store, or is damaged.
 
     """
 
@@ -288,7 +288,7 @@ class Store:
             ArgumentError: it was opened to be read, or this user may only read it.
             BusyError: another process writes now.
             ForkedError: it was opened before this process was forked: its lock is the parent's.
-            OSError, ModelLoadError: the file is gone, or what has its name is no store.
+            OSError, ModelLoadError: the file is gone, or what has its name is not a store.
 
         """
         import fcntl  # on systems that have it

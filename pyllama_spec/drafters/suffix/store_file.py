@@ -107,7 +107,7 @@ class StoreFile:
         is_writable: whether it was opened for writing.
 
     Raises:
-        ModelLoadError: it is no store, or a damaged one.
+        ModelLoadError: it is not a store, or a damaged one.
 
     Attributes:
         facts: its header.

@@ -383,7 +383,7 @@ def prune(store: Store, *, max_tokens: int | None = None, days: float | None = N
         days: texts that came earlier go; None for none.
 
     Raises:
-        ArgumentError: days is no finite number of at least 0: it would take out everything.
+        ArgumentError: days is not a finite number of at least 0: it would take out everything.
         BusyError: another process writes to the store.
 
     """

@@ -140,7 +140,7 @@ class Fields:
         """The objects of a list.
 
         Raises:
-            ArgumentError: it is no list of objects.
+            ArgumentError: it is not a list of objects.
 
         """
         for i, value in enumerate(self.values(name)):
@@ -150,7 +150,7 @@ class Fields:
         """The texts of a list.
 
         Raises:
-            ArgumentError: it is no list of texts.
+            ArgumentError: it is not a list of texts.
 
         """
         for i, value in enumerate(self.values(name)):

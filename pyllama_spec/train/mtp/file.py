@@ -115,7 +115,7 @@ def open_head_for(path: Path, target: Model) -> HeadFile:
 
     Raises:
         TrainError: it is missing, damaged, or of another target.
-        UnsupportedError: it is no head that training can continue.
+        UnsupportedError: it is not a head that training can continue.
         ModelLoadError: it cannot be loaded.
 
     """

@@ -55,7 +55,7 @@ def export_head(
         The size of the file in bytes.
 
     Raises:
-        ConversionError: a weight is no number or does not fit the type, or the file cannot be
+        ConversionError: a weight is not a number or does not fit the type, or the file cannot be
             written.
 
     """

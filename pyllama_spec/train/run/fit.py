@@ -151,7 +151,7 @@ class Fit(Generic[H]):
         """Fits until the end or early stopping.
 
         Raises:
-            DivergedError: the loss is no number; the last checkpoint is an earlier state.
+            DivergedError: the loss is not a number; the last checkpoint is an earlier state.
             KeyboardInterrupt: after Ctrl-C, with a checkpoint of this very step.
             TrainError: the disk is full; the last checkpoint stays.
 

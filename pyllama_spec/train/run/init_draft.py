@@ -67,7 +67,7 @@ def read_init_draft(
             they do not say it.
 
     Raises:
-        TrainError: it is no draft of this kind as training makes them, or of another size.
+        TrainError: it is not a draft of this kind as training makes them, or of another size.
         ModelLoadError: it is missing or damaged.
 
     """
