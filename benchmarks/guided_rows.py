@@ -1,4 +1,4 @@
-"""What a row costs that has to follow a schema, by the engine's GBNF and by llguidance.
+"""The cost of a row that has to follow a schema, by the engine's GBNF and by llguidance.
 
 ``python benchmarks/guided_rows.py MODEL.gguf``
 

@@ -43,7 +43,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where the scales of a block stand, and what makes of its random bits numbers of mean 0.
+    """The scales of a block, and the values that give its random bits the mean 0.
 
     Attributes:
         scale_at: of the float16 that all numbers are multiplied by.
@@ -154,7 +154,7 @@ class Shape(Sketch):
 
 @dataclass(frozen=True)
 class _Sized(TinyConfig):
-    """With heads of a size of their own, whatever the width."""
+    """A shape whose head size does not depend on the width."""
 
     head_size: int = 256
 

@@ -1,4 +1,4 @@
-"""What snapshots of a recurrent state add to a verify batch, and what a replay costs instead.
+"""The cost of snapshots of a recurrent state in a verify batch, and of a replay instead.
 
     python -m benchmarks.snapshot_cost [--arch qwen35] [--rows 8] [--repeats 15]
     python -m benchmarks.snapshot_cost -m q4.gguf --rows 4 --depths 4 --repeats 8

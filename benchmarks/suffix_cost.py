@@ -1,4 +1,4 @@
-"""What a store costs by its size: to open, to look up, to write a text to, and in memory.
+"""The cost of a store by its size: to open, to look up, to write a text to, and in memory.
 
     python benchmarks/suffix_cost.py [--megabytes 0.001 1 100 1000]
 

@@ -62,7 +62,7 @@ class FetchError(Exception):
 
 
 def cache_directory() -> Path:
-    """Where vendor/sync.py keeps its archive too."""
+    """The download folder, in which vendor/sync.py keeps its archive too."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     chosen = os.environ.get("PYLLAMA_SPEC_CACHE") or f"{base}/pyllama_spec"
     return Path(chosen).expanduser()

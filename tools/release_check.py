@@ -1,4 +1,4 @@
-"""What a release needs beside the gate, row by row, and when each row passed last.
+"""The checks of a release beside the gate, row by row, and when each row passed last.
 
     python -m tools.release_check [ROW ... | all] [--list]
 
@@ -145,7 +145,7 @@ def fingerprint(row: Row) -> str:
 
 
 def read(path: Path) -> dict[str, Outcome]:
-    """What is written down, by row."""
+    """The recorded results by row."""
     if not path.exists():
         return {}
     rows = json.loads(path.read_text(encoding="utf-8"))
@@ -179,7 +179,7 @@ def chosen(names: Sequence[str], outcomes: Mapping[str, Outcome]) -> list[str]:
 
 
 def commit() -> str:
-    """What is checked out; with a "+" where files differ from it."""
+    """The commit that is checked out, with a "+" where files differ from it."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -197,7 +197,7 @@ def make(target: str) -> int:
 
 
 def lacking(row: Row) -> str:
-    """What a row needs and the machine has not, with the remedy; else nothing."""
+    """What a row needs and the machine lacks, with the remedy; "" for nothing."""
     missing = [name for name in row.programs if shutil.which(name) is None]
     return f"needs {', '.join(missing)}: {row.remedy}" if missing else ""
 

@@ -200,7 +200,7 @@ def wait_for_launches(tests: Path, texts: Path | None) -> None:
 
 
 def _serve_instead(told: Any, streams: list[int], texts: Path | None) -> None:
-    """In the fork: what the launcher was asked for, in its place."""
+    """In the fork: serves with the command line that the launcher got."""
     arguments, environment, folder = told
     code = 1
     try:

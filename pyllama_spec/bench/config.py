@@ -187,7 +187,7 @@ class BenchConfig:
 
 
 def draft_option(draft: str | os.PathLike[str] | Drafter) -> str | None:
-    """What `-d` takes for a draft; None for an object that no option makes.
+    """The value of `-d` for a draft; None for an object that no option names.
 
     A drafter of a file has options of its own, and a user's drafter no name that a command knows.
     """

@@ -119,7 +119,7 @@ class Side(Closeable):
 
     @property
     def name(self) -> str:
-        """What the statistics call the drafter."""
+        """The drafter's name in the statistics."""
         return self._open.drafter_name
 
     @property

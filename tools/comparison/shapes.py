@@ -1,4 +1,4 @@
-"""What a value is, as JSON: its type, its keys, and as much of what is in it as can be compared."""
+"""The shape of a value as JSON: its type, its keys, and its comparable content."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _wait(pattern: str) -> None:
 
 
 def take(capture: Capture, folder: Path) -> str:
-    """What a terminal shows of it, with its colours as escape sequences."""
+    """The terminal's content with its colours as escape sequences."""
     bash = f"env PS1='{_SHELL}' PATH={Path(sys.executable).parent}:$PATH TERM=tmux-256color"
     size = ("-x", str(_WIDTH), "-y", str(_HEIGHT))
     _tmux("new-session", "-d", *size, "-c", str(folder), f"{bash} bash --norc --noprofile")

@@ -81,7 +81,7 @@ def target_of(link: str, source: str) -> str | None:
 
 
 def place_on_site(path: str) -> str:
-    """Where a file of the repository lies among the site's sources."""
+    """The path of a file of the repository among the site's sources."""
     if path.startswith(f"{DOCS}/"):
         return path.removeprefix(f"{DOCS}/")
     is_as_it_is = path.endswith((".md", *_IMAGES))

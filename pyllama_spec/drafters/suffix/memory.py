@@ -85,7 +85,7 @@ class RememberedText:
 
 
 class Source(Protocol):
-    """What a drafter copies from beside the text itself."""
+    """A source of texts to copy from, beside the text itself."""
 
     @property
     def index(self) -> TokenIndex:

@@ -1,4 +1,4 @@
-"""From a caller's `controller=` to a controller."""
+"""Makes a controller of a caller's `controller=`."""
 
 from __future__ import annotations
 
