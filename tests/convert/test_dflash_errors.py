@@ -166,7 +166,7 @@ ODD: tuple[object, ...] = (0, -1, True, 1.5, "x", [], [1], [[1]], {"a": 1}, 10**
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "layout"), [("dspark", "specforge"), ("dspark", "speculators")])
 def test_odd_values_are_no_crash(tmp_path: Path, kind: str, layout: str) -> None:
-    """Whatever stands at a key, the file is converted or refused."""
+    """Any odd value at a key is converted or refused."""
     base = json.loads(
         (write_draft(tmp_path / "d", layout, make_draft(kind)) / "config.json").read_text()
     )

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a checkpoint is said by name, and nothing is written."""
+"""Errors of any faulty checkpoint name the fault, and nothing is written."""
 
 from __future__ import annotations
 

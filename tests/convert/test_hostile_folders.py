@@ -127,7 +127,7 @@ sys.exit(main(["convert", *sys.argv[2:]]))
 
 
 def test_the_system_refuses_to_write(tmp_path: Path) -> None:
-    """As on a full disk, in mid-file: one line, and what was there is there as it was."""
+    """On a disk that fills in mid-file the error is one line, and the old file stays."""
     whole = convert_head(tmp_path, "specforge", make_head()).path
     before = whole.read_bytes()
     target = write_target(tmp_path / "target.gguf")

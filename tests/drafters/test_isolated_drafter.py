@@ -337,7 +337,7 @@ def test_a_list_of_another_length_is_a_failure_of_all(answer: Any) -> None:
 
 @pytest.mark.parametrize("what", ["resume_at", "save", "restore", "truncate", "copy"])
 def test_nonsense_and_failures_elsewhere_cost_no_text(what: str) -> None:
-    """Whatever a method gives or raises: the next prompt begins anew, with the same text."""
+    """After any result or error of a method the next prompt starts anew, with the same text."""
 
     def fails(*args: Any) -> Any:
         raise KeyError(what)

@@ -222,7 +222,7 @@ class Clients:
         self._count("left")
 
     async def _acancelled(self, rng: random.Random, i: int) -> None:
-        """As a server does with the task of a client that has gone."""
+        """Cancels the task, as a server does for a client that has disconnected."""
         prompt, options = asked(i)
         task = asyncio.ensure_future(self.llm.acreate_completion(prompt, **options))
         await asyncio.sleep(rng.choice([0.0, 0.001, 0.01, 0.05]))

@@ -160,7 +160,7 @@ def test_no_module_of_the_standard_library_is_hidden(folder: Path) -> None:
 
 
 def test_llama_runs_no_code_of_a_text(folder: Path) -> None:
-    """As a server's list of models has it."""
+    """A server's list of models has such a text."""
     with pytest.raises((ArgumentError, ModelLoadError), match="make"):
         Llama(model_path("perm"), draft=f"{folder.name}:make")
     assert folder.name not in sys.modules

@@ -107,7 +107,7 @@ def _options(one: Chat) -> dict[str, Any]:
 
 
 def control_tokens(llm: Llama, one: Chat) -> list[int]:
-    """Of the prompt."""
+    """The control tokens of the prompt."""
     names = ("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls")
     asked = [one.options.get(name) for name in (*names, "reasoning_format")]
     generation, _ = llm._chats.begin(

@@ -343,7 +343,7 @@ def test_errors_in_event_loops(n_parallel: int) -> None:
 
 
 def test_a_loop_that_has_ended_leaves_nothing_behind() -> None:
-    """Its streams are dropped with it, or put aside for those that come."""
+    """The loop's streams are dropped with it, or suspended for later requests."""
     with open_wide(n_parallel=2) as llm:
         kept = []
 

@@ -238,7 +238,7 @@ def _adapter(target: Path, arch: str) -> Path:
 
 
 def _values(options: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Of a request's options, where a Session has names for them."""
+    """Translates a request's options whose values a Session names."""
     values = dict(options)
     if "response_format" in values:
         values["response_format"] = FORMATS[values["response_format"]]

@@ -56,7 +56,7 @@ def check_whole(llm: Llama) -> None:
 def test_a_head_in_the_targets_file_lies_with_it(
     servers: tuple[Server, Server], n_layers: int
 ) -> None:
-    """Its rows come from a server, or stay here, and go back to where the head is."""
+    """The head's rows come from a server, or stay here, and go to where the head is."""
     path, address = model_path("perm_mtp", arch="qwen35"), servers[0].address
     options: dict[str, Any] = {"draft": "mtp", "model_path": path, "n_gpu_layers": n_layers}
     with Llama(**{
@@ -175,7 +175,7 @@ def test_equal_logits_are_settled_as_on_the_cpu(
 
 
 def test_a_build_without_a_server_in_use_is_a_cpu(servers: tuple[Server, Server]) -> None:
-    """Whatever was opened before: the CPU, without flash attention, with rows that are exact."""
+    """After any earlier device: the CPU, without flash attention, with exact rows."""
     (found,) = server_devices(servers[0].address)
     assert found.name == f"RPC0[{servers[0].address}]" and found.total_bytes > 0
     if supports_gpu():  # another backend of this build

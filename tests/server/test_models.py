@@ -245,7 +245,7 @@ def kinds(events: str) -> list[Any]:
 
 @pytest.mark.parametrize("path", release_except(STREAMS, (TEXT, "/v1/messages")))
 def test_a_stream_that_waits_for_a_load_is_not_silent(path: str) -> None:
-    """Its end is the one it has elsewhere, and an error is its last event."""
+    """The stream ends as elsewhere, and an error is its last event."""
     body = {**STREAMS[path], "stream": True}
     gone = spec("b", {"model_path": "/no/such/private.gguf"})
     for name, end in (("a", ""), ("b", "cannot be loaded: ")):

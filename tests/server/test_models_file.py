@@ -263,7 +263,7 @@ def test_the_command_serves_the_models_of_a_file(tmp_path: Path) -> None:
 def test_a_file_that_may_not_be_seen_is_not_called_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its folder may not be entered: what opens it says why, and the other models are served."""
+    """The file's folder is not accessible: opening it gives the reason; other models are served."""
 
     def refuse(self: Path, **_: object) -> None:
         raise PermissionError(13, "Permission denied")

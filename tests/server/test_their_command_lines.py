@@ -390,7 +390,7 @@ def test_a_config_file_that_is_refused(models: Any, tmp_path: Path) -> None:
 
 
 def test_a_config_file_of_several_models(tmp_path: Path) -> None:
-    """Of which one is loaded at a time, the first one from the start and for unknown names."""
+    """One of the models is loaded at a time: the first at the start and for unknown names."""
     file = tmp_path / "config.json"
     file.write_text(json.dumps({
         "n_ctx": 64, "port": 1,

@@ -61,7 +61,7 @@ def _use(draft: Path, store: Path) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Of a kind: a folder with a draft that has learned little, and a store of its use."""
+    """Makes for a kind a folder with a hardly trained draft, and a store of its use."""
 
     @cache
     def make(kind: str) -> Path:

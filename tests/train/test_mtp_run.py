@@ -220,7 +220,7 @@ def test_a_file_that_was_made_for_another_model(
 def test_damaged_weights_are_refused_before_any_text(
     tmp_path: Path, name: str, value: float, begins_with: str
 ) -> None:
-    """Those that stay as they are as well."""
+    """The fixed weights are checked too."""
     target = model_path("perm_mtp", arch="qwen35moe")
     damaged = tmp_path / "damaged.gguf"
     if begins_with == "target":

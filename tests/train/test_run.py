@@ -319,7 +319,7 @@ def test_the_output_matrix_is_trained_where_asked(
 
 @pytest.mark.release
 def test_bfloat16_learns_as_well(tmp_path: Path) -> None:
-    """Its losses follow float32's on the same chains, at every depth."""
+    """The losses follow float32's on the same chains, at every depth."""
     # Not tokens per round: a run as short as this one measures them on a dozen rounds. And all
     # chains go on: where wrong picks end some, one pick that differs makes other chains.
     courses = []
