@@ -33,9 +33,9 @@ from tests.models.sketch import Sketch
 from tests.models.vocab import write_tokenizer
 
 STRIDE = 1009
-# Of numbers in an embedding row: the layers add about 1 each, and must not hide it.
+# The size of embedding rows: the layers add about 1 each, which these must not hide.
 _EMBEDDING_STD = 16.0
-# Of logits but the likeliest, which is 45 of these and more.
+# The size of all logits but the likeliest, which is 45 of these and more.
 _OUTPUT_GAIN = 2.0
 _SPECIAL_SCALE = 1.0 / 64.0
 Bytes = npt.NDArray[np.uint8]

@@ -10,7 +10,7 @@ from typing import Any
 
 # The longest message: it has to be readable in a log, and a value in it may be a whole file.
 MAX_MESSAGE = 2000
-# Of a value in a message.
+# The maximum length of a value in a message.
 MAX_SHOWN = 60
 
 

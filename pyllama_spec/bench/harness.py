@@ -189,7 +189,7 @@ class _Measurement:
     on_prompt: OnPrompt | None
     span: dict[str, Any]
     on_measured: Callable[[], None] | None = None
-    # Of each draft, by prompt.
+    # The results of each draft, by prompt.
     results: list[dict[str, PromptResult]] = field(default_factory=list)
     peer_failures: dict[str, str] = field(default_factory=dict)
     is_interrupted: bool = False

@@ -23,7 +23,7 @@ from pyllama_spec.bench.sides import Run
 from pyllama_spec.speculative.stats import idle_in_words, since_in_words
 
 FORMAT = "pyllama_spec bench 1"
-# Of a calm machine the share is 0.9 and more: threads that wait for each other poll.
+# The share of an idle machine is 0.9 and more: threads that wait for each other poll.
 BUSY = 0.75
 # A note names so many prompts.
 _MOST_NAMES = 6
@@ -126,7 +126,7 @@ def _prompt(prompt: PromptResult) -> dict[str, Any]:
         "gain_expected": round(sum(run.gain_expected for run in runs), 3),
         "gain_realised": None if saved is None else round(saved, 3),
         "probe_s": round(sum(run.probe_s for run in runs), 6),
-        # Of the first repeat: what each round asked for and got.
+        # The first repeat's rounds: requested and drafted tokens.
         "turns": [list(turn) for turn in runs[0].round_counts] if runs else [],
         "peer": _answers(prompt.peer),
     }

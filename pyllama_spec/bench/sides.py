@@ -217,7 +217,7 @@ def open_sides(model: Model, config: BenchConfig, n_ctx: int) -> tuple[Side, lis
         PyllamaSpecError: what Llama() raises for the same options.
 
     """
-    # As Llama opens it.
+    # The parameters with which Llama opens it.
     params = ContextParams(
         n_ctx=n_ctx, n_batch=512, n_threads=config.n_threads, offload_kqv=config.offload_kqv,
         flash_attn=config.flash_attn, op_offload=config.op_offload,

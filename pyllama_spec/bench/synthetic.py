@@ -90,7 +90,7 @@ class SyntheticDrafter(Drafter):
     def commit(self, done: Sequence[Committed]) -> None:
         """Compares the committed tokens with the answer, and passes them on."""
         for one in done:
-            # Of a prompt's last part the last token is the first of the answer.
+            # The last token of a prompt's last part is the first of the answer.
             generated = one.tokens[max(self._n_prompt - one.start, 0) :]
             at = self._n_committed
             self._n_committed += len(generated)

@@ -198,7 +198,7 @@ class StandIns:
     ) -> None:
         self._words, self._form = words, form
         self._lookups = lookups if substitution.keeps_lookups else ()
-        # Of its own: alphabets that called a method of this object would form a cycle with it.
+        # A separate object: alphabets that called a method of this one would form a cycle with it.
         stand_ins = _OneForEach(taken, letter)
         self._stand_ins_by_char = stand_ins.by_char
         keeps = form != "jinja2"

@@ -30,7 +30,7 @@ _BEFORE_REFUSAL = (
 )
 # How a template is given the arguments of past calls, where it takes values and where it does not.
 _FORMS: Mapping[bool, Form] = {True: "values", False: "text"}
-# As which the engine shows templates the schema of an answer.
+# The variable by which the engine shows templates the schema of an answer.
 _SCHEMA_VARIABLE = "response_format"
 # How reasoning comes out: apart, or as it stands in the text.
 REASONING = ("auto", "deepseek", "none")

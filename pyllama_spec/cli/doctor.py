@@ -25,7 +25,7 @@ from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative.stats import plural
 from pyllama_spec.terminal import ProgressBar, fitted
 
-# Of a calm machine it is 0.9 and more: threads that wait for each other poll.
+# The share of an idle machine is 0.9 and more: threads that wait for each other poll.
 _BUSY = 0.75
 _INSTEAD = "give a draft's file, or leave -d out to measure the target alone"
 
@@ -139,7 +139,7 @@ def _draft_options(args: argparse.Namespace) -> DraftOptions:
     place = draft_place(
         args.n_gpu_layers, args.draft_gpu_layers, args.devices, args.rpc_servers
     )  # fmt: skip
-    # As many tokens as a generation drafts, where the controller ends what does not pay.
+    # The length that a generation drafts, where the controller stops what does not pay.
     return DraftOptions(lookup=0, is_adaptive=True, **place)
 
 

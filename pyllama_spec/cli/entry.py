@@ -28,7 +28,7 @@ from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.gguf.sizes import shares_by_type
 from pyllama_spec.terminal import clear_bar, fitted
 
-# Of the bytes of a file's weights: norms and biases of F32 have less.
+# The minimum share of a file's bytes of weights: F32 norms and biases have less.
 _LEAST_SHARE = 0.005
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 

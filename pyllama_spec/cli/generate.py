@@ -32,7 +32,7 @@ from pyllama_spec.terminal import SOURCE_COLOURS, dim, fitted, has_colour, paint
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _Messages = list[dict[str, Any]]
-# Of the decodes: a few may be trials.
+# The minimum share of decodes: a few may be trials.
 _SHARED = 0.25
 DEFAULTS_APART = (
     "These defaults suit a first look at a model. Llama in Python has those of llama-cpp-python: a "

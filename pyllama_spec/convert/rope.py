@@ -26,7 +26,7 @@ from pyllama_spec.convert.fields import Fields
 from pyllama_spec.errors import ConversionError
 from pyllama_spec.gguf.tensors import Floats
 
-# Of transformers' LlamaConfig, and of the EAGLE reference, where a config.json has none.
+# The default of transformers' LlamaConfig and of the EAGLE reference.
 _DEFAULT_THETA = 10000.0
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"}
 _ORIGINAL = "original_max_position_embeddings"

@@ -20,7 +20,7 @@ from pyllama_spec.files import open_plain
 from pyllama_spec.gguf.tensors import STORED, Raw, SourceTensor
 
 _LENGTH = struct.Struct("<Q")
-# As in the reference reader: a longer header is no header.
+# The limit of the reference reader for a header.
 _MAX_HEADER_BYTES = 100_000_000
 
 

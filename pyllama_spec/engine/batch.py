@@ -14,7 +14,7 @@ from pyllama_spec.errors import ArgumentError, shown
 
 # More than any context holds: a batch of that many is a mistake, and its arrays would be huge.
 _MAX_TOKENS = 1 << 24
-# Of all rows together: four gigabytes.
+# The limit of all rows together: four gigabytes.
 _MAX_NUMBERS = 1 << 30
 # What the rows of a draft's batch are.
 _FEATURES, _HIDDEN = lib.LLAMA_SPEC_DRAFT_FEATURES, lib.LLAMA_SPEC_DRAFT_HIDDEN

@@ -85,7 +85,7 @@ def check(code: int, what: str) -> None:
         what: the attempt, in words, as the start of the message: "cannot decode".
 
     """
-    # Whatever the result: what the call waited for may have come just then.
+    # Whatever the result: a signal may have arrived just then.
     if stopped := vars(_waiting).pop("error", None):
         raise stopped
     if code == lib.LLAMA_SPEC_EXITING:

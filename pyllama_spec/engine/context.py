@@ -156,7 +156,7 @@ class Context(Closeable):
         self.pooling = next((k for k, n in POOLING.items() if n == info.pooling_type), None)
         # Without one there is no text to continue: batches are encoded.
         self.has_memory: bool = info.has_memory
-        # Of the memory of past tokens, wherever it lies.
+        # The bytes of the KV cache, on any device.
         self.memory_bytes: int = info.memory_bytes
         # The engine rounds n_ctx up; the caller's number is the one that counts.
         self.n_ctx_seq = self.n_ctx if params.kv_unified else self.n_ctx // params.n_seq_max

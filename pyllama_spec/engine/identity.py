@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-# Of a file up to their product all is read; of others so many pieces.
+# A file up to their product is read completely; of a larger one this number of pieces.
 _N_PIECES, _PIECE_BYTES = 1024, 1 << 14
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-# As the loaders of glibc and of musl say it.
+# The messages of the loaders of glibc and of musl.
 _MISSING = re.compile(
     r"^(?:Error loading shared library )?(?P<name>lib[\w+-]+\.so[.\d]*): "
     r"(?:cannot open shared object file|No such file)"

@@ -22,7 +22,7 @@ _MAY_BE = re.compile(
     r"|layer_norm_rms_epsilon|layer_norm_epsilon)|attn_logit_softcapping|final_logit_softcapping"
     r"|logit_scale|residual_scale|embedding_scale|pooling_type)"
 )
-# Of the engine's struct, with the zero at the end.
+# The text size of the engine's struct, without the zero at the end.
 _MAX_BYTES = 127
 _INT, _REAL, _BOOL, _TEXT = range(4)
 

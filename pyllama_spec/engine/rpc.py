@@ -34,7 +34,7 @@ _HELLO = 14  # the first byte of a client
 _HELLO_BYTES = 33
 _MAX_WAIT_S = 5.0  # for a client's running call when the server ends
 _BACKLOG = 128  # clients that connect during an accept() wait here
-# Of accept(): this process or the machine has none left, for now; or the client has gone again.
+# Errors of accept(): the process or machine is out of resources, or the client has gone.
 _FOR_NOW = (
     errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO,
 )  # fmt: skip

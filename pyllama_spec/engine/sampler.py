@@ -164,7 +164,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("mirostat", 0, 2), ("min_tokens", 0, 2**31 - 1),
 )  # fmt: skip
 
-# Of float32 in the engine.
+# The largest value that the engine's float32 holds.
 _MOST = 3e38
 # The C struct has the same names; annotations are texts here.
 _FLOATS = tuple(f.name for f in fields(SamplerParams) if f.type == "float")
@@ -304,7 +304,7 @@ class Sampler:
         self._id, self._n_chain = ffi.new("int32_t *"), ffi.new("int32_t *")
         self._make_room(16)
         self._text = ffi.new("char[]", _MAX_FORCED_BYTES)
-        # Of distribution(), with the first call: as wide as the vocabulary.
+        # The buffers of distribution(), made by the first call: as wide as the vocabulary.
         self._candidates: tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]] | None = None
 
     def _make_room(self, n: int) -> None:

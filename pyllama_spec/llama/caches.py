@@ -176,7 +176,7 @@ class LlamaDiskCache(BaseLlamaCache):
 
     def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
         self.cache[_on_disk(_stored(key, value))] = value
-        # Its keys come in the order in which they were set.
+        # The keys come in the order in which they were set.
         for oldest in list(self.cache.iterkeys()):
             if self.cache_size <= self.capacity_bytes:
                 break

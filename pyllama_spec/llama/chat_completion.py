@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyllama_spec.chat.answers import AnswerReader
     from pyllama_spec.chat.tools import ToolChats, ToolRequest
 
-# Of a chat, where RequestOptions has those of a text: llama-cpp-python's.
+# The defaults of a chat where they differ from RequestOptions: llama-cpp-python's.
 CHAT_DEFAULTS: Mapping[str, Any] = {"max_tokens": None, "temperature": 0.2}
 _DEFAULT = "chat_template.default"
 # What concerns a response, beside the text of its choices.
@@ -51,7 +51,7 @@ _OF_RESPONSES = (
     "add_generation_prompt", "reasoning_effort", "thinking_token_budget",
 )  # fmt: skip
 _FIELDS = {field.name: field for field in fields(RequestOptions)}
-# Of MoreOptions, what changes an answer's form or place, so that leaving it out would be seen.
+# The members of MoreOptions that change an answer's form or place.
 _NOT_FOR_HANDLERS = (
     "n", "min_tokens", "ignore_eos", "stop_token_ids", "bad_words", "include_stop_str_in_output",
     "thinking_token_budget", "reasoning_effort", "continue_final_message", "return_token_ids",

@@ -88,7 +88,7 @@ class CostCache:
         }
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            # Of this process alone: others may write theirs, and the last one counts.
+            # A file of this process alone: others may write theirs, and the last one counts.
             own = self._path.with_name(f"{self._path.name}.{os.getpid()}")
             with whole_file(own) as part:
                 part.write_text(json.dumps(content), encoding="ascii")

@@ -320,7 +320,7 @@ class Pairs:
             return tokens
         ids = self._vocab.tokenize(document, add_special=False)
         while len(tokens) > most and ids:
-            # Its end may join with what follows: a token more or less.
+            # The end may join with what follows: a token more or less.
             del ids[len(ids) - min(max(len(tokens) - most, 1), len(ids)) :]
             cut = self._vocab.detokenize(ids).decode(errors="ignore")
             tokens = self._pair(query, cut)

@@ -95,7 +95,7 @@ class KeptState:
         state: LlamaState | None,
     ) -> None:
         self._all, self._opened, self._prompt, self._state = all_, opened, tuple(prompt), state
-        # Those of the state and of the request, whatever is set before its turn comes.
+        # The adapters of the state and of the request, whatever is set before its turn comes.
         self._adapters, self._owner = opened.adapters, opened.owner
         self.behind_it: LlamaState | None = None
 

@@ -36,7 +36,7 @@ class LowLevel:
 
     def __init__(self, opened: OpenModel, logits_all: bool) -> None:
         self._opened, self.logits_all = opened, logits_all
-        # Of the last token that eval() computed, and of all of them where logits_all asks for it.
+        # The logits of eval(): of the last token, and with logits_all of all tokens.
         self._last_logits: Logits | None = None
         self._all_logits: Logits | None = None
         # Where the next eval() continues, if that is before the end of what the memory holds.

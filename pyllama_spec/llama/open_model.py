@@ -377,7 +377,7 @@ class OpenModel(Closeable):
             self.model.close()
         elif runtime.runner.close():
             if runtime.on_close is not None:
-                # Of a controller of the caller's own: nothing of it keeps a model open.
+                # A caller's own controller must not keep the model open.
                 with contextlib.suppress(Exception):
                     runtime.on_close()
             runtime.context.close()

@@ -33,7 +33,7 @@ from pyllama_spec.speculative.stats import idle_in_words
 from pyllama_spec.terminal import SOURCE_COLOURS
 
 Response = dict[str, Any]
-# Of a generator of chunks whose reader does not wait, where there is nothing to read yet.
+# The value of a chunk generator that has nothing to read yet, for a non-blocking reader.
 NOTHING_YET: Response = {}
 # A ground behind the letters, so that they can be read on a light page and on a dark one.
 _DRAFTED = "background:rgba({},.28);border-radius:3px"

@@ -146,7 +146,7 @@ def tool_chunks(
 
     deltas = _Deltas(envelope.id, has_function=request.is_legacy or bool(request.forced))
     text = AnswerText(vocab, reader.shown)
-    # Of tokens whose text is held back as well: they are reported with what comes next.
+    # Tokens whose text is held back too are reported with the next text.
     entries: list[TokenLogprob] = []
 
     def reported() -> Any:

@@ -86,7 +86,7 @@ _OTHERS: Mapping[str, Callable[[str], Any]] = {
 _OPTIONS = {**_OF_LLAMA, **_OTHERS}
 # Each may be given as several words.
 _LISTS = ("tensor_split", "rpc_servers", "devices", "kv_overrides", "allowed_hosts")
-# Of options that are new here, and common words: another program may mean something else by them.
+# Options that are new here, and common words: other programs may use them for other things.
 _NOT_IN_ENVIRONMENT = (
     "controller", "acceptance", "chat_template", "lookup", "devices", "p_min", "allowed_hosts",
 )  # fmt: skip

@@ -267,7 +267,7 @@ class Job:
         self._past_stats, self._past_timing = SpeculationStats(), Timing()
         self._round: Round | None = None
         self._n_delivered = 0
-        # Those of the text, once it is over.
+        # The ids of the text, once it has ended.
         self._tokens: list[int] | None = None
         self._n_end: int | None = None
         self._options = options

@@ -20,7 +20,7 @@ _PATIENCE_S = 0.1
 # For how long a request waits for one that was asked for before it, and is not made yet. Rendering
 # and tokenizing take milliseconds; the thread that makes it may also wait for something else.
 _ARRIVING_S = 5.0
-# Of all streams that were put aside together; less where the machine has less than eight times it.
+# The limit of all suspended streams; less on a machine with less than eight times it.
 _COPIES_BYTES = 4 << 30
 
 
@@ -54,7 +54,7 @@ class Line:
         self._n_tickets = self._n_arrivals = 0
         # Calls whose requests are made now.
         self._arriving: list[Arrival] = []
-        # Of each sequence the request that it served last, if none came since.
+        # The last request that each sequence served, if none came since.
         self._served: dict[int, Ticket] = {}
 
     def everyone(self) -> list[Ticket]:

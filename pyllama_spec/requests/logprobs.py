@@ -64,7 +64,7 @@ def completion_logprobs(
         for i, value in entry.top:  # of ids with one text the likeliest counts
             by_text.setdefault(token_text(vocab, i), value)
         by_text[text] = entry.logprob
-        # As in OpenAI's API: likeliest first, the token itself among them.
+        # OpenAI's order: likeliest first, the token itself among them.
         top = dict(sorted(by_text.items(), key=itemgetter(1), reverse=True))
         out["tokens"].append(text)
         out["text_offset"].append(offset)

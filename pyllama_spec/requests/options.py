@@ -47,7 +47,7 @@ Acceptance = Literal["exact", "noise", "distribution"]
 ACCEPTANCE = ("exact", "noise", "distribution")
 # What OpenAI's API knows, from no thoughts to as many as the model likes.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
-# Of a chat alone: a text has no messages, and no template that could be told.
+# The options of chats: a text has no messages and no template.
 OF_CHATS = ("continue_final_message", "add_generation_prompt", "reasoning_effort")
 _USAGE_OPTIONS = ("include_usage", "continuous_usage_stats")
 # Both mean "draw one": -1 by habit, the other one is llama.cpp's LLAMA_DEFAULT_SEED.

@@ -35,7 +35,7 @@ class Arrival:
     is_slow: bool = False
 
 
-# Of the request that is made in this context; None where it is made by the call itself.
+# The call whose request is made in this context; None if the call makes it itself.
 ARRIVAL: ContextVar[Arrival | None] = ContextVar("ARRIVAL", default=None)
 
 

@@ -85,7 +85,7 @@ class Exchange:
             self._headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
         self.extra_headers: list[tuple[bytes, bytes]] = []
         self._body_is_read = self._has_left = self._has_given_up = self.is_large = False
-        # Of a stream: its source, the part to be sent, and how often something was sent.
+        # For a stream: its source, the part to send, and the number of sends.
         self._task: asyncio.Task[Any] | None = None
         self._held: list[bytes] = []
         self._has_held, self._sending, self._n_sent = asyncio.Event(), asyncio.Lock(), 0

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _PROGRAM = "pyllama-spec-llama-server"
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 _N_PARALLEL, _N_CTX, _MAX_WAITING = 4, 4096, 64
-# Of requests that do not say; those of the library's chats are others.
+# The defaults of requests, which differ from the library's chats.
 _DEFAULTS = {"temperature": 0.8, "max_tokens": -1}
 OF_REQUESTS = (
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma",

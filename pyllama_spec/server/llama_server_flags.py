@@ -403,7 +403,7 @@ IDLE: Mapping[str, tuple[int, str]] = {
                     (1, "nothing depends on it")),
 }  # fmt: skip
 BY_NAME: Mapping[str, Flag] = {name: flag for flag in FLAGS for name in flag.names}
-# Of lists each flag adds to what is there.
+# Flags of lists, each of which appends.
 _ADDED = frozenset(("lora", "lora_scaled", "kv_overrides", "spec_types", "stop"))
 
 
@@ -463,7 +463,7 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:
 def _take_variables(environment: Mapping[str, str], wanted: Wanted) -> list[str]:
     """Reads the variables of flags that are not given; returns faults in their values."""
     wrong = list[str]()
-    # As in llama-server: the variable that switches something off is read first.
+    # The order of llama-server: the variable that switches something off is read first.
     for flag in sorted(FLAGS, key=lambda one: one.value is not False):
         if flag.variable not in environment or flag.field in wanted.values:
             continue

@@ -27,7 +27,7 @@ _DEFAULTS: Mapping[str, Any] = {
 }  # fmt: skip
 # Objects of Python.
 _NOT_IN_FILE = ("chat_handler", "draft_model", "tokenizer")
-# Of chats alone; all else of a request is RequestOptions'.
+# The options of chats; the others are RequestOptions'.
 _OF_CHATS = ("reasoning_format", "reasoning_effort", "chat_template_kwargs")
 _PATHS = ("lora_path", "draft_memory")
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]

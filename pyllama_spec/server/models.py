@@ -39,7 +39,7 @@ from pyllama_spec.server.service import Service
 from pyllama_spec.server.serving import Serving, log, note_failure
 from pyllama_spec.server.settings import ServerSettings
 
-# Of names in a message.
+# The maximum number of names in a message.
 _MAX_NAMED = 20
 # How long an end waits for a load that was told to stop.
 _LAST_LOAD_S, _LOOK_S = 5.0, 0.02
@@ -323,7 +323,7 @@ class Models:
         assert spec is not None
         turn_ends = monotonic() + self._listed.turn_s
         while True:
-            # Its memory the last time, or by its files.
+            # The memory of the last load, or an estimate from its files.
             n_bytes = one.n_bytes or await self._expected_bytes(spec)
             await self._make_room(one, n_bytes, may_close_others, turn_ends)
             try:

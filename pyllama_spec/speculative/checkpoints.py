@@ -16,7 +16,7 @@ from pyllama_spec.speculative.sequence import SequenceState
 
 # Fewer tokens are read again rather than copied for.
 _MIN_PART = 64
-# Of a sequence, places where other prompts continued differently.
+# The number of borders that a sequence keeps: places where other prompts differ.
 _N_BORDERS = 2
 
 

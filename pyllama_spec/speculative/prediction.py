@@ -34,7 +34,7 @@ class Prediction:
         # Where the text continues in it; None where they have parted. And where that was last.
         self._at: int | None = 0
         self._last_at = self._n_matched = 0
-        # Its places by the tokens before them.
+        # The positions in the prediction by the tokens before them.
         self._places: dict[tuple[int, ...], list[int]] = {}
         for end in range(_SIZE, len(self._tokens)):
             self._places.setdefault(tuple(self._tokens[end - _SIZE : end]), []).append(end)

@@ -19,7 +19,7 @@ from pyllama_spec.engine import Context, Sampler, SamplerParams
 from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler, sample_and_match
 
-# Of a draft that was drawn, what each token was drawn from; None of another one.
+# The distributions from which a draft's tokens were drawn; None for other drafts.
 DrawnFrom = Sequence[Distribution] | None
 
 BY_GRAMMAR = "a grammar may refuse a token after it is drawn"

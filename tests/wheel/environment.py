@@ -54,7 +54,7 @@ class Environment:
         return self.folder / "bin" / "python"
 
     def variables(self) -> dict[str, str]:
-        """The variables of this process, without those that lead to a compiler, CMake or our tree."""
+        """The variables of this process, without the compiler, CMake or our tree."""
         hidden = ("CC", "CXX", "CMAKE", "PYTHON", "SKBUILD", "VIRTUAL_ENV", "PYTEST", "LD_")
         kept = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
         kept["PATH"] = str(self.folder / "bin")

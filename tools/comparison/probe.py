@@ -31,7 +31,7 @@ from tools.comparison.verdict import Verdict, judge
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = Path(__file__).with_name("theirs.json.gz")
-# Of the calls that work there, so many must be the same or better.
+# The number of working calls that must be equal or better.
 BAR = 270 / 286
 WORDS = {
     "same": "the same shapes, keys, types and values",

@@ -20,7 +20,7 @@ from pyllama_spec.convert.dflash.options import Options
 from pyllama_spec.errors import ConversionError
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-# Its own model code, which has no use_sliding_window.
+# The model type with its own code, which has no use_sliding_window.
 _MUSE = "muse_glimmer_assistant"
 
 

@@ -43,5 +43,5 @@ class Eagle3Memory(ChainMemory):
         is_held = s.rows.holds(n_keep - 1) and s.rows.start <= s.n_fed
         if n_keep == 0 or is_held or (n_keep - 1 in s.pinned and n_keep - 1 <= s.n_fed):
             return n_keep
-        # Its own pair, with the row of the token before, is in the memory and stays there.
+        # The last token's own pair, with the row before it, stays in the memory.
         return min(n_keep - 1, s.n_fed)

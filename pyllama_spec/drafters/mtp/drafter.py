@@ -37,7 +37,7 @@ from pyllama_spec.errors import ArgumentError
 _MAX_DRAFT = 3
 # And with a controller that ends drafts where they do not pay.
 _MAX_ADAPTIVE = 6
-# Of a context: the engine's.
+# The engine's limit of a context.
 _MAX_SEQUENCES = 256
 
 

@@ -20,7 +20,7 @@ from pyllama_spec.errors import ArgumentError
 
 # Ids by which vocabularies of one family are padded differently, as in the engine's own pairing.
 MAX_PADDING = 128
-# Of the target's tokens at least so many have to have a counterpart.
+# The minimum share of the target's tokens with a counterpart.
 _LEAST_SHARE = 0.05
 # End tokens have another name in each family: where the names differ, roles are compared.
 _ROLES = ("bos", "eos", "eot", "sep", "pad", "fim_pre", "fim_suf", "fim_mid")

@@ -18,7 +18,7 @@ _MATCH_EDGES = (4, 5, 6, 7, 8, 10, 13, 17, 22, 32, 48)
 # How many places there are that have the same beginning, and the share that continues this way.
 _PLACE_EDGES = (2, 4, 9)
 _SHARE_EDGES = (0.26, 0.45, 0.6, 0.8, 0.999)
-# Of a copy that resumed: how many tokens are equal after the difference, and how long that is.
+# For a resumed copy: bins of the equal tokens after the difference, and of its length.
 _EQUAL_EDGES = (1, 2, 3, 4, 6, 9, 14, 22)
 _GAP_EDGES = (1, 2, 4)
 # Beyond the cells of matches.

@@ -34,7 +34,7 @@ _INT = np.dtype("=i4")
 _MIN_BITS, _MAX_BITS = 10, 26
 # Numbers of a table that are looked through at once: what is derived from them takes memory.
 _BLOCK = 1 << 18
-# Of bytes from one place to another the parts that are stored: the others are zeros.
+# Returns the stored parts of a range of bytes: the others are zeros.
 Held = Callable[[int, int], Sequence[tuple[int, int]]]
 
 
@@ -189,7 +189,7 @@ class TokenIndex:
                 continue
             buckets = self._buckets(k, first, self._n_indexed)[::-1]
             links, heads = np.frombuffer(self._links[k], _INT), np.frombuffer(self._heads[k], _INT)
-            # Of several values for one entry the last one counts: that of the oldest place.
+            # The last of several values for an entry counts: that of the oldest place.
             heads[buckets] = links[first : self._n_indexed + 1][::-1]
         self.n, self._n_indexed = n, min(self._n_indexed, max(n - 1, 0))
 

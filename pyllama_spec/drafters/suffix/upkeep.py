@@ -25,10 +25,10 @@ from pyllama_spec.errors import ArgumentError
 PART_TOKENS = 1 << 14
 # Files with more bytes than this are data, not written text.
 MAX_FILE_BYTES = 16 << 20
-# Of the held-out part so many tokens are played, at most.
+# The maximum number of held-out tokens to replay.
 _PLAYED_TOKENS = 20_000
 _HELD_OUT_EVERY = 10
-# Of a text that was remembered in two parts, so much of the one that is to be forgotten is enough.
+# The overlap that shows a text remembered in two parts.
 _PIECE_BYTES = 16
 _MINUTES_PER_DAY = 24 * 60
 
@@ -297,7 +297,7 @@ def borders_of(
         if not j:
             continue
         before = texts[j - 1]
-        # Of a part whose beginning was known only the rest is stored.
+        # If a part's beginning was known, only the rest is stored.
         is_part_of_file = len(before.ids) == PART_TOKENS or parents[j - 1] is not None
         is_given = not len(before.packed_origins) and not len(text.packed_origins)
         if is_part_of_file and is_given and before.at + before.n_entry == text.at:

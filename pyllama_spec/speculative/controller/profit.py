@@ -71,7 +71,7 @@ _KEEP_PACE = 0.5 ** (1 / 16)
 _N_BLOCKS = 16
 # Prices are made anew after so many rounds.
 _REFRESH = 12
-# Of rounds without a model's draft and without verified tokens, one in so many is learnt from.
+# One in this number of rounds without a model's draft and verified tokens is learned.
 _IDLE_EVERY = 4
 # A draft that was not asked for so many times the tokens of a round has something to catch up with.
 _LATE = 8
@@ -296,7 +296,7 @@ class ProfitController(Controller):
         n_past = spans[0].n_past
         if n_seqs > 1:
             n_past = sum(span.n_past for span in spans) // n_seqs
-            # Those that draft together share what drafting costs.
+            # Sequences that draft together share the cost.
             n_on = max(sum(self._of(span.seq).is_on for span in spans), 1)
         key = (n_seqs, n_on, n_past.bit_length())
         kept = self._prices.get(key)

@@ -17,7 +17,7 @@ from pyllama_spec.train.config import CorpusConfig
 from pyllama_spec.train.corpus.prompt_seeds import PromptSeeds, is_whole
 from pyllama_spec.train.errors import TrainError
 
-# Of the prompt seeds that need no more words, so many get none.
+# The share of complete prompt seeds that get no further words.
 _WHOLE_SHARE = 0.5
 
 

@@ -97,7 +97,7 @@ def threads_of(texts: Sequence[RememberedText], chosen: set[int]) -> list[Thread
     """
     parents = parents_of(texts, chosen)
     threads: list[Thread] = []
-    # Of each text: its thread, and where its first token stands there.
+    # The thread of each text, and the position of its first token there.
     places: dict[int, tuple[Thread, int]] = {}
     for i in sorted(parents):
         text, parent = texts[i], parents[i]
@@ -137,7 +137,7 @@ def pieces_of(threads: Sequence[Thread], n_piece: int, n_window: int) -> list[Pi
         ids = np.array(thread.ids, np.uint32)
         origins = np.frombuffer(bytes(thread.origins), np.uint8)
         for first, end, own in _cuts(origins, n_piece, n_piece // 4):
-            # As much of what came before as there is room for.
+            # The preceding tokens, as far as there is room.
             begin = max(min(first, end - n_piece), 0)
             part = _sequence(len(out), ids, origins, begin, end, own)
             windows = [

@@ -22,7 +22,7 @@ from torch import Tensor
 from pyllama_spec.train.dflash.head import DFlashHead
 from pyllama_spec.train.run.token_directions import MIN_R2, equal_directions, fit_token_map, normed
 
-# Of the heads; the others are free for all else.
+# The share of induction heads; the others are free.
 _SHARE = 2 / 3
 # Weights of the norms of queries and keys: how sharp a match is. And what a copy adds to a row, and
 # what is left of the drawn weights that add to it besides.
@@ -30,7 +30,7 @@ _SHARPNESS, _STRENGTH, _NOISE = 1.4, 6.0, 0.2
 # What the row before the block adds to a slot, and how large the number is that tells rows of
 # features from slots, before the norm that leaves its sign alone.
 _LAST_ROW, _SURE = 1.0, 50.0
-# Of the rows: else a slot cannot be told from a row of features.
+# The minimum share of rows; with fewer a slot looks like a row of features.
 _MIN_SURE = 0.98
 # Pairs of a head's numbers that tell positions: enough to be sharp, few enough to be told apart.
 _PAIRS = 4

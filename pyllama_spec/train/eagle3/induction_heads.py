@@ -21,7 +21,7 @@ from torch import Tensor
 from pyllama_spec.train.eagle3.head import Eagle3Head
 from pyllama_spec.train.run.token_directions import MIN_R2, equal_directions, fit_token_map, normed
 
-# Of the heads; the others are free for all else.
+# The share of induction heads; the others are free.
 _SHARE = 2 / 3
 # Size of a match before the softmax, in units of its spread over other tokens, squared; and of what
 # a copied token adds to a row. Both from trials on SmolLM2.

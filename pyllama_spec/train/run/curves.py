@@ -97,7 +97,7 @@ def _png(course: Sequence[Measurement]) -> bytes:
     losses.legend()
     if course:
         # The file holds the weights of this one, not those of the last step.
-        # Of equals the last one, as the fit takes it.
+        # The last of equal measurements, as the fit takes it.
         best = max(reversed(course), key=lambda point: point.tokens_per_round)
         accepted.axvline(best.n_tokens, color="grey", linestyle=":")
         accepted.set_title(f"best: {best.tokens_per_round:.2f} tokens per round, dotted")

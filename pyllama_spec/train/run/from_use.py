@@ -55,7 +55,7 @@ from pyllama_spec.train.run.target_weights import TargetWeights, read_weights
 _PIECE_TOKENS = 2048
 # Sequences of other text that are written at once, and the most useless ones in a row.
 _PARALLEL, _MAX_VAIN = 16, 64
-# Of types of matrices the names by their numbers in a file; the first that it has is the draft's.
+# The matrix types by their numbers in a file; the first one found is the draft's.
 _TYPES = {8: "q8_0", 30: "bf16", 1: "f16", 0: "f32"}
 
 
@@ -174,7 +174,7 @@ class UseRun(Generic[H]):
         self._read_draft = read_draft
         self._kind, self._config, self._use = kind, config, config.use
         self._model, self._init, self._reporter = model, init, reporter
-        # Of a link what it names is replaced, and the link stays.
+        # If the path is a link, its target is replaced, and the link stays.
         self._out = Path(os.path.realpath(config.out))
         self._layers = init.shape.target_layers
         self._device = device_of(config)
@@ -386,7 +386,7 @@ class UseRun(Generic[H]):
                 figures={"tokens": state.n_tokens, "corpus_tokens": n_answer}, hashes={},
                 reporter=self._reporter,
             )  # fmt: skip
-            # As the file has them: its type has fewer digits.
+            # The weights as the file has them: its type has fewer digits.
             head.load_tensors(self._read_draft(new).tensors)
             after, others_after = fit.measure(texts.judging), fit.measure(texts.others)
             why_not = why_no_better(before, after, others_before, others_after, self._use.max_loss)

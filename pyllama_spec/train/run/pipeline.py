@@ -312,7 +312,7 @@ class Pipeline(Generic[H]):
         """Writes the file with its provenance."""
         config = self._config
         assert state.untrained is not None
-        # Of the texts that the head learned from: those held out stay unknown to it.
+        # The texts that the head learned from: held-out texts stay unknown to it.
         sequences = [text.corpus.sequences[i] for i in text.train]
         figures = {
             "tokens": state.n_tokens, "corpus_tokens": text.corpus.n_answer,
