@@ -103,16 +103,16 @@ class DraftIds:
     """The ids that have a slot, and whether the draft chooses among them or among all ids.
 
     Args:
-        context: the draft's, with so many slots.
-        target: whose tokens the ids are.
-        rows: where their rows are read.
-        n_slots: how many.
+        context: the draft's context, with n_slots slots.
+        target: the target, whose tokens the ids are.
+        rows: reads the rows of the output matrix.
+        n_slots: the number of slots.
 
     Raises:
         OSError: the file cannot be read.
 
     Attributes:
-        missing: the share of the tokens that the target chose lately which had no slot then.
+        missing: the share of the target's recent choices that had no slot.
         in_use: whether the draft chooses among them.
 
     """

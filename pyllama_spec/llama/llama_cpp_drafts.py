@@ -34,8 +34,8 @@ class LlamaPromptLookupDecoding(LlamaDraftModel):
     searching the text anew.
 
     Args:
-        max_ngram_size: how many tokens are looked for at most.
-        num_pred_tokens: how many are proposed at most.
+        max_ngram_size: the maximum length of a match.
+        num_pred_tokens: the maximum number of proposed tokens.
 
     """
 

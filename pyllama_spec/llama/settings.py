@@ -19,7 +19,7 @@ class Settings:
     Args:
         model: the model.
         params: the parameters of its context.
-        values: of keywords, by name.
+        values: the values of the keywords, by name.
 
     Attributes:
         params, values: the same.

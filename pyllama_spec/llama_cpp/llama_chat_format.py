@@ -139,7 +139,8 @@ def chat_formatter_to_chat_completion_handler(chat_formatter: ChatFormatter) -> 
     ) -> Any:
         if options.get("tools") or options.get("functions"):
             raise UnsupportedError(
-                "tools are for the chat formats of pyllama_spec itself, not for a registered one"
+                "a registered chat format does not support tools; omit them, or use chat_format= "
+                "or chat_template="
             )
         for_template = {name: options.pop(name, None) for name in _OF_CHATS[:4]}
         formatted = chat_formatter(messages=messages, **for_template)

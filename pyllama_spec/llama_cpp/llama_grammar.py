@@ -52,7 +52,7 @@ class LlamaGrammar:
         except (OSError, UnicodeDecodeError) as error:
             raise ArgumentError(f"the grammar {file} cannot be read: {error}") from None
         if not text.strip():
-            raise ArgumentError(f"the grammar {file} is empty")
+            raise ArgumentError(f"the grammar {file} is empty; write GBNF rules with a rule root")
         return cls.from_string(text, verbose)
 
     @classmethod

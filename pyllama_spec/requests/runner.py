@@ -1,15 +1,15 @@
 """Runs the requests of a model: one queue, and rounds over all placed requests.
 
-A context has a place for each of its sequences. Requests come into line in the order of their age,
-get a place, and are computed side by side in rounds. With several places a thread of the runner's
-own computes them; it lives while there is something to compute. With one place whoever reads a
-request computes it, and the thread only what is read without waiting, as from an event loop.
+A context has a place for each of its sequences. Requests queue in the order of their age, get a
+place, and are computed side by side in rounds. With several places a thread of the runner computes
+them; it lives while it has work. With one place the reader of a request computes it, and the
+thread only computes requests that are read without waiting, as from an event loop.
 
-A place belongs to a request, and never to a thread. A stream that nobody reads pauses; where others
-want its place it is copied to the host's memory and put aside, and continues from there, to the
-bit, once its reader has caught up. These copies are bounded: without one it is read again. Any
-request can be ended at any stage, by anyone, without waiting.
-What a callback of one request raises ends that request alone.
+A place belongs to a request, and never to a thread. An unread stream pauses; if others need its
+place, its sequence is copied to the host's memory and the request is put aside. It continues from
+the copy, bit-equal, once its reader has caught up. These copies are bounded: without one the
+sequence is computed again. Any thread can end a request at any stage without waiting.
+An exception of a request's callback ends that request alone.
 """
 
 from __future__ import annotations

@@ -88,7 +88,9 @@ async def rerank(exchange: Exchange) -> None:
     service = await exchange.use(request.model, needs_base=True)
     given = request.texts if request.documents is None else request.documents
     if given is None:
-        raise ApiError(400, "documents is missing", "invalid_value", "documents")
+        raise ApiError(
+            400, "documents is missing: give a list of texts", "invalid_value", "documents"
+        )
     documents, most = [_document(one) for one in given], service.settings.max_inputs
     if len(documents) > most:
         raise beyond("documents", f"has {len(documents)} entries", most)

@@ -377,7 +377,7 @@ def _probabilities(given: Sequence[float], n: int) -> list[float]:
     """
     p = [float(one) for one in islice(given, n)]
     if len(p) < n:
-        raise ValueError(f"a draft of {n} tokens has {len(p)} probabilities")
+        raise ValueError(f"a draft of {n} tokens has {len(p)} probabilities; give one each")
     for i, one in enumerate(p):
         if not 0.0 <= one <= 1.0:  # nor is NaN
             if not 1.0 < one <= _MOST:
@@ -395,7 +395,7 @@ def _check_candidates(given: Sequence[Sequence[tuple[int, float]]], n: int) -> N
 
     """
     if len(given) < n:
-        raise ValueError(f"a draft of {n} tokens has candidates for {len(given)}")
+        raise ValueError(f"a draft of {n} tokens has candidates for {len(given)}; give all")
     for i, place in enumerate(islice(given, n)):
         try:
             wrong = next((one for one in place if not _is_candidate(*one)), None)
@@ -426,7 +426,7 @@ def _distributions(draft: Draft, n: int) -> list[Distribution] | None:
         return None
     found = list(islice(draft.distributions, n))
     if len(found) < n:
-        raise ValueError(f"a draft of {n} tokens has {len(found)} distributions")
+        raise ValueError(f"a draft of {n} tokens has {len(found)} distributions; give one each")
     for one in found:
         instance(one, Distribution, "a distribution of a draft")
     return found

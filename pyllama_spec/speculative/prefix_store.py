@@ -126,12 +126,12 @@ class PrefixStore:
 
         Args:
             tokens: the tokens of a prompt.
-            key: what it is computed with.
-            reach: given a copy and how many tokens it has in common, how many it can give.
+            key: the key of the settings that it is computed with.
+            reach: returns how many tokens a copy can give, from it and its common prefix's length.
 
         Returns:
-            The copy, None for none; how many tokens it gives; and how many some copy has in common
-            with the prompt, given or not.
+            The copy or None; how many tokens it gives; and the longest common prefix of the prompt
+            with any copy, usable or not.
 
         """
         best: StoredPrefix | None = None

@@ -31,7 +31,7 @@ class CorpusConfig:
         n_candidates: a token is drawn from this many likeliest ones.
         greedy_share: the share of answers at temperature 0; a draft is asked mostly at low ones.
         temperature: the temperature of the other answers.
-        user_temperature: of user turns.
+        user_temperature: the temperature of user turns.
         prompt_seed_share: the share of user turns that begin with a prompt seed of ours.
         min_user, max_user: tokens of a user turn, without its prompt seed; it is cut off there.
         min_answer: tokens of an answer.

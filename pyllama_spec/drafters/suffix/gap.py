@@ -74,9 +74,9 @@ def resume_point(
 
     Args:
         gap: the difference.
-        index: of what was copied. It may have changed since then: gap.at may be beyond its end.
+        index: the index of the copied text. It may have changed since: gap.at may be past its end.
         text: the tokens of the text from the difference on.
-        last: of the last difference after which a copy was right.
+        last: the lengths of the last difference after which a copy was right.
 
     Returns:
         None where there is nothing to continue.

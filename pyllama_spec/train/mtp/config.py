@@ -20,13 +20,13 @@ _N_LOSS_VOCAB = 16384
 class MtpFitConfig(FitSettings):
     """The options of fitting an MTP head; see FitSettings.
 
-    The copied_share is 0.1 unless said. The rate is lower than that of a new draft: the head knows
-    its target already. The output matrix is the target's own, and stays so.
+    copied_share is 0.1 by default. The learning rate is lower than that of a new draft, since the
+    head is trained already. The output matrix is the target's, and is not trained.
 
     Attributes:
         n_steps: tokens of a draft: how often the head's own row is fed back.
-        n_loss_vocab: how many ids, the most frequent ones of the text, losses and measurements look
-            at; the head keeps all of the target's.
+        n_loss_vocab: the number of most frequent ids in losses and measurements; the head itself
+            keeps all ids of the target.
 
     """
 

@@ -300,7 +300,7 @@ def _check_keys(path: Path, keys: _Keys, tensors: Mapping[str, GgufTensor]) -> N
     if factors or scaled:
         what = factors[0] if factors else "rope.scaling.factor"
         raise UnsupportedError(
-            f"{path.name}: the MTP head cannot be trained: {what} stretches its positions, which "
+            f"{path.name}: the MTP head cannot be trained: {what} scales its positions, which "
             f"training does not compute; {_OTHER}"
         )
     for name, usual in (("attention.scale", 0.0), ("expert_group_count", 1.0)):
