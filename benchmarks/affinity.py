@@ -44,7 +44,7 @@ STARTED_S = 120.0
 
 @dataclass
 class Asked:
-    """What came of one way to ask.
+    """The result of one way to ask.
 
     Attributes:
         workers: those that answered, for each session.
@@ -60,7 +60,7 @@ class Asked:
     seconds: list[float] = field(default_factory=list)
 
     def line(self) -> str:
-        """It in words."""
+        """The result in words."""
         n_one = sum(len(one) == 1 for one in self.workers.values())
         share = self.n_cached / max(self.n_prompt, 1)
         load = dict(sorted(sum(self.workers.values(), Counter[str]()).items()))

@@ -87,7 +87,7 @@ def run(
 
 
 def measure(path: Path, n_tokens: int, repeats: int, choice: str) -> dict[str, Any]:
-    """Both sides, `repeats` times each after a warm-up, in turns."""
+    """Runs both sides `repeats` times each after a warm-up, alternately."""
     model = Model(path)
     context = Context(model, n_ctx=2048)
     prompt = model.vocab.tokenize(PROMPT, parse_special=True)

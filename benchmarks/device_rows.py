@@ -1,4 +1,4 @@
-"""What a verify batch of each width costs over one row, wherever the layers lie.
+"""The cost of a verify batch of each width over one row, wherever the layers are.
 
     python -m benchmarks.device_rows -m TARGET.gguf [-ngl -1] [--before 64 2048] [--widths 1 2 3 4]
 
@@ -53,7 +53,7 @@ class Rows:
         self.at = self.n_before
 
     def seconds(self, width: int) -> tuple[float, float]:
-        """Of a batch by the clock, and the processor's of all threads. Its first token stays."""
+        """The clock's and the processor's seconds of a batch. Its first token stays."""
         self._batch.clear()
         self._batch.extend([400 + i for i in range(width)], self.at, output_all=True)
         begin, cpu = time.perf_counter(), time.process_time()
@@ -63,7 +63,7 @@ class Rows:
         taken = time.perf_counter() - begin, time.process_time() - cpu
         self.at += 1
         if not self.context.memory.rollback(0, self.at):
-            raise SystemExit(f"a batch of {width} cannot be taken back to its first token")
+            raise SystemExit(f"a batch of {width} cannot be rolled back to its first token")
         return taken
 
 

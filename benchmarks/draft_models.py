@@ -52,7 +52,7 @@ BY_CHANCE = "distribution"
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What is kept of a run; seconds are the processor's."""
+    """The stored result of a run; seconds are the processor's."""
 
     prompt: str
     equal: bool
@@ -82,12 +82,12 @@ Texts = dict[str, dict[str, list[Text]]]
 
 
 class Timed(SmallModel):
-    """It counts the processor's time of its drafts."""
+    """Counts the processor's time of its drafts."""
 
     draft_s = 0.0
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """Its own, counted."""
+        """Proposes as SmallModel, and counts the processor's time."""
         start = process_time()
         drafts = super().propose(requests)
         self.draft_s += process_time() - start
@@ -162,7 +162,7 @@ def read(paths: list[Path]) -> Texts:
 
 
 def measure(args: argparse.Namespace) -> Texts:
-    """All texts."""
+    """Generates and measures all texts."""
     end = monotonic() + args.seconds
     lengths = ([] if args.fixed_only else [0]) + args.fixed
     texts: Texts = {way: {} for way in args.ways}

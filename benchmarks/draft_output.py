@@ -1,4 +1,4 @@
-"""What EAGLE-3 and DFlash drafts cost with the whole output matrix, and with a part of it.
+"""The cost of EAGLE-3 and DFlash drafts with the whole output matrix, and with a part of it.
 
     python -m benchmarks.draft_output [--vocab 151936] [--type Q6_K] [--slots 32768 16384 8192]
 
@@ -55,7 +55,7 @@ def sketch(kind: str, n_vocab: int) -> Sketch:
 
 
 def step_of(kind: str, context: Context) -> Callable[[], None]:
-    """What drafts once."""
+    """The function that drafts once."""
     if kind == "eagle3":
         batch = Batch(1, n_row=WIDTH, n_model_row=context.n_row)
         batch.hidden_rows = True

@@ -33,7 +33,7 @@ WAYS = ("likeliest", "rejection", "one number", "noise")
 
 
 def chances(p: Distribution, q: Distribution) -> tuple[float, float, float, float]:
-    """Of each of WAYS."""
+    """The chance of acceptance by each of WAYS."""
     p_of, q_of = (dict(zip(d.ids.tolist(), d.p.tolist(), strict=True)) for d in (p, q))
     both = p_of.keys() & q_of.keys()
     rejection = sum(min(p_of[i], q_of[i]) for i in both)
@@ -61,7 +61,7 @@ def _stretches(d: Distribution) -> tuple[dict[int, float], dict[int, float]]:
 def places(
     target: Context, draft: Context, prompt: list[int], n: int, params: SamplerParams
 ) -> Iterator[tuple[Distribution, Distribution]]:
-    """Both distributions at each place of a text of n tokens at most."""
+    """Both distributions at each position of a text of n tokens at most."""
     for context in (target, draft):
         context.memory.clear()
     batch, text, said = Batch(len(prompt) + n), list(prompt), []

@@ -1,4 +1,4 @@
-"""What an EAGLE-3 head costs beside its target: in the prompt, and in a round.
+"""The cost of an EAGLE-3 head beside its target: in the prompt, and in a round.
 
     python benchmarks/eagle3_cost.py -m TARGET.gguf -d HEAD.gguf [--prompt 1000] [--n-draft 4]
 
@@ -44,7 +44,7 @@ class Timed(Eagle3):
         self.decode_s = 0.0
 
     def attach(self, target: Context) -> None:
-        """As ever; from here on each decode is timed."""
+        """Attaches the head; later decodes are timed."""
         super().attach(target)
         self.feed = self.memory_or_fail()._batch
         decode = self.memory_or_fail().decode

@@ -1,4 +1,4 @@
-"""What drafting forced text gives: ``python benchmarks/forced_text.py MODEL.gguf``.
+"""The gain of drafting forced text: ``python benchmarks/forced_text.py MODEL.gguf``.
 
 A schema with long keys, greedy, four rounds in turns of which the first is left out; medians of the
 seconds of decoding. "free" is the same chat without a schema.

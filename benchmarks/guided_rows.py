@@ -1,4 +1,4 @@
-"""What a row costs that has to follow a schema, by the engine's GBNF and by llguidance.
+"""The cost of a row that has to follow a schema, by the engine's GBNF and by llguidance.
 
 ``python benchmarks/guided_rows.py MODEL.gguf``
 
@@ -54,7 +54,7 @@ def costs(make: Callable[[], Any], rows: Row, tokens: list[int]) -> tuple[float,
         start = perf_counter()
         assert chain.sample_row(row) == token
         allowed.append(perf_counter() - start)
-        # What stands first may not follow, as it is no text.
+        # What stands first may not follow, as it is not a text.
         row[token], row[0] = row.min() - 1, 200.0
         start = perf_counter()
         chain.sample_row(row)

@@ -26,7 +26,7 @@ _AROUND = 40
 
 
 def texts() -> dict[str, str]:
-    """What each kind of prompt begins with."""
+    """The beginning of each kind of prompt."""
     pages = ("start", "server", "drafters", "train", "suffix", "limits")
     files = {
         "document": [_ROOT / "docs" / f"{page}.md" for page in pages],

@@ -1,4 +1,4 @@
-"""What a step of an MTP head costs with the whole output matrix, and with a part of it.
+"""The cost of a step of an MTP head with the whole output matrix, and with a part of it.
 
     python -m benchmarks.mtp_output [--vocab 248320] [--type Q6_K] [--slots 8192 16384 32768]
 

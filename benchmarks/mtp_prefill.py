@@ -1,4 +1,4 @@
-"""What an MTP head adds to reading a prompt, in the shape of Qwen3.5-4B.
+"""The cost of an MTP head in reading a prompt, in the shape of Qwen3.5-4B.
 
     python -m benchmarks.mtp_prefill [--layers 4] [--prompt 2000] [--threads 1] [--repeat 2]
     python -m benchmarks.mtp_prefill -m q4.gguf --layers 32 --repeat 1

@@ -1,4 +1,4 @@
-"""What `train mtp` makes of heads of tiny models, whose text is known.
+"""The result of `train mtp` on heads of tiny models, whose text is known.
 
     python -m benchmarks.mtp_training [changed qwen35 qwen35moe deepseek2 ...]
 

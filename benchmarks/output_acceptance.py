@@ -1,4 +1,4 @@
-"""What a draft loses that chooses among a part of the vocabulary: real ids, and real slots.
+"""The loss of a draft that chooses among a part of the vocabulary: real ids, and real slots.
 
     python -m benchmarks.output_acceptance -m MODEL.gguf --text FILE [FILE ...]
         [--slots 65536 32768 16384 8192] [--prompt 200] [-n 600] [--engine]

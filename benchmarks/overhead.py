@@ -1,4 +1,4 @@
-"""What the loop itself costs: Python, sampling and bookkeeping, beside the decodes.
+"""The cost of the loop itself: Python, sampling and bookkeeping, beside the decodes.
 
 Run from the repository: ``python benchmarks/overhead.py [-m TARGET.gguf] [--json OUT]``.
 

@@ -42,7 +42,7 @@ MAX_DRAFT = 8
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What a side made of a prompt."""
+    """The result of one side for a prompt."""
 
     tokens: tuple[int, ...]
     n_drafted: int

@@ -36,7 +36,7 @@ from pyllama_spec.speculative import FixedLength, ProfitController
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the table needs of a run: tokens, seconds, rounds, those without a draft, the text."""
+    """The figures of a run in the table: tokens, seconds, rounds, those without a draft, text."""
 
     n_decoded: int
     decode_s: float
@@ -83,7 +83,7 @@ def rate(runs: list[Seen]) -> float:
 
 
 def table(times: Times) -> dict[str, Any]:
-    """What is printed."""
+    """The printed result."""
     out: dict[str, Any] = {}
     for name in times:
         totals, worst, tokens, rounds, plain_rounds = [], {}, 0, 0, 0

@@ -1,4 +1,4 @@
-"""What a network costs a round: messages, bytes and waits, on loopback with a delay added.
+"""The cost of a network per round: messages, bytes and waits, on loopback with a delay added.
 
 ``python -m benchmarks.rpc_cost -m TARGET.gguf -d DRAFT.gguf`` starts a server of layers, puts the
 proxy of rpc_proxy.py before it, and generates with all of the target's layers there, with each

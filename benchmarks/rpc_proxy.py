@@ -48,7 +48,7 @@ class Proxy:
 
     @property
     def address(self) -> str:
-        """What a client gives in rpc_servers."""
+        """The proxy's address for rpc_servers."""
         return f"127.0.0.1:{self._socket.getsockname()[1]}"
 
     def reset(self) -> None:

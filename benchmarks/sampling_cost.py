@@ -1,4 +1,4 @@
-"""What choosing a token costs, by the size of the vocabulary and what a request asks for.
+"""The cost of choosing a token, by the size of the vocabulary and the request's options.
 
     python -m benchmarks.sampling_cost [--n-vocab 151936]
 
@@ -32,7 +32,7 @@ CASES = {
 
 
 def microseconds(params: SamplerParams, context: Context, n_repeats: int) -> list[float]:
-    """Of single draws."""
+    """The seconds of single draws."""
     out = []
     with closing(Sampler(context.model, params)) as sampler:
         for i in range(64):

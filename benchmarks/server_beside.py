@@ -43,7 +43,7 @@ _WAYS = ("Explain {} in two sentences.", "Write a short poem about {}.", "List f
 
 @dataclass
 class Burst:
-    """What came of one repeat."""
+    """The result of one repeat."""
 
     texts: list[str] = field(default_factory=list)
     first_s: list[float] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Server:
         return "".join(parts), first, usage
 
     def burst(self, questions: Sequence[str], n_clients: int, shared: str) -> Burst:
-        """All questions, by so many clients at once."""
+        """Asks all questions, with a number of clients at once."""
         cpu_s, begin, out = self.cpu_s(), time.perf_counter(), Burst()
         with ThreadPoolExecutor(n_clients) as pool:
             answers = pool.map(lambda question: self.ask(question, shared), questions)

@@ -1,4 +1,4 @@
-"""What a draft gives a target of random weights when its tokens are accepted as published.
+"""The gain of a draft on a target of random weights, with the published acceptance.
 
     python -m benchmarks.shapes qwen3.5-4b q4.gguf
     python -m benchmarks.shape_speed -m q4.gguf [--lengths 3 2] [--accepted 0.83 0.65 0.49] [-n 48]
@@ -68,7 +68,7 @@ class Timed(SyntheticDrafter):
         return self.inner.step_share
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """As many as were asked for: what the real one is sure of says nothing here."""
+        """Drafts as many tokens as requested: the real draft's probabilities mean nothing here."""
         start = process_time()
         draft = super().propose_one(request._replace(stop=None))
         self.cpu_s += process_time() - start
@@ -82,7 +82,7 @@ class Timed(SyntheticDrafter):
 
 
 def conditional(accepted: Sequence[float]) -> list[float]:
-    """Of each drafted token, given that those before it were right."""
+    """The acceptance of each drafted token, given that those before it were accepted."""
     before = [1.0, *accepted]
     return [min(one / max(last, 1e-9), 1.0) for last, one in zip(before, accepted, strict=False)]
 
@@ -133,7 +133,7 @@ class Side:
         return True
 
     def row(self, plain: Side) -> dict[str, Any]:
-        """What is printed and kept; times in milliseconds of the processor."""
+        """The printed and stored result; times in milliseconds of the processor."""
         rounds, tokens = max(self.n_rounds - 1, 1), max(self.n_timed, 1)
         plain_s = plain.cpu_s / max(plain.n_timed, 1)
         n = min(len(self.tokens), len(plain.tokens))

@@ -33,9 +33,9 @@ from tests.models.sketch import Sketch
 from tests.models.vocab import write_tokenizer
 
 STRIDE = 1009
-# Of numbers in an embedding row: the layers add about 1 each, and must not hide it.
+# The size of embedding rows: the layers add about 1 each, which these must not hide.
 _EMBEDDING_STD = 16.0
-# Of logits but the likeliest, which is 45 of these and more.
+# The size of all logits but the likeliest, which is 45 of these and more.
 _OUTPUT_GAIN = 2.0
 _SPECIAL_SCALE = 1.0 / 64.0
 Bytes = npt.NDArray[np.uint8]
@@ -43,7 +43,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where the scales of a block stand, and what makes of its random bits numbers of mean 0.
+    """The scales of a block, and the values that give its random bits the mean 0.
 
     Attributes:
         scale_at: of the float16 that all numbers are multiplied by.
@@ -154,7 +154,7 @@ class Shape(Sketch):
 
 @dataclass(frozen=True)
 class _Sized(TinyConfig):
-    """With heads of a size of their own, whatever the width."""
+    """A shape whose head size does not depend on the width."""
 
     head_size: int = 256
 

@@ -1,4 +1,4 @@
-"""What snapshots of a recurrent state add to a verify batch, and what a replay costs instead.
+"""The cost of snapshots of a recurrent state in a verify batch, and of a replay instead.
 
     python -m benchmarks.snapshot_cost [--arch qwen35] [--rows 8] [--repeats 15]
     python -m benchmarks.snapshot_cost -m q4.gguf --rows 4 --depths 4 --repeats 8
@@ -7,7 +7,7 @@ A random model of some 20 million parameters, or a file (benchmarks/shapes.py). 
 turns, on one thread, and medians of the processor's time of a round are compared (other programs
 then disturb it less): a batch of `rows` tokens of which half are refused.
 
-    plain     the batch alone, in a context without snapshots; its state is not taken back
+    plain     the batch alone, in a context without snapshots; its state is not rolled back
     native    the batch with n_rs_seq snapshots, and the rollback
     replay    the state copied to the host, the batch, the copy put back, the accepted half again
 """
@@ -28,7 +28,7 @@ SIZES = {"n_embd": 512, "n_ff": 1536, "n_layer": 6, "n_head": 8, "n_vocab": 4096
 
 
 class Bench:
-    """One context, with the text that its rounds go on from."""
+    """One context, with the text that its rounds continue."""
 
     def __init__(self, model: Model, n_rs_seq: int, n_rows: int) -> None:
         self.context = Context(

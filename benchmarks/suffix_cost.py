@@ -1,10 +1,10 @@
-"""What a store costs by its size: to open, to look up, to write a text to, and in memory.
+"""The cost of a store by its size: to open, to look up, to write a text to, and in memory.
 
     python benchmarks/suffix_cost.py [--megabytes 0.001 1 100 1000]
 
 Times are the processor's, of this process: other programs disturb them less than the clock's.
 Memory is what the process has of its own, beside the pages of the file that it has looked at, which
-the system can take back.
+the system can reclaim.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def measure(path: Path, n_bytes: float) -> None:
     drafter.commit_one(Committed(0, text, 0))
     begin, n_rounds, n_tokens, n_drafted = time.process_time(), 3000, 0, 0
     for _ in range(n_rounds):
-        # A text of phrases that the store knows, each of which goes on in some ways.
+        # A text of phrases that the store knows, each with several continuations.
         draft = drafter.propose_one(DraftRequest(0, text, 15))
         n_drafted += len(draft.ids)
         at = int(rng.integers(4, max(store.index.n - 8, 5)))

@@ -64,7 +64,7 @@ class Run(NamedTuple):
     n_accepted: int
 
     def line(self, plain: Run) -> str:
-        """What is printed of the text alone."""
+        """The printed figures of the text alone."""
         return (
             f"{plain.seconds / self.seconds:.3f} of plain, {self.n_accepted} of {self.n_verified} "
             f"drafted tokens accepted in {self.n_rounds} rounds, "
@@ -74,7 +74,7 @@ class Run(NamedTuple):
 
 @dataclass(slots=True)
 class Sum:
-    """What one side took, over all texts."""
+    """The seconds of one side, over all texts."""
 
     seconds: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Sum:
         self.n_equal += run.tokens == plain.tokens
 
     def line(self, plain: Sum) -> str:
-        """What is printed."""
+        """The printed result."""
         return (
             f"by_total {sum(plain.seconds) / sum(self.seconds):.3f}  median "
             f"{statistics.median(self.ratios):.3f}  worst {min(self.ratios):.3f}  "

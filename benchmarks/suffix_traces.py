@@ -7,7 +7,7 @@
 
 A trace is a list of requests: what was asked, and the greedy answer of a model, as ids. The prompts
 are made by this script: an agent's sessions with tool calls and contents of files, edits of one
-source file, records extracted by one schema. Greedy text is what it is, whoever drafts, so that
+source file, records extracted by one schema. Greedy text does not depend on the drafter, so that
 tokens per round are counted by playing the answers to a drafter: no clock is in them. A drafter
 that remembers is first told a number of earlier requests; what is measured is always the same rest.
 A head reads rows of the target, which decodes each text once for them; all else is as without one.
@@ -135,7 +135,7 @@ _SYSTEM = (
 
 
 class _Names:
-    """What identifiers are called by now."""
+    """The current names of identifiers."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng, self._names, self._n = rng, list(_IDENTIFIERS), 0
@@ -150,7 +150,7 @@ class _Names:
 
 
 def agent_session(rng: random.Random, n_turns: int) -> Iterator[str]:
-    """What an agent is told, turn by turn: the next thing to do, and what its tools gave."""
+    """The messages to an agent, turn by turn: the next task, and the results of its tools."""
     files, names = dict(_FILES), _Names(rng)
     told = ""
     for turn in range(n_turns):
@@ -322,7 +322,7 @@ def measure(args: argparse.Namespace) -> None:
 
 
 class Rows:
-    """What a target makes of the tokens of the measured requests.
+    """The target's rows for the tokens of the measured requests.
 
     Args:
         target: the model that gave the answers.
@@ -341,7 +341,7 @@ class Rows:
         self._rows: list[npt.NDArray[np.float16]] = []
 
     def of(self, tokens: list[int]) -> list[npt.NDArray[np.float16]]:
-        """Of each layer [len(tokens), n_embd]; what the text before had as well is kept."""
+        """The rows of each layer, [len(tokens), n_embd]; reuses those of the common prefix."""
         n = min(n_common(self._tokens, tokens), len(tokens) - 1)
         self.context.memory.remove(0, n)
         parts = [[rows[:n]] for rows in self._rows] or [[] for _ in self._layers]
@@ -356,7 +356,7 @@ class Rows:
 
 
 def told_of(one: Recorded, rows: Sequence[npt.NDArray[np.float16]]) -> Told:
-    """What play() tells a drafter that reads rows: each commit has those that a round would have.
+    """The commits that play() gives a drafter that reads rows, each with a round's rows.
 
     Args:
         one: the request.

@@ -1,4 +1,4 @@
-"""What trees of drafted tokens and sampled drafts would gain, from traces of real drafts.
+"""The gain of trees of drafted tokens and of sampled drafts, from traces of real drafts.
 
     python -m benchmarks.tree_drafts record -m TARGET.gguf -d DRAFT.gguf -o TRACE.json
     python -m benchmarks.tree_drafts show TRACE.json --rows 1.0,1.12,1.4,1.67,2.3 --step 0.1
@@ -55,7 +55,7 @@ Ranked = list[tuple[int, float]]
 
 
 def probabilities(logits: Row, temperature: float) -> Row:
-    """Of a whole vocabulary, after the default cuts of requests; greedy without them."""
+    """The distribution over the whole vocabulary, after the default cuts; greedy without them."""
     x = logits.astype(np.float64)
     if temperature:
         x = cut(x) / temperature
@@ -108,7 +108,7 @@ class Forced(Eagle3):
 
 
 def _mixed(candidates: Sequence[tuple[int, float]], votes: Sequence[Vote]) -> Ranked:
-    """As drafters.choice.choose() weighs them."""
+    """The candidates as drafters.choice.choose() weighs them."""
     scores = dict(candidates)
     for vote in votes:
         scores[vote.token] = scores.get(vote.token, 0.0) + vote.weight * vote.p
@@ -182,7 +182,7 @@ def of_head(
 def of_model(
     recorder: Recorder, draft: Model, prompt: list[int], n: int, n_places: int
 ) -> Iterator[tuple[int, Ranked, list[Ranked]]]:
-    """As of_head(). A small model reads what came true: one row of it says all of a place."""
+    """The places of a small model, as of_head(); it reads the true text, a row per place."""
     tokens, rows = recorder.text(prompt, n, NoDrafter(), None)
     whole = [*prompt, *tokens]
     context = Context(draft, n_ctx=recorder.n_ctx, n_batch=512, n_threads=1, n_outputs_max=n)
@@ -229,7 +229,7 @@ def record(args: argparse.Namespace) -> None:
 
 
 def rank_of(token: int, held: Ranked) -> int:
-    """Which candidate it was; N_RANKS for none of the first ones."""
+    """The rank of the candidate; N_RANKS for none of the first ones."""
     found = [i for i, (one, _) in enumerate(held[:N_RANKS]) if one == token]
     return found[0] if found else N_RANKS
 
@@ -248,7 +248,7 @@ Node = tuple[int, ...]
 
 
 def frequencies(paths: Sequence[Node]) -> dict[Node, float]:
-    """Of each node of a tree, a sequence of ranks, how often the text went there."""
+    """For each node of a tree, a sequence of ranks, how often the text went there."""
     counts: Counter[Node] = Counter()
     for path in paths:
         for depth in range(1, len(path) + 1):
@@ -266,7 +266,7 @@ def accepted(tree: Sequence[Node], paths: Sequence[Node]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Of a batch of 1, 2, 3 ... rows, and of a drafted place, over one row."""
+    """The cost of a batch of 1, 2, 3 ... rows, and of a drafted position, over one row."""
 
     rows: Sequence[float]
     step: float

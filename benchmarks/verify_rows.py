@@ -1,4 +1,4 @@
-"""What a verify batch costs over one row, beside the engine's own kernels in the same run.
+"""The cost of a verify batch over one row, beside the engine's own kernels in the same run.
 
     python -m benchmarks.verify_rows [--types Q4_K_M BF16] [--random 14] [--threads 1]
 

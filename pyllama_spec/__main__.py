@@ -1,4 +1,4 @@
-"""python -m pyllama_spec: the command line, where the command pyllama-spec is not on the path."""
+"""Runs the command line as python -m pyllama_spec, where pyllama-spec is not on the path."""
 
 import sys
 

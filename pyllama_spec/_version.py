@@ -1,4 +1,4 @@
-"""The version, as the installed package states it; reading it takes a while: import it late."""
+"""The version of the installed package. Reading it is slow: import this module late."""
 
 from importlib.metadata import PackageNotFoundError, version
 

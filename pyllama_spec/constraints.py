@@ -58,7 +58,7 @@ class Guide(NamedTuple):
 
 
 def form_of(grammar: object, response_format: Mapping[str, Any] | None) -> str | Guide | None:
-    """The GBNF rules or guide of a request's grammar or response_format; None for any text.
+    """The GBNF rules or guide of a request's grammar or response_format; None for no constraint.
 
     Args:
         grammar: GBNF; Lark rules that begin with %llguidance; a Guide; or an object that holds one
@@ -66,7 +66,7 @@ def form_of(grammar: object, response_format: Mapping[str, Any] | None) -> str |
         response_format: see requests.options.RequestOptions.
 
     Raises:
-        ArgumentError: they are malformed, or both given, or the schema cannot be a grammar.
+        ArgumentError: one is malformed, both are given, or no grammar can enforce the schema.
 
     """
     form = _format_of(response_format)
@@ -97,7 +97,7 @@ def _format_of(response_format: Mapping[str, Any] | None) -> str | Guide | None:
 
 
 def _grammar_format(kind: str, response_format: Mapping[str, Any]) -> str | Guide:
-    """Of a response_format that says a regular expression or a grammar."""
+    """The regular expression or grammar of a response_format."""
     names = ("pattern", "regex") if kind == "regex" else ("definition", "grammar")
     texts = [response_format[name] for name in names if name in response_format]
     if len(texts) != 1 or not isinstance(texts[0], str) or not texts[0].strip():
@@ -116,7 +116,7 @@ def _grammar_format(kind: str, response_format: Mapping[str, Any]) -> str | Guid
 
 
 def schema_of(response_format: Mapping[str, Any] | None) -> Any:
-    """The schema that a response_format means: True for any JSON object, None for any text.
+    """The schema of a response_format: True for any JSON object, None for any text.
 
     One that says `"strict": False` comes without what a grammar cannot hold, and with a UserWarning
     for each keyword of that.
@@ -172,18 +172,18 @@ def _text_of(schema: Any) -> str:
 
 
 def schema_grammar(schema: Any, *, is_strict: bool = True) -> str:
-    """GBNF rules for a schema, a dict or its JSON text; of True for any JSON object.
+    """GBNF rules for a schema, given as a dict or JSON text; True means any JSON object.
 
-    A name in it that is no keyword is an annotation; there is a UserWarning that says which.
+    A name in it that is not a keyword is an annotation; there is a UserWarning that says which.
 
     Args:
-        schema: of JSON.
+        schema: the JSON schema.
         is_strict: refuse what a grammar cannot hold; else it is left out, with a UserWarning.
 
     Raises:
         SchemaError: it is malformed, or asks for what a grammar cannot hold: `keyword` and `path`
             say what and where.
-        ArgumentError: it is no schema.
+        ArgumentError: it is not a schema.
 
     """
     if schema is True:
@@ -194,14 +194,14 @@ def schema_grammar(schema: Any, *, is_strict: bool = True) -> str:
 
 
 def call_rules(tools: Sequence[Mapping[str, Any]], schema: Any = None) -> list[dict[str, Any]]:
-    """The rules for a chat's tools and schema, instead of those that the engine makes.
+    """The rules for a chat's tools and schema, in place of the engine's own.
 
     What a grammar cannot hold of a function's parameters is left out, with a UserWarning that says
     so, unless the function has `"strict": True`: a tool's author checks its arguments.
 
     Args:
-        tools: of the request, in OpenAI's form.
-        schema: of the content; None for any text, True for any object.
+        tools: the tools of the request, in OpenAI's form.
+        schema: the schema of the content; None for any text, True for any object.
 
     Returns:
         for each schema {"schema", "rules", "properties"}, as ChatParser.begin() takes them.
@@ -235,7 +235,7 @@ def call_rules(tools: Sequence[Mapping[str, Any]], schema: Any = None) -> list[d
 
 
 def _warn_of(made: Loosened, what: str) -> None:
-    """Warns of the parts of a schema that the grammar leaves out."""
+    """Warns of the parts of a schema that the grammar ignores."""
     for name, path in made.rules.unknown.items():
         where = f'"{clipped(name)}" at {clipped(path, 200)} of {what}'
         message = f"{where} is not a keyword and has no effect"
@@ -262,7 +262,7 @@ _LOCKS = [threading.Lock() for _ in range(64)]
 
 
 def _renew_locks() -> None:
-    """In a fork the locks of other threads are never released."""
+    """Makes new locks after a fork: nobody releases those of other threads there."""
     _LOCKS[:] = [threading.Lock() for _ in _LOCKS]
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 # The longest message: it has to be readable in a log, and a value in it may be a whole file.
 MAX_MESSAGE = 2000
-# Of a value in a message.
+# The maximum length of a value in a message.
 MAX_SHOWN = 60
 
 
 def clipped(text: str, most: int = MAX_SHOWN) -> str:
-    """A text for a message: its beginning, with its length, where it is long.
+    """The beginning of a long text, with its length, for a message.
 
     Halves of UTF-16 pairs, which no file or terminal takes, are written as escapes.
     """
@@ -24,7 +24,7 @@ def clipped(text: str, most: int = MAX_SHOWN) -> str:
 
 
 def shown(value: object) -> str:
-    """The beginning of a value's repr, whatever that does."""
+    """The beginning of a value's repr, even if repr() raises."""
     try:
         return f"{value!r:.{MAX_SHOWN}}"
     except Exception:  # noqa: BLE001 - of anyone's; of an int with more digits than Python prints
@@ -59,11 +59,11 @@ class ArgumentError(PyllamaSpecError, ValueError):
 
 
 class UnknownKeywordError(ArgumentError, TypeError):
-    """A request has no such keyword. It is a TypeError too, as with any Python function."""
+    """A request has an unknown keyword. It is a TypeError too, as with any Python function."""
 
 
 class SchemaError(ArgumentError):
-    """A JSON schema is malformed, or asks for something that a grammar cannot enforce.
+    """A JSON schema is malformed, or has a condition that no grammar can enforce.
 
     Attributes:
         keyword: the keyword at fault; "" for the whole schema.
@@ -94,7 +94,7 @@ class ContextFullError(PyllamaSpecError, ValueError):
 
 
 def too_long(n_tokens: int, n_ctx: int) -> str:
-    """The beginning of a ContextFullError of a prompt.
+    """The beginning of the message of a prompt's ContextFullError.
 
     Programs that moved over look for these words, and take the two numbers out of them.
     """
@@ -142,19 +142,19 @@ PROCESS_ENDS = "the process ends"
 
 
 def is_process_end(error: BaseException) -> bool:
-    """Whether the engine raised it because the process ends; no caller sees it."""
+    """Whether the engine raised the error because the process exits; no caller sees it."""
     return isinstance(error, SystemExit) and error.code is PROCESS_ENDS
 
 
 class ForkedError(PyllamaSpecError):
-    """The object belongs to the process that this one was forked from.
+    """The object belongs to the parent of this forked process.
 
     Open the model in the child, or start the child with multiprocessing's "spawn" method.
     """
 
 
 class RemoteError(PyllamaSpecError):
-    """A server of layers cannot be reached, has gone, is silent, or answers nonsense.
+    """An RPC server cannot be reached, disconnected, timed out, or sent an invalid answer.
 
     Its layers and memory are lost. Close the model and open it again: that connects anew, and fails
     with the same error until the server is back.
@@ -162,7 +162,7 @@ class RemoteError(PyllamaSpecError):
 
 
 class OutOfMemoryError(PyllamaSpecError, MemoryError):
-    """The engine could not allocate what was asked for."""
+    """The engine could not allocate the requested memory."""
 
 
 class EngineError(PyllamaSpecError):

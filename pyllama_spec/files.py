@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and texts of bounded size."""
+"""Writes files atomically, and reads texts of bounded size."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _NO_FILE = "is a device, a pipe or a folder, not a file"
 
 
 def read_text(path: Path, what: str, *, encoding: str = "utf-8") -> str:
-    """A text file of the user's.
+    """Reads a text file of the user's.
 
     Args:
-        path: of the file; a pipe will do.
+        path: the path of the file; a pipe will do.
         what: it is, in the words of the error: "the prompt".
         encoding: its own.
 
     Raises:
-        ArgumentError: it cannot be read, is no text, or has more than MAX_TEXT_BYTES.
+        ArgumentError: it cannot be read, is not a text, or has more than MAX_TEXT_BYTES.
 
     """
     try:
@@ -49,7 +49,7 @@ def read_text(path: Path, what: str, *, encoding: str = "utf-8") -> str:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """A file to read that has an end: a pipe would be waited for, and a device read, for ever.
+    """Opens a regular file; refuses pipes and devices, which may never end.
 
     Raises:
         OSError: it cannot be opened, or is something else.
@@ -64,10 +64,10 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def read_plain(path: Path) -> str:
-    """The text of a file that has to be one, such as JSON that came with others.
+    """Reads the text of a regular file, such as JSON beside a model.
 
     Raises:
-        OSError: it cannot be read, is no file, or has more than MAX_TEXT_BYTES.
+        OSError: it cannot be read, is not a file, or has more than MAX_TEXT_BYTES.
         UnicodeDecodeError: it is not UTF-8.
 
     """
@@ -79,7 +79,7 @@ def read_plain(path: Path) -> str:
 
 
 def why_no_output(path: Path) -> str | None:
-    """Why whole_file() could not write there; checked before hours of work."""
+    """The reason why whole_file() cannot write there; checked before hours of work."""
     if path.is_dir():
         return f"{path} is a folder; give the name of a file in it"
     if not path.parent.is_dir():
@@ -91,7 +91,7 @@ def why_no_output(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Gives the name of a file to fill, which replaces `path` if nothing is raised.
+    """Yields a temporary file name, which replaces `path` unless the block raises.
 
     Until then, and after an error, what was at `path` is there as it was: a process that is ended,
     or a full disk, leaves no part of a file under its name. Where `path` is a link, what it names

@@ -1,4 +1,4 @@
-"""Colours and progress bars, for people at a terminal or in a notebook."""
+"""Colours and progress bars for terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CLEAR = "\r\x1b[K"
 
 
 def has_colour(stream: TextIO | None) -> bool:
-    """Whether to colour what goes there: a terminal, unless NO_COLOR asks for none."""
+    """Whether to colour a stream: a terminal, unless NO_COLOR is set."""
     return (
         stream is not None
         and stream.isatty()
@@ -36,19 +36,19 @@ SOURCE_COLOURS = {
 
 
 def paint(text: str, source: str) -> str:
-    """The text in the colour of who drafted it; as it is where nobody did."""
+    """Colours a text by who drafted it; unchanged for none."""
     if not text or source not in SOURCE_COLOURS:
         return text
     return f"\x1b[{SOURCE_COLOURS[source][1]}m{text}\x1b[0m"
 
 
 def dim(text: str, stream: TextIO | None) -> str:
-    """The text in grey where there are colours."""
+    """A text in grey, if colours are on."""
     return f"\x1b[2m{text}\x1b[0m" if has_colour(stream) else text
 
 
 def columns_of(stream: TextIO | None) -> int:
-    """Of a terminal; 0 where it is none, or nobody knows."""
+    """The columns of a terminal; 0 if the stream is none or does not tell."""
     if stream is None:
         return 0
     try:
@@ -58,7 +58,7 @@ def columns_of(stream: TextIO | None) -> int:
 
 
 def fitted(text: str, stream: TextIO | None, indent: int = 0) -> str:
-    """A line as it is, or broken between words where the terminal is narrower."""
+    """A line, wrapped between words on a narrower terminal."""
     columns = columns_of(stream)
     if columns < _NARROWEST or len(text) <= columns:
         return text
@@ -72,16 +72,16 @@ _drawn: list[ProgressBar] = []  # the bar in the terminal's last line
 
 
 def clear_bar() -> None:
-    """Removes the bar from the terminal before other output."""
+    """Clears the bar before other output."""
     for bar in [*_drawn]:
         bar.clear()
 
 
 class ProgressBar:
-    """One line on a terminal's stderr, or a bar of tqdm in a notebook; silent elsewhere.
+    """A bar on a terminal's stderr, or of tqdm in a notebook; silent elsewhere.
 
     Args:
-        label: what is going on.
+        label: the name of the task.
         stream: where it is drawn.
 
     """
@@ -101,11 +101,11 @@ class ProgressBar:
 
     @property
     def is_shown(self) -> bool:
-        """Whether anybody sees it."""
+        """Whether the bar is visible."""
         return self._is_shown or self._has_widget
 
     def __call__(self, fraction: float) -> None:
-        """Draws the bar at 0.0 .. 1.0 if it has grown, and removes it at 1.0."""
+        """Draws the bar at 0.0 .. 1.0 if it has grown; clears it at 1.0."""
         percent = int(100 * fraction)
         if percent == self._last:
             return
@@ -165,14 +165,14 @@ class ProgressBar:
 
 
 def is_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Whether this process is a notebook's kernel."""
     # A program in a notebook has imported it.
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and hasattr(shell, "kernel")
 
 
 def notebook_bar(label: str) -> Any:
-    """A bar of 100 steps of tqdm.notebook, or of its text where widgets are missing; else None."""
+    """A tqdm.notebook bar of 100 steps, or its text form without widgets; else None."""
     if not is_notebook():
         return None
     options: dict[str, Any] = {"total": 100, "desc": label, "leave": False}

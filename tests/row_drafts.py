@@ -129,7 +129,7 @@ class RowDraft(ABC):
 
     @abstractmethod
     def check_memory(self, drafter: AnyDrafter, seq: SequenceState) -> None:
-        """Of what was computed for a draft nothing is left that it does not say again."""
+        """Checks that no trace of a draft's computation stays that the drafter does not report."""
 
     def random(self, variant: str = "", **own: Any) -> AnyDrafter:
         """A drafter of random weights; `own` are the drafter's options."""

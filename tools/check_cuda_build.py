@@ -1,4 +1,4 @@
-"""What can be said of a CUDA build where no GPU is: `make build-cuda` ends with it.
+"""Checks a CUDA build on a machine without a GPU, at the end of `make build-cuda`.
 
 It links what it should and nothing that only a driver brings, hides what it should, is imported
 without a driver and computes on the CPU then.
@@ -39,7 +39,7 @@ def _output(*command: str) -> str:
 
 
 def _link_faults() -> list[str]:
-    """What the module needs and shows."""
+    """Prints the needed libraries and the exported names; returns the faults."""
     libraries = sorted(_NEEDED.findall(_output("readelf", "-dW", MODULE)))
     print(f"{MODULE}: {Path(MODULE).stat().st_size / 1e6:.0f} MB")
     print(f"needs {', '.join(libraries)}")
@@ -60,7 +60,7 @@ def _link_faults() -> list[str]:
 
 
 def _run_faults() -> list[str]:
-    """What it finds, and where it computes."""
+    """Prints the devices and a decode's place; returns the faults."""
     faults, devices, has_gpu = [], backends(), supports_gpu()
     print(f"devices by backend: {devices}")
     if "CUDA" not in devices or bool(devices["CUDA"]) != has_gpu:

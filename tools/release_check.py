@@ -1,4 +1,4 @@
-"""What a release needs beside the gate, row by row, and when each row passed last.
+"""The checks of a release beside the gate, row by row, and when each row passed last.
 
     python -m tools.release_check [ROW ... | all] [--list]
 
@@ -145,7 +145,7 @@ def fingerprint(row: Row) -> str:
 
 
 def read(path: Path) -> dict[str, Outcome]:
-    """What is written down, by row."""
+    """The recorded results by row."""
     if not path.exists():
         return {}
     rows = json.loads(path.read_text(encoding="utf-8"))
@@ -168,7 +168,7 @@ def chosen(names: Sequence[str], outcomes: Mapping[str, Outcome]) -> list[str]:
     """The rows to run: the named ones, all, or those that have not passed with today's sources.
 
     Raises:
-        ValueError: a name is no row.
+        ValueError: a name is not a row.
 
     """
     if unknown := [name for name in names if name not in (*ROWS, "all")]:
@@ -179,7 +179,7 @@ def chosen(names: Sequence[str], outcomes: Mapping[str, Outcome]) -> list[str]:
 
 
 def commit() -> str:
-    """What is checked out; with a "+" where files differ from it."""
+    """The commit that is checked out, with a "+" where files differ from it."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -197,7 +197,7 @@ def make(target: str) -> int:
 
 
 def lacking(row: Row) -> str:
-    """What a row needs and the machine has not, with the remedy; else nothing."""
+    """What a row needs and the machine lacks, with the remedy; "" for nothing."""
     missing = [name for name in row.programs if shutil.which(name) is None]
     return f"needs {', '.join(missing)}: {row.remedy}" if missing else ""
 
@@ -216,7 +216,7 @@ def check(names: Sequence[str], record: Path, run: Callable[[str], int] = make) 
             said[name] = f"NOT RUN, {reason}"
             continue
         print(f"== {name}: make {row.target}", flush=True)
-        # Of what it begins with: a change on the way is none that it has seen.
+        # The sources at its start: it has not seen later changes.
         sources, checked_out, begin = fingerprint(row), commit(), time.monotonic()
         outcome = _FAILED if run(row.target) else _PASSED
         seconds = round(time.monotonic() - begin)
@@ -247,7 +247,7 @@ def main() -> int:
     """Runs rows, or says how they stand.
 
     Returns:
-        0 where all that were to run passed, 1 where one did not, 2 for a name that is no row.
+        0 where all that were to run passed, 1 where one did not, 2 for a name that is not a row.
 
     """
     parser = argparse.ArgumentParser(description="what a release needs beside the gate")

@@ -1,4 +1,4 @@
-"""What clients of others are asked to do against a server; run by the Python that has the client.
+"""Calls that clients of others make to a server; run by the Python that has the client.
 
     ENV/bin/python tools/server_client_calls.py CLIENT http://127.0.0.1:8080 MODEL OUT.json
 
@@ -170,7 +170,7 @@ def _langchain_round_trip(llm: Any, tool: Any, choice: str) -> str:
 
 
 def _langchain_figures(llm: Any) -> Calls:
-    """What it tells of an answer, and several at once."""
+    """The client's figures of an answer, and several answers at once."""
 
     def usage() -> str:
         chunks = list(llm.stream(QUESTION, stream_usage=True))

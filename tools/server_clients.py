@@ -65,7 +65,7 @@ def environment(client: str, folder: Path) -> Path:
 
 
 def version(client: str, python: Path) -> str:
-    """Of a client's first package."""
+    """The version of a client's first package."""
     name = PACKAGES[client][0].partition("[")[0]
     code = f"import importlib.metadata as m; print(m.version({name!r}))"
     done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
@@ -105,7 +105,7 @@ class Server:
 
 
 def asked(client: str, python: Path, url: str, folder: Path) -> dict[str, Any]:
-    """What a client's calls gave."""
+    """The results of a client's calls."""
     out = folder / f"{client}.json"
     out.unlink(missing_ok=True)
     variables = {**os.environ, "HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}

@@ -98,7 +98,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
      "one server has one model, of one name, and an answer lasts as long as its connection"),
     (r"test_slot_save\.|test_kv_keep", "slots are not saved; prompts are reused by themselves"),
     (r"test_vision_api\.|local_media|vision|with_image", _NO_IMAGES),
-    (r"test_systemone\.", "models that decide on actions are none of texts"),
+    (r"test_systemone\.", "models that decide on actions generate no texts"),
     (r"test_sleep\.", "a model stays loaded"),
     (r"test_compat_gcp\.", "there is no form of Vertex AI"),
     (r"test_lora\.|load_split_model", "the model, or its adapter, cannot be had here"),
@@ -200,7 +200,7 @@ def wait_for_launches(tests: Path, texts: Path | None) -> None:
 
 
 def _serve_instead(told: Any, streams: list[int], texts: Path | None) -> None:
-    """In the fork: what the launcher was asked for, in its place."""
+    """In the fork: serves with the command line that the launcher got."""
     arguments, environment, folder = told
     code = 1
     try:
@@ -295,7 +295,7 @@ def _why(message: str, text: str, log: str) -> str:
 
 
 def known_reason(outcome: Outcome) -> str | None:
-    """Why a test cannot pass here; None where nobody has said so."""
+    """The reason why a test cannot pass here; None if none is listed."""
     place = f"{outcome.file}::{outcome.name}"
     return next((why for pattern, why in _REASONS if re.search(pattern, place)), None)
 
@@ -318,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = [sys.executable, "-m", "tools.upstream_server_tests", "--wait"]
     command += ["--work", str(args.work.resolve())]
     command += [] if args.model is None else ["--model", str(args.model.resolve())]
-    _socket(tests).unlink(missing_ok=True)  # of a run before, which nobody answers at
+    _socket(tests).unlink(missing_ok=True)  # the socket of an earlier run
     waiting = subprocess.Popen(command, cwd=ROOT)
     try:
         if not comes(waiting, _socket(tests)):

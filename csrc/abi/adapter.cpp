@@ -28,7 +28,7 @@ int llama_spec_adapter_load(llama_spec_model * model, const char * path, llama_s
             fail(LLAMA_SPEC_LOAD, std::string("the engine refused the file at ") + e.what());
         }
         if (adapter == nullptr) {
-            fail(LLAMA_SPEC_LOAD, "it is no adapter of this model");
+            fail(LLAMA_SPEC_LOAD, "the file is not an adapter for this model");
         }
         *out = new llama_spec_adapter{ model->state, adapter };
     });

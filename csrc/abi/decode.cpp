@@ -417,7 +417,7 @@ int llama_spec_draft_candidates(llama_spec_context * ctx, int32_t i, int32_t giv
                 "there is no place for the result");
         if (!state.draft) {
             fail(LLAMA_SPEC_UNSUPPORTED, std::string("architecture '") + llama_spec_arch_name(state.model->model) +
-                    "' is no draft that this version knows; it knows " + draft_kind_names());
+                    "' is not a draft that this version knows; it knows " + draft_kind_names());
         }
         check_row(state, i);
         *n = state.draft->read(state.ctx, i, given, n_max, ids, probabilities, row, state.output.get());

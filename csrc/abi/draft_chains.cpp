@@ -1,4 +1,4 @@
-// Drafts that go on by a token per decode: all of them in one call, so that Python is asked only whether each goes on.
+// Extends drafts by a token per decode, all in one call, so that Python only decides whether each continues.
 
 #include "abi/decoding.h"
 #include "kernels/likeliest.h"
@@ -7,7 +7,7 @@ using namespace llama_spec;
 
 namespace {
 
-// The tokens that the drafts which go on are at.
+// The newest tokens of the drafts that continue.
 struct step {
     std::vector<int32_t> chains, ids, pos, seq;
     std::vector<int8_t>  output;
@@ -38,7 +38,7 @@ int llama_spec_draft_chains(llama_spec_context * ctx, const llama_spec_chains * 
         context_call call(ctx);
         context_state & state = call.state;
         require(chains != nullptr && chains->ids != nullptr && chains->pos != nullptr && chains->seq != nullptr && next != nullptr,
-                "there are no drafts to go on with");
+                "there are no drafts to extend");
         step now;
         for (int32_t i = 0; i < chains->n; ++i) {
             now.add(i, chains->ids[i], chains->pos[i], chains->seq[i]);

@@ -171,7 +171,7 @@ int llama_spec_state_get(llama_spec_context * ctx, int32_t seq, bool partial, in
         context_call call(ctx);
         check_seq(call.state, seq);
         if (back != 0) {
-            require(partial && back > 0, "only a partial state can be had as it was before");
+            require(partial && back > 0, "only a partial state can be read as of an earlier token");
             if (call.state.states == nullptr || back > call.state.n_undo[(size_t) seq]) {
                 fail(LLAMA_SPEC_UNSUPPORTED, "there is no snapshot of " + std::to_string(back) + " tokens ago");
             }

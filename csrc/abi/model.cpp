@@ -60,7 +60,7 @@ std::vector<ggml_backend_dev_t> named_devices(const llama_spec_model_params & in
             fail(LLAMA_SPEC_ARGUMENT, std::string("devices: there is no device '") + in.devices[i] + "' that takes layers; there " +
                     (names.empty() ? "is none" : "are " + names));
         }
-        require(std::find(out.begin(), out.end(), found) == out.end(), "devices names one twice");
+        require(std::find(out.begin(), out.end(), found) == out.end(), "devices names a device twice");
         out.push_back(found);
     }
     out.push_back(nullptr);
@@ -252,7 +252,7 @@ int llama_spec_model_check_draft(llama_spec_model * draft, llama_spec_model * ta
             kind = &mtp_kind();
         }
         if (kind == nullptr) {
-            fail(LLAMA_SPEC_UNSUPPORTED, std::string("a model of architecture '") + llama_spec_arch_name(d) + "' is no draft that this "
+            fail(LLAMA_SPEC_UNSUPPORTED, std::string("a model of architecture '") + llama_spec_arch_name(d) + "' is not a draft that this "
                     "version knows; it knows " + draft_kind_names());
         }
         require(!draft->state->vocab_only && !target->state->vocab_only, "a model was loaded with vocab_only; load it without");

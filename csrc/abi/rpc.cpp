@@ -58,7 +58,7 @@ const char * device_name(ggml_backend_dev_t dev) {
 #else
 
 std::vector<ggml_backend_dev_t> server_devices(const char *, ggml_backend_ptr &) {
-    fail(LLAMA_SPEC_UNSUPPORTED, "this build has no servers of layers: build it with GGML_RPC=ON");
+    fail(LLAMA_SPEC_UNSUPPORTED, "this build has no RPC: build it with GGML_RPC=ON");
 }
 
 const char * device_name(ggml_backend_dev_t dev) {
@@ -159,7 +159,7 @@ int llama_spec_serve(int32_t fd, const char * const * names, int32_t n_names, in
 #else
 
 int llama_spec_serve(int32_t, const char * const *, int32_t, int32_t, int32_t) {
-    return guarded([] { fail(LLAMA_SPEC_UNSUPPORTED, "this build has no servers of layers: build it with GGML_RPC=ON"); });
+    return guarded([] { fail(LLAMA_SPEC_UNSUPPORTED, "this build has no RPC: build it with GGML_RPC=ON"); });
 }
 
 #endif

@@ -1,5 +1,5 @@
 // Rows of an output matrix for some ids of the vocabulary. A draft chooses among these alone: its last product is the
-// dearest part of it where the vocabulary is large.
+// most expensive part of it where the vocabulary is large.
 #pragma once
 
 #include "ggml-cpp.h"

@@ -1,4 +1,4 @@
-// Logits that stay on the device that computed them until somebody reads them.
+// Logits that stay on the device that computed them until a caller reads them.
 #pragma once
 
 #include "ggml-backend.h"

@@ -1,4 +1,4 @@
-// Scans of recurrent states that stay where they are, and how a state is had as it was some tokens ago.
+// Scans of recurrent states that stay where they are, and how to restore a state of some tokens ago.
 //
 // Each head of a layer has a matrix of n_rows * n_cols numbers, and each token changes row r of it by
 //     row = decay * row + coef[r] * key

@@ -197,7 +197,7 @@ inline void run_rows(const Head & h, int64_t r, int64_t t0, int64_t t1) {
         T acc[2 * R], c[R];
         each<2 * R>(2 * R, [&](auto j) PYLLAMA_SPEC_INLINE { acc[j] = V::all(0.0f); });
         if constexpr (IS_DELTA) {
-            // The answer to the query comes from the state before the update, so that both sums are had at once:
+            // The answer to the query comes from the state before the update, so that one pass gives both sums:
             // query * (row + coef * key) = query * row + coef * cross.
             PYLLAMA_SPEC_EACH_VECTOR {
                 const T d = decay_at(decay, i), k = V::load(key + i * V::N), q = V::load(query + i * V::N);

@@ -19,7 +19,7 @@ struct pyllama_spec_pool {
     void * error;       // the first exception
     char * scratch;     // what our kernels unpack into: n_slot bytes for each thread
     size_t n_slot, n_slots;
-    int    n_tokens;    // of the graph; 0 where nobody has said it
+    int    n_tokens;    // of the graph; 0 where it is unknown
     int    is_stock;    // the engine's own kernels compute it, for comparisons
     int    has_all;     // all threads compute it, even where fewer are faster
     int    n_asleep;    // threads that sleep in a barrier

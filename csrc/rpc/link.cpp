@@ -19,7 +19,7 @@ namespace llama_spec {
 
 namespace {
 
-// A server answers the first message at once; one that does not serves somebody else, or is none.
+// A server answers the first message at once; one that does not serves another client, or is not an RPC server.
 constexpr int32_t HELLO_S = 10;
 // Who waits looks up so often, and lets an answer come for so long after Ctrl-C: a server that computes may be near the
 // end, and a connection that is given up costs sending the weights again.

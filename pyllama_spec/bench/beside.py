@@ -43,7 +43,7 @@ class _EndedError(PeerError):
 
 
 def draft_kind(draft: object) -> str:
-    """What a draft is in other systems.
+    """The kind of a draft, as other systems name it.
 
     "model", "mtp", "eagle3", "dflash", "dspark" (a block with a Markov head), "lookup" or "none".
     Prompt lookup and the suffix draft are "lookup"; drafters that only we have are "none".
@@ -151,7 +151,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], said: Any, system: str
 
 
 def _ended(system: str, words: str, code: int) -> PeerError:
-    """Why it ended: the first line of its log about an error."""
+    """The reason why the server ended: the first line of its log about an error."""
     lines = [line.strip() for line in words.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
     said = _LOG_HEAD.sub("", (errors or lines or [f"exit code {code}"])[0])
@@ -176,7 +176,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens at."""
+    """A free port of this machine."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return int(listening.getsockname()[1])

@@ -34,17 +34,17 @@ class BenchConfig:
         repeats: how often each prompt is measured on each side, beside the warm-up.
         n_draft: the most tokens to draft per round; None for the drafter's own number.
         p_min: end a draft before a token that it gives a lower probability; None for no such limit.
-        lookup: as of Llama; synthetic_acceptance goes without.
-        controller: as of Llama; synthetic_acceptance goes without.
+        lookup: see Llama; synthetic_acceptance goes without.
+        controller: see Llama; synthetic_acceptance goes without.
         temperature: 0 is greedy; all other sampling options are those of Llama.
-        seed: of the draws, and of the coins of synthetic_acceptance.
+        seed: the seed of the draws, and of the coins of synthetic_acceptance.
         chat: True puts every prompt through the chat template, False none; None does with each one
             what its line says: "messages" are a chat, "prompt" is a text to continue.
         n_threads: CPU threads; None for the physical cores.
-        rpc_servers, rpc_timeout: as of Llama.
+        rpc_servers, rpc_timeout: see Llama.
         n_gpu_layers, draft_gpu_layers, devices: as of Llama: layers of the target and of a draft's
             file on devices, and which devices.
-        offload_kqv, flash_attn, op_offload: as of Llama, for both sides.
+        offload_kqv, flash_attn, op_offload: see Llama, for both sides.
         n_ctx: context length; None for what the longest prompt needs.
         synthetic_acceptance: with any, drafted token i is right with probability [i - 1], given
             that those before it were: speed is measured, not the draft's quality.
@@ -110,10 +110,10 @@ class BenchConfig:
         check_probabilities(self.synthetic_acceptance)
         instance(self.beside, (str, type(None)), "beside")
         if self.beside is not None and self.beside not in BESIDE:
-            raise ArgumentError(f"beside={self.beside!r}: there are {', '.join(BESIDE)}")
+            raise ArgumentError(f"beside={self.beside!r} is not one of {', '.join(BESIDE)}")
         if self.beside is not None and self.peer is not None:
             raise ArgumentError(
-                "peer names a server that runs, beside starts one; give one of them"
+                "peer names a running server, and beside starts one: give only one of them"
             )
         if self.beside is None and self.beside_python is not None:
             raise ArgumentError("beside_python needs beside: name the system too")
@@ -123,7 +123,10 @@ class BenchConfig:
             )
         n = len(self.synthetic_acceptance)
         if n and self.also:
-            raise ArgumentError("synthetic_acceptance measures the rounds of one draft; give one")
+            raise ArgumentError(
+                f"synthetic_acceptance measures one draft, and {1 + len(self.also)} are given: "
+                "give one"
+            )
         if n and self.lookup:
             raise ArgumentError(
                 f"lookup={self.lookup}: synthetic_acceptance measures rounds of the draft, and "
@@ -142,13 +145,13 @@ class BenchConfig:
 
     @property
     def max_draft(self) -> int | None:
-        """The most tokens to draft per round, as far as the options say."""
+        """The maximum number of tokens to draft per round, as far as the options fix it."""
         n = len(self.synthetic_acceptance)
         return n if n and self.n_draft is None else self.n_draft
 
     @property
     def command(self) -> str | None:
-        """The command line that measures the same; None for a draft that no option names."""
+        """The command line of this measurement; None for a draft that no option names."""
         words = ["pyllama-spec", "bench", "-m", os.fspath(self.model_path)]
         for name in self.names or map(draft_option, (self.draft, *self.also)):
             if name is None:
@@ -184,7 +187,7 @@ class BenchConfig:
 
 
 def draft_option(draft: str | os.PathLike[str] | Drafter) -> str | None:
-    """What `-d` takes for a draft; None for an object that no option makes.
+    """The value of `-d` for a draft; None for an object that no option names.
 
     A drafter of a file has options of its own, and a user's drafter no name that a command knows.
     """
@@ -194,7 +197,7 @@ def draft_option(draft: str | os.PathLike[str] | Drafter) -> str | None:
 
 
 def draft_file(draft: object, depth: int = 4) -> Path | None:
-    """The file that a draft was opened from, also where another drafter wraps it; None for none.
+    """The file of a draft, also inside a wrapper; None for none.
 
     Args:
         draft: what Llama(draft=) takes.
@@ -217,7 +220,7 @@ def _switch(is_on: bool) -> str:
 
 
 def check_probabilities(probabilities: object) -> None:
-    """Refuses what is not a tuple of numbers from 0 to 1.
+    """Refuses a value that is not a tuple of numbers from 0 to 1.
 
     Raises:
         ArgumentError: names the one that is wrong.
@@ -231,7 +234,7 @@ def check_probabilities(probabilities: object) -> None:
 
 
 def load_prompts(path: str | os.PathLike[str] | None = None) -> tuple[Prompt, ...]:
-    """Reads a prompts file; without a path the package's own: 24 in six categories and "field".
+    """Reads a prompts file; by default the package's: 24 prompts in six categories and "field".
 
     Raises:
         ArgumentError: the file cannot be read, holds no prompt, or a line is malformed; the message

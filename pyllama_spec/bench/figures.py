@@ -1,4 +1,4 @@
-"""From runs to figures: totals, spreads, acceptance by depth.
+"""Figures from runs: totals, spreads, acceptance by depth.
 
 A rate is always total tokens / total seconds, never a mean of rates. What varies between repeats is
 given as median, minimum and maximum.
@@ -20,14 +20,14 @@ from pyllama_spec.speculative.realised_gain import RealisedGain
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over texts of one side.
+    """The sums over the texts of one side.
 
     Attributes:
         n_texts: how many.
         n_tokens: committed by rounds: every token but the first of each text.
-        prompt_s, decode_s, draft_s, verify_s, cpu_s, rounds_cpu_s: as of Run.
+        prompt_s, decode_s, draft_s, verify_s, cpu_s, rounds_cpu_s: see Run.
         transfers: between the host and devices, in the rounds.
-        rounds, drafted, accepted: as of SpeculationStats.
+        rounds, drafted, accepted: see SpeculationStats.
         rounds_without_draft: of the rounds, those in which nothing was drafted.
 
     """
@@ -58,12 +58,12 @@ class Totals:
 
     @property
     def cpu_tps(self) -> float | None:
-        """Tokens of the rounds per second of the processor's time in them; None without any."""
+        """Tokens of the rounds per second of processor time; None without any."""
         return self.n_tokens / self.rounds_cpu_s if self.rounds_cpu_s > 0 else None
 
     @property
     def end_to_end_tps(self) -> float | None:
-        """All tokens over all seconds, the prompt's and the first token included."""
+        """All tokens per second, with the prompt's seconds and the first token."""
         seconds = self.prompt_s + self.decode_s
         return (self.n_tokens + self.n_texts) / seconds if seconds > 0 else None
 
@@ -111,26 +111,26 @@ class Spread:
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Median, minimum and maximum of what was measured; None if nothing was."""
+    """The median, minimum and maximum of the values; None without values."""
     measured = [value for value in values if value is not None]
     return Spread(statistics.median(measured), min(measured), max(measured)) if measured else None
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
-    """The quotient; None where one is missing or b is 0."""
+    """The quotient a / b; None where one is missing or b is 0."""
     return a / b if a is not None and b else None
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One text of both sides, taken directly after each other."""
+    """One text of both sides, generated one directly after the other."""
 
     plain: Run
     spec: Run
 
     @property
     def is_same(self) -> bool:
-        """Whether the token ids are equal."""
+        """Whether both texts have equal token ids."""
         return self.plain.tokens == self.spec.tokens
 
 
@@ -143,12 +143,12 @@ class Comparison:
 
     @property
     def speedup(self) -> float | None:
-        """Ratio of the rates of the rounds."""
+        """The ratio of the rounds' rates."""
         return ratio(self.spec.tps, self.plain.tps)
 
     @property
     def cpu_speedup(self) -> float | None:
-        """Ratio of the rates by processor time: other programs change it less than the clock's.
+        """The ratio of the rates by processor time, which other programs disturb less.
 
         With several threads it counts those that wait as well, since they spin.
         """
@@ -156,7 +156,7 @@ class Comparison:
 
     @property
     def end_to_end_speedup(self) -> float | None:
-        """Ratio of the rates with the prompts."""
+        """The ratio of the rates with the prompts."""
         return ratio(self.spec.end_to_end_tps, self.plain.end_to_end_tps)
 
     @property
@@ -173,7 +173,7 @@ def compare(pairs: Iterable[Pair]) -> Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Where the two texts of a prompt part.
+    """The first difference between the two texts of a prompt.
 
     Attributes:
         repeat: in which repeat it was seen first, from 0.
@@ -205,7 +205,7 @@ def find_fork(pairs: Sequence[Pair]) -> Fork | None:
 
 @dataclass(frozen=True, slots=True)
 class PromptResult:
-    """What was measured of one prompt.
+    """The measurements of one prompt.
 
     Attributes:
         id, category: of its line.
@@ -230,19 +230,19 @@ class PromptResult:
 
     @property
     def speedups(self) -> Spread | None:
-        """Of the pairs."""
+        """The spread of the speed-ups of the pairs."""
         return spread(compare([pair]).speedup for pair in self.pairs)
 
 
 def repeats_of(prompts: Sequence[PromptResult]) -> list[Comparison]:
-    """One comparison over all prompts per repeat; one that was interrupted is left out."""
+    """One comparison over all prompts per repeat, without an interrupted repeat."""
     n = min((len(prompt.pairs) for prompt in prompts), default=0)
     return [compare(prompt.pairs[i] for prompt in prompts) for i in range(n)]
 
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """The verdicts on the i-th token of a draft.
+    """The counts for the i-th token of drafts: reached, drafted, accepted.
 
     Attributes:
         depth: i, from 1.
@@ -259,17 +259,17 @@ class Depth:
 
     @property
     def rate(self) -> float | None:
-        """P(accepted | reached); None if it never was."""
+        """P(accepted | reached); None where no round reached the depth."""
         return ratio(self.accepted, self.reached)
 
     @property
     def rate_of_drafted(self) -> float | None:
-        """P(accepted): with it all tokens before. Their sum + 1 are the tokens of a full round."""
+        """P(accepted), with all before it. Summed over depths, plus 1: tokens of a full round."""
         return ratio(self.accepted, self.drafted)
 
 
 def acceptance_by_depth(runs: Iterable[Run]) -> list[Depth]:
-    """Depth 1 and on, as far as drafts went.
+    """The depths from 1 to the longest draft.
 
     A round that an end token cut is left out: there is no verdict on what came after it.
     """
@@ -295,7 +295,7 @@ def accepted_histogram(runs: Iterable[Run]) -> list[int]:
 
 
 def by_source(runs: Iterable[Run]) -> dict[str, dict[str, int | float]]:
-    """What each source proposed, and what of it was drafted and accepted, as SpeculationStats."""
+    """Proposed, drafted and accepted tokens of each source, as in SpeculationStats."""
     sums: dict[str, SourceCounts] = {}
     for run in runs:
         add_sources(sums, run.by_source)
@@ -303,7 +303,7 @@ def by_source(runs: Iterable[Run]) -> dict[str, dict[str, int | float]]:
 
 
 def realised_gain(runs: Iterable[Run]) -> RealisedGain:
-    """What the drafts of some runs saved by the clock, in rounds of plain decoding."""
+    """The gain of the drafts of some runs by the clock, in rounds of plain decoding."""
     gain = RealisedGain()
     for run in runs:
         gain.add(run.gain_realised)

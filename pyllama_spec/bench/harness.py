@@ -1,4 +1,4 @@
-"""The measurement: plain and speculative alternately, prompt by prompt, in one process."""
+"""Measures plain and speculative decoding alternately, prompt by prompt, in one process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(
     on_prompt: OnPrompt | None = None,
     on_part: OnPart | None = None,
 ) -> BenchResult:
-    """Measures.
+    """Runs the benchmark.
 
     Each repeat goes through all prompts; of each prompt all sides are run directly after each
     other, in an order that changes with every repeat, from an empty memory. A short run of each
@@ -103,7 +103,7 @@ def _connected(url: str) -> Peer:
 
 
 def _n_ctx(config: BenchConfig, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]]) -> int:
-    """The context's length; raises where a prompt and its text do not fit."""
+    """The context length; raises where a prompt and its text do not fit."""
     longest = max(range(len(ids)), key=lambda i: len(ids[i]))
     need = len(ids[longest]) + config.n_tokens
     if config.n_ctx is None:
@@ -111,14 +111,14 @@ def _n_ctx(config: BenchConfig, prompts: Sequence[Prompt], ids: Sequence[Sequenc
     if need > config.n_ctx:
         raise ContextFullError(
             f"prompt {prompts[longest].id!r} has {len(ids[longest])} tokens and asks for "
-            f"{config.n_tokens} more, but n_ctx={config.n_ctx} holds fewer; choose {need}, or "
-            "leave it out"
+            f"{config.n_tokens} more, but n_ctx={config.n_ctx} holds fewer; give n_ctx={need}, "
+            "or omit it"
         )
     return config.n_ctx
 
 
 def _setups(config: BenchConfig, model: Model, specs: Sequence[Side], n_ctx: int) -> list[Setup]:
-    """How each draft ran."""
+    """The setup of each draft."""
     n_threads = specs[0].runtime.context.n_threads
     streaming = None if model.is_on_gpu else machine.measure_streaming(n_threads)
     drafts = (config.draft, *config.also)
@@ -168,7 +168,7 @@ def _setup(
 
 
 def _objects(config: BenchConfig) -> tuple[str, ...]:
-    """That no command line measures the same, and for which drafts."""
+    """The drafts that no command line can name, in a sentence; () without any."""
     drafts = (config.draft, *config.also)
     names = [one.name for one in drafts if isinstance(one, Drafter) and draft_option(one) is None]
     if config.names or not names:
@@ -179,7 +179,7 @@ def _objects(config: BenchConfig) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class _Measurement:
-    """The runs as they come."""
+    """The runs measured so far."""
 
     config: BenchConfig
     plain: Side
@@ -189,7 +189,7 @@ class _Measurement:
     on_prompt: OnPrompt | None
     span: dict[str, Any]
     on_measured: Callable[[], None] | None = None
-    # Of each draft, by prompt.
+    # The results of each draft, by prompt.
     results: list[dict[str, PromptResult]] = field(default_factory=list)
     peer_failures: dict[str, str] = field(default_factory=dict)
     is_interrupted: bool = False
@@ -197,7 +197,7 @@ class _Measurement:
     _n_done: int = 0
 
     def measure(self, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]]) -> None:
-        """Everything; an interruption or an error is noted."""
+        """Measures all prompts; notes an interruption or an error."""
         n_sides = 1 + len(self.specs) + (self.peer is not None)
         n_steps = len(prompts) * self.config.repeats * n_sides + 1
         self.results = [{} for _ in self.specs]
@@ -238,7 +238,7 @@ class _Measurement:
     def _measure_one(
         self, prompt: Prompt, tokens: Sequence[int], repeat: int, n_steps: int
     ) -> None:
-        """A text of each side, and the peer's answer."""
+        """Measures one text of each side, and the peer's answer."""
         n, key = self.config.n_tokens, f"{prompt.id}/{repeat}"
         first = self.results[0].get(prompt.id)
         plain = None
@@ -273,7 +273,7 @@ class _Measurement:
             self.on_measured()
 
     def _ask(self, prompt: Prompt, n: int) -> PeerRun | None:
-        """The peer's answer; None where it has none, which is noted."""
+        """The peer's answer; None if it fails, which is noted."""
         if self.peer is None:
             return None
         try:
@@ -286,7 +286,7 @@ class _Measurement:
         return None
 
     def _explain_fork(self, prompt: Prompt, tokens: Sequence[int]) -> None:
-        """Where a prompt's texts part, looks at the gap between plain decoding's top two."""
+        """Measures the gap between plain decoding's top two logits where a prompt's texts fork."""
         for results in self.results:
             result = results[prompt.id]
             if result.fork is not None:
@@ -295,7 +295,7 @@ class _Measurement:
                 results[prompt.id] = replace(result, fork=fork)
 
     def _top2_gap(self, pair: Pair, fork: Fork, tokens: Sequence[int]) -> float | None:
-        """Decodes plainly once more up to the fork, and looks at the logits there."""
+        """Decodes plainly once more up to the fork, and reads the logits there."""
         gaps: list[float] = []
 
         def observe(row: int, token: int) -> None:
@@ -308,7 +308,7 @@ class _Measurement:
         return gaps[fork.position] if fork.position < len(gaps) else None
 
     def part(self, setups: Sequence[Setup]) -> BenchResult:
-        """The result if it ended here."""
+        """The result if the measurement ended here."""
         whole = self.result(setups)
         others = tuple(replace(one, is_interrupted=True) for one in whole.others)
         return replace(whole, is_interrupted=True, others=others)

@@ -31,7 +31,7 @@ _PASSES = 5
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """How fast this machine streams memory: the ceiling of reading weights.
+    """The memory bandwidth of this machine, which bounds the rate of reading weights.
 
     Attributes:
         n_threads: that ran at once, each over its own part of the buffer.
@@ -48,12 +48,12 @@ class Streaming:
 
     @property
     def bytes_per_s(self) -> float:
-        """The better of the two."""
+        """The faster of the two measurements."""
         return max(self.sum_bytes_per_s, self.copy_bytes_per_s)
 
     @property
     def method(self) -> str:
-        """How it was measured, in words."""
+        """How the bandwidth was measured, in words."""
         return (
             f"NumPy sum and copy of {self.buffer_bytes / _MIB:.0f} MiB of float64 on "
             f"{self.n_threads} thread(s), the fastest of {_PASSES} passes, the better of the two"
@@ -61,7 +61,7 @@ class Streaming:
 
 
 def measure_streaming(n_threads: int, buffer_bytes: int | None = None) -> Streaming:
-    """Streams a buffer much larger than the caches on some threads. Takes about a second.
+    """Reads a buffer much larger than the caches on some threads. Takes about a second.
 
     Args:
         n_threads: as many as decoding uses. NumPy releases the GIL meanwhile.
@@ -92,7 +92,7 @@ def _fastest(work: Callable[[], object]) -> float:
 
 
 def _cache_bytes() -> int:
-    """The largest cache of the first core; 0 if the system does not say."""
+    """The size of the first core's largest cache; 0 if the system does not report it."""
     sizes = [0]
     for file in _CACHE_FOLDER.glob("index*/size"):
         size = re.fullmatch(r"(\d+)([KM]?)", _text(file))
@@ -102,7 +102,7 @@ def _cache_bytes() -> int:
 
 
 def versions() -> dict[str, str]:
-    """Of everything that a figure may depend on."""
+    """The versions of everything that a figure may depend on."""
     return {
         "pyllama_spec": __version__,
         "engine": engine_version(),
@@ -135,7 +135,7 @@ def _cpu_model() -> str:
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """Name, size and hash of a model's file.
+    """The name, size and hash of a model's file.
 
     Raises:
         OSError: it cannot be read.
@@ -157,7 +157,7 @@ def describe_file(path: Path) -> dict[str, Any]:
 
 
 def load_average() -> list[float] | None:
-    """Of 1, 5 and 15 minutes; None where the system has none."""
+    """The load averages of 1, 5 and 15 minutes; None where the system has none."""
     try:
         return [round(x, 2) for x in os.getloadavg()]
     except (OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""Runs in the interpreter that has the other system, and imports nothing of this package.
+"""Runs in the other system's interpreter, and imports nothing of this package.
 
 Its argument is a JSON object (see beside.py). It serves OpenAI's API at the given port of this
 machine until its standard input ends, so that it never outlives the program that started it.

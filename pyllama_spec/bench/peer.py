@@ -1,4 +1,4 @@
-"""Another server under the same prompts, for a side-by-side: any that speaks OpenAI's API."""
+"""Measures another server with the same prompts: any server with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _CONNECT_TIMEOUT_S = 10.0
 
 
 class PeerError(PyllamaSpecError):
-    """The peer did not answer, or not with a text."""
+    """The peer did not answer, or its answer holds no text."""
 
 
 class PeerUnreachableError(PeerError):
-    """Nothing answers at the peer's address, or no longer."""
+    """The peer's address cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Peer:
         timeout_s: how long an answer may take.
 
     Raises:
-        ArgumentError: this is no address.
+        ArgumentError: this is not an address.
 
     """
 
@@ -78,7 +78,7 @@ class Peer:
         self._extra: dict[str, Any] = {"cache_prompt": False}
 
     def connect(self) -> None:
-        """Asks which model it serves, so that a wrong address is known before the long run.
+        """Asks the peer for its model, so that a wrong address fails before the long run.
 
         Raises:
             PeerError: nothing answers there.
@@ -93,7 +93,7 @@ class Peer:
             pass  # a server without a list of models takes any name
 
     def ask(self, prompt: Prompt, n_tokens: int, temperature: float, seed: int) -> PeerRun:
-        """Lets it answer a prompt.
+        """Sends a prompt to the peer and measures its answer.
 
         Raises:
             PeerError: it is gone, refuses the request, or answers with nothing.
@@ -168,14 +168,14 @@ class Peer:
         try:
             answer = json.loads(raw)
         except ValueError:
-            raise PeerError(f"{self.url}{path} answered no JSON but {raw[:60]!r}") from None
+            raise PeerError(f"{self.url}{path} answered {raw[:60]!r}, not JSON") from None
         if not isinstance(answer, dict):
             raise PeerError(f"{self.url}{path} answered {answer!r:.60}, not an object")
         return answer
 
 
 class _RefusedError(PeerError):
-    """The request has something that the server does not take."""
+    """The server refuses a field of the request."""
 
 
 def _is_positive(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""A result as a picture. Needs matplotlib, which only this file loads."""
+"""Plots a result. Needs matplotlib, which only this file imports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BLUE, _ORANGE, _GREY = "#4477aa", "#ee7733", "#999999"
 
 
 def check_plot(path: str | os.PathLike[str]) -> None:
-    """Refuses, before a long run, a plot that could not be drawn after it.
+    """Refuses, before a long run, a plot that cannot be written after it.
 
     Raises:
         ArgumentError: the file's name has no ending that can be drawn, or its folder is missing.
@@ -128,7 +128,7 @@ def _draw_depths(axes: Any, result: BenchResult) -> None:
 
 
 def _draw_time(axes: Any, result: BenchResult) -> None:
-    """Milliseconds per token, stacked."""
+    """Draws stacked milliseconds per token."""
     both = result.comparison
     sides = (both.plain, both.spec)
     parts = (

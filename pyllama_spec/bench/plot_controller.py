@@ -1,4 +1,4 @@
-"""What the controller did, as pictures: lengths over time, how well it guessed, what it gained."""
+"""Plots of the controller: draft lengths over time, calibration, gains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _N_POINTS = 100
 
 
 def has_rounds(result: BenchResult) -> bool:
-    """Whether a drafter was asked anything."""
+    """Whether any round asked the drafter."""
     return any(one.n_requested for rounds in _rounds(result) for one in rounds)
 
 
@@ -34,7 +34,7 @@ def _rounds(result: BenchResult) -> list[tuple[RoundCounts, ...]]:
 
 
 def _draw_lengths(axes: Any, all_rounds: list[tuple[RoundCounts, ...]]) -> None:
-    """Means over all texts of the rounds of about the same number."""
+    """Draws mean draft lengths over all texts, by the number of the round."""
     longest = max((len(rounds) for rounds in all_rounds), default=1)
     width = -(-longest // _N_POINTS)
     parts: dict[str, tuple[str, Callable[[RoundCounts], int]]] = {
@@ -58,7 +58,7 @@ def _draw_lengths(axes: Any, all_rounds: list[tuple[RoundCounts, ...]]) -> None:
 
 
 def _draw_calibration(axes: Any, rounds: list[RoundCounts]) -> None:
-    """Of verified drafts, by how many tokens were expected to be accepted, how many were."""
+    """Draws accepted tokens of verified drafts by the number expected."""
     cells: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for one in rounds:
         if one.n_verified and one.n_expected:
@@ -79,7 +79,7 @@ def _draw_calibration(axes: Any, rounds: list[RoundCounts]) -> None:
 
 
 def _draw_gains(axes: Any, result: BenchResult) -> None:
-    """A point per prompt: rounds of plain decoding that drafts saved, and were to save.
+    """Draws a point per prompt: measured and expected gain, in rounds of plain decoding.
 
     Grey where too few rounds were measured to say whether drafts saved any.
     """

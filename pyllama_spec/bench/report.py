@@ -23,7 +23,7 @@ from pyllama_spec.bench.sides import Run
 from pyllama_spec.speculative.stats import idle_in_words, since_in_words
 
 FORMAT = "pyllama_spec bench 1"
-# Of a calm machine the share is 0.9 and more: threads that wait for each other poll.
+# The share of an idle machine is 0.9 and more: threads that wait for each other poll.
 BUSY = 0.75
 # A note names so many prompts.
 _MOST_NAMES = 6
@@ -126,7 +126,7 @@ def _prompt(prompt: PromptResult) -> dict[str, Any]:
         "gain_expected": round(sum(run.gain_expected for run in runs), 3),
         "gain_realised": None if saved is None else round(saved, 3),
         "probe_s": round(sum(run.probe_s for run in runs), 6),
-        # Of the first repeat: what each round asked for and got.
+        # The first repeat's rounds: requested and drafted tokens.
         "turns": [list(turn) for turn in runs[0].round_counts] if runs else [],
         "peer": _answers(prompt.peer),
     }
@@ -153,7 +153,7 @@ def _transfers(totals: Totals) -> dict[str, float] | None:
 
 
 def _bandwidth(result: BenchResult) -> dict[str, Any]:
-    """Weights read per second by plain decoding, against what the memory can stream."""
+    """Bytes of weights that plain decoding reads per second, against the memory bandwidth."""
     setup, tps = result.setup, result.comparison.plain.tps
     reads = None if tps is None else tps * setup.weight_bytes
     streaming = setup.streaming
@@ -183,7 +183,7 @@ def _peer(result: BenchResult) -> dict[str, Any] | None:
 
 
 def _answers(answers: Sequence[PeerRun]) -> dict[str, Any] | None:
-    """Sums over a peer's answers; None without any."""
+    """The sums over a peer's answers; None without any."""
     if not answers:
         return None
     drafted = [answer.drafted for answer in answers if answer.drafted is not None]
@@ -212,13 +212,13 @@ def peer_tps(answers: Iterable[PeerRun]) -> float | None:
 
 
 def state_of(runs: Sequence[Run]) -> str:
-    """The state of the drafter in the repeats of a prompt: the first that fits any of them."""
+    """The drafter's state in a prompt's repeats: disabled, used, idle or none, by priority."""
     states = {run.state for run in runs}
     return next((one for one in ("disabled", "used", "idle") if one in states), "none")
 
 
 def _states(result: BenchResult) -> list[str]:
-    """In which texts the drafter was idle or disabled, since when, and why."""
+    """The texts in which the drafter was idle or disabled, since which round, and why."""
     runs = [(prompt.id, pair.spec) for prompt in result.prompts for pair in prompt.pairs]
     out = []
     for reason in sorted({run.reason_off for _, run in runs if run.reason_off is not None}):
@@ -243,7 +243,7 @@ def _states(result: BenchResult) -> list[str]:
 
 
 def _texts(those: Sequence[tuple[str, Run]], n_all: int) -> str:
-    """How many of all texts, and of which prompts."""
+    """The number of texts and their prompts, as words."""
     names = list(dict.fromkeys(name for name, _ in those))
     named = ", ".join(names[:_MOST_NAMES])
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
@@ -251,14 +251,14 @@ def _texts(those: Sequence[tuple[str, Run]], n_all: int) -> str:
 
 
 def own_share(result: BenchResult) -> float | None:
-    """How much of its threads' time plain decoding had: about 1.0 where nothing else runs."""
+    """Plain decoding's share of its threads' processor time: about 1.0 on an idle machine."""
     plain = result.comparison.plain
     share = ratio(plain.cpu_s, (plain.prompt_s + plain.decode_s) * result.setup.n_threads)
     return share or None
 
 
 def is_busy(result: BenchResult) -> bool:
-    """Whether other programs had so much of the processors that the clock says little."""
+    """Whether other programs used so much processor time that times are unreliable."""
     share = own_share(result)
     return share is not None and share < BUSY
 

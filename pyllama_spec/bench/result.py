@@ -25,7 +25,7 @@ class Setup:
         weight_basis: where that number comes from.
         streaming: of this machine's memory; None where the weights lie on a GPU.
         placement: layers of the target by device.
-        draft_placement: those of the draft; None where it is no model.
+        draft_placement: those of the draft; None where it is not a model.
         provenance: versions, machine, files: JSON's own types.
         notes: what a reader should know.
 
@@ -47,14 +47,14 @@ class Setup:
 
     @property
     def label(self) -> str:
-        """What tables call the draft: its file, else its name; "auto: ..." where auto chose it."""
+        """The draft's name in tables: its file, else its name; "auto: ..." where auto chose it."""
         files = self.provenance.get("files", {})
         name = str(files["draft"]["name"]) if "draft" in files else self.drafter
         return f"auto: {name}" if self.is_auto else name
 
     @property
     def weights_fit_cache(self) -> bool:
-        """Whether the weights may stay in the cache: then memory is no ceiling."""
+        """Whether the cache may hold the weights: memory bandwidth is then no bound."""
         cache: int = self.provenance["machine"]["last_level_cache_bytes"]
         return self.weight_bytes <= cache
 
@@ -88,7 +88,7 @@ class BenchResult:
 
     @property
     def is_synthetic(self) -> bool:
-        """Whether the acceptance was made up."""
+        """Whether the acceptance is synthetic."""
         return bool(self.config.synthetic_acceptance)
 
     @property
@@ -103,7 +103,7 @@ class BenchResult:
 
     @property
     def speedups(self) -> Spread | None:
-        """Of the repeats, each over all prompts."""
+        """The spread of the speed-ups of the repeats, each over all prompts."""
         return spread(one.speedup for one in repeats_of(self.prompts))
 
     @property

@@ -59,7 +59,7 @@ class Run:
         only_copies: whether a draft model gave nothing beside its copies.
         transfers: between the host and devices in all rounds, of the target and its draft.
         asked, probes, proposed, expected, gain_expected, gain_realised, by_source, probe_s,
-        round_counts: as of SpeculationStats.
+        round_counts: see SpeculationStats.
 
     """
 
@@ -89,16 +89,16 @@ class Run:
 
     @property
     def n_decoded(self) -> int:
-        """Tokens that rounds committed: all but the first one."""
+        """Tokens that rounds committed: all but the first."""
         return max(len(self.tokens) - 1, 0)
 
 
 class Side(Closeable):
-    """One way to generate, on a model that the other side shares.
+    """One way to generate, on a model that both sides share.
 
     Args:
         runtime: its context and loop.
-        options: of every text.
+        options: the options of every text.
         drafter: closed with it, if any.
         synthetic: the drafter that wants to know each text beforehand, if there is one.
 
@@ -119,12 +119,12 @@ class Side(Closeable):
 
     @property
     def name(self) -> str:
-        """What the statistics call the drafter."""
+        """The drafter's name in the statistics."""
         return self._open.drafter_name
 
     @property
     def draft_placement(self) -> dict[str, int] | None:
-        """Layers of the draft by device; None where it is no model."""
+        """The number of the draft's layers by device; None for a drafter without a model."""
         placement: dict[str, int] | None = None
         if self._drafter is not None:
             placement = self._drafter.describe().get("placement")
@@ -132,16 +132,16 @@ class Side(Closeable):
 
     @property
     def draft_path(self) -> Path | None:
-        """The draft's own file; None for a head in the target's file, and for what is no model."""
+        """The draft's own file; None for a head in the target's file, or without a model."""
         return draft_file(self._drafter)
 
     @property
     def draft_note(self) -> str:
-        """What the drafter remarks on itself, such as why auto chose it; "" for nothing."""
+        """The drafter's remark, such as why auto chose it; "" for none."""
         return "" if self._drafter is None else self._drafter.note
 
     def run(self, prompt: Sequence[int], n_tokens: int, observe: RowObserver | None = None) -> Run:
-        """Generates once, from an empty memory: nothing of an earlier prompt is reused.
+        """Generates once from an empty memory, without reuse of an earlier prompt.
 
         Args:
             prompt: token ids.
@@ -199,18 +199,18 @@ class Side(Closeable):
         )
 
     def close(self) -> None:
-        """Frees its context. The weights are freed with the last side. May be called twice."""
+        """Frees the side's context; the last side frees the weights. May be called twice."""
         self._open.close()
 
 
 def open_sides(model: Model, config: BenchConfig, n_ctx: int) -> tuple[Side, list[Side]]:
-    """The plain side, and one for each draft.
+    """Opens the plain side, and one side for each draft.
 
     Raises:
         PyllamaSpecError: what Llama() raises for the same options.
 
     """
-    # As Llama opens it.
+    # The parameters with which Llama opens it.
     params = ContextParams(
         n_ctx=n_ctx, n_batch=512, n_threads=config.n_threads, offload_kqv=config.offload_kqv,
         flash_attn=config.flash_attn, op_offload=config.op_offload,
@@ -235,7 +235,7 @@ def _open_spec(
     params: ContextParams,
     options: RequestOptions,
 ) -> Side:
-    """The side of one draft."""
+    """Opens the side of one draft."""
     max_draft = config.max_draft
     with contextlib.ExitStack() as stack:
         # What a round costs is what is measured with made-up acceptance, and a copy costs nothing.

@@ -1,4 +1,4 @@
-"""Acceptance by coin flips, to study speed apart from a draft's quality.
+"""Synthetic acceptance: random verdicts, to study speed apart from a draft's quality.
 
 Only the draft is synthetic. An oracle that knows the text of plain decoding replaces the tokens of
 the real drafter's proposal by right or wrong ones, by seeded coin flips. So drafting costs what the
@@ -26,7 +26,7 @@ class SyntheticDrafter(Drafter):
         inner: the real drafter; it learns the same of the text as without this one.
         probabilities: of acceptance by depth, each given that the depth is reached.
         n_vocab: ids of wrong tokens are below it.
-        seed: of the coins.
+        seed: the seed of the coins.
 
     """
 
@@ -48,7 +48,7 @@ class SyntheticDrafter(Drafter):
         self._is_on_script = False
 
     def follow(self, n_prompt: int, answer: Sequence[int], key: str) -> None:
-        """Says how the next text goes.
+        """Sets the token ids that the next text will have.
 
         Args:
             n_prompt: the length of its prompt.
@@ -62,15 +62,15 @@ class SyntheticDrafter(Drafter):
         self._n_committed, self._is_on_script = 0, True
 
     def check(self, target: Model) -> None:
-        """As the real drafter."""
+        """Checks the real drafter."""
         self.inner.check(target)
 
     def attach(self, target: Context) -> None:
-        """Passed on."""
+        """Attaches the real drafter."""
         self.inner.attach(target)
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """The real drafter's proposal with its tokens exchanged."""
+        """Replaces the tokens of the real drafter's proposal."""
         n = min(request.n_requested, self.max_draft)
         real = self.inner.propose([request._replace(n_requested=n)])[0]
         if not self._is_on_script:
@@ -88,9 +88,9 @@ class SyntheticDrafter(Drafter):
         return Draft(ids)
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """Compares the text with the answer, and passes the tokens on."""
+        """Compares the committed tokens with the answer, and passes them on."""
         for one in done:
-            # Of a prompt's last part the last token is the first of the answer.
+            # The last token of a prompt's last part is the first of the answer.
             generated = one.tokens[max(self._n_prompt - one.start, 0) :]
             at = self._n_committed
             self._n_committed += len(generated)
@@ -99,13 +99,13 @@ class SyntheticDrafter(Drafter):
         self.inner.commit(done)
 
     def truncate(self, seq: int, n_keep: int) -> None:
-        """Passed on."""
+        """Truncates the real drafter."""
         self.inner.truncate(seq, n_keep)
 
     def copy(self, seq: int, to: int) -> None:
-        """Passed on."""
+        """Copies the sequence in the real drafter."""
         self.inner.copy(seq, to)
 
     def close(self) -> None:
-        """Passed on."""
+        """Closes the real drafter."""
         self.inner.close()

@@ -1,4 +1,4 @@
-"""A result as text for a terminal."""
+"""Formats a result as text for a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOTHING = "-"
 
 
 def table(result: BenchResult) -> str:
-    """The figures, for people: prompts, totals, where the time went, acceptance, bandwidth."""
+    """The figures as text: prompts, totals, times, acceptance, bandwidth."""
     blocks = [_head(result), _prompts(result), _categories(result), _time(result)]
     blocks += [_transfers(result), _controller(result), _acceptance(result), _bandwidth(result)]
     own = "\n\n".join("\n".join(lines) for lines in blocks if lines)
@@ -33,7 +33,7 @@ def table(result: BenchResult) -> str:
 
 
 def _compared(result: BenchResult) -> list[str]:
-    """The drafts of one run, a line each."""
+    """The lines of a run's drafts, one per draft."""
     head = ["drafts, beside the same plain texts", "speed-up", "(min .. max)", "end to end",
             "accepted", "per round", "draft", "verify", "same text"]  # fmt: skip
     has_cpu = is_busy(result) and result.comparison.cpu_speedup is not None
@@ -73,7 +73,7 @@ def _head(result: BenchResult) -> list[str]:
 
 
 def _prompts(result: BenchResult) -> list[str]:
-    """The table of prompts, and the sum."""
+    """The table of prompts with its total."""
     with_peer = result.config.peer_name is not None
     rows = [_row(prompt, with_peer) for prompt in result.prompts]
     all_answers = [answer for prompt in result.prompts for answer in prompt.peer]
@@ -101,7 +101,7 @@ def _prompts(result: BenchResult) -> list[str]:
 
 
 def _by_processor_time(result: BenchResult) -> list[str]:
-    """The speed-up by processor time, where the clock says little."""
+    """The speed-up by processor time, for a busy machine."""
     speedup = result.comparison.cpu_speedup
     if speedup is None or not is_busy(result):
         return []
@@ -145,7 +145,7 @@ def _categories(result: BenchResult) -> list[str]:
 
 
 def _controller(result: BenchResult) -> list[str]:
-    """What was asked of the drafter in each prompt, and what came of it; [] where it never was."""
+    """The controller's requests and results per prompt; [] if it never asked the drafter."""
     rows = []
     for prompt in result.prompts:
         runs = [pair.spec for pair in prompt.pairs]
@@ -169,7 +169,7 @@ def _controller(result: BenchResult) -> list[str]:
 
 
 def _time(result: BenchResult) -> list[str]:
-    """Milliseconds per token, so that the columns add up to what a token costs."""
+    """Milliseconds per token by part; the columns add up to the total."""
     both = result.comparison
     head = ["ms per token", "draft", "verify", "rest", "decode", "prompt, s in all", "processors"]
     rows = [
@@ -189,7 +189,7 @@ def _time(result: BenchResult) -> list[str]:
 
 
 def _transfers(result: BenchResult) -> list[str]:
-    """What a round sent to devices and had from them; [] where all lies on the CPU."""
+    """The transfers of a round to and from devices; [] where all layers are on the CPU."""
     both = result.comparison
     if not any((*both.plain.transfers, *both.spec.transfers)):
         return []
@@ -271,7 +271,7 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns side by side: the first to the left, the others to the right."""
+    """Aligned columns: the first to the left, the others to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "  ".join(

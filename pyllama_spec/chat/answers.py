@@ -1,4 +1,4 @@
-"""Answers taken apart: the text for the user, the thought before it, and calls of tools.
+"""Parses answers: the text for the user, the thought before it, and tool calls.
 
 Nothing of an answer is lost: text that no parser takes is for the user. While an answer is being
 generated its reader emits only what later tokens cannot change; so a stream's output is a
@@ -31,9 +31,9 @@ class Call(NamedTuple):
     """A call of a function.
 
     Attributes:
-        name: of the function.
-        arguments: JSON text; unfinished where the answer was cut.
-        id: the model's own; "" for none.
+        name: the function's name.
+        arguments: JSON text; incomplete if the answer was cut.
+        id: the model's own id; "" for none.
         is_open: whether more of it may follow.
 
     """
@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether its arguments can be read."""
+        """Whether the arguments are complete JSON."""
         try:
             json.loads(self.arguments)
         except (ValueError, RecursionError):
@@ -55,12 +55,12 @@ class Call(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """An answer, taken apart.
+    """A parsed answer.
 
     Attributes:
         content: the text for the user.
         reasoning: what the model thought before, where it comes apart.
-        calls: of functions.
+        calls: the calls of functions.
 
     """
 
@@ -70,12 +70,12 @@ class Answer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says nothing."""
+        """Whether the answer has neither text nor calls."""
         return not (self.content or self.reasoning or self.calls)
 
 
 class AnswerReader(Protocol):
-    """Takes answers apart.
+    """Parses answers.
 
     Attributes:
         options: what the request has to ask for beside its own.
@@ -86,23 +86,23 @@ class AnswerReader(Protocol):
 
     @property
     def shown(self) -> Collection[int]:
-        """Control tokens whose names it has to see in the text."""
+        """The control tokens whose names the reader needs in the text."""
 
     def read(self, text: str, *, has_ended: bool) -> Answer:
-        """The answer so far.
+        """Parses the answer so far.
 
         Args:
-            text: of the answer, with the names of the tokens that are `shown`.
+            text: the text of the answer, with the names of the tokens that are `shown`.
             has_ended: whether nothing follows.
 
         """
 
 
 class AnswerText:
-    """The text of an answer as its reader takes it, with the names of some control tokens.
+    """The text of an answer as its reader needs it, with the names of some control tokens.
 
     Args:
-        vocab: of the model.
+        vocab: the vocabulary of the model.
         shown: ids whose names the text has.
 
     Attributes:
@@ -116,7 +116,7 @@ class AnswerText:
         self.text = ""
 
     def read(self, reader: AnswerReader, *, has_ended: bool) -> Answer:
-        """The reader's result. Its text has no names of control tokens."""
+        """The parsed answer, without names of control tokens."""
         answer = reader.read(self.text, has_ended=has_ended)
         for name in self._names:
             if name not in self._plain:  # else it may be the model's own text
@@ -125,7 +125,7 @@ class AnswerText:
         return answer
 
     def add(self, tokens: Sequence[int], text: str) -> None:
-        """Appends tokens, and the text that was emitted for them: less than theirs at a stop."""
+        """Appends tokens and their emitted text, which a stop string may have cut."""
         pieces = {token: self._vocab.piece(token) for token in tokens}
         # Only what has no text of its own has to be named; the rest is in the text already.
         named = {token for token in pieces if token in self._shown and not pieces[token]}
@@ -155,7 +155,7 @@ class _Parsed(NamedTuple):
 
 
 class EngineReader:
-    """Reads answers in the form of the model's own template, which the engine can parse.
+    """Parses answers in the format of the model's own template, with the engine's parser.
 
     Args:
         session: the chat's.
@@ -203,7 +203,7 @@ class EngineReader:
         return Answer() if parsed is None else parsed.answer
 
     def _parse(self, text: str) -> _Parsed | None:
-        """The engine's parse of a text; None where it is not in the template's form."""
+        """The engine's parse of a text; None where the text is not in the template's format."""
         try:
             parsed = self._session.parse(text)
         except (UnsupportedError, ArgumentError):
@@ -221,7 +221,7 @@ class EngineReader:
         content = parsed["content"].removeprefix(self._begun)
         answer = Answer(content, parsed["reasoning_content"], calls)
         n_told = len(text.encode(errors="replace")[: parsed["n_told"]].decode(errors="replace"))
-        # White space before a text is no part of any form: the engine's parsers skip it.
+        # White space before a text is not part of any form: the engine's parsers skip it.
         blank = text[: len(text) - len(text.lstrip())]
         has_text = bool(answer.content) and not answer.reasoning
         if has_text and text.startswith(blank + answer.content):
@@ -245,14 +245,14 @@ class EngineReader:
         return replace(answer, content=answer.content + text[taken:])
 
     def _completed(self, text: str, parsed: _Parsed) -> Answer:
-        """The answer of a text that ends there, whatever its parser still waits for."""
+        """The answer of a finished text, with what the engine's parser still holds back."""
         if parsed.is_whole:
             return self._with_rest(text, parsed)
         ended = self._with_sign(text)
         if ended is not None:
             return ended
         answer, n_told = parsed.answer, parsed.n_told
-        # A call that has begun after all else, and is none yet, is text.
+        # The beginning of a call at the end, which is not yet a call, is text.
         for at in range(min(n_told + _MAX_CLOSING, len(text)), n_told - 1, -1):
             clean = self._clean(text[:at])
             if clean is not None and clean.calls == answer.calls:
@@ -264,14 +264,14 @@ class EngineReader:
         return replace(answer, content=answer.content + text[n_told:])
 
     def _clean(self, text: str) -> Answer | None:
-        """The answer of a text that lacks nothing, else None."""
+        """The answer of a text that parses completely, else None."""
         parsed = self._parse(text)
         if parsed is None:
             return None
         return self._with_rest(text, parsed) if parsed.is_whole else self._with_sign(text)
 
     def _with_sign(self, text: str) -> Answer | None:
-        """The answer with what a parser holds back at the end, as a tag may begin with it.
+        """The answer with the end of the text that the parser holds back as a possible tag.
 
         With a character after it that no tag has it is not held back. None where no text may
         stand at that place, such as in a call.
@@ -291,7 +291,7 @@ class EngineReader:
         return None
 
     def _with_rest(self, text: str, parsed: _Parsed) -> Answer:
-        """A whole answer; if its parser finds neither text nor calls, all of it is text."""
+        """A finished answer; if the parser finds neither text nor calls, the whole text."""
         answer = parsed.answer
         if answer.content or answer.calls:
             return answer
@@ -300,11 +300,11 @@ class EngineReader:
         return self._bare(text)
 
     def _bare(self, text: str) -> Answer:
-        """The answer of a text in which its parser finds nothing."""
+        """The answer of a text in which the parser finds nothing."""
         return Answer(self._untagged(text) if text.strip() else text)
 
     def _untagged(self, text: str) -> str:
-        """A text without the tags of a thought at its ends; "" where they are all of it."""
+        """The text without thought tags at its ends; "" if nothing else is left."""
         session, rest = self._session, text.strip()
         for tag in (session.thinking_start, *session.thinking_ends):
             rest = rest.removeprefix(tag.strip()).strip() if tag else rest
@@ -321,7 +321,7 @@ def _thoughts(session: ChatSession) -> dict[str, Any]:
 
 
 class ForcedReader:
-    """Arguments of one function, for templates that know no tools: all of the answer is them."""
+    """Parses the whole answer as arguments of one function, for templates without tools."""
 
     shown: Collection[int] = ()
 
@@ -361,13 +361,13 @@ class AnyReader:
 
 
 def _rules_of(tool: Mapping[str, Any]) -> str:
-    """Rules for the arguments of a function, by its own schema."""
+    """The grammar rules for a function's arguments, from its schema."""
     schema = tool["function"].get("parameters")
     return schema_grammar(schema or {"type": "object", "properties": {}}, is_strict=False)
 
 
 class ContinuedReader:
-    """Answers that continue a message: the part after it.
+    """Parses answers that continue a message: only the part after it.
 
     Args:
         reader: reads the whole message.

@@ -1,4 +1,4 @@
-"""Continuing an assistant's message: the prompt ends within it, and the answer continues there."""
+"""Continues an assistant's message: the prompt ends within it, and the answer goes on there."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NOT_SHOWN = (
 
 
 def field_to_continue(messages: Sequence[Message], which: bool | str) -> str:
-    """What of the last message continues: "content" or "reasoning_content".
+    """The field of the last message to continue: "content" or "reasoning_content".
 
     Args:
-        messages: of the chat.
+        messages: the messages of the chat.
         which: one of these, or True for its content if it has one.
 
     Raises:
@@ -58,18 +58,18 @@ def render_continued(
     tools: Sequence[Mapping[str, Any]] | None,
     variables: Mapping[str, Any],
 ) -> RenderedChat:
-    """A chat up to the end of its last message's text.
+    """Renders a chat up to the end of its last message's text.
 
     The template writes the message as it writes any other, with a mark after the text, and the
     chat ends before the mark. Where a template does not show the mark the text goes after the
     beginning of an answer.
 
     Args:
-        template: of the model.
-        messages: of the chat; the last one continues.
+        template: the template of the model.
+        messages: the messages of the chat; the last one continues.
         name: see field_to_continue().
         tools: shown to the template.
-        variables: of the template.
+        variables: the variables of the template.
 
     Raises:
         ArgumentError: the template refuses the messages.
@@ -95,7 +95,7 @@ def render_continued(
 
 
 def check_continued(prompt: str, messages: Sequence[Message], name: str) -> None:
-    """Looks at a chat that the engine has rendered up to the last message's end.
+    """Checks a chat that the engine has rendered up to the last message's end.
 
     Raises:
         UnsupportedError: it does not end with the text that continues.

@@ -1,4 +1,4 @@
-"""Token ids of a rendered chat in which the caller can write no control token.
+"""Tokenizes a rendered chat so that the caller's text cannot form a control token.
 
 Where the template alone wrote names of control tokens, the text is tokenized as a whole, as the
 model saw it in training. Names that the caller wrote, wholly or in part, are tokenized by
@@ -27,10 +27,10 @@ _SHOWN_NAME = re.compile("|".join(map(re.escape, _SHOWN_NAMES)))
 
 
 def tokenize_chat(vocab: Vocab, text: str, caller: PromptProvenance) -> list[int]:
-    """Token ids of a chat, without a BOS token that its text does not name.
+    """Token ids of a chat, without a BOS token that its text does not contain.
 
     Args:
-        vocab: of the model.
+        vocab: the vocabulary of the model.
         text: the chat.
         caller: the known places of the caller's text in it.
 
@@ -51,7 +51,7 @@ class _Tokenizer:
         self._ends = [b for _, b in caller.spans]
 
     def run(self, start: int, end: int) -> list[int]:
-        """Tokens of a stretch of the text."""
+        """Tokenizes a part of the text."""
         text = self._text[start:end]
         unsplit = self._vocab.tokenize(text, add_special=False, parse_special=True)
         matches = _find_names(text, set(self._names(unsplit)))
@@ -79,15 +79,15 @@ class _Tokenizer:
         lost = Counter(names if blank_names is None else blank_names) - Counter(self._names(tokens))
         if lost:
             warnings.warn(
-                "the caller's text cannot be followed through this chat template, and has names "
-                f"of control tokens in it: {', '.join(sorted(lost))} are read as text, the "
+                "the caller's text contains names of control tokens, and cannot be located in the "
+                f"output of this chat template: {', '.join(sorted(lost))} become text, the "
                 "template's own too. Remove these names from messages, or give another "
                 "chat_template",
                 stacklevel=2,
             )
 
     def _plain(self, text: str) -> list[int]:
-        """Tokens of a text without any control token."""
+        """Tokenizes a text without any control token."""
         tokens = self._vocab.tokenize(text, add_special=False)
         if not any(self._vocab.piece(token) in _SHOWN_PIECES for token in tokens):
             return tokens
@@ -96,7 +96,7 @@ class _Tokenizer:
         return [t for part in parts for t in self._vocab.tokenize(part, add_special=False)]
 
     def _names(self, tokens: Iterable[int]) -> list[str]:
-        """The names of the control tokens among these, each as often as it is there."""
+        """The names of the control tokens among the ids, with repetitions."""
         vocab = self._vocab
         hidden = (t for t in tokens if not (piece := vocab.piece(t)) or piece in _SHOWN_PIECES)
         return [n for t in hidden if (n := vocab.piece(t, special=True).decode(errors="replace"))]
@@ -144,19 +144,19 @@ class _Tokenizer:
         return self._names(self._vocab.tokenize(text, add_special=False, parse_special=True))
 
     def _widened(self, start: int, end: int, first: int, last: int) -> Span:
-        """A name, with all of the caller's stretches that it is a part of."""
+        """The span of a name, extended by the caller's spans that overlap it."""
         touching = self._touching(start, end)
         if touching:
             start, end = min(start, touching[0][0]), max(end, touching[-1][1])
         return max(start, first), min(end, last)
 
     def _touching(self, start: int, end: int) -> Sequence[Span]:
-        """The caller's stretches that share a character with this one."""
+        """The caller's spans that overlap this one."""
         return self._caller.spans[bisect_right(self._ends, start) : bisect_left(self._starts, end)]
 
 
 def _find_names(text: str, names: Iterable[str]) -> list[tuple[str, int, int]]:
-    """Where the names stand, as the engine looks for them: the longest first."""
+    """The places of the names, found as the engine finds them: the longest name first."""
     matches: list[tuple[str, int, int]] = []
     free = [(0, len(text))]
     for name in sorted(names, key=lambda n: len(n.encode()), reverse=True):

@@ -1,4 +1,4 @@
-"""Grammars of calls: the engine's own, corrected, and several of them as alternatives of one."""
+"""Grammars of tool calls: corrects the engine's grammar, and joins several as alternatives."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _PART = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|#[^\n]*|([a-zA-Z][a-
 
 
 def calls_grammar(rules: str, *, single: bool, at_once: bool) -> str:
-    """The engine's rules of calls, as a sampler takes them.
+    """The engine's rules of calls, in the form that a sampler takes.
 
     Args:
-        rules: of the engine.
+        rules: the rules of the engine.
         single: one call at most.
         at_once: nothing before the call, and its JSON on one line.
 
@@ -45,7 +45,7 @@ def calls_grammar(rules: str, *, single: bool, at_once: bool) -> str:
 
 
 def renamed(rules: str, prefix: str) -> str:
-    """The same rules, each with a name that begins with the prefix."""
+    """The rules with a prefix before each name."""
 
     def part(match: re.Match[str]) -> str:
         return f"{prefix}{match[1]}" if match[1] else match[0]
@@ -54,7 +54,7 @@ def renamed(rules: str, prefix: str) -> str:
 
 
 def either(alternatives: Sequence[str]) -> str:
-    """Rules for a text that follows one of several grammars, each with its rule `root`."""
+    """Rules for a text of any of several grammars, each with its rule `root`."""
     names = [f"either-{i}-" for i in range(len(alternatives))]
     root = " | ".join(f"{name}root" for name in names)
     parts = [renamed(rules, name) for name, rules in zip(names, alternatives, strict=True)]
@@ -62,12 +62,12 @@ def either(alternatives: Sequence[str]) -> str:
 
 
 def unfenced(rules: str) -> str:
-    """The engine's rules of a text by a schema, without a fence around it."""
+    """The engine's rules of a text by a schema, without the code fence around it."""
     return _FENCED.sub(r"\1", rules)
 
 
 def after(text: str, rules: str) -> str:
-    """The same rules after a text that is there already."""
+    """The rules for a text that continues a given beginning."""
     return f"root ::= {json.dumps(text, ensure_ascii=False)} after-root\n{renamed(rules, 'after-')}"
 
 
@@ -75,7 +75,7 @@ def named_calls(arguments: Mapping[str, str]) -> str:
     """Rules for {"name": ..., "arguments": ...}.
 
     Args:
-        arguments: of each function, by its name, the rules of what it takes.
+        arguments: for each function by its name, the rules of what it takes.
 
     """
     names = {name: f"call-{i}-" for i, name in enumerate(arguments)}

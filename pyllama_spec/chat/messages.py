@@ -1,4 +1,4 @@
-"""The messages of a chat, checked and brought to one form."""
+"""Checks the messages of a chat and normalises them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
-    """The messages, each with its content as one text.
+    """Checks messages, and makes the content of each one text.
 
     Raises:
         ArgumentError: they are malformed; the text names the first one that is.
@@ -23,7 +23,7 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
             f"messages must be a list of dicts with role and content, not {shown(messages)}"
         )
     if not messages:
-        raise ArgumentError("messages is empty: there is nothing to answer")
+        raise ArgumentError("messages is empty: give at least one message")
     out: list[dict[str, Any]] = []
     for i, message in enumerate(map(_plain, messages)):
         if not isinstance(message, Mapping):
@@ -37,7 +37,7 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
         if content is None and not message.get("tool_calls"):
             # A call in OpenAI's older form, of which no template knows.
             if not message.get("function_call"):
-                raise ArgumentError(f"messages[{i}] has no content")
+                raise ArgumentError(f"messages[{i}] has no content; give a str")
             content = ""
         checked = {**message, "content": content}
         calls = checked.get("tool_calls")
@@ -50,7 +50,7 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
 def render_messages(
     messages: list[dict[str, Any]], render: Callable[[list[dict[str, Any]]], T]
 ) -> tuple[T, list[dict[str, Any]]]:
-    """A template's output for messages, and the messages that it read.
+    """Renders a template; returns its output and the messages that it read.
 
     A call of tools has no content, which a template that knows no tools puts into its text: where
     it fails on that, it gets "" instead. So the answers of create_chat_completion() can be given
@@ -66,13 +66,13 @@ def render_messages(
 
 
 def _plain(thing: Any) -> Any:
-    """A dict where it is an object of pydantic, as the package openai makes them of answers."""
+    """The dict of a pydantic object, such as an answer of the package openai; others unchanged."""
     dump = None if isinstance(thing, Mapping) else getattr(thing, "model_dump", None)
     return dump(exclude_none=True) if callable(dump) else thing
 
 
 def _with_arguments(call: Any) -> Any:
-    """A call of a function without arguments says so, as every template expects it."""
+    """Adds empty arguments to a call without them, which templates expect."""
     function = _plain(call.get("function")) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return call
@@ -82,7 +82,7 @@ def _with_arguments(call: Any) -> Any:
 
 
 def _text(content: object, i: int) -> str | None:
-    """A content as text. None is what assistants' messages with tool calls have."""
+    """A content as one text; None, as of assistant messages with tool calls, stays None."""
     if content is None or isinstance(content, str):
         return content
     if isinstance(content, (bytes, Mapping)) or not isinstance(content, Sequence):

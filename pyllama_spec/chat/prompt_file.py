@@ -1,4 +1,4 @@
-"""Files of prompts, one per line: for `bench`, and for the answers that `train` learns from.
+"""Files of prompts, one per line, for `bench` and `train`.
 
 {"id": "a", "category": "b", "messages": [{"role": "user", "content": "Hi"}]}
 {"id": "c", "category": "b", "prompt": "Once upon"}
@@ -39,7 +39,7 @@ class Prompt:
     Attributes:
         id: unique in its file; the number of its line where it has none.
         category: prompts of one are summed up together; "" where the line has none.
-        messages: of a chat; () where the line has a prompt.
+        messages: the messages of a chat; () where the line has a prompt.
         text: to continue; "" where the line has messages.
         tools: descriptions of functions that a chat may call; () where the line has none.
 
@@ -80,7 +80,7 @@ def read_prompt_file(path: Path, *, are_named: bool = True) -> tuple[Prompt, ...
     """Reads a file of prompts.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         are_named: every line must have an id and a category.
 
     Raises:
@@ -115,7 +115,7 @@ def read_prompt_file(path: Path, *, are_named: bool = True) -> tuple[Prompt, ...
 
 
 def _parse(line: str, number: int, are_named: bool, faults: list[str]) -> Prompt:
-    """The prompt of a line; adds all that is wrong with it to `faults`."""
+    """Parses the prompt of a line; adds all faults of the line to `faults`."""
     names = {"id": f"line {number}", "category": ""}
     try:
         entry = json.loads(line)
@@ -150,7 +150,7 @@ def _text(entry: Mapping[str, Any], key: str, faults: list[str]) -> str:
 
 
 def _name(entry: Mapping[str, Any], key: str, faults: list[str]) -> str:
-    """A text that stands in tables on a terminal."""
+    """Checks a name that tables show on a terminal."""
     name = _text(entry, key, faults)
     if len(name) > _MAX_NAME or not name.isprintable():
         faults.append(

@@ -1,4 +1,4 @@
-"""Which characters of a rendered chat come from the caller, and token ids that keep them text.
+"""Finds the caller's characters in a rendered chat, and tokenizes them as text.
 
 A template is a program: it may trim, cut, measure, repeat, lower-case or JSON-encode what it is
 given, and look for words in it. So the chat is rendered once more with stand-ins: each character
@@ -42,7 +42,7 @@ _ROLES = frozenset(
 
 
 class Substitution(NamedTuple):
-    """Which characters one rendering with stand-ins exchanges.
+    """The set of characters that one rendering replaces by stand-ins.
 
     Attributes:
         located: what is known if it gives the same text.
@@ -75,7 +75,7 @@ class NotTrackedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PromptProvenance:
-    """What is known of the caller's text in a rendered chat.
+    """The caller's text in a rendered chat, as far as it is known.
 
     Attributes:
         located: how much.
@@ -96,12 +96,12 @@ class PromptProvenance:
 
 
 def is_sign(char: str) -> bool:
-    """Whether it is neither a letter, a digit, an underscore nor white space."""
+    """Whether a character is neither a letter, a digit, an underscore nor white space."""
     return not (char.isalnum() or char == "_" or char.isspace())
 
 
 class _Alphabet(dict[int, int]):
-    """The stand-in of each character, for str.translate(): made on demand.
+    """The stand-in of each character, for str.translate(); created on demand.
 
     Args:
         stand_in_of: of a character.
@@ -135,7 +135,7 @@ class _Mask(dict[int, int]):
 
 
 def _free(taken: set[str]) -> Iterator[str]:
-    """Characters that are not taken, from another one on each time."""
+    """Characters that are not taken, from a random one on."""
     first, second = _STAND_INS
     n = len(first) + len(second)
     start = int.from_bytes(os.urandom(4), "little")
@@ -148,7 +148,7 @@ def _free(taken: set[str]) -> Iterator[str]:
 
 
 class _OneForEach:
-    """Characters, and what stands for each: a free one for each that is asked for.
+    """Maps each requested character to a free stand-in.
 
     Args:
         taken: characters that may not stand for others.
@@ -174,7 +174,7 @@ class _OneForEach:
 
 
 class StandIns:
-    """The characters of one rendering, and what stands for them.
+    """The stand-ins of one rendering.
 
     Args:
         substitution: which are exchanged.
@@ -198,7 +198,7 @@ class StandIns:
     ) -> None:
         self._words, self._form = words, form
         self._lookups = lookups if substitution.keeps_lookups else ()
-        # Of its own: alphabets that called a method of this object would form a cycle with it.
+        # A separate object: alphabets that called a method of this one would form a cycle with it.
         stand_ins = _OneForEach(taken, letter)
         self._stand_ins_by_char = stand_ins.by_char
         keeps = form != "jinja2"
@@ -209,10 +209,10 @@ class StandIns:
         self.open, self.close = (next(free), next(free)) if has_marks else ("", "")
 
     def value(self, value: Any, key: str = "") -> Any:
-        """A value of the caller with stand-ins, in all that it holds.
+        """Replaces the characters of a caller's value, at all depths, by stand-ins.
 
         Raises:
-            NotTrackedError: it holds something that templates print and that is no plain data.
+            NotTrackedError: it holds something that templates print and that is not plain data.
 
         """
         if isinstance(value, str):
@@ -226,7 +226,7 @@ class StandIns:
         raise NotTrackedError(f"a {type(value).__name__}")
 
     def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message, with marks around its content where the substitution has them."""
+        """A message with stand-ins, and marks around its content if the substitution has them."""
         if self._form == "values" and isinstance(message.get("tool_calls"), list):
             hidden_calls = [self._call(call) for call in message["tool_calls"]]
             rest = {key: value for key, value in message.items() if key != "tool_calls"}
@@ -241,7 +241,7 @@ class StandIns:
         return hidden
 
     def _call(self, call: Any) -> Any:
-        """A call whose arguments are JSON text: with stand-ins in its values alone."""
+        """A call with JSON arguments, of which only the values get stand-ins."""
         hidden = self.value(call)
         function = call.get("function") if isinstance(call, Mapping) else None
         arguments = function.get("arguments") if isinstance(function, Mapping) else None
@@ -273,7 +273,7 @@ class StandIns:
         return "".join([*out, _exchanged(core[at:], alphabet), after])
 
     def json(self, text: str, *, ensure_ascii: bool) -> str:
-        """JSON text made of values with stand-ins, escaped as the characters themselves are."""
+        """JSON text of values with stand-ins, escaped as the original characters are."""
         out: list[str] = []
         chars = {stand_in: char for char, stand_in in self._stand_ins_by_char.items()}
         for char in text:
@@ -288,7 +288,7 @@ class StandIns:
         return "".join(out)
 
     def _unescaped(self, match: re.Match[str]) -> str:
-        """A stand-in that the engine has escaped, or what it would have written in its place."""
+        """A stand-in that the engine escaped, or the character's own escape."""
         stand_in = json.loads(f'"{match[0]}"')
         for real, other in self._stand_ins_by_char.items():
             if other == stand_in:
@@ -296,7 +296,7 @@ class StandIns:
         return match[0]
 
     def read(self, rendered: str) -> tuple[str, list[Span]] | None:
-        """The rendering with the characters put back, and whose they are.
+        """Restores the characters of the rendering, and says which are the caller's.
 
         Returns:
             The text and the spans that are the caller's; None where marks are not in pairs.
@@ -336,7 +336,7 @@ _ESCAPED_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-f
 
 
 def _exchanged(text: str, table: Mapping[int, str | int]) -> str:
-    """The text with its characters exchanged; in parts, as other threads wait for each of them."""
+    """Restores the characters of the text, in parts, so that other threads run in between."""
     if len(text) <= _TOGETHER:
         return text.translate(table)
     starts = range(0, len(text), _TOGETHER)
@@ -344,7 +344,7 @@ def _exchanged(text: str, table: Mapping[int, str | int]) -> str:
 
 
 def _split_space(text: str) -> tuple[str, str, str]:
-    """White space, the text between, white space."""
+    """Splits a text into leading white space, text and trailing white space."""
     core = text.strip()
     at = text.index(core) if core else len(text)
     return text[:at], core, text[at + len(core) :]
@@ -360,7 +360,7 @@ def _is_word(text: str) -> bool:
 
 
 def occurrences(text: str, words: Sequence[str]) -> Iterator[Span]:
-    """Where any of the words stands in the text; they may overlap."""
+    """The places of any of the words in the text; they may overlap."""
     for word in words:
         at = text.find(word)
         while at >= 0:
@@ -369,7 +369,7 @@ def occurrences(text: str, words: Sequence[str]) -> Iterator[Span]:
 
 
 def joined(spans: Sequence[Span]) -> list[Span]:
-    """The same characters as rising spans that do not touch."""
+    """Merges spans into ascending spans that do not touch."""
     out: list[Span] = []
     for start, end in sorted(spans):
         if out and start <= out[-1][1]:
@@ -384,7 +384,7 @@ def _encodable(text: str) -> str:
 
 
 def strings_of(value: Any) -> list[str]:
-    """All strings in a value, keys too; of what is no plain data its text."""
+    """All strings in a value, keys too; of another object its str()."""
     strings: list[str] = []
     left, seen = [value], set()
     while left:

@@ -18,8 +18,8 @@ def check_fits(vocab: Vocab, text: object, n_ctx: int) -> None:
     """Refuses a text that is too long by its bytes alone, before seconds of tokenizing.
 
     Args:
-        vocab: of the model.
-        text: of a prompt; what is no text is left alone.
+        vocab: the vocabulary of the model.
+        text: the text of a prompt; values of other types are ignored.
         n_ctx: tokens of the context.
 
     Raises:
@@ -38,7 +38,7 @@ def prompt_tokens(vocab: Vocab, prompt: object) -> list[int]:
     """Token ids of a prompt.
 
     Args:
-        vocab: of the model.
+        vocab: the vocabulary of the model.
         prompt: text, in which the names of control tokens are those tokens, as in
             llama-cpp-python; or ids, which are taken as they are.
 
@@ -60,9 +60,9 @@ def prompt_tokens(vocab: Vocab, prompt: object) -> list[int]:
     try:
         tokens = [index(token) for token in prompt]
     except TypeError as error:  # an array, say: it has an index only if it holds one number
-        raise ArgumentError(f"the prompt holds something that is not a token id: {error}") from None
+        raise ArgumentError(f"the prompt has an item that is not a token id: {error}") from None
     if not tokens:
-        raise ArgumentError("the prompt has no tokens: there is nothing to continue")
+        raise ArgumentError("the prompt has no tokens: give at least one")
     vocab.check_ids(tokens, "the prompt")
     return tokens
 
@@ -71,7 +71,7 @@ def fim_tokens(vocab: Vocab, prompt: object, suffix: object, *, is_spm: bool = F
     """The prompt for text between `prompt` and `suffix`: prefix, suffix, middle.
 
     Args:
-        vocab: of the model.
+        vocab: the vocabulary of the model.
         prompt: the text before the gap.
         suffix: the text after it; "" for none, which needs no tokens for it.
         is_spm: suffix, prefix, middle instead, as some models learned it.
@@ -82,7 +82,10 @@ def fim_tokens(vocab: Vocab, prompt: object, suffix: object, *, is_spm: bool = F
 
     """
     if not isinstance(prompt, str) or not isinstance(suffix, str):
-        raise ArgumentError("with suffix, both prompt and suffix are str")
+        raise ArgumentError(
+            f"suffix needs a prompt and a suffix of type str, not {shown(prompt)} and "
+            f"{shown(suffix)}"
+        )
     ids = [vocab.special(name) for name in ("fim_pre", "fim_suf", "fim_mid")]
     before, after, middle = ids
     if before is None or after is None or middle is None:
@@ -106,7 +109,7 @@ def _text_tokens(vocab: Vocab, text: str | bytes) -> list[int]:
     if needs_bos and vocab.bos is not None and tokens[:1] != [vocab.bos]:
         tokens.insert(0, vocab.bos)
     if not tokens:
-        raise ArgumentError("the prompt is empty and the model has no BOS token to begin with")
+        raise ArgumentError("the prompt is empty and the model has no BOS token; give a prompt")
     return tokens
 
 
@@ -114,12 +117,13 @@ def chat_top_logprobs(logprobs: object, top_logprobs: object) -> int | None:
     """How many alternatives a chat reports per token; None for no log-probabilities.
 
     Raises:
-        ArgumentError: logprobs is no bool, or top_logprobs no number.
+        ArgumentError: logprobs is not a bool, or top_logprobs no number.
 
     """
     if logprobs not in (None, True, False) or not isinstance(logprobs, (bool, type(None))):
         raise ArgumentError(
-            f"logprobs={shown(logprobs)} of a chat is True or False; see top_logprobs"
+            f"logprobs={shown(logprobs)} of a chat is not True or False; give the number as "
+            "top_logprobs"
         )
     n = 0 if top_logprobs is None else count(top_logprobs, "top_logprobs", 0)
     return n if logprobs else None
@@ -138,5 +142,7 @@ def template_variables(variables: Mapping[str, Any] | None) -> dict[str, Any]:
         raise ArgumentError(f"chat_template_kwargs={shown(variables)} is not a dict of names")
     taken = {"messages", "tools"} & set(variables)
     if taken:
-        raise ArgumentError(f"chat_template_kwargs may not hold {', '.join(sorted(taken))}")
+        raise ArgumentError(
+            f"chat_template_kwargs has {', '.join(sorted(taken))}: give that as its own argument"
+        )
     return dict(variables)

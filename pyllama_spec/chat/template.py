@@ -1,6 +1,6 @@
-"""Chat templates: the model's own Jinja text, rendered in a sandbox.
+"""Renders chat templates: the model's own Jinja text, in a sandbox.
 
-A template comes with the model's file, from whoever made it. It runs without access to Python's
+A template comes with the model's file, from an unknown author. It runs without access to Python's
 internals, may not change what it is given, and has bounds: see template_limits.py.
 
 Control tokens in messages: a rendered chat is tokenized with the names of control tokens read as
@@ -52,7 +52,7 @@ TOOLS_UNSHOWN = "the chat template knows no tools: the model is not told what th
 
 @dataclass(frozen=True, slots=True)
 class ChatPart:
-    """A stretch of a rendered chat: the template's own, or the caller's, such as a message."""
+    """A part of a rendered chat: the template's own text, or the caller's, such as a message."""
 
     text: str
     is_message: bool
@@ -86,7 +86,7 @@ class RenderedChat:
 
     @property
     def located(self) -> Located:
-        """How much of the caller's text was found, which decides how forged names are read.
+        """How much of the caller's text was found; it decides how forged names are tokenized.
 
         - "all": every stretch; one that holds a forged name is read as plain text.
         - "messages": the content of messages, and the signs of names, tools and all else.
@@ -99,7 +99,7 @@ class RenderedChat:
         return self.caller.located
 
     def tokenize(self, vocab: Vocab) -> list[int]:
-        """Token ids, with one BOS if the model wants it or the template wrote it."""
+        """Token ids, with one BOS token if the model wants it or the template wrote it."""
         tokens = tokenize_chat(vocab, self.text, self.caller)
         if vocab.adds_bos and vocab.bos is not None and tokens[:1] != [vocab.bos]:
             tokens.insert(0, vocab.bos)
@@ -126,7 +126,7 @@ class RenderedChat:
         return RenderedChat(text, _parts(text, clipped), self.starts_with_bos, clipped, self.note)
 
     def followed_by(self, text: str) -> RenderedChat:
-        """The chat with a text of the caller's after it."""
+        """The chat with a text of the caller appended."""
         caller, whole = self.caller, self.text + text
         extended = replace(
             caller, spans=(*caller.spans, (len(self.text), len(whole))),
@@ -165,7 +165,7 @@ class ChatTemplate:
     def of_model(
         cls, model: Model, chat_format: str | None = None, chat_template: str | None = None
     ) -> ChatTemplate:
-        """The template to use with a model.
+        """The chat template of a model.
 
         Args:
             model: whose file is asked.
@@ -215,7 +215,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> RenderedChat:
-        """The chat as text.
+        """Renders a chat.
 
         Args:
             messages: dicts with "role" and "content": a str, or a list of {"type": "text", ...}.
@@ -252,9 +252,9 @@ class ChatTemplate:
         for role in dict.fromkeys(str(message["role"]) for message in messages):
             if role not in _ROLES and role not in self.source:
                 warnings.warn(
-                    f"the chat template names no role {shown(role)}: it may omit the message, or "
-                    "show it in a form that the model does not know. Usual are "
-                    f"{', '.join(_ROLES)}",
+                    f"the role {shown(role)} does not occur in the chat template, which may omit "
+                    "the message, or write it in a format that the model does not know; usual "
+                    f"roles are {', '.join(_ROLES)}",
                     stacklevel=3,
                 )
 
@@ -266,7 +266,7 @@ class ChatTemplate:
         run: Callable[[Sequence[dict[str, Any]], Mapping[str, Any]], str],
         form: Form = "jinja2",
     ) -> RenderedChat:
-        """A chat that was rendered elsewhere, with the caller's text found in it.
+        """A chat that another renderer made, with the caller's text located in it.
 
         Args:
             text: what `run` gave for these messages and variables.
@@ -282,10 +282,10 @@ class ChatTemplate:
         return RenderedChat(text, _parts(text, caller), starts_with_bos, caller, note)
 
     def _shows_tools(self, text: str, tools: Sequence[Mapping[str, Any]] | None) -> bool:
-        """Whether a chat has tools in it that it was rendered with; a name may be there by chance.
+        """Whether the rendered chat shows its tools; a name alone may be a coincidence.
 
         Args:
-            text: of the chat.
+            text: the text of the chat.
             tools: what the template was given.
 
         """
@@ -325,7 +325,7 @@ class ChatTemplate:
         return self._program.run(messages, variables)
 
     def _needs_parts(self, variables: Mapping[str, Any]) -> bool:
-        """Whether the template reads content only as a list of parts: tried once."""
+        """Whether the template reads content only as a list of parts; tried once."""
         if self._wants_parts is None:
             plain = {"role": "user", "content": _CANARY}
             self._wants_parts = not self._shows(plain, variables) and self._shows(
@@ -341,19 +341,19 @@ class ChatTemplate:
 
 
 def _name_of(tool: Mapping[str, Any]) -> str:
-    """The facts of a tool that a model needs at least."""
+    """The name of a tool; "" for none."""
     inner = tool.get("function", tool)
     return str(inner.get("name", "")) if isinstance(inner, Mapping) else ""
 
 
 def template_names(model: Model) -> list[str]:
-    """The names of a model's named templates; the one without a name is not among them."""
+    """The names of a model's named templates, without the default one."""
     prefix = "tokenizer.chat_template."
     return sorted(key[len(prefix) :] for key in model.metadata if key.startswith(prefix))
 
 
 def _parts(text: str, caller: PromptProvenance) -> tuple[ChatPart, ...]:
-    """The stretches of template and caller in turn; one where the caller's are not known whole."""
+    """The parts of template and caller in turn; one part if the caller's are not all known."""
     if caller.located not in ("all", "messages"):
         return (ChatPart(text, is_message=False),)
     parts: list[ChatPart] = []

@@ -1,7 +1,7 @@
-"""Bounds on chat templates: of steps, of time, and of the size of every text on the way.
+"""Limits the steps, the time and the text sizes of chat templates.
 
 A template comes with a model's file and is a program. jinja2's sandbox keeps it from Python's
-internals, but not from running for ever or from filling the memory: `'a' * 10**9`,
+internals, but not from running without end or from filling the memory: `'a' * 10**9`,
 `|indent(10**9)`, `'%999999999d'`, a text that is doubled forty times, loops in loops. So the tree
 is changed before it is compiled: each round of a loop, each call, filter, sum and piece of output
 is counted here, and an operation that would make a large text is refused before it runs.
@@ -39,14 +39,14 @@ _UNWANTED_GLOBALS = ("lipsum",)
 
 
 class TemplateLimitError(UnsupportedError):
-    """A chat template wants more steps, time or memory than any chat needs."""
+    """A chat template exceeds the limit of steps, time or text size."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"the chat template {what}; give another as chat_template=")
 
 
 class _Budget:
-    """The budget that one rendering has left; its time is the thread's processor time."""
+    """The remaining budget of one rendering, in steps and processor time of the thread."""
 
     def __init__(self) -> None:
         self.steps, self.chars = MAX_STEPS, MAX_TEXT_CHARS
@@ -77,7 +77,7 @@ def limited() -> Iterator[None]:
 
 
 class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """jinja2's sandbox, with bounds."""
+    """jinja2's sandbox with limits."""
 
     intercepted_binops = frozenset(["*", "+", "%", "**"])
 
@@ -102,11 +102,11 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return tree
 
     def plain_tree(self, source: str) -> jinja2.nodes.Template:
-        """The template's own tree, without the counters."""
+        """The template's parse tree, without the counters."""
         return super()._parse(source, None, None)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Sums, products, powers and formats, if the result has a bearable size."""
+        """Computes sums, products, powers and formats whose results are within the limit."""
         _spend(0)
         if operator == "*":
             _check_product(left, right)
@@ -117,7 +117,7 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return _checked(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """jinja2's own format() and format_map(), with their widths checked."""
+        """jinja2's own format() and format_map(), with checked widths."""
         inner = super().wrap_str_format(value)
         if inner is None:
             return None
@@ -130,14 +130,14 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return checked
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """A call of the template, if its arguments cannot make the result large."""
+        """Calls a function of the template if its result is within the limit."""
         _spend(0)
         _check_call(__obj, args, kwargs)
         return _checked(super().call(__context, __obj, *args, **kwargs))
 
 
 class _Counter(jinja2.visitor.NodeTransformer):
-    """Puts a step into each round of a loop and each body, and a look at sums and comparisons."""
+    """Adds counters to loops and bodies, and checks to sums and comparisons."""
 
     def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -171,7 +171,7 @@ def _filter(node: jinja2.nodes.Expr, name: str) -> jinja2.nodes.Filter:
 
 
 def _step_node(body: list[jinja2.nodes.Node]) -> jinja2.nodes.ExprStmt:
-    """Spends a step, and the characters that the body's own text has."""
+    """A node that spends a step and the number of characters of the body's text."""
     chars = sum(
         len(data.data) for node in body for data in node.find_all(jinja2.nodes.TemplateData)
     )
@@ -190,7 +190,7 @@ def _step(chars: int) -> bool:
 
 
 def _finalize(value: Any) -> Any:
-    """Called for each piece of output."""
+    """Spends the characters of each piece of output."""
     if isinstance(value, str):
         _spend(len(value))
     else:
@@ -204,7 +204,7 @@ def _too_large() -> TemplateLimitError:
 
 
 def size_of(value: Any) -> int:
-    """About how many characters a value has as text; stops counting above the limit."""
+    """The approximate number of characters of a value as text; stops counting at the limit."""
     if isinstance(value, (str, bytes)):
         return len(value)
     total, left = 0, [value]
@@ -252,7 +252,7 @@ def _check_product(left: Any, right: Any) -> None:
 
 
 def _check_format(form: Any, *values: Any) -> None:
-    """Widths and precisions, of `%` and of format(): five digits, or taken from the values."""
+    """Refuses widths and precisions of five digits, or taken from the values."""
     text = form.decode("latin-1") if isinstance(form, bytes) else str(form)
     if re.search(r"\d{5,}", text):
         raise TemplateLimitError("formats a text with a width of five digits or more")
@@ -273,7 +273,7 @@ def _each_number(value: Any) -> None:
 
 
 def _check_call(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Methods of texts and numbers that make large results of small arguments."""
+    """Refuses methods of texts and numbers that make large results of small arguments."""
     owner = getattr(function, "__self__", None)
     if not isinstance(owner, (str, bytes, int, float, list, tuple)):
         return
@@ -324,7 +324,7 @@ def _check_filter(name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[
 
 
 def guarded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter, with its arguments and its result checked."""
+    """A filter with checks of its arguments and its result."""
     n_own = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)

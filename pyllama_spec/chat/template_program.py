@@ -1,4 +1,4 @@
-"""A chat template as a program: compiled and run by jinja2, which nothing else here needs.
+"""Compiles and runs a chat template with jinja2, which only this module imports.
 
 Imported when the first template is compiled: a program that never makes a chat does without
 jinja2, and `import pyllama_spec` takes less time.
@@ -22,11 +22,11 @@ from pyllama_spec.errors import ArgumentError, UnsupportedError
 
 
 class _TemplateRefusal(Exception):  # noqa: N818 - it is raised by a template, for its user
-    """What a template's raise_exception() says."""
+    """The message of a template's raise_exception()."""
 
 
 class _Generation(jinja2.ext.Extension):
-    """{% generation %}: marks an assistant's text for training; here it is just its content."""
+    """{% generation %} marks an assistant's text for training; here it only outputs its content."""
 
     tags = {"generation"}  # noqa: RUF012 - the name and the type are jinja2's
 
@@ -70,7 +70,7 @@ class TemplateProgram:
             ) from None
 
     def run(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any]) -> str:
-        """The text that it gives.
+        """Runs the template and returns its text.
 
         Raises:
             ArgumentError: the template refuses the messages, or fails on them.
@@ -90,7 +90,10 @@ class TemplateProgram:
                 "chat_template="
             ) from None
         except (MemoryError, RecursionError) as error:
-            raise UnsupportedError(f"the chat template does not come to an end: {error}") from None
+            raise UnsupportedError(
+                f"the chat template exceeds the memory or the recursion depth ({error}); give "
+                "another as chat_template="
+            ) from None
         except Exception as error:  # noqa: BLE001 - a template is a program: anything can happen
             raise ArgumentError(
                 f"the chat template failed on these messages: {type(error).__name__}: {error}"
@@ -98,7 +101,7 @@ class TemplateProgram:
 
 
 def _constants(tree: jinja2.nodes.Template) -> tuple[frozenset[str], tuple[str, ...]]:
-    """The template's strings, and those of them that it does not merely print."""
+    """The template's strings, and those that it uses for more than output."""
     compared = (
         jinja2.nodes.Compare, jinja2.nodes.Call, jinja2.nodes.Filter, jinja2.nodes.Test,
         jinja2.nodes.Assign,
@@ -120,7 +123,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is: jinja2's own filter escapes what means something to HTML."""
+    """JSON without HTML escapes, which jinja2's own filter adds."""
     stand_ins = RUNNING.get()
     text = json.dumps(
         value,

@@ -30,7 +30,7 @@ _BEFORE_REFUSAL = (
 )
 # How a template is given the arguments of past calls, where it takes values and where it does not.
 _FORMS: Mapping[bool, Form] = {True: "values", False: "text"}
-# As which the engine shows templates the schema of an answer.
+# The variable by which the engine shows templates the schema of an answer.
 _SCHEMA_VARIABLE = "response_format"
 # How reasoning comes out: apart, or as it stands in the text.
 REASONING = ("auto", "deepseek", "none")
@@ -91,27 +91,27 @@ class ToolRequest:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the template alone does it: no tools to call, and nothing to take apart."""
+        """Whether the template alone is enough: no tools and nothing to parse."""
         return not self.may_call and self.reasoning in (None, "none")
 
     @property
     def may_call(self) -> bool:
-        """Whether the answer may be a call."""
+        """Whether the answer may be a tool call."""
         return bool(self.tools) and self.choice != "none"
 
     @property
     def wants_call(self) -> bool:
-        """Whether the answer has to be a call."""
+        """Whether the answer has to be a tool call."""
         return self.may_call and self.choice != "auto"
 
     @property
     def forced(self) -> str | None:
-        """The name of the one function that is to be called."""
+        """The name of the one function to call."""
         return self.choice[1:] if self.choice.startswith("=") else None
 
     @property
     def offered(self) -> Tools:
-        """The tools that the model is shown."""
+        """The tools that the model gets."""
         if self.forced is None:
             return self.tools
         return [tool for tool in self.tools if _name(tool) == self.forced]
@@ -160,11 +160,11 @@ def _choice(choice: object, names: Sequence[str]) -> str:
 
 
 class ToolChats:
-    """The chats of one model whose answers are taken apart.
+    """Chats of one model whose answers are parsed.
 
     Args:
-        model: whose vocabulary reads them.
-        template: how its chats look.
+        model: the model.
+        template: its chat template.
 
     """
 
@@ -180,12 +180,12 @@ class ToolChats:
         schema: Any = None,
         going_on: str | None = None,
     ) -> tuple[RenderedChat, AnswerReader]:
-        """The prompt of a chat, and the reader of the answer.
+        """Renders the prompt of a chat, and makes the reader of its answer.
 
         Args:
-            messages: of the chat.
+            messages: the messages of the chat.
             request: its tools.
-            variables: of the template.
+            variables: the variables of the template.
             schema: what the content has to be, where no tool is called.
             going_on: "content" or "reasoning_content" of the last message, where that is the
                 beginning of the answer.
@@ -222,7 +222,7 @@ class ToolChats:
         messages: Sequence[dict[str, Any]],
         variables: Mapping[str, Any],
     ) -> ArgumentError:
-        """The error, in the template's own words if it has any."""
+        """The error of a refused chat, with the template's own message if it has one."""
         others = {name: value for name, value in variables.items() if name != "tools"}
         try:
             self._template.render(messages, tools=variables["tools"], **others)
@@ -239,11 +239,11 @@ class ToolChats:
 
 @dataclass(frozen=True, slots=True)
 class _Chat:
-    """One chat, as a request to the engine.
+    """One chat as a request to the engine.
 
     Attributes:
         parser: asked.
-        request: of the chat.
+        request: the request of the chat.
         schema: what the content has to be, where no tool is called.
         going_on: which part of the last message the answer continues; None for a new one.
         rules: of the schemas of the tools and of the content, in place of what the engine makes.
@@ -265,10 +265,10 @@ class _Chat:
         reasoning: str | None = None,
         is_plain: bool = False,
     ) -> ChatSession:
-        """The chat rendered, with a parser of its answer.
+        """Renders the chat, and opens a parser of its answer.
 
         Args:
-            messages: of the chat.
+            messages: the messages of the chat.
             values: the caller's variables of the template, tools too.
             choice: in place of the request's; the answer may then have any form.
             reasoning: in place of the request's.
@@ -304,9 +304,9 @@ class _Chat:
         messages: Sequence[dict[str, Any]],
         values: Mapping[str, Any],
     ) -> RenderedChat:
-        """The chat of a session, with the caller's text found in it.
+        """The chat of a session, with the caller's text located in it.
 
-        Schemas with stand-ins in them are none: the chat is rendered without reading them, if that
+        Schemas with stand-ins are not valid: the chat is rendered without reading them, if that
         gives the same text.
         """
 
@@ -331,7 +331,7 @@ class _Chat:
         messages: Sequence[Mapping[str, Any]],
         values: Mapping[str, Any],
     ) -> str:
-        """Rules for a text by the schema, with a thought before it where the engine knows one.
+        """Rules for a text by the schema, after a thought if the engine knows the thought tags.
 
         Of some templates the engine has no such rules, or none beside tools.
         """

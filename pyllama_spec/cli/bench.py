@@ -1,4 +1,4 @@
-"""bench: how fast a draft makes a target, and why."""
+"""bench: measures how much faster a draft makes a target, and why."""
 
 from __future__ import annotations
 
@@ -61,32 +61,32 @@ def add_bench(commands: _Commands) -> None:
         help="how many tokens are drafted: as many as pay, --n-draft in every round, or none "
         "[profit]",
     )  # fmt: skip
-    add("--json", type=Path, metavar="OUT", help="write all figures there, after each prompt too")
-    add("--plot", type=Path, default=None, metavar="OUT.png", help="draw them (needs matplotlib)")
+    add("--json", type=Path, metavar="OUT", help="write all figures to OUT, after each prompt")
+    add("--plot", type=Path, default=None, metavar="OUT.png", help="plot them (needs matplotlib)")
     add("--peer", default=None, metavar="URL", help="an OpenAI-compatible server to compare with")
     add(
         "--beside", default=None, choices=("llama-server", "llama-cpp-python"),
-        help="start that server too, on the same file and with the same draft if it has it, and "
-        "ask it the same prompts; needs its package (xllamacpp, or llama-cpp-python[server])",
+        help="start that server too, with the same file, and the same draft if it supports it, and "
+        "send it the same prompts; needs its package (xllamacpp, or llama-cpp-python[server])",
     )  # fmt: skip
     add(
         "--beside-python", type=Path, default=None, metavar="PYTHON",
-        help="the interpreter that has this package [the one that runs]",
+        help="the Python interpreter of that package [the running one]",
     )  # fmt: skip
     add(
         "--synthetic-acceptance", type=_probabilities, default=None, metavar="P1,P2,...",
-        help="accept by seeded coins with these probabilities by depth: speed apart from quality",
+        help="accept tokens at random with these probabilities by depth, to measure speed alone",
     )  # fmt: skip
-    add("--temp", type=float, default=0.0, help="0 is greedy")
-    add("--seed", type=int, default=1, help="of the draws")
+    add("--temp", type=float, default=0.0, help="sampling temperature; 0 is greedy")
+    add("--seed", type=int, default=1, help="seed of sampling")
     add(
         "--chat", action=argparse.BooleanOptionalAction, default=None,
-        help="all prompts through the chat template, or none; without it as each line says",
+        help="render all prompts by the chat template, or none [as each line says]",
     )  # fmt: skip
     add("-t", "--threads", type=int, default=None, help="CPU threads [the physical cores]")
     add_layer_options(parser)
     add_context_options(parser)
-    add("-c", "--n-ctx", type=int, default=None, help="context length; without it what is needed")
+    add("-c", "--n-ctx", type=int, default=None, help="context length [as long as needed]")
     add("--verbose", action="store_true", help="show the engine's messages")
     parser.set_defaults(run=run_bench)
 
@@ -102,7 +102,7 @@ def _probabilities(text: str) -> tuple[float, ...]:
 
 
 def run_bench(args: argparse.Namespace) -> int:
-    """Measures, prints the table, writes the files; Ctrl-C keeps what was measured."""
+    """Measures, prints the table and writes the files; Ctrl-C keeps finished measurements."""
     # Here, so that the other commands do not wait for an HTTP client to be imported.
     from pyllama_spec import bench
 
@@ -164,22 +164,22 @@ def run_bench(args: argparse.Namespace) -> int:
 
 
 def _line(text: str) -> str:
-    """Sentences are broken where the terminal is narrow, rows of a table are not."""
+    """Wraps sentences on a narrow terminal, and leaves table rows whole."""
     return text if "  " in text.strip() else fitted(text, sys.stdout, 2)
 
 
 class _Log:
-    """A line for each text of a prompt where no bar is drawn, so that a log shows progress."""
+    """Prints a line per text of a prompt where no progress bar is drawn."""
 
     def __init__(self) -> None:
         self._prompt_id = ""
 
     def note(self, prompt: PromptResult) -> None:
-        """Notes which prompt was measured; show() follows."""
+        """Notes the measured prompt for show()."""
         self._prompt_id = prompt.id
 
     def show(self, result: BenchResult) -> None:
-        """Prints the last repeat of that prompt: plain decoding, and each draft beside it."""
+        """Prints the last repeat of the noted prompt: plain decoding, and each draft beside it."""
         parts: list[str] = []
         where = self._prompt_id
         for one in (result, *result.others):
@@ -197,7 +197,7 @@ def _tps(run: Run) -> float:
 
 
 def _keep(path: Path | None, log: _Log | None, result: BenchResult) -> None:
-    """Shows and writes the figures so far. A failed write is not worth ending the run."""
+    """Prints and writes the figures so far. A failed write does not end the run."""
     if log is not None:
         log.show(result)
     if path is not None:
@@ -206,7 +206,7 @@ def _keep(path: Path | None, log: _Log | None, result: BenchResult) -> None:
 
 
 def _write(path: Path, result: BenchResult) -> None:
-    """Whole or not at all: a full disk leaves the old file."""
+    """Writes the whole file or nothing: a full disk leaves the old file."""
     from pyllama_spec import bench
 
     text = json.dumps(bench.to_json(result), indent=1) + "\n"

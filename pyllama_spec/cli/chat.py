@@ -64,7 +64,7 @@ def add_chat(commands: _Commands) -> None:
     parser.add_argument("--system", default=None, help="a system message")
     parser.add_argument(
         "--history", type=Path, default=None, metavar="FILE",
-        help="keep the typed lines there for the next time; without it for this session only",
+        help="keep the typed lines in FILE for later sessions [this session only]",
     )  # fmt: skip
     parser.set_defaults(run=run_chat, max_tokens=_MAX_TOKENS)
 
@@ -98,7 +98,7 @@ def _next_message(editor: LineEditor) -> str | None:
 
 
 class Switch(Controller):
-    """A controller that can be switched off and on between requests.
+    """A controller that the user can switch off and on between requests.
 
     Attributes:
         is_on: whether the controller inside decides; nothing is drafted otherwise.
@@ -164,7 +164,7 @@ class _Chat:
         }
 
     def take(self, text: str) -> bool:
-        """Answers a message, or executes a command; False to leave."""
+        """Answers a message, or executes a command; returns False to quit."""
         name, _, rest = text.strip().partition(" ")
         if name in ("/quit", "/exit"):
             return False

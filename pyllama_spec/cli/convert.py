@@ -1,4 +1,4 @@
-"""convert: a draft of a Hugging Face layout becomes one GGUF."""
+"""convert: converts a draft in Hugging Face layout to one GGUF."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 def add_convert(commands: _Commands) -> None:
     """Adds the command `convert`."""
     parser = commands.add_parser(
-        "convert", help="turn an EAGLE-3, DFlash or DSpark checkpoint into a GGUF"
+        "convert", help="convert an EAGLE-3, DFlash or DSpark checkpoint to a GGUF"
     )
     parser.add_argument(
         "draft", type=Path, metavar="HF_DRAFT_DIR",
@@ -27,12 +27,12 @@ def add_convert(commands: _Commands) -> None:
         help="the target's GGUF, or its folder with config.json and tokenizer.json",
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="the draft"
+        "-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="the file to write"
     )
     parser.add_argument(
         "--type",
         choices=KINDS,
-        help="type of the matrices; without it the draft's own",
+        help="type of the matrices [the draft's own]",
     )
     parser.add_argument(
         "--layer-ids", choices=("input", "output"), default=None,
@@ -43,7 +43,7 @@ def add_convert(commands: _Commands) -> None:
 
 
 def run_convert(args: argparse.Namespace) -> int:
-    """Converts, and prints the result in a line; notes go to stderr."""
+    """Converts, and prints the result in one line; notes go to stderr."""
     report = convert_draft(
         args.draft,
         args.target,

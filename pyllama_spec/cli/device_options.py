@@ -9,7 +9,7 @@ _AUTO = {"auto": None, "on": True, "off": False}
 
 
 def names(text: str) -> tuple[str, ...]:
-    """A type of arguments: names with commas between them."""
+    """An argument type: names separated by commas."""
     words = tuple(word.strip() for word in text.split(","))
     if not all(words):
         raise argparse.ArgumentTypeError(f"{text!r}: expected names with commas between them")
@@ -17,7 +17,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 class _Servers(argparse.Action):
-    """With servers -ngl is -1 by default, since they are given to be used."""
+    """Sets -ngl to -1 by default, since --rpc-servers names servers to use."""
 
     def __call__(
         self,
@@ -31,25 +31,25 @@ class _Servers(argparse.Action):
 
 
 def add_layer_options(parser: argparse.ArgumentParser) -> None:
-    """Adds which devices take which layers of a target and its draft."""
+    """Adds the options that place the layers of a target and its draft on devices."""
     add_target_options(parser)
     parser.add_argument(
         "-ngld", "--draft-gpu-layers", type=int, default=None, metavar="N",
-        help="the same for the draft [that of the target; 0 with --rpc-servers]",
+        help="layers of the draft on devices [as -ngl; 0 with --rpc-servers]",
     )  # fmt: skip
     parser.add_argument(
         "--rpc-servers", type=names, default=None, action=_Servers, metavar="HOST:PORT,...",
-        help="pyllama-spec rpc-server of other machines: they take the target's layers, all of "
-        "them unless -ngl follows; the draft stays here unless -ngld says otherwise",
+        help="pyllama-spec rpc-server of other machines, for the target's layers: for all of them "
+        "unless -ngl follows; the draft stays here without -ngld",
     )  # fmt: skip
     parser.add_argument(
         "--rpc-timeout", type=float, default=None, metavar="S",
-        help="seconds that one answer of a server may take [300]",
+        help="timeout of one answer of a server in seconds [300]",
     )  # fmt: skip
 
 
 def add_target_options(parser: argparse.ArgumentParser) -> None:
-    """Adds which devices take which layers of a target."""
+    """Adds the options that place the layers of a target on devices."""
     parser.add_argument(
         "-ngl", "--n-gpu-layers", type=int, default=0, metavar="N",
         help="layers on devices; -1: all [none]",
@@ -61,15 +61,15 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_context_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for the parts of a context on the devices of its layers."""
+    """Adds the options that place the parts of a context on devices."""
     parser.add_argument(
         "--offload-kqv", action=argparse.BooleanOptionalAction, default=True,
         help="keep the KV cache with its layers, or in the host's memory [with them]",
     )  # fmt: skip
     parser.add_argument(
         "--op-offload", action="store_true",
-        help="a device computes wide batches of layers in the host's memory too: rows of a prompt "
-        "and of a draft are rounded differently",
+        help="compute wide batches of layers in the host's memory on a device too: rows of a "
+        "prompt and of a draft then differ by rounding",
     )  # fmt: skip
     parser.add_argument(
         "--flash-attn", choices=tuple(_AUTO), default="auto",
@@ -78,13 +78,13 @@ def add_context_options(parser: argparse.ArgumentParser) -> None:
 
 
 def layer_keywords(args: argparse.Namespace) -> dict[str, Any]:
-    """What the options of add_layer_options() are as keywords of Llama()."""
+    """The options of add_layer_options() as keywords of Llama()."""
     keywords = ("n_gpu_layers", "draft_gpu_layers", "devices", "rpc_servers", "rpc_timeout")
     return {name: getattr(args, name) for name in keywords}
 
 
 def context_keywords(args: argparse.Namespace) -> dict[str, Any]:
-    """What the options of add_context_options() are as keywords of Llama()."""
+    """The options of add_context_options() as keywords of Llama()."""
     return {
         "offload_kqv": args.offload_kqv,
         "op_offload": args.op_offload,

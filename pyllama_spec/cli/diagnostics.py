@@ -44,7 +44,7 @@ _N_PREFIX = 128
 
 @dataclass(frozen=True, slots=True)
 class VerifyCost:
-    """What one decode of n_rows tokens costs.
+    """The cost of one decode of n_rows tokens.
 
     Attributes:
         n_rows: tokens in the batch: one pending and n_rows - 1 drafted.
@@ -86,7 +86,7 @@ def _size(n_bytes: int) -> str:
 
 
 def describe_model(model: Model) -> dict[str, Any]:
-    """The facts about a model that matter for speculation."""
+    """The facts about a model that speculation depends on."""
     info = model.info
     if not info.has_recurrent_state:
         rollback = "any number of tokens"
@@ -183,7 +183,7 @@ def measure_verify_cost(
 
 
 def _costs(passes: list[dict[int, float]], max_rows: int, share: float) -> list[VerifyCost]:
-    """Medians of passes after the first; of all where there was no time for a whole one."""
+    """The medians of all passes but the first; of all passes if no later one is complete."""
     is_any_whole = any(len(one) == max_rows for one in passes[1:])
     counted = [_as_widths_grow(one) for one in passes[is_any_whole:] if one]
     by_rows = {n: [one for one in counted if n in one] for one in counted for n in one}
@@ -205,7 +205,7 @@ def _costs(passes: list[dict[int, float]], max_rows: int, share: float) -> list[
 
 
 def _as_widths_grow(seconds: dict[int, float]) -> dict[int, float]:
-    """By rows, with nothing slower than what is wider."""
+    """The costs by rows, made monotonic: none above that of a wider batch."""
     out, least = {}, math.inf
     for n in sorted(seconds, reverse=True):
         out[n] = least = min(least, seconds[n])
@@ -214,7 +214,7 @@ def _as_widths_grow(seconds: dict[int, float]) -> dict[int, float]:
 
 @contextmanager
 def _ended_after(context: Context, seconds: float) -> Iterator[None]:
-    """Ends the block by then, with a decode in it if one runs."""
+    """Ends the block at a deadline, and cancels a decode that runs then."""
     timer = threading.Timer(seconds, context.cancel)
     timer.daemon = True
     timer.start()
@@ -231,7 +231,7 @@ def _ended_after(context: Context, seconds: float) -> Iterator[None]:
 def describe_draft(
     drafter: Drafter, target: Model, *, repeats: int = 5, n_threads: int | None = None
 ) -> dict[str, Any]:
-    """The facts about a draft, and the milliseconds that drafts take.
+    """The facts about a draft, and the milliseconds of its drafts.
 
     `step_ms` is a full draft's share for each token, `draft_ms` what drafts of 1, 2 ... tokens
     take: so many steps, or a block, which is one call whatever its length.
@@ -256,7 +256,7 @@ def describe_draft(
 
 
 def trained_acceptance(path: str | None) -> list[float]:
-    """Of each token of a draft, how often it and those before it were right on the held-out texts.
+    """For each token of a draft, how often training found it and all before right on held-out text.
 
     [] for a file that no training of this package wrote.
     """
@@ -271,7 +271,7 @@ def trained_acceptance(path: str | None) -> list[float]:
 
 
 def _initial_costs(drafter: Drafter, target: Model, n_threads: int | None) -> dict[int, float]:
-    """Milliseconds of verify batches by rows, as the controller begins with them."""
+    """The milliseconds of verify batches by rows, with which the controller starts."""
     max_rows = 1 + drafter.max_draft
     layers = tuple(drafter.target_layers)
     with Context(target, n_ctx=2 * _N_PREFIX, n_threads=n_threads, target_layers=layers) as context:
@@ -286,7 +286,7 @@ def _initial_costs(drafter: Drafter, target: Model, n_threads: int | None) -> di
 
 
 def pays_above(verify_ms: dict[int, float], draft_ms: list[float]) -> list[dict[str, float]]:
-    """For each number of drafted tokens, the tokens per round above which the round pays.
+    """The tokens per round above which a round pays, for each number of drafted tokens.
 
     (verify(1 + n) + draft(n)) / verify(1): what the round takes, in tokens of plain decoding.
 
@@ -311,12 +311,12 @@ def pays_above(verify_ms: dict[int, float], draft_ms: list[float]) -> list[dict[
 def _measure_drafts(
     drafter: Drafter, target: Model, repeats: int, n_threads: int | None
 ) -> list[float]:
-    """Median milliseconds of drafts of 1, 2 ... tokens, after a short prefix."""
+    """The median milliseconds of drafts of 1, 2 ... tokens, after a short prefix."""
     layers, max_draft = tuple(drafter.target_layers), max(drafter.max_draft, 1)
     over = perf_counter() + DRAFT_S
 
     def measure(n: int, tokens: list[int]) -> float:
-        """Of drafts of n tokens, by token."""
+        """Measures drafts of n tokens."""
         times: list[float] = []
         for _ in range(repeats + 1):
             if len(times) > 1 and perf_counter() > over:
@@ -349,7 +349,7 @@ def _measure_drafts(
 def _one_pass(
     context: Context, batch: Batch, token: int, max_rows: int
 ) -> Iterator[tuple[int, float]]:
-    """Rows, and seconds of a decode. Positions grow: a recurrent state could not be taken back."""
+    """Rows and seconds of each decode. Positions grow, since a recurrent state cannot roll back."""
     pos = _N_PREFIX
     for n_rows in in_order(max_rows):
         times: list[float] = []

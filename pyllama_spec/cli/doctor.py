@@ -1,4 +1,4 @@
-"""doctor: print versions and devices, and measure the cost of a verify batch."""
+"""doctor: prints versions and devices, and measures the cost of a verify batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative.stats import plural
 from pyllama_spec.terminal import ProgressBar, fitted
 
-# Of a calm machine it is 0.9 and more: threads that wait for each other poll.
+# The share of an idle machine is 0.9 and more: threads that wait for each other poll.
 _BUSY = 0.75
 _INSTEAD = "give a draft's file, or leave -d out to measure the target alone"
 
@@ -139,7 +139,7 @@ def _draft_options(args: argparse.Namespace) -> DraftOptions:
     place = draft_place(
         args.n_gpu_layers, args.draft_gpu_layers, args.devices, args.rpc_servers
     )  # fmt: skip
-    # As many tokens as a generation drafts, where the controller ends what does not pay.
+    # The length that a generation drafts, where the controller stops what does not pay.
     return DraftOptions(lookup=0, is_adaptive=True, **place)
 
 
@@ -151,7 +151,7 @@ def _on_servers(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _measured_draft(args: argparse.Namespace, model: Model, drafter: Drafter) -> dict[str, Any]:
-    """The measurements of a draft, as a part of the result; {} where there is no model.
+    """The draft's measurements as a part of the result; {} for a drafter without a model.
 
     The draft alone: the copies that a generation adds cost nothing.
     """
@@ -171,7 +171,7 @@ def _measured_draft(args: argparse.Namespace, model: Model, drafter: Drafter) ->
 
 
 def _no_model(draft: str, drafter: Drafter) -> str:
-    """What a drafter is of which nothing is measured, and why."""
+    """The reason why a drafter has no measurement."""
     facts = drafter.describe()
     if Path(draft).is_file():
         said = (
@@ -184,7 +184,7 @@ def _no_model(draft: str, drafter: Drafter) -> str:
 
 
 def _field(name: str, text: object) -> None:
-    """A line, or several where the terminal is narrow."""
+    """A line, or several on a narrow terminal."""
     print(fitted(f"{name:<13} {text}", sys.stdout, 14), flush=True)
 
 
@@ -225,14 +225,14 @@ def _print_costs(costs: list[dict[str, Any]], n_asked: int, repeats: int) -> Non
 
 
 def _passes(cost: dict[str, Any]) -> str:
-    """Between which ratios the passes are."""
+    """The lowest and the highest ratio of the passes."""
     if cost["n_passes"] < 2:
         return "one pass"
     return f"{cost['lowest']:.2f} .. {cost['highest']:.2f}"
 
 
 def _print_trust(costs: list[dict[str, Any]], n_asked: int, repeats: int) -> None:
-    """Prints remarks on the trust in the figures."""
+    """Prints how reliable the figures are."""
     n_passes = min(cost["n_passes"] for cost in costs)
     if len(costs) < n_asked or n_passes < repeats:
         _paragraph(
@@ -254,17 +254,17 @@ def _paragraph(text: str) -> None:
 
 
 def _pays(n_drafted: int, above: float) -> str:
-    """Above how many tokens a round pays, which has at most one more than were drafted."""
+    """The tokens per round above which the round pays; a round gives at most its draft + 1."""
     if above < n_drafted + 1:
         return f"{above:.2f} tokens per round"
     return f"never: {above:.2f} tokens, and {n_drafted + 1} are the most"
 
 
 def conclusion(rates: Sequence[float], above: Mapping[int, float]) -> str:
-    """Whether a draft pays by the acceptance that its training measured; "" where none is known.
+    """Whether a draft pays at the acceptance of its training; "" if the file has none.
 
     Args:
-        rates: of each token of a draft, how often it and those before it were right.
+        rates: for each token of a draft how often it and those before it were right.
         above: by drafted tokens, the tokens per round above which a round pays.
 
     """
@@ -288,7 +288,7 @@ def conclusion(rates: Sequence[float], above: Mapping[int, float]) -> str:
 
 
 def _sizes(draft: dict[str, Any]) -> list[str]:
-    """What a draft says of its weights."""
+    """The sizes of a draft's weights."""
     out = []
     if "size_bytes" in draft:
         kind = f" of type {draft['weights']}" if draft.get("weights") else ""

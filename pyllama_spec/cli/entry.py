@@ -28,7 +28,7 @@ from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.gguf.sizes import shares_by_type
 from pyllama_spec.terminal import clear_bar, fitted
 
-# Of the bytes of a file's weights: norms and biases of F32 have less.
+# The minimum share of a file's bytes of weights: F32 norms and biases have less.
 _LEAST_SHARE = 0.005
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -153,10 +153,10 @@ def command_parser() -> argparse.ArgumentParser:
 def _add_quantize(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("quantize", help="write a GGUF in another type")
     parser.add_argument("input", type=Path, metavar="IN.gguf", help="the model")
-    parser.add_argument("output", type=Path, metavar="OUT.gguf", help="where to")
+    parser.add_argument("output", type=Path, metavar="OUT.gguf", help="the file to write")
     parser.add_argument("type", metavar="TYPE", help=", ".join(quantize_types()))
-    parser.add_argument("--pure", action="store_true", help="all tensors in this type")
-    parser.add_argument("--threads", type=int, default=0, help="threads; 0: all of the machine's")
+    parser.add_argument("--pure", action="store_true", help="write all tensors in TYPE")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: all cores")
     parser.add_argument("--verbose", action="store_true", help="show the engine's messages")
     parser.set_defaults(run=_run_quantize)
 

@@ -1,4 +1,4 @@
-"""generate: text on the terminal, with the drafted tokens in another colour."""
+"""generate: prints generated text, with the drafted tokens in another colour."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pyllama_spec.terminal import SOURCE_COLOURS, dim, fitted, has_colour, paint
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _Messages = list[dict[str, Any]]
-# Of the decodes: a few may be trials.
+# The minimum share of decodes: a few may be trials.
 _SHARED = 0.25
 DEFAULTS_APART = (
     "These defaults suit a first look at a model. Llama in Python has those of llama-cpp-python: a "
@@ -64,7 +64,7 @@ def add_model_options(
     """Adds the options for the model and how it is opened.
 
     Args:
-        parser: of the command.
+        parser: the parser of the command.
         instead: the alternatives to a model, if there are any.
 
     """
@@ -77,14 +77,14 @@ def add_model_options(
     parser.add_argument("-c", "--n-ctx", type=int, default=4096, help="context length")
     parser.add_argument(
         "--draft-n-ctx", type=int, default=None, metavar="N",
-        help="how many tokens the draft model remembers [as many as are of use to it]",
+        help="context length of the draft model [as long as useful]",
     )  # fmt: skip
     parser.add_argument(
         "-t", "--threads", type=int, default=None, help="CPU threads [the physical cores]"
     )
     add_layer_options(parser)
     add_context_options(parser)
-    parser.add_argument("-q", "--quiet", action="store_true", help="no figures below a text")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print no figures after a text")
     parser.add_argument("--verbose", action="store_true", help="show the engine's messages")
 
 
@@ -129,15 +129,17 @@ def _add_draft_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for generating a text."""
+    """Adds the options of a generation."""
     default = RequestOptions()
     parser.add_argument(
-        "-n", "--max-tokens", type=int, default=128, help="below 1: up to the context"
+        "-n",
+        "--max-tokens",
+        type=int,
+        default=128,
+        help="maximum new tokens; below 1: up to the context",
     )
-    parser.add_argument("--temp", type=float, default=0.0, help="0 is greedy")
-    parser.add_argument(
-        "--seed", type=int, default=1, help="seed of sampling; -1: another one each time"
-    )
+    parser.add_argument("--temp", type=float, default=0.0, help="sampling temperature; 0 is greedy")
+    parser.add_argument("--seed", type=int, default=1, help="seed of sampling; -1: a random seed")
     parser.add_argument(
         "--top-k",
         type=int,
@@ -158,7 +160,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--repeat-penalty", type=float, default=default.repeat_penalty,
-        help="divides the logits of generated tokens; 1: none",
+        help="penalty on generated tokens, which divides their logits; 1: off",
     )  # fmt: skip
     parser.add_argument("--stop", action="append", default=[], help="a string that ends the text")
     parser.add_argument(
@@ -170,7 +172,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 def open_llama(
     args: argparse.Namespace, controller: Controller | None = None, **more: Any
 ) -> Llama:
-    """The model and draft of the options.
+    """Opens the model and the draft that the options name.
 
     Args:
         args: the options.
@@ -211,7 +213,7 @@ def open_llama(
 
 
 def request_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Keywords of a request.
+    """The options as keywords of a request.
 
     Raises:
         ArgumentError: the file of a grammar cannot be read.
@@ -286,7 +288,7 @@ def run_generate(args: argparse.Namespace) -> int:
 
 
 def print_pieces(generation: Generation, *, silent: bool) -> None:
-    """Runs a generation and prints its text as it comes, in the colours of who drafted it."""
+    """Runs a generation and prints its text as it arrives, coloured by who drafted each token."""
     colour, sources = has_colour(sys.stdout), generation.record.token_sources
     n = 0
     for piece in generation:
@@ -299,7 +301,7 @@ def print_pieces(generation: Generation, *, silent: bool) -> None:
 
 
 def colour_lines(sources: Sequence[tuple[str, str]]) -> list[str]:
-    """The legend of a text's colours, where it has any."""
+    """The legend of a text's colours, if it has any."""
     if not has_colour(sys.stdout):
         return []
     there = {who for text, who in sources if text}
@@ -322,13 +324,13 @@ def _as_json(generation: Generation) -> dict[str, Any]:
 
 
 def print_notes(lines: Sequence[str]) -> None:
-    """Lines of the command's own, on stderr."""
+    """Prints the command's own remarks on stderr."""
     for line in lines:
         print(dim(fitted(f"[{line}]", sys.stderr, 1), sys.stderr), file=sys.stderr)
 
 
 def state_lines(stats: SpeculationStats) -> list[str]:
-    """Why the drafter was not used, where it was not."""
+    """The reason why the drafter was not used, if it was not."""
     if stats.state == "idle":
         return [f"{stats.drafter} was idle: {idle_in_words(stats.asked, stats.proposed)}"]
     if stats.state != "disabled":
@@ -340,7 +342,7 @@ def state_lines(stats: SpeculationStats) -> list[str]:
 
 
 def end_lines(generation: Generation, max_tokens: int) -> list[str]:
-    """Why the text ends, where the model did not end it."""
+    """The reason why the text ends, if the model did not end it."""
     record = generation.record
     if record.finish_reason != "length":
         return []
@@ -350,7 +352,7 @@ def end_lines(generation: Generation, max_tokens: int) -> list[str]:
 
 
 def thread_lines(before: ThreadUse, context: Context) -> list[str]:
-    """A remark where other programs used the cores, with the remedy."""
+    """A remark, with the remedy, if other programs used the cores."""
     n = context.thread_use.n_graphs - before.n_graphs
     n_fewer = context.thread_use.n_with_fewer - before.n_with_fewer
     if not n_fewer or n_fewer < _SHARED * n:
@@ -363,7 +365,7 @@ def thread_lines(before: ThreadUse, context: Context) -> list[str]:
 
 
 def _asked(stats: SpeculationStats) -> str:
-    """In how many rounds the drafter was asked, and in how many for copies alone."""
+    """The number of rounds that asked the drafter, and of those that asked for copies alone."""
     n_own = stats.asked - stats.asked_copies
     asked = f"asked in {plural(n_own, 'round')}"
     retries = f", {stats.probes} of them retries" if stats.probes else ""

@@ -1,4 +1,4 @@
-"""Reads messages from a terminal: editing keys, history, several lines, what is pasted as one."""
+"""Reads messages from a terminal, with editing keys, history, several lines and pasted text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PASTE_S = 0.03
 
 
 class LineEditor(Protocol):
-    """What the chat reads from."""
+    """The source of the chat's messages."""
 
     def read(self) -> str | None:
         """The next message, or None at the end of the input.
@@ -27,15 +27,15 @@ class LineEditor(Protocol):
         ...
 
     def close(self) -> None:
-        """Saves the history, and drops unread input."""
+        """Saves the history, and discards unread input."""
         ...
 
 
 def open_editor(history: Path | None = None) -> LineEditor:
-    """The best editor that is installed: prompt_toolkit's, readline's, or lines of a pipe.
+    """Opens the best installed editor: prompt_toolkit, readline, or plain lines of a pipe.
 
     Args:
-        history: where messages are kept for the next time; None for this session only.
+        history: the file of earlier messages; None for none.
 
     """
     # None where it was closed before the program began.
@@ -47,7 +47,7 @@ def open_editor(history: Path | None = None) -> LineEditor:
 
 
 class _Lines:
-    """A line is a message; empty ones are left out."""
+    """Takes each line as a message, and skips empty lines."""
 
     def read(self) -> str | None:
         for line in sys.stdin or ():
@@ -56,11 +56,11 @@ class _Lines:
         return None
 
     def close(self) -> None:
-        """Nothing was begun."""
+        """Does nothing."""
 
 
 class _Toolkit:
-    """prompt_toolkit: Enter sends, Alt-Enter begins a new line."""
+    """Edits with prompt_toolkit: Enter sends, Alt-Enter starts a new line."""
 
     def __init__(self, history: Path | None) -> None:
         # Loaded by name: it is an extra, and types of it are not needed here.
@@ -86,7 +86,7 @@ class _Toolkit:
 
 
 class _Readline:
-    r"""The standard library's: a line that ends with \ continues, and so does what was pasted."""
+    r"""Edits with readline: a line that ends with \ continues, and so does pasted text."""
 
     def __init__(self, history: Path | None) -> None:
         self._history = history
@@ -120,7 +120,7 @@ class _Readline:
 
 
 def _is_more_pasted() -> bool:
-    """Whether another line is there already: pasted, in a terminal that does not mark what is."""
+    """Whether another pasted line waits, in a terminal that does not mark pasted text."""
     try:
         return bool(select.select([sys.stdin], [], [], _PASTE_S)[0])
     except (OSError, ValueError):  # Windows waits for sockets only
@@ -128,7 +128,7 @@ def _is_more_pasted() -> bool:
 
 
 def _drop_typed() -> None:
-    """Discards unread input: a shell would run it as commands."""
+    """Discards unread input, which a shell would run as commands."""
     try:
         termios = importlib.import_module("termios")
         termios.tcflush(sys.stdin, termios.TCIFLUSH)

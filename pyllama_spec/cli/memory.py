@@ -1,4 +1,4 @@
-"""memory: builds and edits stores of texts that a draft copies from."""
+"""memory: builds and edits draft memory stores."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def add_memory(commands: _Commands) -> None:
         "--days", type=float, default=None, help="remove texts that are older [none]"
     )
     forget = _action(actions, "forget", "remove all conversations that contain TEXT", _forget)
-    forget.add_argument("text", nargs="?", default=None, metavar="TEXT", help="as it was written")
+    forget.add_argument("text", nargs="?", default=None, metavar="TEXT", help="the exact text")
     forget.add_argument("--all", action="store_true", help="remove everything")
     _add_model(forget, is_required=False)
 
@@ -91,7 +91,7 @@ def _bytes(args: argparse.Namespace) -> int | None:
 
 
 def _opened(path: Path, digest: bytes | None = None, **options: Any) -> Store:
-    """An existing store, checked against the digest of a vocabulary if one is given."""
+    """Opens an existing store; checks its vocabulary against a digest if one is given."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -163,7 +163,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _harmless(text: str) -> str:
-    """Text for a terminal: what would steer it, or turn its direction, is shown as an escape."""
+    """A text for a terminal, with control and direction characters as escapes."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
@@ -193,7 +193,7 @@ def _merge(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _none_left_empty(store: Store) -> Iterator[None]:
-    """If the block fails, a store that was made for it goes, unless it has a text already."""
+    """If the block fails, deletes a store that was created for it and is still empty."""
     try:
         yield
     except BaseException:
@@ -243,7 +243,7 @@ def _facts(store: Store) -> dict[str, Any]:
 
 
 def _origins(texts: Sequence[RememberedText]) -> dict[str, int]:
-    """How many tokens a target chose, and at how many of them a draft was wrong."""
+    """The number of tokens that a target chose, and at how many of them a draft was wrong."""
     counts = sum((np.bincount(one.origins, minlength=4) for one in texts), np.zeros(4, np.int64))
     missed = int(counts[TokenOrigin.MISSED])
     return {"answers": int(counts[TokenOrigin.CHOSEN]) + missed, "missed": missed}

@@ -1,4 +1,4 @@
-"""-d MODULE:FUNCTION: a drafter that a module of the user's makes.
+"""-d MODULE:FUNCTION: opens a drafter from a user's module.
 
 It runs that module's code, as `python -c "import MODULE"` would. So it is an option of a command
 that its user types, and nothing else: no server's request, no file of models and no Llama(draft=)
@@ -23,7 +23,7 @@ _OWN = re.compile(rf"({_WORD}(?:\.{_WORD})*):({_WORD})")
 
 
 def own_draft(draft: str) -> str | Drafter:
-    """What -d means: MODULE:FUNCTION is what that function gives, any other text stays a text.
+    """Calls the function that -d MODULE:FUNCTION names; returns any other text unchanged.
 
     The module is looked for where Python looks, and last in the current folder. A class is such a
     function too, if it takes no arguments.
@@ -61,12 +61,14 @@ def own_draft(draft: str) -> str | Drafter:
     except Exception as error:
         raise _failed(draft, f"{name}()", error) from error
     if not isinstance(drafter, Drafter):
-        raise ArgumentError(f"draft={draft}: {name}() gives {shown(drafter)}, which is no Drafter")
+        raise ArgumentError(
+            f"draft={draft}: {name}() returns {shown(drafter)}, which is not a Drafter"
+        )
     return drafter
 
 
 def _failed(draft: str, what: str, error: Exception) -> ArgumentError:
-    """What a user's code raised, with its place: a command prints one line."""
+    """The error of a user's code in one line, with its place."""
     if isinstance(error, PyllamaSpecError):
         return ArgumentError(f"draft={draft}: {what} failed: {error}")
     frame = traceback.extract_tb(error.__traceback__)[-1]

@@ -1,4 +1,4 @@
-"""rpc-server: this machine holds and computes layers for others."""
+"""rpc-server: lends this machine's devices and memory to other machines for layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyllama_spec.engine.rpc import DEFAULT_CLIENT_TIMEOUT_S, DEFAULT_PORT, RpcS
 
 
 class _Terminated(BaseException):
-    """SIGTERM has come."""
+    """The process received SIGTERM."""
 
 
 def add_rpc_server(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,7 +32,7 @@ def add_rpc_server(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     )
     parser.add_argument(
         "-dev", "--devices", type=names, default=None, metavar="NAME,...",
-        help="those to offer, as doctor lists them [the GPUs, or else the CPU]",
+        help="devices to offer, named as in doctor [the GPUs, or else the CPU]",
     )  # fmt: skip
     parser.add_argument(
         "-t", "--threads", type=int, default=None,
@@ -40,9 +40,11 @@ def add_rpc_server(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     )  # fmt: skip
     parser.add_argument(
         "--timeout", type=float, default=DEFAULT_CLIENT_TIMEOUT_S, metavar="SECONDS",
-        help="how long a client may be silent for before its first message and within any",
+        help="maximum silence of a client before its first message, and within a message",
     )  # fmt: skip
-    parser.add_argument("--verbose", action="store_true", help="say who comes and goes")
+    parser.add_argument(
+        "--verbose", action="store_true", help="log clients that connect and disconnect"
+    )
     parser.set_defaults(run=_run_rpc_server)
 
 
@@ -59,8 +61,8 @@ def _run_rpc_server(args: argparse.Namespace) -> int:
             if not server.is_loopback:
                 _say(
                     f"warning: {server.host} is not loopback, and the protocol has no "
-                    "authentication: whoever reaches the port uses this machine's memory, reads "
-                    "what is computed, and may do worse"
+                    "authentication: any client that reaches the port can use this machine's "
+                    "memory, read what is computed, and may do worse"
                 )
             print(f"ready: {server.address}, {', '.join(server.devices)}", flush=True)
             server.serve()

@@ -1,4 +1,4 @@
-"""serve: OpenAI's API over HTTP, with drafts."""
+"""serve: serves OpenAI's API over HTTP, with drafts."""
 
 from __future__ import annotations
 
@@ -80,42 +80,42 @@ def add_serve(commands: _Commands) -> None:
     _add_bounds(parser)
     add = parser.add_argument
     add("--parallel", type=int, default=4, metavar="N",
-        help="requests computed at once; the KV cache is that many times as large")  # fmt: skip
+        help="requests computed in parallel; the KV cache grows in proportion")  # fmt: skip
     add("--alias", type=names, default=None, metavar="NAME,...",
-        help="the model's name in answers, and further ones [its file]")  # fmt: skip
+        help="names of the model, the first one for answers [its file]")  # fmt: skip
     add("--embeddings", action="store_true", help="serve embeddings and reranking too")
     add("--pooling", choices=[one for one in POOLING if one], default=None,
-        help="how a text's embedding is made of those of its tokens [the model's own]")  # fmt: skip
+        help="how to pool token embeddings into a text's [the model's own]")  # fmt: skip
     add("--lora", type=Path, default=None, metavar="GGUF", help="a LoRA adapter")
     add("--cache-dir", type=Path, default=None, metavar="DIR",
-        help="keep the KV cache of long prompts there for the next start [in memory]")  # fmt: skip
-    add("--cache-size", type=int, default=2048, metavar="MIB", help="the most MiB of --cache-dir")
-    add("--slots", action="store_true", help="show what is computed now, at /slots")
+        help="store the KV cache of long prompts in DIR for the next start [memory]")  # fmt: skip
+    add("--cache-size", type=int, default=2048, metavar="MIB", help="maximum MiB of --cache-dir")
+    add("--slots", action="store_true", help="serve the running requests at /slots")
     add("--metrics", action=argparse.BooleanOptionalAction, default=True,
-        help="figures for Prometheus, at /metrics")  # fmt: skip
+        help="serve Prometheus metrics at /metrics")  # fmt: skip
     add("--log-checks", action=argparse.BooleanOptionalAction, default=True,
-        help="log /health, /ready and /metrics too, and not only their errors")  # fmt: skip
+        help="log successful /health, /ready and /metrics requests too")  # fmt: skip
     add(
         "--log-clients",
         action="store_true",
-        help="log the clients' addresses, behind a proxy of this machine those that it passes on",
+        help="log the clients' addresses, or those that a proxy on this machine forwards",
     )
     of_models |= {name: parser.get_default(name) for name in _OF_MODELS}
     parser.set_defaults(run=run_serve, of_models=of_models)
 
 
 def _no_key(_text: str) -> None:
-    """Refuses a key, which argparse would take for the beginning of --api-key-file."""
+    """Refuses --api-key, which argparse would take for an abbreviation of --api-key-file."""
     raise argparse.ArgumentTypeError(
-        "all who list processes see a command line: --api-key-file names a file of keys, or "
-        "PYLLAMA_SPEC_API_KEY holds one"
+        "other users can read the command line: put keys into a file for --api-key-file, or one "
+        "into the variable PYLLAMA_SPEC_API_KEY"
     )
 
 
 def _no_md(_text: str) -> None:
     """Refuses llama-server's -md, which argparse would take for -m with the value d."""
     raise argparse.ArgumentTypeError(
-        "it is -d here; pyllama-spec-llama-server takes llama-server's flags as they are"
+        "the draft is -d here; pyllama-spec-llama-server takes llama-server's flags unchanged"
     )
 
 
@@ -135,31 +135,30 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
     add("--cors-origin", action="append", default=[], metavar="ORIGIN",
         help="an origin whose pages may call; may be repeated [none]")  # fmt: skip
     add("--allowed-hosts", type=names, default=None, metavar="NAME,...",
-        help="names in the Host header that the server answers to beside 127.0.0.1, localhost and "
-        "::1, such as a proxy's [on a loopback address none, else any]")  # fmt: skip
-    add("--tls-cert", type=Path, default=None, metavar="PEM", help="with --tls-key: HTTPS")
+        help="accepted names in the Host header beside 127.0.0.1, localhost and ::1, such as a "
+        "proxy's [on a loopback address none, else any]")  # fmt: skip
+    add("--tls-cert", type=Path, default=None, metavar="PEM", help="certificate for HTTPS")
     add("--tls-key", type=Path, default=None, metavar="PEM", help="the key of --tls-cert")
 
 
 def _add_bounds(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--max-waiting", type=int, default=64, metavar="N",
-        help="requests that may wait; one more is a 429")  # fmt: skip
+        help="maximum queued requests; a further one gets a 429")  # fmt: skip
     add(
         "--max-tokens",
         type=int,
         default=None,
         metavar="N",
-        help="the most tokens of an answer; one that is cut says so [what the context holds]",
+        help="maximum tokens of an answer; a cut answer says so [the context length]",
     )
     add("--max-time", type=float, default=3600.0, metavar="S",
-        help="seconds that a request may take, in the queue too")  # fmt: skip
-    add("--max-body", type=int, default=8, metavar="MIB", help="the most MiB of a request")
+        help="timeout of a request in seconds, its time in the queue included")  # fmt: skip
+    add("--max-body", type=int, default=8, metavar="MIB", help="maximum MiB of a request body")
     add("--send-timeout", type=float, default=60.0, metavar="S",
-        help="seconds that a client may take for one event of a stream")  # fmt: skip
+        help="timeout of a client for one event of a stream, in seconds")  # fmt: skip
     add("--stop-timeout", type=float, default=30.0, metavar="S",
-        help="seconds that requests have to end when the server stops; an answer may take "
-        "--max-time otherwise")  # fmt: skip
+        help="timeout of running requests when the server stops, in seconds")  # fmt: skip
 
 
 def run_serve(args: argparse.Namespace) -> int:
@@ -174,7 +173,7 @@ def run_serve(args: argparse.Namespace) -> int:
 
 
 def stopped_in_words(n: int, n_cut: int) -> str:
-    """The program's last line.
+    """The last line that the program prints.
 
     Args:
         n: the requests that ran or waited when the server was told to stop.
@@ -191,7 +190,7 @@ def stopped_in_words(n: int, n_cut: int) -> str:
 
 
 def _serve(args: argparse.Namespace) -> tuple[int, int]:
-    """What serve() returns."""
+    """Serves one model; returns what serve() returns."""
     from pyllama_spec.server import serve
     from pyllama_spec.server.process import Listening
 
@@ -221,7 +220,7 @@ def _serve(args: argparse.Namespace) -> tuple[int, int]:
 def _serve_several(
     args: argparse.Namespace, settings: ServerSettings, listening: Listening
 ) -> tuple[int, int]:
-    """Serves the models of a file; what serve() returns."""
+    """Serves the models of a file; returns what serve() returns."""
     from pyllama_spec.server import read_models, serve
 
     misplaced = [name for name, default in args.of_models.items() if getattr(args, name) != default]
@@ -245,7 +244,7 @@ def _serve_several(
 
 @contextlib.contextmanager
 def _prefixes(args: argparse.Namespace) -> Iterator[PrefixFolder | None]:
-    """The folder of kept states; pending writes are finished at the end."""
+    """Opens the folder of stored states; finishes pending writes at the end."""
     if args.cache_dir is None:
         yield None
         return
@@ -286,7 +285,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
 
 
 def of_unknown(words: Sequence[str]) -> str:
-    """What to do about arguments that there are not, where they are llama-server's; or "".
+    """The remedy for unknown arguments that are llama-server's flags; "" for others.
 
     Args:
         words: they, with their values.
@@ -310,7 +309,7 @@ def _warn(args: argparse.Namespace, settings: ServerSettings) -> None:
     notes = notes_of(args.api_key_file)
     if args.host not in LOOPBACK and not settings.api_keys:
         notes.append(
-            f"whoever reaches {args.host} may use the model: --api-key-file asks for a key"
+            f"any client that reaches {args.host} may use the model: --api-key-file asks for a key"
         )
     if args.host not in LOOPBACK and args.tls_cert is None:
         notes.append("keys and texts go over the network as they are: --tls-cert, or a proxy")

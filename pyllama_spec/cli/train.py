@@ -1,4 +1,4 @@
-"""train: a draft for a target, from its GGUF alone."""
+"""train: trains a draft for a target from its GGUF alone."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def add_train(commands: _Commands) -> None:
     """Adds the command `train`."""
     parser = commands.add_parser(
         "train",
-        help="make a draft for a model from nothing but its GGUF",
-        description="Makes a draft for a target from nothing but its GGUF: the target writes the "
-        "text, and the draft learns to say what it says. Interrupt it at any time; the same "
+        help="train a draft for a model from its GGUF alone",
+        description="Trains a draft for a target from its GGUF alone: the target generates the "
+        "text, and the draft learns to predict it. You can interrupt it at any time: the same "
         "command resumes the run.",
     )
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
@@ -91,25 +91,26 @@ def _add_dflash(kinds: _Commands) -> None:
     head = sizes_group.add_argument
     head("--layers", type=int, default=sizes.n_layer, metavar="N", help="layers [%(default)s]")
     head("--block", type=int, default=sizes.block_size, metavar="N",
-        help="slots of a block, the token before it included [%(default)s]")  # fmt: skip
-    head("--causal", action="store_true", help="a slot sees only those before it")
+        help="slots of a block, the known token's included [%(default)s]")  # fmt: skip
+    head("--causal", action="store_true", help="use causal attention within a block")
     head("--markov", type=int, default=sizes.markov_rank, metavar="RANK",
-        help="rank of the matrix of what follows a token; 0 for none [%(default)s]")  # fmt: skip
+        help="rank of the Markov head, which reads the token before; 0: none "
+        "[%(default)s]")  # fmt: skip
     head("--confidence", action="store_true",
-        help="a number per slot: how likely its token is accepted; with --markov")  # fmt: skip
+        help="add a head that predicts each token's acceptance; needs --markov")  # fmt: skip
     first = sizes_group.add_mutually_exclusive_group().add_argument
     first("--from-mask", dest="sample_from_anchor", action="store_false", default=None,
-        help="the known token's slot does not draft: the default without --markov")  # fmt: skip
+        help="draft no token at the known token's slot [without --markov]")  # fmt: skip
     first("--from-anchor", dest="sample_from_anchor", action="store_true", default=None,
-        help="the known token's slot drafts too: the default with --markov")  # fmt: skip
+        help="draft a token at the known token's slot too [with --markov]")  # fmt: skip
     fit = _add_fit(parser, default, copied="0.1").add_argument
     fit("--anchor-share", type=float, default=default.anchor_share, metavar="SHARE",
-        help="share of the positions at which a block begins [%(default)g]")  # fmt: skip
+        help="share of positions at which training starts a block [%(default)g]")  # fmt: skip
     fit("--weights", choices=WEIGHTS, default=default.weights,
-        help="weights of depths: fixed, or by what each adds to the accepted tokens "
+        help="loss weights of depths: fixed, or by each depth's share in accepted tokens "
         "[%(default)s]")  # fmt: skip
     fit("--dpace-alpha", type=float, default=default.dpace_alpha, metavar="A",
-        help="smooths the weights of dpace [%(default)g]")  # fmt: skip
+        help="smoothing of the weights of dpace [%(default)g]")  # fmt: skip
     fit("--hard-share", type=float, default=default.hard_share, metavar="SHARE",
         help="share of the loss for the text's token instead of the target's distribution "
         "[%(default)g]")  # fmt: skip
@@ -125,32 +126,32 @@ def _add_mtp(kinds: _Commands) -> None:
     fit("--steps", type=int, default=default.n_steps, metavar="N",
         help="depth to which it learns to draft [%(default)s]")  # fmt: skip
     fit("--loss-vocab", type=int, default=default.n_loss_vocab, metavar="N",
-        help="frequent tokens that losses and measurements use [%(default)s]")  # fmt: skip
+        help="number of frequent tokens in losses and measurements [%(default)s]")  # fmt: skip
     parser.set_defaults(run=run_mtp, if_interrupted=_GOES_ON, ngrams=None)
 
 
 def _add_files(parser: argparse.ArgumentParser, default: RunConfig) -> None:
     add = parser.add_argument
     add("-m", "--model", type=file_name, required=True,
-        help="the target, in the type that will decode")  # fmt: skip
-    add("-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="the draft")
+        help="the target's GGUF, of the type that will decode")  # fmt: skip
+    add("-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="the file to write")
     add("--init", type=Path, metavar="DRAFT.gguf",
-        help="begin with this draft's weights: for more text, or for a fine-tuned "
+        help="start with this draft's weights, to train on more text or for a fine-tuned "
         "target")  # fmt: skip
     add("--from-use", type=file_name, metavar="STORE",
-        help="train OUT.gguf, or the draft of --init, further on the answers in a draft memory and "
-        "where it was wrong; the result is kept only if it is better")  # fmt: skip
+        help="train OUT.gguf, or the draft of --init, further on the answers in a draft memory, "
+        "mostly where it was wrong; write the result only if it is better")  # fmt: skip
     add("--work", type=Path, help="folder of text, features and checkpoints [OUT.gguf.train]")
     add("--restart", action="store_true", help="train from the beginning, with the same text")
     add("--max-disk", type=float, default=default.max_disk_bytes / _GB, metavar="GB",
-        help="the most disk for features; what does not fit is computed again in every epoch "
+        help="maximum disk space of features; others are computed again in every epoch "
         "[%(default)g]")  # fmt: skip
     add("--type", choices=KINDS,
         help=f"type of the matrices in the file [{default.export_type}; with --from-use the "
         "draft's]")  # fmt: skip
     add("-t", "--threads", type=int, help="CPU threads [the physical cores]")
     add_target_options(parser)
-    add("--device", choices=("cpu", "cuda"), help="for the training [a GPU if there is one]")
+    add("--device", choices=("cpu", "cuda"), help="device to train on [a GPU if there is one]")
     add("--verbose", action="store_true", help="show the engine's messages")
 
 
@@ -162,10 +163,10 @@ def _add_corpus(parser: argparse.ArgumentParser) -> None:
         help="answer tokens to train on "
         f"[{default.n_tokens}; with --from-use the newest {n_of_use}]")  # fmt: skip
     add("--prompts", type=Path, metavar="F.jsonl",
-        help="JSON: a prompt per line; without it the target writes its own")  # fmt: skip
-    add("--n-ctx", type=int, default=default.n_ctx, help="longest sequence [%(default)s]")
+        help="a JSON prompt per line [the target writes prompts]")  # fmt: skip
+    add("--n-ctx", type=int, default=default.n_ctx, help="maximum sequence length [%(default)s]")
     add("--parallel", type=int, default=default.n_parallel, metavar="N",
-        help="sequences at once [%(default)s]")  # fmt: skip
+        help="sequences generated in parallel [%(default)s]")  # fmt: skip
     add("--greedy-share", type=float, default=default.greedy_share, metavar="SHARE",
         help="share of answers at temperature 0 [%(default)s]")  # fmt: skip
     add("--temperature", type=float, default=default.temperature, metavar="T",
@@ -195,14 +196,14 @@ def _add_fit(parser: argparse.ArgumentParser, default: FitSettings, copied: str)
     add = group.add_argument
     add("--epochs", type=float, default=default.epochs, help="passes over the text [%(default)g]")
     add("--step-decay", type=float, default=default.step_decay, metavar="D",
-        help="weight of a depth over that of the one before [%(default)g]")  # fmt: skip
+        help="loss weight of a depth relative to the one before [%(default)g]")  # fmt: skip
     add("--missed-share", type=float, default=default.missed_share, metavar="SHARE",
-        help="share of drafts that learn beyond their first wrong token [%(default)g]")  # fmt: skip
+        help="share of drafts trained beyond their first wrong token [%(default)g]")  # fmt: skip
     add("--copied-share", type=float, metavar="SHARE",
-        help=f"share of drafts learned where decoding would copy [{copied}]")  # fmt: skip
+        help=f"share of drafts trained where decoding would copy [{copied}]")  # fmt: skip
     if not isinstance(default, MtpFitConfig):  # whose matrix is the target's own
         add("--train-output", action="store_true",
-            help="train the output matrix as well: for much more text, on a GPU")  # fmt: skip
+            help="train the output matrix too, for much more text, on a GPU")  # fmt: skip
     add("--batch-tokens", type=int, default=default.batch_tokens, metavar="N",
         help="tokens of a batch, prompts included [%(default)s]")  # fmt: skip
     add("--lr", type=float, default=default.lr, help="peak learning rate [%(default)g]")
@@ -213,19 +214,19 @@ def _add_fit(parser: argparse.ArgumentParser, default: FitSettings, copied: str)
         help="weight decay of matrices [%(default)g]",
     )
     add("--patience", type=int, default=default.patience, metavar="N",
-        help="measurements without progress after which training ends [%(default)s]")  # fmt: skip
+        help="measurements without progress before training stops [%(default)s]")  # fmt: skip
     add("--precision", choices=PRECISIONS, default=default.precision,
-        help="of matrix products; auto takes the faster one [%(default)s]")  # fmt: skip
+        help="type of matrix products; auto measures which is faster [%(default)s]")  # fmt: skip
     return group
 
 
 def layer_list(text: str) -> tuple[int, ...]:
-    """The layers of "2,15,27"."""
+    """Parses a list of layers such as "2,15,27"."""
     return tuple(int(part) for part in text.split(","))
 
 
 def _bytes_of(max_disk: float) -> int:
-    """--max-disk in bytes."""
+    """Parses --max-disk as bytes."""
     if max_disk < 0:
         raise ArgumentError(f"--max-disk {max_disk:g} is below 0")
     if not math.isfinite(max_disk * _GB):
@@ -234,7 +235,7 @@ def _bytes_of(max_disk: float) -> int:
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of all kinds: fields of RunConfig, except head and fit."""
+    """The options of all kinds as fields of RunConfig, without head and fit."""
     fields: dict[str, Any] = {} if args.type is None else {"export_type": args.type}
     n_tokens = {} if args.tokens is None else {"n_tokens": args.tokens}
     if args.from_use is not None:
@@ -263,7 +264,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _head(args: argparse.Namespace) -> dict[str, Any]:
-    """Fields of HeadSettings."""
+    """The options as fields of HeadSettings."""
     return {
         "target_layers": args.target_layers, "n_head": args.n_head, "n_head_kv": args.n_head_kv,
         "n_ff": args.n_ff, "n_draft_vocab": args.draft_vocab,
@@ -271,7 +272,7 @@ def _head(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _fit(args: argparse.Namespace) -> dict[str, Any]:
-    """Fields of FitSettings."""
+    """The options as fields of FitSettings."""
     return {
         "epochs": args.epochs, "step_decay": args.step_decay, "missed_share": args.missed_share,
         "copied_share": args.copied_share,
@@ -281,7 +282,7 @@ def _fit(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_eagle3(args: argparse.Namespace) -> int:
-    """Trains a head and prints what came out."""
+    """Trains a head and prints the result."""
     config = Eagle3TrainConfig(
         **_run(args),
         head=HeadConfig(**_head(args), fc_norm=not args.plain, norm_output=not args.plain),
@@ -294,7 +295,7 @@ def run_eagle3(args: argparse.Namespace) -> int:
 
 
 def run_dflash(args: argparse.Namespace) -> int:
-    """Trains a draft and prints what came out."""
+    """Trains a draft and prints the result."""
     config = DFlashTrainConfig(
         **_run(args),
         head=DFlashHeadConfig(
@@ -314,7 +315,7 @@ def run_dflash(args: argparse.Namespace) -> int:
 
 
 def run_mtp(args: argparse.Namespace) -> int:
-    """Trains a head further and prints what came out; 1 where it is no better."""
+    """Trains an MTP head further and prints the result; returns 1 if it is no better."""
     config = MtpTrainConfig(
         **_run(args),
         fit=MtpFitConfig(**_fit(args), n_steps=args.steps, n_loss_vocab=args.loss_vocab),
@@ -327,7 +328,7 @@ def run_mtp(args: argparse.Namespace) -> int:
 
 
 def _go_on(config: AnyConfig, args: argparse.Namespace) -> int:
-    """Trains a draft further from use, and prints what came out; 1 where it is no better."""
+    """Trains a draft further from use and prints the result; returns 1 if it is no better."""
     args.if_interrupted = _STAYS
     report = train_from_use(config, TerminalReporter())
     _print_use(report)

@@ -1,4 +1,4 @@
-"""How the command line speaks: defaults in every help, options instead of Python's names."""
+"""The words of the command line: defaults in every help, options in place of keywords."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser, and those of its commands, with HelpFormatter."""
+    """An argument parser whose commands use HelpFormatter."""
 
     def __init__(self, *args: object, **options: object) -> None:
         options.setdefault("formatter_class", HelpFormatter)
@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> argparse.Namespace:
-        """As argparse's; an unknown option is reported by the command, with a suggestion."""
+        """Parses as argparse does; the command itself reports an unknown option."""
         parsed: argparse.Namespace
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def _command(self, parsed: argparse.Namespace) -> argparse.ArgumentParser:
-        """The parser of the command that was given, down to the last one."""
+        """The parser of the given command, down to the last subcommand."""
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
                 name = getattr(parsed, action.dest, None)
@@ -69,12 +69,12 @@ class Parser(argparse.ArgumentParser):
         return self
 
     def error(self, message: str) -> NoReturn:
-        """The error in one line, and where the options are listed: the usage alone is a screen."""
+        """Prints the error in one line, and names --help, without the long usage."""
         self.exit(2, f"{self.prog}: {message}; {self.prog} --help tells all options\n")
 
 
 def whole_number(low: int, high: int) -> Callable[[str], int]:
-    """A type of arguments: a whole number from low to high."""
+    """An argument type: a whole number from low to high."""
 
     def read(text: str) -> int:
         try:
@@ -89,16 +89,16 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
 
 
 def file_name(text: str) -> Path:
-    """A type of arguments: the name of a file, which "" is none of, though Path("") is a folder."""
+    """An argument type: a file name; refuses "", which Path() takes for the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("the name is empty")
     return Path(text)
 
 
 def with_options(message: str, args: argparse.Namespace) -> str:
-    """A message of Python's about its arguments, in the command's own options.
+    """A message about Python arguments, with the command's options in their place.
 
-    "n_ctx=0 is below 1" becomes "--n-ctx 0 is below 1". What is no option stays.
+    "n_ctx=0 is below 1" becomes "--n-ctx 0 is below 1". What is not an option stays.
     """
     own = {name for name in vars(args) if not name.startswith("_")}
 
@@ -121,7 +121,7 @@ def with_options(message: str, args: argparse.Namespace) -> str:
 
 @contextmanager
 def notes_on_stderr(args: argparse.Namespace) -> Iterator[None]:
-    """Around a command: a warning is a line for people, without a file and its source."""
+    """Prints warnings in the block as lines, without file and source line."""
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
         note = with_options(str(message), args)

@@ -1,4 +1,4 @@
-"""A checkpoint folder as Hugging Face lays it out: config.json, and tensors in one file or many."""
+"""Reads a Hugging Face checkpoint folder: config.json and tensors in one file or many."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The content of a folder.
+    """The content of a checkpoint folder.
 
     Attributes:
         folder: its path.
@@ -55,7 +55,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def model_name(folder: Path) -> str:
-    """A name for the model: that of its folder, or of the repository in a download cache."""
+    """A name for the model: its folder's name, or the repository's in a download cache."""
     folder = folder.resolve()
     if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
         return folder.parent.parent.name.rpartition("--")[2]
@@ -63,7 +63,7 @@ def model_name(folder: Path) -> str:
 
 
 def read_json(path: Path) -> Json:
-    """A JSON file that holds an object.
+    """Reads a JSON file that holds an object.
 
     Raises:
         ConversionError: it is missing, unreadable or something else.
@@ -100,7 +100,9 @@ def _read_tensors(folder: Path) -> dict[str, SourceTensor]:
             return read(others[0])
         if others:
             names = ", ".join(path.name for path in others)
-            raise ConversionError(f"{folder} holds {names} and no index that says what they are")
+            raise ConversionError(
+                f"{folder} holds {names} without an index of their tensors; download the index too"
+            )
     wanted = " or ".join(name for name, _, _ in _KINDS)
     raise ConversionError(f"{folder} holds no tensors: neither {wanted}")
 

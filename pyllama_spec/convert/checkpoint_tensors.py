@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint by the names that all layouts share; each is used exactly once."""
+"""The tensors of a checkpoint by the names that all layouts share; each must be used once."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class CheckpointTensors:
             self._left[common] = tensor
 
     def find(self, name: str) -> SourceTensor | None:
-        """The tensor if it is still there; it stays there."""
+        """The tensor if it was not taken yet; it is not taken by this."""
         return self._left.get(name)
 
     def layers(self) -> set[int]:
-        """Numbers of the decoder layers that are there."""
+        """The numbers of the decoder layers that have tensors."""
         matches = (re.match(r"layers\.(\d+)\.", name) for name in self._left)
         return {int(match[1]) for match in matches if match}
 
@@ -62,7 +62,7 @@ class CheckpointTensors:
             )
 
     def take(self, name: str, *shape: int) -> SourceTensor:
-        """The weights of this name, which must have this shape.
+        """Takes the weights of this name, which must have this shape.
 
         Raises:
             ConversionError: they are missing, no floats, or of another shape.
@@ -82,23 +82,23 @@ class CheckpointTensors:
         return tensor
 
     def take_ids(self, name: str) -> Ids | None:
-        """The integers of this name, None where there are none."""
+        """Takes the integers of this name; None if there are none."""
         tensor = self._left.pop(name, None)
         return None if tensor is None else tensor.integers()
 
     def check_empty(self) -> None:
-        """Raises ConversionError when something was not taken."""
+        """Raises ConversionError if a tensor was not taken."""
         if self._left:
             rest = sorted((t.name, list(t.shape)) for t in self._left.values())
             names = ", ".join(f"{name} {shape}" for name, shape in rest[:3])
             more = f" and {len(rest) - 3} more" if len(rest) > 3 else ""
             raise ConversionError(
-                f"nothing in config.json says what these tensors are for: {names}{more}"
+                f"the checkpoint has tensors that config.json does not explain: {names}{more}"
             )
 
 
 def plain(name: str, source: SourceTensor, rows: Rows | None = None) -> PlannedTensor:
-    """A tensor with all its rows, as they are or in another order."""
+    """A tensor with all its rows, in their order or a given one."""
     return PlannedTensor(name, source.shape, source, rows)
 
 

@@ -1,4 +1,4 @@
-"""One conversion: the steps that every kind of draft shares, before and after its plan."""
+"""The steps of a conversion that all kinds of draft share."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class ConversionReport:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """The checked request, as far as it is the same for all kinds of draft.
+    """The checked request, without the parts that depend on the kind of draft.
 
     Attributes:
         checkpoint: the draft.
-        shapes: of its tensors, by their names in the files.
+        shapes: the shapes of its tensors, by their names in the files.
         target: path of the target's GGUF or folder.
         out: the GGUF to write.
         kind: type of the matrices; None keeps the checkpoint's.
@@ -88,7 +88,7 @@ class Draft:
 
     Attributes:
         arch: general.architecture.
-        name: of the kind, for people.
+        name: the name of the kind, for people.
         layout: the tool that wrote the checkpoint.
         keys: the architecture's, without its name in front.
         ids: which rows of the target it reads.
@@ -132,9 +132,9 @@ def open_conversion(
 
     """
     if kind is not None and kind not in KINDS:
-        raise ArgumentError(f"no type {kind!r}; there are {', '.join(KINDS)}")
+        raise ArgumentError(f"type={kind!r} is not one of {', '.join(KINDS)}")
     if layer_ids not in (None, "input", "output"):
-        raise ArgumentError(f"layer_ids is {layer_ids!r}; it is 'input', 'output' or None")
+        raise ArgumentError(f"layer_ids={layer_ids!r} is not 'input', 'output' or None")
     import_gguf()
     out = _check_output(Path(out_path), Path(target), Path(draft_dir))
     checkpoint = open_checkpoint(Path(draft_dir))

@@ -1,4 +1,4 @@
-"""Token embedding, output and vocabulary table of a draft, of any kind."""
+"""Token embedding, output and vocabulary table of a draft of any kind."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Vocabulary:
 
     @property
     def is_whole(self) -> bool:
-        """Whether a matrix of the target's vocabulary could be its output."""
+        """Whether a matrix of the target's vocabulary can be the draft's output."""
         return self.n_output == self.n_trained and self.target_ids is None
 
     @property
     def n_reduced(self) -> int | None:
-        """Rows of a reduced output, None for the whole vocabulary."""
+        """The rows of a reduced output; None for the whole vocabulary."""
         return None if self.target_ids is None else self.n_output
 
     @property
@@ -47,7 +47,7 @@ class Vocabulary:
 
     @property
     def tensors(self) -> list[PlannedTensor]:
-        """The table d2t, where there is one."""
+        """The table d2t, if the vocabulary is reduced."""
         ids = self.target_ids
         return [] if ids is None else [PlannedTensor("d2t", ids.shape, values=ids)]
 
@@ -104,7 +104,7 @@ def take_embedding(
 def take_output(
     tensors: CheckpointTensors, sizes: Sizes, vocabulary: Vocabulary, notes: list[str]
 ) -> PlannedTensor | None:
-    """The draft's own output, None where it has none."""
+    """The draft's own output; None if it has none."""
     if tensors.find("lm_head.weight") is None:
         return None
     head = tensors.take("lm_head.weight", vocabulary.n_output, sizes.n_embd)

@@ -1,4 +1,4 @@
-"""The entry: a checkpoint of whichever kind becomes one GGUF."""
+"""Converts a checkpoint of any kind to one GGUF."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def convert_draft(
     layer_ids: Convention | None = None,
     progress: Progress | None = None,
 ) -> ConversionReport:
-    """Converts a draft; its kind is told from its config.json and its tensors.
+    """Converts a draft; config.json and the tensors tell its kind.
 
     Nothing is guessed: each tensor is used exactly once, each size comes from config.json and is
     compared with the tensors, and what can mean two things is refused.
@@ -60,7 +60,7 @@ def convert_eagle3(
     layer_ids: Convention | None = None,
     progress: Progress | None = None,
 ) -> ConversionReport:
-    """Converts an EAGLE-3 head, and refuses every other kind by its name; else as convert_draft.
+    """Converts an EAGLE-3 head as convert_draft() does, and refuses every other kind.
 
     Raises:
         ConversionError: as for convert_draft, or the draft is no EAGLE-3 head.

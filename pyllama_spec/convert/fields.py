@@ -14,7 +14,7 @@ _MAX_NUMBER = 3.4028234e38
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """One object of a config.json. A key whose value is null counts as missing.
+    """An object of a config.json. A key whose value is null counts as missing.
 
     Attributes:
         values: the object.
@@ -26,11 +26,11 @@ class Fields:
     where: str = ""
 
     def has(self, key: str) -> bool:
-        """Whether there is a value."""
+        """Whether the key has a value."""
         return self.values.get(key) is not None
 
     def fail(self, key: str, wanted: str) -> ConversionError:
-        """The error that a value is not what it should be."""
+        """The error for a wrong value."""
         if not self.has(key):
             return ConversionError(f"config.json has no {self.where}{key} ({wanted})")
         return ConversionError(
@@ -38,7 +38,7 @@ class Fields:
         )
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A count of 1 or more.
+        """Reads a count of 1 or more.
 
         Raises:
             ConversionError: it is missing without a default, or no such number.
@@ -52,11 +52,11 @@ class Fields:
         return value
 
     def optional_size(self, key: str) -> int | None:
-        """A count of 1 or more, None where there is none."""
+        """Reads a count of 1 or more; None if the key is missing."""
         return self.size(key) if self.has(key) else None
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0.
+        """Reads a finite number above 0.
 
         Raises:
             ConversionError: it is missing without a default, or no such number.
@@ -71,24 +71,24 @@ class Fields:
         return float(value)
 
     def optional_flag(self, key: str) -> bool | None:
-        """True or false, None where it is missing."""
+        """Reads a boolean; None if the key is missing."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, bool):
             raise self.fail(key, "true or false")
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """True or false."""
+        """Reads a boolean."""
         value = self.optional_flag(key)
         return default if value is None else value
 
     def names(self, key: str) -> list[str]:
-        """A list of names that nothing is decided by; what is none of that is left out."""
+        """Reads a list of names that decides nothing; skips values that are not names."""
         value = self.values.get(key)
         return [x for x in value if isinstance(x, str)] if isinstance(value, list) else []
 
     def ids(self, key: str) -> tuple[int, ...] | None:
-        """A list of integers, None where it is missing."""
+        """Reads a list of integers; None if the key is missing."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -97,7 +97,7 @@ class Fields:
         return tuple(value)
 
     def numbers(self, key: str, n: int) -> list[float]:
-        """A list of n positive numbers."""
+        """Reads a list of n positive numbers."""
         value = self.values.get(key)
         if not isinstance(value, list) or any(type(x) not in (int, float) for x in value):
             raise self.fail(key, f"a list of {n} numbers")
@@ -106,7 +106,7 @@ class Fields:
         return [float(x) for x in value]
 
     def inner(self, key: str) -> Fields:
-        """The object under a key; empty where it is missing."""
+        """The object of a key; empty if the key is missing."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
             raise self.fail(key, "an object")

@@ -1,4 +1,4 @@
-"""Lists of the target's layers, whichever kind of draft they belong to.
+"""Reads lists of target layers, for any kind of draft.
 
 We count *inputs*: id k is the residual stream that enters layer k, 0 .. n, and n is what leaves
 the last of n layers. Checkpoints count inputs or *outputs* (id k is what leaves block k, which is
@@ -18,7 +18,7 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ResolvedIds:
-    """Ids that count inputs.
+    """Layer ids that count inputs.
 
     Attributes:
         target_layers: in the order of fc's columns.
@@ -33,7 +33,7 @@ class ResolvedIds:
 def to_inputs(
     written: Ids, counted: Convention, n_layer: int, n_wanted: int, least_output: int = 0
 ) -> ResolvedIds:
-    """The ids of a list as inputs.
+    """Converts the ids of a list to ids of inputs.
 
     Args:
         written: the list of config.json.

@@ -1,4 +1,4 @@
-"""Reads what torch.save() wrote (.bin, .pt) without torch, and without running its code.
+"""Reads files of torch.save() (.bin, .pt) without torch and without running their code.
 
 Such a file is a zip with a pickle, `data.pkl`, and the bytes of each storage, `data/KEY`. A pickle
 is a program; this reader knows the handful of names that a plain state dict needs, and refuses a
@@ -49,7 +49,7 @@ _FAULTS = (
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a storage's class becomes: nothing that a pickle could call."""
+    """Replaces a storage's class by a value that the pickle cannot call."""
 
     dtype: str
 
@@ -61,7 +61,7 @@ class _Storage(NamedTuple):
 
 
 class _View(NamedTuple):
-    """A tensor: a window into a storage, in elements."""
+    """A tensor as a view of a storage, in elements."""
 
     storage: _Storage
     offset: int
@@ -70,7 +70,7 @@ class _View(NamedTuple):
 
 
 def read_torch(path: Path) -> dict[str, SourceTensor]:
-    """The tensors of a state dict by their names; their bytes are read when asked for.
+    """The tensors of a state dict by name; their bytes are read on demand.
 
     Raises:
         ConversionError: the file is damaged, in the format before torch 1.6, or holds anything but
@@ -81,7 +81,7 @@ def read_torch(path: Path) -> dict[str, SourceTensor]:
 
 
 def read_torch_values(path: Path) -> dict[str, SourceTensor | int]:
-    """The tensors and integers of a dict by their names; a tensor alone has the name "".
+    """The tensors and integers of a dict by name; a lone tensor has the name "".
 
     Raises:
         ConversionError: as for read_torch(), or there is something else in it.
@@ -161,7 +161,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _RebuildTensor:
-    """torch._utils._rebuild_tensor_v2; without a __dict__, so that no pickle can change it."""
+    """Replaces torch._utils._rebuild_tensor_v2; has no __dict__ that a pickle could change."""
 
     __slots__ = ()
 
@@ -175,7 +175,7 @@ class _RebuildTensor:
 
 
 class _RebuildParameter:
-    """torch._utils._rebuild_parameter: the tensor that it was made from."""
+    """Replaces torch._utils._rebuild_parameter: returns the parameter's tensor."""
 
     __slots__ = ()
 
@@ -184,14 +184,14 @@ class _RebuildParameter:
 
 
 def _check_stored(archive: zipfile.ZipFile) -> None:
-    """Refuses what unpacks to more than the file holds: torch.save() packs nothing."""
+    """Refuses archives that unpack to more than the file's size: torch.save() does not compress."""
     for entry in archive.infolist():
         if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > entry.compress_size:
             raise ValueError(f"{entry.filename} is compressed, which torch.save() never does")
 
 
 def _unpickle(archive: zipfile.ZipFile) -> tuple[str, Any]:
-    """The folder inside the zip, and what the pickle holds."""
+    """The folder inside the zip, and the pickle's object."""
     pickles = [name for name in archive.namelist() if name.split("/")[1:] == ["data.pkl"]]
     if len(pickles) != 1:
         raise ValueError("it holds no data.pkl")
@@ -208,18 +208,18 @@ def _unpickle(archive: zipfile.ZipFile) -> tuple[str, Any]:
 
 
 def _check_program(program: bytes) -> None:
-    """Refuses a pickle that takes far more memory than its length before it can be refused.
+    """Refuses a pickle that would take far more memory than its length.
 
     The unpickler has a table as long as the largest place that a value is noted at.
     """
     for opcode, argument, _ in pickletools.genops(program):
         is_place = "PUT" in opcode.name or "GET" in opcode.name
         if is_place and isinstance(argument, int) and not 0 <= argument < len(program):
-            raise pickle.UnpicklingError(f"it notes a value at place {argument}")
+            raise pickle.UnpicklingError(f"it uses the memo index {argument}, beyond its length")
 
 
 def _views(content: Any) -> dict[str, _View | int]:
-    """What a state dict holds: tensors alone."""
+    """The tensors of a state dict; refuses other values."""
     values = _values(content)
     for name, value in values.items():
         if not isinstance(value, _View):
@@ -246,7 +246,7 @@ def _place(root: str, view: _View) -> str:
 
 
 def _check(archive: zipfile.ZipFile, root: str, name: str, view: _View) -> None:
-    """The storage has the bytes that it promises, and the tensor lies within it."""
+    """Checks that the storage is complete and that the tensor lies within it."""
     storage = view.storage
     place = _place(root, view)
     if place not in archive.namelist():

@@ -1,4 +1,4 @@
-"""Checkpoints that are stored in a way that no kind of draft is read from."""
+"""Refuses checkpoints whose storage no kind of draft supports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def first_name(pattern: str, shapes: Shapes) -> str | None:
 
 
 def refuse_by_tensor(kinds: Kinds, shapes: Shapes) -> None:
-    """Raises ConversionError for tensors that tell another kind of draft."""
+    """Raises ConversionError for tensors of another kind of draft."""
     for pattern, kind in kinds:
         if name := first_name(pattern, shapes):
             raise ConversionError(
@@ -30,7 +30,7 @@ def refuse_by_tensor(kinds: Kinds, shapes: Shapes) -> None:
 
 
 def refuse_quantised(top: Fields) -> None:
-    """Raises ConversionError for a checkpoint that was quantised."""
+    """Raises ConversionError for a quantised checkpoint."""
     for key in ("quantization_config", "compression_config"):
         if top.has(key):
             raise ConversionError(
@@ -39,7 +39,7 @@ def refuse_quantised(top: Fields) -> None:
 
 
 def refuse_packed(shapes: Shapes) -> None:
-    """Raises ConversionError for adapters and for projections in one tensor."""
+    """Raises ConversionError for adapters and fused projections."""
     if name := first_name(_LORA, shapes):
         raise ConversionError(f"{name} is part of a LoRA adapter; merge it into the draft first")
     if name := first_name(_FUSED, shapes):

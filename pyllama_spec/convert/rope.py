@@ -1,4 +1,4 @@
-"""RoPE: the scaling in config.json as GGUF keys and factor tensors.
+"""Converts the RoPE scaling of config.json to GGUF keys and factor tensors.
 
 The formulas are those of Hugging Face transformers' modeling_rope_utils.py, and what they become is
 what the engine computes from the keys (src/llama-context.cpp, ggml's rope_yarn):
@@ -26,7 +26,7 @@ from pyllama_spec.convert.fields import Fields
 from pyllama_spec.errors import ConversionError
 from pyllama_spec.gguf.tensors import Floats
 
-# Of transformers' LlamaConfig, and of the EAGLE reference, where a config.json has none.
+# The default of transformers' LlamaConfig and of the EAGLE reference.
 _DEFAULT_THETA = 10000.0
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"}
 _ORIGINAL = "original_max_position_embeddings"
@@ -50,7 +50,7 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """RoPE's part of the file.
+    """The keys and tensors of RoPE.
 
     Attributes:
         keys: without the architecture in front: a str, int or float each.
@@ -67,7 +67,7 @@ class Rope:
 def read_rope(
     config: Fields, head_size: int, *, ignored: frozenset[str] = frozenset(), partial: bool = False
 ) -> Rope:
-    """RoPE of a flat config, from rope_theta, rope_scaling and rope_parameters.
+    """Reads RoPE of a flat config from rope_theta, rope_scaling and rope_parameters.
 
     Args:
         config: the object with the sizes.
@@ -76,7 +76,7 @@ def read_rope(
         partial: whether the draft may turn a part of each head.
 
     Raises:
-        ConversionError: the kind is none of the above, or a number is missing or contradictory.
+        ConversionError: the kind is not supported, or a number is missing or contradictory.
 
     """
     merged = _merge(config, ignored)
@@ -110,7 +110,7 @@ def read_rope(
 
 
 def _rotated(config: Fields, merged: Fields, head_size: int, is_allowed: bool) -> int:
-    """How many numbers of each head RoPE turns."""
+    """The number of rotated dimensions of each head."""
     partial = _one_value(config, merged, "partial_rotary_factor")
     if partial in (None, 1, 1.0):
         return head_size
@@ -128,7 +128,7 @@ def _rotated(config: Fields, merged: Fields, head_size: int, is_allowed: bool) -
 
 
 def _merge(config: Fields, ignored: frozenset[str]) -> Fields:
-    """rope_scaling and rope_parameters as one; newer files have both, of the same values."""
+    """Merges rope_scaling and rope_parameters; newer files have both, with equal values."""
     merged: dict[str, Any] = {}
     where = "rope_scaling"
     for name in ("rope_scaling", "rope_parameters"):
@@ -155,7 +155,7 @@ def _merge(config: Fields, ignored: frozenset[str]) -> Fields:
 
 
 def _one_value(config: Fields, merged: Fields, key: str) -> Any:
-    """The value at the top or in the inner object; they must not differ."""
+    """The value at the top or in the inner object; raises if they differ."""
     outer, inner = config.values.get(key), merged.values.get(key)
     if outer is not None and inner is not None and outer != inner:
         raise ConversionError(
@@ -180,7 +180,7 @@ def _kind(merged: Fields) -> str:
 
 
 def _yarn(merged: Fields) -> dict[str, str | int | float]:
-    """The keys beside type and factor."""
+    """The YaRN keys beside type and factor."""
     for key, value in (("beta_fast", 32.0), ("beta_slow", 1.0)):
         if merged.number(key, value) != value:
             raise ConversionError(
@@ -214,7 +214,7 @@ def _yarn_scale(factor: float, mscale: float) -> float:
 
 
 def _llama3(merged: Fields, base: float, head_size: int) -> Floats:
-    """What Llama 3.1 divides each frequency by, `[head_size / 2]`.
+    """The divisors of Llama 3.1 for each frequency, `[head_size / 2]`.
 
     Long waves are stretched by `factor`, short ones stay, and between them the frequencies are
     mixed: f' = (1 - s) f / factor + s f, s = (original / wavelength - low) / (high - low).
@@ -231,7 +231,7 @@ def _llama3(merged: Fields, base: float, head_size: int) -> Floats:
 
 
 def _longrope(config: Fields, merged: Fields) -> dict[str, str | int | float]:
-    """The keys; the scale of cos and sin is sqrt(1 + ln(factor) / ln(original))."""
+    """The longrope keys; the scale of cos and sin is sqrt(1 + ln(factor) / ln(original))."""
     place = config if config.has(_ORIGINAL) else merged
     original = place.size(_ORIGINAL)
     if original == 1:

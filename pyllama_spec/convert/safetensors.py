@@ -20,12 +20,12 @@ from pyllama_spec.files import open_plain
 from pyllama_spec.gguf.tensors import STORED, Raw, SourceTensor
 
 _LENGTH = struct.Struct("<Q")
-# As in the reference reader: a longer header is no header.
+# The limit of the reference reader for a header.
 _MAX_HEADER_BYTES = 100_000_000
 
 
 def read_safetensors(path: Path) -> dict[str, SourceTensor]:
-    """The tensors of a file by their names. Their bytes are mapped, and read when asked for.
+    """The tensors of a file by name. Their bytes are mapped, and read on demand.
 
     Raises:
         ConversionError: the file is cut off, damaged or something else.
@@ -105,7 +105,7 @@ def _dtype_size(dtype: str, owner: str) -> int:
     """Bytes per element of a stored type.
 
     Raises:
-        ConversionError: the type is none of STORED; `owner` names the tensor in the message.
+        ConversionError: the type is not in STORED; `owner` names the tensor in the message.
 
     """
     if dtype not in STORED:

@@ -1,4 +1,4 @@
-"""Sizes of a draft's decoder layers, and the options of them that no graph of ours has."""
+"""Reads the sizes of a draft's decoder layers, and refuses layer options without a graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_PADDING = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What decoder layers of any kind of draft have.
+    """The sizes of decoder layers of any kind of draft.
 
     Attributes:
         n_embd, n_head, n_head_kv, head_size, n_ff: of each layer.
@@ -37,7 +37,7 @@ class Sizes:
     norm_eps: float
 
     def keys(self) -> dict[str, int | float]:
-        """The GGUF's keys, without the architecture in front and without block_count."""
+        """The GGUF's keys, without the architecture's prefix and block_count."""
         return {
             "context_length": self.n_ctx_train,
             "embedding_length": self.n_embd,
@@ -51,7 +51,7 @@ class Sizes:
 
 
 def read_sizes(body: Fields) -> Sizes:
-    """Reads the sizes. They are never guessed.
+    """Reads the sizes; raises if one is missing.
 
     Defaults are those that transformers' LlamaConfig documents: num_key_value_heads is
     num_attention_heads, head_dim is hidden_size / num_attention_heads. The tensors' shapes prove
@@ -89,7 +89,7 @@ def _head_size(body: Fields, n_embd: int, n_head: int) -> int:
 
 
 def refuse_layer_options(body: Fields) -> None:
-    """Raises ConversionError for options of decoder layers that no graph of ours has."""
+    """Raises ConversionError for options of decoder layers that no graph supports."""
     if body.flag("mlp_bias"):
         raise ConversionError(
             f"config.json: {body.where}mlp_bias is true: biases in the MLP are not supported"
@@ -110,7 +110,7 @@ def refuse_layer_options(body: Fields) -> None:
 def count_target_layers(
     sizes: Sizes, target_hidden_size: int | None, fc: tuple[int, ...], target: Target
 ) -> int:
-    """How many rows of the target fc reads, by its width.
+    """The number of target rows that fc reads, from its width.
 
     Args:
         sizes: the draft's.
@@ -142,5 +142,5 @@ def count_target_layers(
 
 
 def named(arch: str, keys: Mapping[str, object]) -> dict[str, object]:
-    """The keys with the architecture in front."""
+    """The keys with the architecture's prefix."""
     return {f"{arch}.{name}": value for name, value in keys.items()}

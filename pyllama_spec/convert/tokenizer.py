@@ -1,4 +1,4 @@
-"""tokenizer.json of a target -> the keys tokenizer.* of a GGUF.
+"""Converts tokenizer.json of a target to the keys tokenizer.* of a GGUF.
 
 A draft never splits text: the engine compares its vocabulary with the target's, token by token, and
 that is all it is for. So tokens and their kinds are exact; what only tokenizing needs (the
@@ -23,7 +23,7 @@ _INSTEAD = "give the target's GGUF instead of its folder"
 
 
 def read_tokenizer(folder: Path, n_vocab: int, *configs: Fields) -> dict[str, GgufKey]:
-    """The keys, with exactly n_vocab tokens; ids that tokenizer.json does not use are padding.
+    """The keys of exactly n_vocab tokens; ids that tokenizer.json lacks become padding.
 
     Byte-level BPE becomes a tokenizer of kind "gpt2" with its merges, every other one (BPE with
     byte fallback, Unigram) one of kind "llama".
@@ -81,7 +81,7 @@ def _mentions_byte_level(content: Json) -> bool:
 def _tokens(
     path: Path, content: Json, model: Json, n_vocab: int
 ) -> tuple[list[str], list[int], list[float]]:
-    """Texts, kinds and scores by id."""
+    """The texts, kinds and scores of tokens by id."""
     texts: dict[int, str] = {}
     scores = [0.0] * n_vocab
     for text, token, score in _model_tokens(path, model):
@@ -118,7 +118,7 @@ def _put(
 
 
 def _model_tokens(path: Path, model: Json) -> list[tuple[str, int, float]]:
-    """Text, id and score of each token of the model itself."""
+    """The text, id and score of each token of the model itself."""
     kind, vocab = model.get("type"), model.get("vocab")
     if kind in ("BPE", None) and isinstance(vocab, dict):
         if all(type(token) is int for token in vocab.values()):
@@ -141,7 +141,7 @@ def _unknown(model: Json, texts: Mapping[int, str]) -> int | None:
 
 
 def _added_tokens(path: Path, content: Json) -> list[tuple[int, str, bool]]:
-    """Id, text and whether it is special, of each token outside the model."""
+    """The id, the text and the special flag of each added token."""
     added = content.get("added_tokens") or []
     try:
         tokens = [(token["id"], token["content"], bool(token.get("special"))) for token in added]
@@ -167,7 +167,7 @@ def _merges(path: Path, model: Json) -> list[bytes]:
 
 
 def _special(folder: Path, n_vocab: int, configs: tuple[Fields, ...]) -> dict[str, GgufKey]:
-    """The ids of bos and eos, and whether bos is put first, where the folder says so."""
+    """The ids of BOS and EOS, and whether BOS is prepended, as far as the folder says so."""
     keys: dict[str, GgufKey] = {}
     for name in ("bos", "eos"):
         for config in configs:

@@ -1,4 +1,4 @@
-"""Which token of the target each row of a reduced output stands for.
+"""Maps each row of a reduced output to the target's token.
 
 Checkpoints hold `d2t`, an *offset* per draft id (target id = i + d2t[i]), and `t2d`, a mask over
 the target's vocabulary. GGUF holds the target ids themselves. A table that is wrong costs
@@ -17,7 +17,7 @@ from pyllama_spec.gguf.tensors import Ids
 
 @dataclass(frozen=True, slots=True)
 class VocabularyMap:
-    """The table to write.
+    """The table d2t to write.
 
     Attributes:
         target_ids: int64 `[n_draft_vocab]`, no two alike; None where draft id i is target id i for
@@ -82,7 +82,7 @@ def map_vocabulary(
 
 
 def _marked(t2d: Ids | None, n_trained: int) -> Ids | None:
-    """The target ids that the mask marks, in order."""
+    """The target ids that the mask selects, in order."""
     if t2d is None:
         return None
     if t2d.shape != (n_trained,):
@@ -132,7 +132,7 @@ def _check(ids: Ids, n_vocab: int) -> None:
 
 
 def _full_vocabulary(n_output: int, n_vocab: int) -> VocabularyMap:
-    """Draft id i is target id i; only the padding at the end may differ."""
+    """The identity map; only the padding at the end may differ."""
     if n_output >= n_vocab:
         return VocabularyMap(None)
     note = f"the head knows the first {n_output} of {n_vocab} tokens, the rest is padding"

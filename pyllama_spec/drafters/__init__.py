@@ -1,4 +1,4 @@
-"""Drafters: a file or folder per kind, and a registry. None of them knows the loop."""
+"""Drafters: a file or folder per kind, and a registry. None of them imports the loop."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What draft="auto" means for a target: the MTP head in its file, else a draft beside it.
+"""Resolves draft="auto": the MTP head in the target's file, else a draft beside the file.
 
 Where there is neither, drafts are copied from the text. The drafter's `note` says which of
 them was chosen, and why.
@@ -31,17 +31,17 @@ from pyllama_spec.gguf.reader import read_key, read_keys
 
 INSTEAD = f'give a draft\'s file, or draft="{PROMPT_LOOKUP}"'
 _ARCH, _N_HEADS = "general.architecture", ".nextn_predict_layers"
-# The most files of a folder that are read: nobody waits for more.
+# The maximum number of a folder's files to read, which bounds the time.
 _MAX_FILES = 64
 # How files are named that hold a head alone.
 _HEAD_PREFIX = "mtp-"
 
 
 def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:
-    """Whether a target has to be loaded with its MTP head for a draft.
+    """Whether the draft needs the target loaded with its MTP head.
 
     Args:
-        draft: as of Llama.
+        draft: see Llama.
         target: the target's file. Of "auto" its keys say whether it has a head that can draft.
 
     """
@@ -57,7 +57,7 @@ def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:
 
 
 def check_head(target: str | os.PathLike[str], instead: str = INSTEAD) -> None:
-    """Raises unless a file's keys say that it has an MTP head to draft with. Loads nothing.
+    """Raises unless a file's keys show an MTP head to draft with. Loads nothing.
 
     Args:
         target: the target's file.
@@ -75,10 +75,10 @@ def check_head(target: str | os.PathLike[str], instead: str = INSTEAD) -> None:
 
 
 def check_before(draft: object, target: str | os.PathLike[str]) -> None:
-    """Raises what the files' keys say against a draft. Loads nothing.
+    """Raises if the files' keys rule out the draft. Loads nothing.
 
     Args:
-        draft: as of Llama.
+        draft: see Llama.
         target: the target's file.
 
     Raises:
@@ -99,14 +99,14 @@ def open_before(
     options: DraftOptions,
     instead: str = INSTEAD,
 ) -> Drafter | None:
-    """The drafter that `draft=` means for a target that is not loaded yet; None of "auto".
+    """The drafter of `draft=` for a target that is not loaded yet; None for "auto".
 
     A large target takes minutes to load, so a fault of the draft is reported before that.
 
     Args:
-        draft: as of Llama.
+        draft: see Llama.
         target: the target's file.
-        options: of the drafter.
+        options: the options of the drafter.
         instead: what the message of a missing head advises.
 
     Raises:
@@ -123,7 +123,7 @@ def open_before(
 
 
 def _head_fault(path: Path) -> str:
-    """What keeps a file's head from drafting, by its keys alone; "" for nothing."""
+    """The reason why a file's head cannot draft, by its keys alone; "" for none."""
     keys = read_keys(path, lambda name: name == _ARCH or name.endswith(_N_HEADS))
     arch = keys[_ARCH].value if _ARCH in keys else b""
     name = arch.decode("utf-8", "replace") if isinstance(arch, bytes) else ""
@@ -140,7 +140,7 @@ def _head_fault(path: Path) -> str:
 
 
 def make_drafter_for(target: Model, draft: object, options: DraftOptions) -> Drafter:
-    """The drafter that `draft=` means for an open target; see make_drafter().
+    """The drafter of `draft=` for an open target; see make_drafter().
 
     Raises:
         PyllamaSpecError: whatever make_drafter() raises.
@@ -171,7 +171,7 @@ def _noted(drafter: Drafter, reason: str) -> Drafter:
 
 
 def _drafts_beside(target: Path) -> list[Path]:
-    """Files in the target's folder that are drafts by their architecture or name, in order."""
+    """The drafts in the target's folder, by architecture or name, in order."""
     found = []
     with contextlib.suppress(OSError):
         files = sorted(target.parent.glob("*.gguf"))[:_MAX_FILES]

@@ -1,4 +1,4 @@
-"""The interface of drafters: a drafter proposes tokens, and is told which were accepted."""
+"""The interface of drafters: a drafter proposes tokens, and learns which were accepted."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Draft(NamedTuple):
     distributions: Sequence[Distribution] | None = None
 
     def first(self, n: int) -> Draft:
-        """The first n places of it."""
+        """The first n tokens of the draft."""
         if len(self.ids) <= n:
             return self
         p, others, drawn = self.probabilities, self.candidates, self.distributions
@@ -90,7 +90,7 @@ DraftStop = Callable[[float], bool]
 
 
 class TokenView(Sequence[int]):
-    """The tokens of a sequence, to be read. It always shows the newest ones; a slice is a list."""
+    """A read-only view of a sequence's tokens. It always shows the newest; a slice is a list."""
 
     __slots__ = ("_tokens",)
 
@@ -142,7 +142,7 @@ class DraftRequest(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """What one decode of the target settled for one sequence.
+    """The result of one target decode for one sequence.
 
     Attributes:
         seq: the sequence.
@@ -176,7 +176,7 @@ _MAX_NAME = 40
 
 
 def name_of_code(code: object) -> str:
-    """A drafter's or a controller's name by default: that of its class or function.
+    """The default name of a drafter or controller: its class's or function's name.
 
     Args:
         code: a class, a function, or an object that can be called, which has its class's name.
@@ -203,12 +203,12 @@ class NameOfClass:
 
 
 def name_of_class() -> Any:
-    """A NameOfClass, for an attribute that is declared as the text that reading it gives."""
+    """A NameOfClass, typed as the str that reading it gives."""
     return NameOfClass()
 
 
 class SequenceErrors(PyllamaSpecError):  # noqa: N818 - several of them
-    """Some sequences of one call failed, the others did not.
+    """Some sequences of one call failed; the others did not.
 
     Attributes:
         errors: by sequence, what happened.
@@ -300,17 +300,17 @@ class Drafter(Closeable):
     # ---- the outcome
 
     def commit_one(self, done: Committed) -> None:
-        """Takes what a decode settled for one sequence.
+        """Notes the result of a target decode for one sequence.
 
         Raises:
-            NotImplementedError: the class has only commit(), which it has to be told by.
+            NotImplementedError: the class has only commit(): call that.
 
         """
         if overrides(self, "commit", Drafter):
             raise NotImplementedError(self._lacks("commit_one", "commit", "done"))
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """Takes what a decode settled."""
+        """Notes the results of a target decode."""
         if len(done) == 1:
             self.commit_one(done[0])
             return
@@ -324,7 +324,7 @@ class Drafter(Closeable):
     # ---- requests, for drafters that learn from one for another
 
     def begin_request(self, seq: int, *, remember: bool, user: str) -> None:
-        """A request begins on the sequence. Called before resume_at() and truncate().
+        """Called when a request begins on the sequence, before resume_at() and truncate().
 
         Args:
             seq: the sequence, which still has the text of the request before.
@@ -335,20 +335,20 @@ class Drafter(Closeable):
         """
 
     def end_request(self, seq: int) -> None:
-        """The request has ended. Not called where it was dropped: begin_request() comes then."""
+        """Called when a request has ended; not if it was dropped: then begin_request() follows."""
 
     def copy(self, seq: int, to: int) -> None:
         """Lets the sequence `to` begin as a copy of `seq`."""
 
     @property
     def can_copy(self) -> bool:
-        """Whether copy() copies; of any other drafter commit() repeats the tokens of a copy."""
+        """Whether copy() copies; for other drafters commit() repeats the tokens of a copy."""
         return overrides(self, "copy", Drafter)
 
     # ---- the target it computes beside
 
     def check(self, target: Model) -> None:
-        """Raises, before anything is opened, unless it can draft for this target.
+        """Raises if the drafter cannot draft for this target. Called before anything is opened.
 
         Raises:
             ArgumentError: it was made for another one, with the first difference.
@@ -356,15 +356,15 @@ class Drafter(Closeable):
         """
 
     def attach(self, target: Context) -> None:
-        """Called by the round that it drafts for, before anything else. May be called again."""
+        """Called by the round before anything else. May be called again."""
 
     @property
     def attached_to(self) -> Context | None:
-        """The target that it cannot leave while that one is open; None if it is free to."""
+        """The target that the drafter is bound to while that one is open; None for none."""
         return None
 
     def n_unread(self, seq: int) -> int:
-        """How many tokens of the sequence it has to process before its next draft.
+        """The number of the sequence's tokens that it has to process before its next draft.
 
         For drafters that do not process a text as it is committed: that draft takes longer, and
         its time says nothing about the cost of drafts.
@@ -374,28 +374,28 @@ class Drafter(Closeable):
     # ---- a state that outlasts a request
 
     def resume_at(self, seq: int, n_keep: int) -> int:
-        """After how many of the first n_keep tokens it can resume; commit() repeats the rest."""
+        """How many of the first n_keep tokens it resumes after; commit() repeats the rest."""
         return n_keep
 
     def save(self, seq: int) -> bytes | None:
-        """Its state of a sequence, for restore(); None if it is to be told the tokens again."""
+        """The state of a sequence, for restore(); None if the drafter needs the tokens again."""
         return None
 
     def restore(self, seq: int, data: bytes) -> int:
-        """Puts back what save() gave; returns how many tokens it knows of the sequence now."""
+        """Restores a state of save(); returns the number of tokens that it now knows."""
         return 0
 
     # ---- for people
 
     def passes_on_to(self) -> object:
-        """The drafter or callable inside, to which this one passes calls on; None for nothing.
+        """The wrapped drafter or callable, to which this one passes calls; None for none.
 
         Where this one's code is the package's, a failure is blamed on the code inside.
         """
         return None
 
     def _lacks(self, one: str, many: str, what: str) -> str:
-        """What to call in the place of a form for one sequence that the class does not have."""
+        """The message for a missing one-sequence method: the method to call in its place."""
         name = type(self).__name__
         if not overrides(self, many, Drafter):
             return f"{name} has neither {one}() nor {many}()"
@@ -415,20 +415,20 @@ class Drafter(Closeable):
 
     @property
     def is_closed(self) -> bool:
-        """Whether close() was called, for drafters that cannot be used again then."""
+        """Whether close() was called, for drafters that cannot be used after it."""
         return False
 
     def close(self) -> None:
-        """Frees what it holds. May be called twice."""
+        """Frees its resources. May be called twice."""
 
 
 def overrides(drafter: Drafter, method: str, base: type[Drafter]) -> bool:
-    """Whether a drafter has a method of its own, by its class or itself, in place of its base's."""
+    """Whether a drafter or its class overrides a method of the base."""
     return getattr(getattr(drafter, method), "__func__", None) is not getattr(base, method)
 
 
 def check_proposes(drafter: Drafter) -> None:
-    """Raises unless a drafter can be asked.
+    """Raises unless the drafter has propose() or propose_one().
 
     Raises:
         ArgumentError: its class has neither propose_one() nor propose(), and max_draft does not
@@ -445,7 +445,7 @@ def check_proposes(drafter: Drafter) -> None:
 
 
 def _each(items: Iterable[Any], call: Callable[[Any], None]) -> dict[int, Exception]:
-    """Calls for every item; the errors by sequence."""
+    """Calls a function for every item; collects the errors by sequence."""
     errors: dict[int, Exception] = {}
     for item in items:
         try:
@@ -466,4 +466,4 @@ class NoDrafter(Drafter):
         return [NO_DRAFT] * len(requests)
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """Needs nothing."""
+        """Ignores the tokens."""

@@ -1,4 +1,4 @@
-"""Drafts of a head that reads pairs of a token and a row, one drafted token after the other.
+"""Drafts with a head that reads pairs of a token and a row, one token per step.
 
 Pairs with a row of the target stay in the head's memory. Those with a row of its own are guesses:
 they are forgotten before the next draft, the accepted ones too, since the target's row is better.
@@ -28,10 +28,10 @@ from pyllama_spec.engine.distribution import Distribution
 
 
 class ChainMemory(RowMemory):
-    """The pairs of all sequences, in the context of a head."""
+    """The pairs of all sequences, in a head's context."""
 
     def ask(self, seqs: Iterable[int]) -> dict[int, Choice]:
-        """Feeds what waits, and says what follows the last pair of each sequence."""
+        """Feeds the waiting pairs; returns the guess after the last pair of each sequence."""
         wanted = sorted(seqs)
         self.note_asked(len(wanted))
         for seq in wanted:
@@ -50,10 +50,10 @@ class ChainMemory(RowMemory):
 
 
 class Asked(DraftMemory, Protocol):
-    """A memory that says what follows a text."""
+    """A memory that predicts the next token of a text."""
 
     def ask(self, seqs: Iterable[int]) -> Mapping[int, Choice]:
-        """Feeds what waits, and says what follows the text of each sequence."""
+        """Feeds the waiting tokens; returns the guess after the text of each sequence."""
         ...
 
     def n_fed(self, seq: int) -> int:
@@ -61,7 +61,7 @@ class Asked(DraftMemory, Protocol):
         ...
 
     def decode(self, batch: Batch) -> None:
-        """A decode of the draft."""
+        """Runs a decode of the draft."""
         ...
 
 
@@ -70,7 +70,7 @@ _Pairs = TypeVar("_Pairs", bound=Asked)
 
 @dataclass(slots=True)
 class Chain:
-    """A draft in progress: the drafted tokens, and the head's next choice; None for none."""
+    """A draft in progress: the drafted tokens, and the head's next choice or None."""
 
     request: DraftRequest
     position: int
@@ -85,16 +85,16 @@ class Chain:
 
     @property
     def seq(self) -> int:
-        """Whose it is."""
+        """The sequence's id."""
         return self.request.seq
 
 
 class ChainDrafter(ModelDrafter[_Pairs]):
-    """Drafts with a head, in a chain: each token of a draft is a call.
+    """Drafts with a head in a chain: each drafted token costs a call.
 
     Args:
         max_draft: the most tokens to draft at once.
-        how: as of ModelDrafter.
+        how: see ModelDrafter.
 
     """
 
@@ -108,7 +108,7 @@ class ChainDrafter(ModelDrafter[_Pairs]):
     def open_head(
         self, target: Context, *, is_own: bool = False, n_lanes: int = 1
     ) -> tuple[Context, int]:
-        """The head's context with room for as many pairs as the target has tokens, and for guesses.
+        """Opens the head's context, with room for the target's tokens and for guesses.
 
         Args:
             target: the target's.
@@ -147,7 +147,7 @@ class ChainDrafter(ModelDrafter[_Pairs]):
         return decode
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """Feeds the pairs that were committed since the last draft, and drafts from the last ones.
+        """Feeds the pairs committed since the last draft, then drafts.
 
         One call of the head feeds all sequences, and one more drafts each further token of all.
 
@@ -171,13 +171,13 @@ class ChainDrafter(ModelDrafter[_Pairs]):
         return [drafts.get(request.seq, NO_DRAFT) for request in requests]
 
     def go_on(self, going: list[Chain], errors: dict[int, Exception]) -> None:
-        """Drafts the further tokens of the chains that continue; notes what fails, by sequence."""
+        """Drafts the next tokens of the continuing chains; notes errors by sequence."""
         while going:
             self.step_all(going)
             going = passed(going, self.extend, errors)
 
     def extend(self, chain: Chain) -> bool:
-        """Appends the chosen token to the draft; returns whether another one is wanted."""
+        """Appends the chosen token to the draft; returns whether to draft another one."""
         choice = chain.choice
         if choice is None or not choice.ids:
             return False
@@ -195,7 +195,7 @@ class ChainDrafter(ModelDrafter[_Pairs]):
         return len(chain.ids) < min(chain.request.n_requested, self.max_draft)
 
     def step_all(self, chains: Sequence[Chain]) -> None:
-        """Feeds each chain its newest token with the head's own row of it."""
+        """Feeds each chain its newest token with the head's own row for it."""
         pairs, step = self.memory_or_fail(), self._step
         step.clear()
         for chain in chains:

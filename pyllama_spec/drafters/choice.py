@@ -1,4 +1,4 @@
-"""A draft model's candidates for one place, and the choice among them."""
+"""The candidates of a draft model for one position, and the choice among them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyllama_spec.errors import EngineError
 
 @dataclass(slots=True)
 class Choice:
-    """The model's candidates for one place.
+    """The draft model's candidates for one position.
 
     Attributes:
         ids: the likeliest tokens, as ids of the target, likeliest first.
@@ -50,7 +50,7 @@ def choose(choice: Choice, prior: TokenPrior | None, drafted: Sequence[int]) -> 
     """
     token, p = choice.ids[0], choice.p[0]
     if math.isnan(p):
-        raise EngineError("the draft computed NaN: rows of the target, or its own weights, have")
+        raise EngineError("the draft computed NaN: the target's rows or its own weights are NaN")
     # A token that was drawn stays what it is: others have no say in it.
     votes = () if prior is None or choice.drawn_from is not None else prior(drafted)
     if not votes:

@@ -1,4 +1,4 @@
-"""What a draft's weights tell of its cost and quality, before anything is drafted."""
+"""The cost and quality of a draft, estimated from its weights before it drafts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEW_BITS = 6
 
 
 def step_share(draft: Model, target: Model) -> float:
-    """The cost of a drafted token over a row of the target, by the weights that each reads.
+    """The cost of a drafted token relative to a target row, by the weights that each reads.
 
     Where weights are read from memory as fast as they come, that is the ratio of their times; a
     type that is expensive to unpack makes it larger.
@@ -27,7 +27,7 @@ def step_share(draft: Model, target: Model) -> float:
 
 
 def head_share(head: Model, target: Model, n_choices: int | None = None) -> float:
-    """The cost of a step of a head over a row of the target, by the weights that each reads.
+    """The cost of a head's step relative to a target row, by the weights that each reads.
 
     Args:
         head: EAGLE-3, or a model with MTP heads, of which a step takes one.
@@ -65,7 +65,7 @@ def weight_bytes(model: Model) -> tuple[int, str]:
 
 
 def type_of_weights(model: Model) -> MainType | None:
-    """The type of most of its weights; None where the file does not say."""
+    """The type of most weights; None if the file does not tell."""
     try:
         return main_type(model.path)
     except ModelLoadError:
@@ -73,12 +73,12 @@ def type_of_weights(model: Model) -> MainType | None:
 
 
 def note_of_few_bits(what: str, kind: str, bits: float, less: str) -> str:
-    """The remark in results on a draft whose weights have few bits; "" for others.
+    """A remark on a draft with low-bit weights, for results; "" for others.
 
     Args:
         what: as in "the head".
         kind: the type of its weights.
-        bits: of one of them.
+        bits: the bits of one of them.
         less: what that may cost.
 
     """

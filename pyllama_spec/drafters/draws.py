@@ -1,4 +1,4 @@
-"""How a request has a draft drawn at random: from the draft's own distribution, with its own cuts.
+"""Random draws of a request's drafts: from the draft's distribution, with the request's cuts.
 
 TokenDraws are for rejection sampling. What it verifies has to be drawn so, and handed out with its
 distribution. Two rules keep the text's distribution that of the target. Whether a place is drafted
@@ -29,11 +29,11 @@ _CUTS = (
 
 
 class TokenDraws:
-    """The random numbers of one request, and the cuts that its drafts are drawn behind.
+    """The random numbers of one request, and the sampler cuts of its drafts.
 
     Args:
-        params: of the request, with a temperature above 0.
-        seed: of the random numbers. They are not those of the target's sampler.
+        params: the parameters of the request, with a temperature above 0.
+        seed: the seed of the random numbers. They are not those of the target's sampler.
 
     Attributes:
         verifies_all: whether all that was drawn has to be verified, with its distributions.
@@ -49,7 +49,7 @@ class TokenDraws:
         self._sampler: Sampler | None = None
 
     def uniform(self) -> float:
-        """The next random number: from 0 to 1, without 1."""
+        """The next random number, in [0, 1)."""
         return self._random.random()
 
     def begin(self) -> None:
@@ -69,7 +69,7 @@ class TokenDraws:
         return q.draw(self.uniform()), q.largest
 
     def distribution(self, context: Context, row: int) -> Distribution:
-        """What a draft model says of a row of its last batch, behind the request's cuts.
+        """The draft model's distribution at a row of its last batch, after the request's cuts.
 
         Raises:
             PyllamaSpecError: the row has no logits, or some of them are NaN.
@@ -82,7 +82,7 @@ class TokenDraws:
         return self._sampler.distribution(context, row)
 
     def close(self) -> None:
-        """Frees what draws. May be called twice; it can be used again."""
+        """Frees the sampler. May be called twice; the object can be used again."""
         if self._sampler is not None:
             self._sampler.close()
             self._sampler = None

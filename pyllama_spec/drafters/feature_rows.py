@@ -1,4 +1,4 @@
-"""The target's rows that a drafter keeps: the newest ones of a sequence, by position."""
+"""Feature rows that a drafter keeps: the newest of a sequence, by position."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class FeatureRows:
         return self._buffer[first - self.start : end - self.start]
 
     def holds(self, position: int) -> bool:
-        """Whether the row of a position is here."""
+        """Whether it has the row of a position."""
         return self.start <= position < self.end
 
     def truncate(self, end: int) -> None:
@@ -89,7 +89,7 @@ class FeatureRows:
                 self._buffer = self._buffer[: max(n, 16)].copy()
 
     def copy(self) -> FeatureRows:
-        """Rows of its own that are equal to these."""
+        """An independent copy of the rows."""
         out = FeatureRows(self.n_features)
         if self.end > self.start:
             out.append(self.start, [self.view(self.start, self.end)])

@@ -8,7 +8,7 @@ from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, Draf
 
 
 class GrammarOnly(Drafter):
-    """Proposes nothing itself; with any drafter the round drafts forced text.
+    """Proposes nothing; the round itself drafts the text that a grammar forces.
 
     Args:
         max_draft: the most tokens of a draft.
@@ -26,4 +26,4 @@ class GrammarOnly(Drafter):
         return [NO_DRAFT] * len(requests)
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """Needs nothing."""
+        """Ignores the tokens."""

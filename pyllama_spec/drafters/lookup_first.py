@@ -1,4 +1,4 @@
-"""A lookup in front of a draft model: where the text repeats itself, no model is needed.
+"""A lookup before a draft model: copies where the text repeats itself, without the model.
 
 A small head reads the text through one layer of attention and loses the thread of a long copy; an
 index of the text's own n-grams never does. So where the text's last tokens occurred before, the
@@ -49,7 +49,7 @@ _REACH = 1 << 15
 
 
 class NgramPrior:
-    """What n-grams say of the token after a text and what has been drafted after it.
+    """Votes of n-grams on the next token after a text and its drafted tokens.
 
     Args:
         read_text: gives the end of the text, [n]; called once, when a vote is first asked for.
@@ -65,7 +65,7 @@ class NgramPrior:
         self._tail: list[int] = []
 
     def __call__(self, drafted: Sequence[int]) -> list[Vote]:
-        """One vote of the table, and one of the text, where they have any."""
+        """At most one vote of the table and one of the text."""
         if self._text is None:
             self._text = self._read_text()
             self._tail = self._text[-MAX_CONTEXT:].tolist()
@@ -83,7 +83,7 @@ class NgramPrior:
 
 
 class LookupFirst(DrafterWrapper):
-    """Proposes what followed where the text ended as it does now; elsewhere asks a draft model.
+    """Proposes a lookup hit where there is one; elsewhere asks the draft model.
 
     Args:
         drafter: the draft model. It is closed with this.
@@ -116,22 +116,22 @@ class LookupFirst(DrafterWrapper):
         self.table = table
 
     def check(self, target: Model) -> None:
-        """As the model, and as what copies."""
+        """Checks the model and the lookup."""
         self.drafter.check(target)
         self._lookup.check(target)
 
     def attach(self, target: Context) -> None:
-        """As the model, and as what copies."""
+        """Attaches the model and the lookup."""
         self.drafter.attach(target)
         self._lookup.attach(target)
 
     def begin_request(self, seq: int, *, remember: bool, user: str) -> None:
-        """Passes it on to both."""
+        """Begins the request in the model and the lookup."""
         self._lookup.begin_request(seq, remember=remember, user=user)
         self.drafter.begin_request(seq, remember=remember, user=user)
 
     def end_request(self, seq: int) -> None:
-        """Passes it on to both."""
+        """Ends the request in the model and the lookup."""
         self._lookup.end_request(seq)
         self.drafter.end_request(seq)
 
@@ -140,7 +140,7 @@ class LookupFirst(DrafterWrapper):
         self.commit((done,))
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """Passes it on to both, and tells the draft memory where the model was wrong."""
+        """Commits to both, and tells the draft memory where the model was wrong."""
         self._lookup.commit(done)
         for one in done if self._guesses else ():
             pairs = zip(self._guesses.pop(one.seq, ()), one.tokens, strict=False)
@@ -154,7 +154,7 @@ class LookupFirst(DrafterWrapper):
         return self.propose((request,))[0]
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """A lookup hit where there is one; what the model drafts for all the others together."""
+        """Lookup hits where there are any; the model drafts all other requests together."""
         if len(requests) == 1 and requests[0].lookup_only:
             draft = self._lookup.propose_one(requests[0])
             self.n_lookups += bool(draft.ids)
@@ -182,19 +182,19 @@ class LookupFirst(DrafterWrapper):
         return NgramPrior(partial(self._lookup.newest, request.seq, _REACH), self.table)
 
     def truncate(self, seq: int, n_keep: int) -> None:
-        """Passes it on to both."""
+        """Truncates the sequence in both."""
         self._guesses.pop(seq, None)
         self._lookup.truncate(seq, n_keep)
         self.drafter.truncate(seq, n_keep)
 
     def copy(self, seq: int, to: int) -> None:
-        """Passes it on to both."""
+        """Copies the sequence in both."""
         self._guesses.pop(to, None)
         self._lookup.copy(seq, to)
         self.drafter.copy(seq, to)
 
     def save(self, seq: int) -> bytes | None:
-        """The state of both for a sequence; None where the model has nothing to save."""
+        """The state of both for a sequence; None if the model has none to save."""
         state = self.drafter.save(seq)
         if state is None:
             return None
@@ -202,7 +202,7 @@ class LookupFirst(DrafterWrapper):
         return pack({}, [state, tokens.tobytes()])
 
     def restore(self, seq: int, data: bytes) -> int:
-        """Puts back what save() gave.
+        """Restores a state of save().
 
         Returns:
             The number of tokens that both know of the sequence now.
@@ -227,13 +227,13 @@ class LookupFirst(DrafterWrapper):
         return found if store is None else {**found, "store": store}
 
     def close(self) -> None:
-        """Closes the model and frees the index."""
+        """Closes the model and the lookup."""
         self._lookup.close()
         self.drafter.close()
 
 
 def _copies(max_draft: int, min_ngram: int) -> PromptLookup | Suffix:
-    """What copies from the text itself where at least min_ngram tokens are the same."""
+    """A lookup in the text itself, for matches of at least min_ngram tokens."""
     from pyllama_spec.drafters.suffix import can_look_up, copies_beside
 
     if can_look_up(min_ngram):
@@ -244,7 +244,7 @@ def _copies(max_draft: int, min_ngram: int) -> PromptLookup | Suffix:
 
 
 def _what_followed(text: npt.NDArray[np.int32], tail: Sequence[int]) -> tuple[int, int] | None:
-    """What followed in a text where it last ended like this, in as many tokens as can be.
+    """The token after the newest place with the longest match, and the match's length.
 
     Args:
         text: [n] the text.

@@ -1,4 +1,4 @@
-"""A drafter that computes with a model of its own, beside the target and on its threads."""
+"""A drafter with a model of its own, which runs beside the target on its threads."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class _HasTokens(Protocol):
 
 
 class DraftMemory(Protocol):
-    """What a draft's context was fed, of each sequence."""
+    """The tokens and rows that a draft's context was fed, by sequence."""
 
     context: Context
     n_calls: int
 
     def of(self, seq: int) -> _HasTokens:
-        """What is known of a sequence."""
+        """The memory of a sequence."""
         ...
 
     def commit(self, done: Sequence[Committed]) -> None:
@@ -58,11 +58,11 @@ class DraftMemory(Protocol):
         ...
 
     def save(self, seq: int, fingerprint: str) -> bytes:
-        """The state of a sequence, for restore() with the same fingerprint."""
+        """The state of a sequence, for restore() with an equal fingerprint."""
         ...
 
     def restore(self, seq: int, data: bytes, fingerprint: str) -> int:
-        """Puts back what save() gave; returns the number of tokens."""
+        """Restores a state of save(); returns the number of tokens."""
         ...
 
 
@@ -78,7 +78,7 @@ _Item = TypeVar("_Item", bound=_HasSeq)
 
 
 class ModelDrafter(Drafter, Generic[_Memory]):
-    """What drafts of every architecture share: the model, its context, and the tokens it was fed.
+    """The common part of drafters with a model: the model, its context, and the fed tokens.
 
     Args:
         model: the draft, or the path of its GGUF; None for the target itself, once it is known.
@@ -141,7 +141,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self._fingerprint = ""  # what tells its saved states from those of another draft
 
     def load(self, path: Any, **how: Any) -> Model:
-        """The model of a draft that is given as a path."""
+        """Loads the model of a draft that is given as a path."""
         return Model(path, **how)
 
     def _check_kind(self, model: Model, kind: str) -> None:
@@ -151,17 +151,17 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             raise ArgumentError(f"{model.path.name} {why}")
 
     def why_not(self, model: Model, kind: str) -> str:
-        """Why a model is none that this drafts with; "" if it is one."""
+        """The reason why this drafter cannot use a model; "" if it can."""
         arch = model.info.arch
         return "" if arch == self.name else f"is of kind {arch!r}, not {kind}"
 
     def layers_read(self) -> tuple[int, ...]:
-        """The layer inputs that the draft reads of the target."""
+        """The target layers whose inputs the draft reads."""
         return self.model.target_layers
 
     @property
     def model(self) -> Model:
-        """The draft.
+        """The draft model.
 
         Raises:
             ArgumentError: it is the target itself, and attach() has not said which one.
@@ -172,20 +172,20 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         return self._model
 
     def ngram_arrays(self) -> NgramArrays | None:
-        """Of a draft whose file has an n-gram table: its arrays; see Model.ngram_arrays()."""
+        """The n-gram table's arrays in the draft's file; see Model.ngram_arrays()."""
         return None if self._model is None else self._model.ngram_arrays()
 
     def check(self, target: Model) -> None:
-        """Raises unless the draft was made for the target, with the first difference."""
+        """Raises with the first difference if the draft was made for another target."""
         self.model.check_draft_of(target)
 
     @property
     def attached_to(self) -> Context | None:
-        """The target whose threads it shares."""
+        """The target whose threads the draft shares."""
         return self._target
 
     def attach(self, target: Context) -> None:
-        """Opens the draft's context beside the target's, whose threads it shares.
+        """Opens the draft's context, which shares the target's threads.
 
         Raises:
             ArgumentError: the draft was made for another target, with the first difference.
@@ -214,7 +214,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self, target: Context, n_window: int, n_guesses: int, n_batch: int, n_outputs: int,
         *, n_lanes: int = 1, is_head: bool = False,
     ) -> Context:  # fmt: skip
-        """A context of the draft beside the target's.
+        """Opens a context of the draft beside the target's.
 
         Args:
             target: the target's.
@@ -239,7 +239,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         )  # fmt: skip
 
     def choose_among_part(self, context: Context, target: Context, step: Step) -> None:
-        """Lets it choose among a part of the vocabulary, where that was asked for or is cheaper.
+        """Limits the draft's choice to a part of the vocabulary, if asked for or cheaper.
 
         Args:
             context: its own, empty. It is closed where this fails.
@@ -255,7 +255,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
     @property
     def n_choices(self) -> int:
-        """How many ids of the vocabulary it chooses among.
+        """The number of ids that the draft chooses among.
 
         All of the model's where it has a smaller vocabulary of its own (d2t) and uses no part.
         """
@@ -322,11 +322,11 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
     @property
     def n_calls(self) -> int:
-        """How many decodes of the draft were made since attach()."""
+        """The number of the draft's decodes since attach()."""
         return 0 if self._memory is None else self._memory.n_calls
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """Notes tokens and their rows. Those of a prompt are fed; others wait for propose().
+        """Notes tokens and their rows. Feeds those of a prompt; others wait for propose().
 
         It can choose the tokens from now on, where it chooses among a part of the vocabulary.
         """
@@ -335,7 +335,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self.memory_or_fail().commit(done)
 
     def can_draft(self, request: DraftRequest) -> bool:
-        """Whether anything is wanted, and there is a row to draft from.
+        """Whether tokens are requested and there is a row to draft from.
 
         Raises:
             ArgumentError: the request is not of the text that was committed.
@@ -346,12 +346,13 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             return False
         if tokens[-1] != request.tokens[-1]:
             raise ArgumentError(
-                f"token {request.tokens[-1]} is pending, and {tokens[-1]} was committed last"
+                f"token {request.tokens[-1]} is pending, but {tokens[-1]} was committed last: "
+                "commit every token before a request"
             )
         return True
 
     def n_unread(self, seq: int) -> int:
-        """Tokens that a small model has not processed, and rows that wait in a paused head."""
+        """The tokens that a small model has not processed, or a paused head's waiting rows."""
         return self.memory_or_fail().n_unread(seq)
 
     def resume_at(self, seq: int, n_keep: int) -> int:
@@ -359,20 +360,20 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         return self.memory_or_fail().resume_at(seq, n_keep)
 
     def truncate(self, seq: int, n_keep: int) -> None:
-        """Keeps what belongs to the first n_keep tokens."""
+        """Keeps the part of the first n_keep tokens."""
         if self._memory is not None:
             self._memory.truncate(seq, n_keep)
 
     def copy(self, seq: int, to: int) -> None:
-        """Lets `to` begin as a copy of `seq`."""
+        """Starts `to` as a copy of `seq`."""
         self.memory_or_fail().copy(seq, to)
 
     def save(self, seq: int) -> bytes:
-        """What it knows of a sequence, for restore() of a draft with the same file and settings."""
+        """The state of a sequence, for restore() of a draft with the same file and settings."""
         return self.memory_or_fail().save(seq, self._fingerprint)
 
     def restore(self, seq: int, data: bytes) -> int:
-        """Puts back what save() gave.
+        """Restores a state of save().
 
         Returns:
             The number of tokens that it knows of the sequence now.
@@ -394,7 +395,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             self.note = f"{self.note}; {text}" if self.note else text
 
     def describe(self) -> dict[str, Any]:
-        """Its file, its sizes, where it lies, how many ids it chooses among, what it reads."""
+        """The draft's file, sizes, devices, number of choices, and target layers."""
         info = self.model.info
         return {
             "path": str(self.model.path),
@@ -426,7 +427,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
 
 def add_lookup(draft: ModelDrafter[Any], options: DraftOptions) -> Drafter:
-    """The draft with lookups and n-grams beside it, unless options.lookup is 0.
+    """Adds lookups and n-grams to the draft, unless options.lookup is 0.
 
     Raises:
         ModelLoadError: the n-gram table of its file is broken. The draft is closed then.
@@ -453,7 +454,7 @@ def add_lookup(draft: ModelDrafter[Any], options: DraftOptions) -> Drafter:
 def passed(
     items: Sequence[_Item], can_go_on: Callable[[_Item], bool], errors: dict[int, Exception]
 ) -> list[_Item]:
-    """The ones that can continue; an exception is recorded for its sequence alone."""
+    """The sequences that can continue; records an exception for its sequence alone."""
     out: list[_Item] = []
     for item in items:
         try:

@@ -1,4 +1,4 @@
-"""What follows the last few tokens, counted: an n-gram table beside a draft's head.
+"""An n-gram table beside a draft's head: the likeliest next token by the last few tokens.
 
 A head of one layer learns slowly what a count knows at once: that "as" follows "as well". The
 table holds, for contexts of one to five tokens, the likeliest next one and its probability; what
@@ -24,7 +24,7 @@ P_SCALE = 127.0
 
 
 def context_keys(newest_first: Iterable[int]) -> list[int]:
-    """The keys of the contexts that end with the same token, the shortest first.
+    """The keys of the contexts that end with the same token, shortest first.
 
     A key is the upper half of a 64-bit hash, a polynomial in the ids plus one.
 
@@ -45,20 +45,20 @@ def context_keys(newest_first: Iterable[int]) -> list[int]:
 def extend_hashes(
     hashes: npt.NDArray[np.uint64], tokens: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.uint64]:
-    """The hashes of many contexts with one token more, further back: context_keys() for arrays."""
+    """Extends the hashes of many contexts by one earlier token: context_keys() for arrays."""
     out: npt.NDArray[np.uint64] = hashes * np.uint64(_STEP) + tokens + np.uint64(1)
     return out
 
 
 def keys_of(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
-    """The keys of many hashes."""
+    """The keys of hashes."""
     mixed: npt.NDArray[np.uint64] = hashes * np.uint64(_FINAL)
     keys: npt.NDArray[np.uint32] = (mixed >> np.uint64(32)).astype(np.uint32)
     return keys
 
 
 class NgramTable:
-    """The table.
+    """A table of n-gram contexts and their likeliest next tokens.
 
     Args:
         keys: [n] uint32, rising: of the contexts.
@@ -101,7 +101,7 @@ class NgramTable:
         return len(self.keys)
 
     def find(self, tokens: Sequence[int]) -> tuple[int, float] | None:
-        """What follows the longest known context that the tokens end with.
+        """The entry of the longest known context that the tokens end with.
 
         Returns:
             The likeliest next token and its probability; None if not even the last token is known.

@@ -1,4 +1,4 @@
-"""What is said of a draft beside its name or file."""
+"""The options of a draft beside its name or file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyllama_spec.errors import ArgumentError, shown
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """The options of a drafter that is made from a name or a file.
+    """The options of a drafter that a name or a file gives.
 
     Attributes:
         max_draft: the most tokens to draft per round; None for the kind's own number.
@@ -28,7 +28,7 @@ class DraftOptions:
         n_gpu_layers: layers of the draft's file on the GPU.
         progress: called with 0.0 .. 1.0 while a file is loaded.
         devices: names of the devices that may have them; None for all.
-        rpc_servers: as of Model.
+        rpc_servers: see Model.
         memory: the file of a store that copies are looked up in and requests remembered; None for
             none.
         is_adaptive: a controller ends drafts where they do not pay, so that the kind's own number
@@ -60,7 +60,7 @@ class DraftOptions:
         if self.memory is not None:
             instance(self.memory, (str, os.PathLike), "draft_memory", "; give the path of a file")
             if not os.fspath(self.memory):
-                raise ArgumentError('draft_memory="" is not a file name; None is no store')
+                raise ArgumentError('draft_memory="" is not a file name; give None for no store')
             if self.lookup == 0:
                 raise ArgumentError(
                     f"draft_memory={shown(os.fspath(self.memory))} needs a draft that looks texts "
@@ -70,7 +70,7 @@ class DraftOptions:
             count(self.n_ctx, "draft_n_ctx", 1)
 
     def of_file(self) -> dict[str, Any]:
-        """What every drafter with a file takes of them, as its keywords."""
+        """The options that every drafter with a file takes, as keywords."""
         return {
             "n_ctx": self.n_ctx,
             "p_min": self.p_min or 0.0,
@@ -81,7 +81,7 @@ class DraftOptions:
         }
 
     def length(self, own: int, adaptive: int) -> int:
-        """The most tokens to draft: as many as were asked for, else the kind's own number.
+        """The maximum number of tokens to draft: the requested one, else the kind's default.
 
         Args:
             own: of the kind.
@@ -99,13 +99,13 @@ def draft_place(
     devices: Sequence[str] | None,
     rpc_servers: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """Where a draft's file lies beside its target, as keywords of DraftOptions.
+    """The devices of a draft's layers, as keywords of DraftOptions.
 
     Args:
         n_gpu_layers: of the target.
         draft_gpu_layers: of the draft; None for the target's, and for none beside servers: a step
             of a draft is short, and at home here.
-        devices: of the target.
+        devices: the devices of the target.
         rpc_servers: of the target.
 
     """

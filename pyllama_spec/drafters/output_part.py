@@ -1,4 +1,4 @@
-"""A part of the vocabulary for a draft to choose from: its last product is its most expensive part.
+"""Lets a draft choose among a part of the vocabulary: the output product costs most.
 
 Rows of the output matrix for some thousand ids lie in slots beside the model. At first they are
 those of the lowest ids, which in vocabularies of merged bytes are the commonest texts, and of the
@@ -51,7 +51,7 @@ Step = Callable[[int], None]
 
 
 class OutputRows:
-    """Rows of the output matrix, as they lie in the model's file.
+    """Rows of the output matrix, as stored in the model's file.
 
     Args:
         path: the file.
@@ -71,7 +71,7 @@ class OutputRows:
         self._offset = read_table(path).tensors[name].offset
 
     def read(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
-        """Their rows.
+        """Reads rows of the matrix.
 
         Returns:
             [n, row_bytes] uint8.
@@ -100,19 +100,19 @@ class OutputRows:
 
 
 class DraftIds:
-    """Which ids have a slot, and whether the draft chooses among them or among all ids.
+    """The ids that have a slot, and whether the draft chooses among them or among all ids.
 
     Args:
-        context: the draft's, with so many slots.
-        target: whose tokens the ids are.
-        rows: where their rows are read.
-        n_slots: how many.
+        context: the draft's context, with n_slots slots.
+        target: the target, whose tokens the ids are.
+        rows: reads the rows of the output matrix.
+        n_slots: the number of slots.
 
     Raises:
         OSError: the file cannot be read.
 
     Attributes:
-        missing: the share of the tokens that the target chose lately which had no slot then.
+        missing: the share of the target's recent choices that had no slot.
         in_use: whether the draft chooses among them.
 
     """
@@ -133,14 +133,14 @@ class DraftIds:
 
     @property
     def n_slots(self) -> int:
-        """How many ids have one."""
+        """The number of ids with a slot."""
         return len(self._slots)
 
     def __contains__(self, id_: int) -> bool:
         return id_ in self._slots
 
     def count(self, chosen: Iterable[int]) -> None:
-        """Counts how many of the target's choices had a slot, before they get one."""
+        """Counts the target's choices that have a slot; call it before see()."""
         for id_ in chosen:
             self.missing += ((id_ not in self._slots) - self.missing) / _N_COUNTED
             self._n_away += not self.in_use
@@ -173,7 +173,7 @@ class DraftIds:
         self._put(list(self._slots), list(self._slots.values()))
 
     def see(self, ids: Iterable[int]) -> None:
-        """Gives slots to the ids of a text.
+        """Assigns slots to the ids of a text.
 
         Raises:
             OSError: the file cannot be read any more.
@@ -204,7 +204,7 @@ class DraftIds:
 def reduced_output(
     context: Context, n_slots: int | None, target: Model, step: Step
 ) -> DraftIds | None:
-    """Lets the draft of a context choose among a part of the vocabulary, where that is cheaper.
+    """Limits the draft's choice to a part of the vocabulary, where that is cheaper.
 
     Args:
         context: the draft's, empty.
@@ -265,7 +265,7 @@ def _with_slots(context: Context, n_slots: int, target: Model) -> DraftIds:
 
 
 def _step_s(context: Context, step: Step) -> float:
-    """Seconds of a step, the shortest of a few."""
+    """The seconds of a step, the minimum of a few."""
     took = []
     for i in range(_N_STEPS):
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed where the text's last tokens occurred before.
+"""Prompt lookup: copies the tokens after an earlier occurrence of the last tokens.
 
 The idea is that of Saxena's "prompt lookup decoding" (2023): answers repeat the prompt and
 themselves. Here every n-gram of the committed tokens is indexed when its token is committed, so
@@ -65,7 +65,7 @@ class _History:
 
 
 class PromptLookup(Drafter):
-    """Proposes what followed the longest suffix of the text that occurred before.
+    """Proposes the tokens after an earlier occurrence of the text's longest repeated suffix.
 
     The defaults are those with which a copy task is fastest on a CPU: a verify batch of 8 rows is
     still cheap there, and suffixes of two tokens are found too often by chance.
@@ -87,13 +87,13 @@ class PromptLookup(Drafter):
         max_ngram = count(max_ngram, "max_ngram", 1, _MAX_NGRAM)
         min_ngram = count(min_ngram, "min_ngram", 1)
         if min_ngram > max_ngram:
-            raise ArgumentError(f"need 1 <= min_ngram <= max_ngram, not {min_ngram}, {max_ngram}")
+            raise ArgumentError(f"min_ngram={min_ngram} is above max_ngram={max_ngram}; lower it")
         self.max_draft = count(max_draft, "max_draft", 1)
         self._sizes = tuple(range(max_ngram, min_ngram - 1, -1))
         self._sequences: defaultdict[int, _History] = defaultdict(_History)
 
     def tokens(self, seq: int) -> list[int]:
-        """The tokens that it holds of a sequence."""
+        """The tokens of a sequence."""
         return list(self._sequences[seq].tokens)
 
     def newest(self, seq: int, n: int) -> npt.NDArray[np.int32]:
@@ -111,10 +111,10 @@ class PromptLookup(Drafter):
         history.index_up_to(len(history.tokens) - 1, self._sizes)
 
     def note_miss(self, seq: int, at: int) -> None:
-        """Notes that a draft model was wrong at a place; this drafter has no use for it."""
+        """Ignores a draft model's miss."""
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """Proposes what followed the text's longest repeated suffix.
+        """Proposes the tokens after the text's longest repeated suffix.
 
         A continuation that reaches the end of the text continues with its own beginning, so that a
         repetition with a short period is proposed at full length.
@@ -150,7 +150,7 @@ class PromptLookup(Drafter):
 
 
 def _match_length(tokens: array[int], start: int, size: int) -> int:
-    """How many tokens before `start` equal those at the text's end; `size` are known to.
+    """The number of equal tokens before `start` and the text's end; at least `size` are equal.
 
     Longer matches than _MAX_MATCH are not told apart.
     """

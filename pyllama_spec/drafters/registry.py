@@ -88,7 +88,7 @@ def kinds() -> tuple[str, ...]:
 
 
 def known_drafts() -> str:
-    """The list of drafters, for a message about something that is none."""
+    """The known drafters, for the message about an unknown one."""
     return (
         f"what drafts is a GGUF of a draft ({', '.join(_KINDS)}) that was made for the target, or "
         f'of a smaller model, draft="{MTP}" for the head in the target\'s own file, '
@@ -97,17 +97,17 @@ def known_drafts() -> str:
 
 
 def is_draft(arch: str) -> bool:
-    """Whether files of an architecture draft for another model, and are no targets."""
+    """Whether files of an architecture are drafts for other models, not targets."""
     return arch in _KINDS or arch.startswith(tuple(_OTHER_DRAFTS))
 
 
 def needs_file(name: str) -> bool:
-    """Whether it is the path of a draft, and no drafter that is asked for by name."""
+    """Whether `draft=` is the path of a file, not a drafter's name."""
     return name not in _NAMED and name != AUTO
 
 
 def make_drafter(draft: object, options: DraftOptions) -> Drafter:
-    """The drafter that `draft=` means.
+    """The drafter of `draft=`.
 
     Args:
         draft: None, "none", "prompt-lookup", "suffix", "grammar", "mtp", the path of a GGUF, or a
@@ -115,9 +115,9 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
         options: for those that are made here.
 
     Raises:
-        ArgumentError: it is none of these, with a hint at what was meant, or an option is not for
+        ArgumentError: it is not one of these, with a suggestion, or an option is not for
             it, or its class proposes nothing.
-        ModelLoadError: the path is no readable GGUF.
+        ModelLoadError: the path is not a readable GGUF.
         UnsupportedError: this version has no drafter for the file.
 
     """
@@ -148,11 +148,11 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
 
 
 def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None) -> Drafter:
-    """Opens a draft's file, of whatever kind it is.
+    """Opens a draft's file of any kind.
 
     Raises:
         ArgumentError: there is no such file, and the text looks like a name.
-        ModelLoadError: it is no readable GGUF.
+        ModelLoadError: it is not a readable GGUF.
         UnsupportedError: this version has no drafter for its architecture.
 
     """
@@ -160,12 +160,12 @@ def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None
 
 
 def check_draft_file(path: str | os.PathLike[str]) -> None:
-    """Raises what open_draft() raises of a file's keys. Loads nothing."""
+    """Raises what open_draft() would raise for the file's keys. Loads nothing."""
     _opener_of(Path(path))
 
 
 def _opener_of(file: Path) -> Opener | str:
-    """What opens a draft's file; raises as open_draft()."""
+    """The function that opens a draft's file; raises as open_draft()."""
     if not file.exists() and file.suffix != ".gguf" and len(file.parts) == 1:
         names = (*_NAMED, AUTO)
         named = " nor ".join(f'"{name}"' for name in names)
@@ -197,10 +197,10 @@ def _opener_of(file: Path) -> Opener | str:
 
 
 def holds_head_alone(file: Path) -> bool:
-    """Whether a file has an MTP head and none of the layers before it.
+    """Whether a file has an MTP head and no layers before it.
 
     Raises:
-        ModelLoadError: it is no readable GGUF.
+        ModelLoadError: it is not a readable GGUF.
 
     """
     from pyllama_spec.gguf.reader import read_gguf
@@ -220,7 +220,7 @@ def _resolved(opener: Opener | str) -> Opener:
 
 
 def _hint(draft: object) -> str:
-    """What is wrong with a value of `draft=`."""
+    """The reason why a value of `draft=` is wrong."""
     if isinstance(draft, type):
         return f"draft={draft.__name__} is a class; give an object of it: {draft.__name__}()"
     if hasattr(draft, "create_completion"):

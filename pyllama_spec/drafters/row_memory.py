@@ -1,4 +1,4 @@
-"""What a draft model remembers of each sequence: the target's rows that it was fed."""
+"""The memory of a draft model: the target's rows that it was fed, by sequence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ReadLast = Callable[[int, int, bool], None]
 
 @dataclass(slots=True)
 class SequenceMemory:
-    """What is known of one sequence.
+    """The memory of one sequence.
 
     Attributes:
         tokens: x[0 ..], the last one pending.
@@ -56,7 +56,7 @@ class SequenceMemory:
     n_skipped: int = 0
 
     def pin(self) -> None:
-        """Keeps the last two rows, those of the end of a prompt."""
+        """Keeps the last two rows, which end a prompt."""
         for i in range(max(self.rows.end - 2, self.rows.start), self.rows.end):
             self.pinned[i] = self.rows.view(i, i + 1).copy()
         for i in sorted(self.pinned)[:-_KEEP_PINNED]:
@@ -73,7 +73,7 @@ class SequenceMemory:
 
 
 class RowMemory(ABC):
-    """The rows of all sequences that a draft's context was fed.
+    """The rows of all sequences in a draft's context.
 
     Args:
         context: the draft's.
@@ -104,7 +104,7 @@ class RowMemory(ABC):
 
     @property
     def is_paused(self) -> bool:
-        """Whether drafts are hardly ever asked for, and nothing is fed until one is.
+        """Whether drafts are rarely requested; rows are then fed only with a request.
 
         One of several heads never is: the later heads are asked less often than the first, and all
         of them need the same rows.
@@ -112,46 +112,46 @@ class RowMemory(ABC):
         return self._n_lanes == 1 and self._use < _PAUSE_BELOW
 
     def note_asked(self, n: int) -> None:
-        """Counts a round that asks for drafts of n sequences."""
+        """Counts a round that requests drafts of n sequences."""
         self._use = min(self._use + n * (1.0 - _KEEP_USE), 1.0)
 
     def n_unread(self, seq: int) -> int:
-        """How many rows of a sequence the next draft feeds first; 0 unless the draft is paused."""
+        """The rows of a sequence that the next draft feeds first; 0 unless the draft is paused."""
         s = self._sequences.get(seq)
         return self.n_ready(s) - s.n_fed if s is not None and self.is_paused else 0
 
     def lane_of(self, seq: int) -> int:
-        """The sequence of the draft's context that has a text's rows."""
+        """The sequence id of a text's rows in the draft's context."""
         return seq * self._n_lanes + self._lane
 
     @abstractmethod
     def n_ready(self, s: SequenceMemory) -> int:
-        """How many rows of a sequence could have been fed."""
+        """The number of a sequence's rows that can be fed, with those that were."""
 
     @abstractmethod
     def put(self, batch: Batch, seq: int, s: SequenceMemory, n: int, is_read: bool) -> None:
-        """Adds the next n rows of a sequence to a batch; the last one's output is read or not."""
+        """Adds a sequence's next n rows to a batch; `is_read` requests the last one's output."""
 
     def meet(self, seq: int, s: SequenceMemory, tokens: Sequence[int]) -> None:  # noqa: B027 - may do nothing
-        """Called before tokens are added to those of a sequence."""
+        """Called before tokens are appended to a sequence."""
 
     def of(self, seq: int) -> SequenceMemory:
-        """What is known of a sequence."""
+        """The memory of a sequence."""
         if seq not in self._sequences:
             self._sequences[seq] = SequenceMemory([], FeatureRows(self._n_features))
         return self._sequences[seq]
 
     def n_fed(self, seq: int) -> int:
-        """How many rows of a sequence were fed: the position of the first guess."""
+        """The number of a sequence's rows that were fed: the position of the first guess."""
         return self._sequences[seq].n_fed
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """Notes tokens and their rows. Those of a prompt are fed; others wait for feed()."""
+        """Notes tokens and their rows. Feeds those of a prompt; others wait for feed()."""
         self.note(done)
         self.feed_due(done)
 
     def note(self, done: Sequence[Committed]) -> None:
-        """Records tokens and their rows, and computes nothing."""
+        """Records tokens and their rows without computing."""
         for one in done:
             s = self.of(one.seq)
             self.meet(one.seq, s, one.tokens)
@@ -165,7 +165,7 @@ class RowMemory(ABC):
                 s.pin()
 
     def feed_due(self, done: Sequence[Committed]) -> None:
-        """Feeds what should not wait any longer of those that were noted."""
+        """Feeds the noted rows that are due."""
         if self.is_paused:
             for one in done:
                 self._drop_waiting(one.seq, self._sequences[one.seq])
@@ -175,7 +175,7 @@ class RowMemory(ABC):
             self.feed(due)
 
     def _drop_waiting(self, seq: int, s: SequenceMemory) -> None:
-        """Drops all but the newest rows where too many wait.
+        """Drops all but the newest waiting rows if too many wait.
 
         The draft's context drops what it was fed too: it cannot continue after a gap.
         """
@@ -186,12 +186,12 @@ class RowMemory(ABC):
             s.rows.keep_last(s.rows.end - s.n_fed + 1)
 
     def _is_due(self, s: SequenceMemory) -> bool:
-        """Whether rows should be fed now: more of the prompt follows, or they are too many."""
+        """Whether to feed rows now: more of the prompt follows, or too many wait."""
         is_in_prompt = s.rows.end >= len(s.tokens)
         return self.n_ready(s) - s.n_fed > (0 if is_in_prompt else self._batch.n_max)
 
     def feed(self, seqs: Iterable[int], read: ReadLast | None = None) -> None:
-        """Feeds all rows that are ready of some sequences.
+        """Feeds all rows of some sequences that are ready.
 
         Args:
             seqs: the sequences.
@@ -218,7 +218,7 @@ class RowMemory(ABC):
                 s.rows.keep_last(KEEP_ROWS)
 
     def _fill(self, left: list[int], is_read: bool) -> list[tuple[int, int, int | None]]:
-        """Fills the batch with rows of the first of these sequences.
+        """Fills the batch with rows of these sequences, in order.
 
         Returns:
             Of each that is in it: how many rows, and the batch's index of the last row of those
@@ -241,12 +241,12 @@ class RowMemory(ABC):
         return parts
 
     def decode(self, batch: Batch) -> None:
-        """A decode of the draft."""
+        """Runs a decode of the draft."""
         self.n_calls += 1
         self.context.decode(batch)
 
     def _make_room(self, seq: int, s: SequenceMemory, end: int) -> None:
-        """Forgets the oldest rows, so that all up to `end` fit the window."""
+        """Drops the oldest rows so that all rows up to `end` fit the window."""
         if end - s.first <= self._n_window:
             return
         # An eighth more, so that this is not done in every round.
@@ -280,11 +280,11 @@ class RowMemory(ABC):
 
     @property
     def n_seen(self) -> int:
-        """How many rows a draft sees at least, once the text is that long."""
+        """The minimum number of rows that a draft reads in a long text."""
         return self._n_window - self._n_window // 8
 
     def truncate(self, seq: int, n_keep: int) -> None:
-        """Keeps what belongs to the first n_keep tokens."""
+        """Keeps the rows of the first n_keep tokens."""
         s = self._sequences.get(seq)
         if s is None:
             return
@@ -297,19 +297,19 @@ class RowMemory(ABC):
             self.forget(seq)
 
     def roll_back(self, seq: int, s: SequenceMemory, n: int) -> None:
-        """Forgets all but the first n rows that were fed."""
+        """Drops all but the first n fed rows."""
         self.context.memory.rollback(self.lane_of(seq), n)
         s.n_fed = min(s.n_fed, n)
         s.first = min(s.first, s.n_fed)
         s.n_skipped = min(s.n_skipped, s.first)
 
     def forget(self, seq: int) -> None:
-        """Forgets a sequence."""
+        """Drops a sequence."""
         if self._sequences.pop(seq, None) is not None:
             self.context.memory.remove(self.lane_of(seq))
 
     def copy(self, seq: int, to: int) -> None:
-        """Lets `to` begin as a copy of `seq`."""
+        """Starts `to` as a copy of `seq`."""
         s = self.of(seq)
         self.forget(to)
         self.context.memory.copy(self.lane_of(seq), self.lane_of(to))
@@ -318,7 +318,7 @@ class RowMemory(ABC):
         )
 
     def save(self, seq: int, fingerprint: str) -> bytes:
-        """What is known of a sequence, for restore()."""
+        """The state of a sequence, for restore()."""
         s = self.of(seq)
         facts: dict[str, object] = {
             "draft": fingerprint, "n_fed": s.n_fed, "first": s.first, "ahead": s.ahead,
@@ -332,7 +332,7 @@ class RowMemory(ABC):
         return pack(facts, [tokens.tobytes(), rows.tobytes(), memory, pinned])
 
     def restore(self, seq: int, data: bytes, fingerprint: str) -> int:
-        """Puts back what save() gave with the same fingerprint; returns the number of tokens.
+        """Restores a state of save() with an equal fingerprint; returns the number of tokens.
 
         Raises:
             ArgumentError: the state is damaged, or of another draft. The sequence is forgotten.
@@ -341,7 +341,7 @@ class RowMemory(ABC):
         facts, parts = unpack(data)
         self.forget(seq)
         if facts["draft"] != fingerprint:
-            raise ArgumentError("the state was saved with another draft")
+            raise ArgumentError("the state was saved with another draft: read the text again")
         self.context.memory.restore(self.lane_of(seq), parts[2])
         s = self.of(seq)
         s.tokens = np.frombuffer(parts[0], dtype="<i4").tolist()

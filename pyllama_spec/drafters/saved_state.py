@@ -1,4 +1,4 @@
-"""A drafter's state of a sequence as bytes: a header, then arrays and the engine's part."""
+"""Serialises a drafter's state of a sequence: a header, arrays and the engine's part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _N_SAMPLES, _SAMPLE_BYTES = 16, 4096
 
 
 def pack(facts: Mapping[str, object], parts: Sequence[bytes]) -> bytes:
-    """One block of bytes with facts and parts.
+    """Packs facts and parts into one block of bytes.
 
     Args:
         facts: what JSON can hold.
@@ -33,7 +33,7 @@ def pack(facts: Mapping[str, object], parts: Sequence[bytes]) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
-    """The facts and parts that pack() was given.
+    """Unpacks the facts and parts of pack().
 
     Raises:
         ArgumentError: the bytes are damaged or were not written by pack().
@@ -50,7 +50,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def fingerprint(model: Model, *settings: object) -> str:
-    """A digest of a draft's sizes, of a few places of its file, and of settings.
+    """A digest of a draft's sizes, samples of its file, and settings.
 
     Args:
         model: the draft.

@@ -1,4 +1,4 @@
-"""A drafter around another one, which changes what it wants to and passes on the rest."""
+"""A base for drafters that wrap another one, override some calls and pass on the rest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 class _OfTheInner:
-    """An attribute of the drafter inside, until the one around it sets its own."""
+    """An attribute of the wrapped drafter, until the wrapper sets its own."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -76,7 +76,7 @@ class DrafterWrapper(Drafter):
 
     @property
     def note(self) -> str:
-        """The remark of the drafter inside."""
+        """The wrapped drafter's remark."""
         return self.drafter.note
 
     @note.setter
@@ -84,25 +84,25 @@ class DrafterWrapper(Drafter):
         self.drafter.note = text
 
     def passes_on_to(self) -> object:
-        """The drafter inside."""
+        """The wrapped drafter."""
         return self.drafter
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """What the drafter inside proposes for one sequence, in whichever form it has."""
+        """The wrapped drafter's proposal for one sequence, from either of its methods."""
         return _alone(request.seq, lambda: self.drafter.propose((request,)))[0]
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """Asks the drafter inside, through propose_one() if a subclass has one of its own."""
+        """Asks the wrapped drafter, by propose_one() if a subclass overrides that."""
         if overrides(self, "propose_one", DrafterWrapper):
             return super().propose(requests)
         return self.drafter.propose(requests)
 
     def commit_one(self, done: Committed) -> None:
-        """Tells the drafter inside what a decode settled for one sequence."""
+        """Tells the wrapped drafter the result of a decode for one sequence."""
         _alone(done.seq, lambda: self.drafter.commit((done,)))
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """Tells the drafter inside, through commit_one() if a subclass has one of its own."""
+        """Tells the wrapped drafter the results, by commit_one() if a subclass overrides that."""
         if overrides(self, "commit_one", DrafterWrapper):
             super().commit(done)
         else:
@@ -126,7 +126,7 @@ class DrafterWrapper(Drafter):
 
     @property
     def can_copy(self) -> bool:
-        """Whether the drafter inside can: it has to know what it is thought to."""
+        """Whether the wrapped drafter can copy."""
         return self.drafter.can_copy
 
     def check(self, target: Model) -> None:
@@ -168,12 +168,12 @@ class DrafterWrapper(Drafter):
         return self.drafter.is_closed
 
     def close(self) -> None:
-        """Closes the drafter inside."""
+        """Closes the wrapped drafter."""
         self.drafter.close()
 
 
 def _alone(seq: int, call: Callable[[], _T]) -> _T:
-    """Calls a list form for one sequence; what it raises of that one is raised itself."""
+    """Calls a method that takes a list for one sequence, and raises that sequence's own error."""
     try:
         return call()
     except SequenceErrors as failed:

@@ -1,4 +1,4 @@
-"""The engine: models, contexts, batches, memory, samplers. The only package that sees ffi."""
+"""The engine: models, contexts, batches, memory, samplers. Only this package imports ffi."""
 
 from pyllama_spec.engine.adapter import Adapter
 from pyllama_spec.engine.batch import Batch

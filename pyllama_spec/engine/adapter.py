@@ -17,7 +17,7 @@ from pyllama_spec.gguf.header import check_header
 
 
 class Adapter(Closeable):
-    """A LoRA file, loaded for a model; Context.set_adapters() switches it on.
+    """A LoRA file, loaded for a model; Context.set_adapters() enables it.
 
     The engine keeps it with the model's weights and frees both together.
 
@@ -40,7 +40,7 @@ class Adapter(Closeable):
         self.path = Path(path)
         check_header(self.path)
         out = ffi.new("llama_spec_adapter **")
-        # Now: whoever trains it may write the next one to the same path.
+        # Now: training may write the next adapter to the same path.
         self.identity = digest_of(self.path)
         code = lib.llama_spec_adapter_load(model.handle, os.fsencode(self.path), out)
         check(code, f"cannot use {self.path} as an adapter of {model.path.name}")
@@ -54,5 +54,5 @@ class Adapter(Closeable):
         return self._handle.pointer
 
     def close(self) -> None:
-        """Releases it. May be called twice."""
+        """Releases the adapter. May be called twice."""
         self._handle.close()

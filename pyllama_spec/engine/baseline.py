@@ -14,13 +14,13 @@ def baseline_decode(
 ) -> float:
     """Decodes one token of each of several sequences per step and takes the largest logit.
 
-    As the engine's own batched benchmark does, with a simpler sampler than ours.
+    The engine's own batched benchmark does the same, with a simpler sampler than ours.
 
     Args:
-        context: whose sequences 0 .. len(ids) - 1 it continues.
-        positions: where each of them continues.
-        ids: the first token of each.
-        n_steps: how many decodes.
+        context: the context whose sequences 0 .. len(ids) - 1 it continues.
+        positions: the next position of each sequence.
+        ids: the first token of each sequence.
+        n_steps: the number of decodes.
 
     Returns:
         The seconds of all steps.

@@ -14,7 +14,7 @@ from pyllama_spec.errors import ArgumentError, shown
 
 # More than any context holds: a batch of that many is a mistake, and its arrays would be huge.
 _MAX_TOKENS = 1 << 24
-# Of all rows together: four gigabytes.
+# The limit of all rows together: four gigabytes.
 _MAX_NUMBERS = 1 << 30
 # What the rows of a draft's batch are.
 _FEATURES, _HIDDEN = lib.LLAMA_SPEC_DRAFT_FEATURES, lib.LLAMA_SPEC_DRAFT_HIDDEN
@@ -94,7 +94,7 @@ class Batch:
         """
         i = self.n_tokens
         if i >= self.n_max:
-            raise ArgumentError(f"the batch is full: it was made for {self.n_max} tokens")
+            raise ArgumentError(f"the batch is full: it has room for {self.n_max} tokens")
         if token is not None:
             self._ids[i] = int32(token, "token id")
         elif row is None:
@@ -168,7 +168,7 @@ class Batch:
     def _set_numbers(
         self, start: int, n: int, tokens: Sequence[int] | None, pos: int, seq: int
     ) -> None:
-        """Ids, positions and the sequence of a run of tokens."""
+        """Writes the ids, positions and sequence of a run of tokens."""
         try:
             if n == 1:  # as in plain decoding: an item is set faster than a slice
                 if tokens is not None:

@@ -1,4 +1,4 @@
-"""The one place where the compiled module is imported, and where codes become exceptions."""
+"""Imports the compiled module, and turns status codes into exceptions. Only here."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _waiting = threading.local()
 
 
 def keep_error(kind: object, error: BaseException, trace: object) -> bool:
-    """For callbacks of the engine, which cannot raise: check() raises the exception after the call.
+    """Stores the exception of an engine callback; check() raises it after the call.
 
     Signals are handled where Python begins to run again: before the first line of a callback.
     """
@@ -64,7 +64,7 @@ def keep_error(kind: object, error: BaseException, trace: object) -> bool:
 
 @ffi.def_extern(onerror=keep_error)  # type: ignore[untyped-decorator]
 def pyllama_spec_wants_to_stop() -> bool:
-    """Called by long loops and waits of the engine: waiting signals are handled on the way in."""
+    """Called by long engine loops: runs pending signal handlers; returns whether to stop."""
     return False
 
 
@@ -85,7 +85,7 @@ def check(code: int, what: str) -> None:
         what: the attempt, in words, as the start of the message: "cannot decode".
 
     """
-    # Whatever the result: what the call waited for may have come just then.
+    # Whatever the result: a signal may have arrived just then.
     if stopped := vars(_waiting).pop("error", None):
         raise stopped
     if code == lib.LLAMA_SPEC_EXITING:
@@ -103,6 +103,6 @@ if hasattr(os, "register_at_fork"):
 
 
 def fork_generation() -> int:
-    """The number of forks between this process and the one that imported the module first."""
+    """The number of forks since the process that first imported the module."""
     n: int = lib.llama_spec_fork_generation()
     return n

@@ -1,4 +1,4 @@
-"""Chats as the engine's own server reads and writes them: tools, reasoning, schemas as grammars."""
+"""Chats in the formats of the engine's server: tools, reasoning, schemas as grammars."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pyllama_spec.errors import ArgumentError
 
 
 def schema_to_grammar(schema: Any) -> str:
-    """GBNF rules, with the rule `root`, as the engine makes them of a schema.
+    """The engine's GBNF rules of a schema, with the rule `root`.
 
     It leaves out keywords without a word. Requests have their rules from pyllama_spec.schema.
 
     Args:
-        schema: of JSON, as a dict or as True.
+        schema: the JSON schema, as a dict or as True.
 
     Raises:
-        ArgumentError: it is no schema, or asks for something that a grammar cannot hold.
+        ArgumentError: it is not a schema, or asks for something that a grammar cannot hold.
 
     """
     out = ffi.new("char **")
@@ -33,7 +33,7 @@ def schema_to_grammar(schema: Any) -> str:
 
 
 class ChatParser(Closeable):
-    """A model's chat template, read by the engine, with what it knows of its tools.
+    """The engine's parse of a model's chat template, with its tool format.
 
     Args:
         model: whose template it is.
@@ -72,7 +72,7 @@ class ChatParser(Closeable):
         return ChatSession(out[0], json.loads(_taken(answer)))
 
     def close(self) -> None:
-        """Releases it. May be called twice."""
+        """Releases the parser. May be called twice."""
         self._handle.close()
 
 
@@ -117,7 +117,7 @@ class ChatSession:
 
     @property
     def thought_tags(self) -> tuple[str, ...]:
-        """What begins a thought, and what may end it; () where the template knows no thoughts."""
+        """The tags that start and may end a thought; () if the template has no thoughts."""
         start, ends = self.thinking_start, self.thinking_ends
         return (start, *ends) if start and ends else ()
 

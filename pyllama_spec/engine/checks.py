@@ -1,4 +1,4 @@
-"""Checks of arguments: a wrong type is an ArgumentError, like a wrong value."""
+"""Checks arguments: a wrong type is an ArgumentError, like a wrong value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FLOAT32_MAX = 3.4028234e38
 
 
 def integer(value: object, name: str) -> int:
-    """An int of Python or NumPy.
+    """Reads an int of Python or NumPy.
 
     Raises:
         ArgumentError: it is something else.
@@ -28,7 +28,7 @@ def integer(value: object, name: str) -> int:
 
 
 def int32(value: object, name: str) -> int:
-    """An int that fits 32 bits.
+    """Reads an int that fits 32 bits.
 
     Raises:
         ArgumentError: it is something else.
@@ -42,7 +42,7 @@ def int32(value: object, name: str) -> int:
 
 
 def flag(value: object, name: str) -> bool:
-    """True or False.
+    """Reads True or False.
 
     Raises:
         ArgumentError: it is something else.
@@ -54,7 +54,7 @@ def flag(value: object, name: str) -> bool:
 
 
 def boolean(value: object, name: str) -> bool:
-    """A bool of Python or NumPy.
+    """Reads a bool of Python or NumPy.
 
     Raises:
         ArgumentError: it is something else.
@@ -71,7 +71,7 @@ def _is_numpy_bool(value: object) -> bool:
 
 
 def count(value: object, name: str, low: int = 0, high: int = INT32_MAX) -> int:
-    """An int within a range.
+    """Reads an int within a range.
 
     Raises:
         ArgumentError: it is something else.
@@ -84,7 +84,7 @@ def count(value: object, name: str, low: int = 0, high: int = INT32_MAX) -> int:
 
 
 def real(value: object, name: str, low: float = -math.inf) -> float:
-    """A finite number that is at least `low`.
+    """Reads a finite number of at least `low`.
 
     Raises:
         ArgumentError: it is something else.
@@ -101,7 +101,7 @@ def real(value: object, name: str, low: float = -math.inf) -> float:
 
 
 def instance(value: object, kind: type | tuple[type, ...], name: str, hint: str = "") -> None:
-    """Raises ArgumentError unless the value is of a kind; `hint` says what to give instead."""
+    """Raises ArgumentError unless the value is an instance of a type; `hint` is the remedy."""
     if not isinstance(value, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
         wanted = " or ".join("None" if k is type(None) else k.__name__ for k in kinds)
@@ -113,7 +113,7 @@ def instance(value: object, kind: type | tuple[type, ...], name: str, hint: str 
 
 
 def text(value: object, name: str) -> str:
-    """A str without NUL, at which the engine would end it.
+    """Reads a str without NUL, at which the engine would cut it.
 
     Raises:
         ArgumentError: it is something else.
@@ -140,7 +140,7 @@ def one_of(value: object, known: Iterable[str | None], name: str) -> None:
 
 
 def meant(word: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown word: similar words, if there are any."""
+    """The end of a message about an unknown word: the similar words, if any."""
     import difflib  # for mistakes alone
 
     close = difflib.get_close_matches(word, list(known), n=3)
@@ -148,7 +148,7 @@ def meant(word: str, known: Iterable[str]) -> str:
 
 
 def shares_of(split: Iterable[float] | None) -> list[float]:
-    """A tensor_split: numbers from 0 on, as the engine holds them.
+    """Reads a tensor_split: numbers from 0 on, in the engine's format.
 
     Raises:
         ArgumentError: it is something else.

@@ -14,7 +14,7 @@ class Closeable:
     """A context manager that ends with close()."""
 
     def close(self) -> None:
-        """Releases what it holds. May be called twice."""
+        """Releases resources. May be called twice."""
         raise NotImplementedError
 
     def __enter__(self: Self) -> Self:
@@ -35,7 +35,7 @@ class _CanBeClosed(Protocol):
 
 @contextmanager
 def closed_on_failure(*opened: _CanBeClosed | None) -> Iterator[None]:
-    """Closes them if the block fails; None is nothing to close.
+    """Closes the given objects if the block fails; skips None.
 
     Keeping the exception, as a notebook does, keeps its frames, and with them the models.
     """

@@ -34,7 +34,7 @@ Rows = npt.NDArray[np.float32]
 
 
 class ThreadUse(NamedTuple):
-    """Counts that only grow, of a target's context and its drafts' together; 0 with one thread.
+    """Growing counts of a target's context and its drafts'; 0 with one thread.
 
     Where other programs use the cores, threads wait for the one among them that lost its core. This
     wait is measured, and where fewer threads are faster, fewer compute, with equal numbers.
@@ -50,7 +50,7 @@ class ThreadUse(NamedTuple):
 
 
 class Likely(NamedTuple):
-    """The likeliest token of a row, and its probability among all."""
+    """The likeliest token of a row, and its probability over the whole vocabulary."""
 
     id: int
     p: float
@@ -69,7 +69,7 @@ def pyllama_spec_on_next(user: Any, chain: int, token: int, p: float) -> bool:
 
 
 class OutputMatrix(NamedTuple):
-    """The output matrix of a draft.
+    """The output matrix of a draft: its file, name and row size.
 
     Attributes:
         name: in its file.
@@ -156,7 +156,7 @@ class Context(Closeable):
         self.pooling = next((k for k, n in POOLING.items() if n == info.pooling_type), None)
         # Without one there is no text to continue: batches are encoded.
         self.has_memory: bool = info.has_memory
-        # Of the memory of past tokens, wherever it lies.
+        # The bytes of the KV cache, on any device.
         self.memory_bytes: int = info.memory_bytes
         # The engine rounds n_ctx up; the caller's number is the one that counts.
         self.n_ctx_seq = self.n_ctx if params.kv_unified else self.n_ctx // params.n_seq_max
@@ -224,11 +224,11 @@ class Context(Closeable):
 
     @property
     def is_forked(self) -> bool:
-        """Whether it belongs to the process that this one was forked from: no call will do."""
+        """Whether the context belongs to the parent process: no call works then."""
         return self._handle.is_forked
 
     def lend(self, borrower: str | None) -> None:
-        """Makes the memory read-only until called with None: changes of it raise.
+        """Makes the memory read-only until called with None: writes raise.
 
         Args:
             borrower: in the words of the error, such as "the drafter suffix".
@@ -237,7 +237,7 @@ class Context(Closeable):
         self._handle.borrower = borrower
 
     def check_process(self) -> None:
-        """Before waiting for a thread that only the other process has.
+        """Raises in a forked child, before it waits for a thread that it lacks.
 
         Raises:
             ForkedError: this process was forked from the one that opened the context.
@@ -247,7 +247,7 @@ class Context(Closeable):
             check(lib.llama_spec_synchronize(self.handle), "cannot compute")
 
     def decode(self, batch: Batch, *, encode: bool = False) -> None:
-        """Computes a batch and waits for it. The GIL is released meanwhile.
+        """Computes a batch and waits for it. Releases the GIL meanwhile.
 
         Rows of an earlier decode are overwritten: read or copy them before.
 
@@ -298,7 +298,7 @@ class Context(Closeable):
         return self._view((self.model.info.n_embd_out,))
 
     def embeddings_of(self, seq_id: int) -> Rows:
-        """One row for a sequence of the last batch, where the context pools: as embeddings().
+        """One row for a sequence of the last batch, if the context pools: as embeddings().
 
         Of pooling "rank" it is [1], the score of a classifier, else [n_embd_out].
         """
@@ -308,11 +308,11 @@ class Context(Closeable):
 
     @property
     def adapters(self) -> tuple[tuple[Adapter, float], ...]:
-        """The LoRA adapters that count now, each with its scale."""
+        """The active LoRA adapters, each with its scale."""
         return self._adapters
 
     def settings(self, adapters: Sequence[tuple[Adapter, float]] | None = None) -> Settings:
-        """The settings that its memory depends on besides the model, as names and values.
+        """The settings, beside the model, that the context's memory depends on.
 
         Args:
             adapters: what is computed with; None for those that count now.
@@ -330,7 +330,7 @@ class Context(Closeable):
         The memory was computed without them: clear it where that matters.
 
         Raises:
-            ArgumentError: one was loaded for another model, or a scale is no number.
+            ArgumentError: one was loaded for another model, or a scale is not a number.
 
         """
         for adapter, _ in adapters:
@@ -370,7 +370,7 @@ class Context(Closeable):
         return tuple(ffi.unpack(ids, n[0])), tuple(ffi.unpack(probabilities, n[0])), row
 
     def draft_output(self, n_slots: int) -> OutputMatrix:
-        """Lets the draft of this context choose among n_slots ids; 0 for all of them again.
+        """Limits the draft of this context to n_slots ids; 0 for all ids again.
 
         set_draft_rows() copies the rows of the output matrix for these ids into slots, all of which
         have to have one before the next decode. Logits of other ids are minus infinity.
@@ -395,7 +395,7 @@ class Context(Closeable):
     def set_draft_rows(
         self, slots: npt.NDArray[np.int32], ids: npt.NDArray[np.int32], rows: npt.NDArray[np.uint8]
     ) -> None:
-        """Puts rows of the output matrix into the slots of draft_output().
+        """Sets rows of the output matrix in the slots of draft_output().
 
         Args:
             slots: [n] int32, which slots.
@@ -407,7 +407,9 @@ class Context(Closeable):
 
         """
         if not len(slots) == len(ids) == len(rows):
-            raise ArgumentError(f"{len(slots)} slots, {len(ids)} ids and {len(rows)} rows differ")
+            raise ArgumentError(
+                f"{len(slots)} slots, {len(ids)} ids and {len(rows)} rows: give as many of each"
+            )
         slots, ids = (np.ascontiguousarray(part, np.int32) for part in (slots, ids))
         code = lib.llama_spec_draft_output_set(
             self._handle.own, len(slots), ffi.from_buffer("int32_t[]", slots),
@@ -445,14 +447,14 @@ class Context(Closeable):
         goes_on: GoesOn,
         counterparts: npt.NDArray[np.int32] | None = None,
     ) -> None:
-        """Extends drafts by a token per decode, all of them together, until none continues.
+        """Extends all drafts by a token per decode, until none continues.
 
         The first decode takes these ids. After each one goes_on() gets, for each draft in it, the
         token that follows, as likeliest() has it, or -1 and 0 where there is none; with True it is
         the draft's next one. The context is in use until the call returns.
 
         Args:
-            ids: of each draft, its newest token, as an id of this model.
+            ids: for each draft its newest token, as an id of this model.
             positions: and that token's position.
             seqs: and its sequence.
             goes_on: called with the draft's index, the token and its probability.
@@ -465,7 +467,10 @@ class Context(Closeable):
         """
         n = len(ids)
         if not n == len(positions) == len(seqs):
-            raise ArgumentError(f"{n} ids, {len(positions)} positions and {len(seqs)} sequences")
+            raise ArgumentError(
+                f"{n} ids, {len(positions)} positions and {len(seqs)} sequences: give as many of "
+                "each"
+            )
         chains = ffi.new("struct llama_spec_chains *")
         names = {"ids": ids, "pos": positions, "seq": seqs}
         arrays = {
@@ -478,7 +483,7 @@ class Context(Closeable):
         self._n_last = 0
         handle, user = self._handle.own, ffi.new_handle(goes_on)
         code = lib.llama_spec_draft_chains(handle, chains, lib.pyllama_spec_on_next, user)
-        check(code, "cannot go on with the drafts")
+        check(code, "cannot extend the drafts")
 
     def _counterparts(self, ids: npt.NDArray[np.int32] | None) -> Any:
         if ids is None:
@@ -525,7 +530,7 @@ class Context(Closeable):
 
     @property
     def n_graphs_reused(self) -> int:
-        """Physical batches that were computed with the graph of an earlier one of their shape."""
+        """The number of physical batches that reused the graph of an earlier one."""
         info = ffi.new("struct llama_spec_context_info *")
         check(lib.llama_spec_context_get_info(self.handle, info), "cannot read the context")
         n: int = info.n_graphs_reused
@@ -533,27 +538,27 @@ class Context(Closeable):
 
     @property
     def thread_use(self) -> ThreadUse:
-        """How many graphs fewer than all threads computed, since other programs use the cores."""
+        """Counts graphs, and those that fewer threads computed because the cores were busy."""
         info = ffi.new("struct llama_spec_context_info *")
         check(lib.llama_spec_context_get_info(self.handle, info), "cannot read the context")
         return ThreadUse(info.n_graphs, info.n_with_fewer)
 
     @property
     def transfers(self) -> Transfers:
-        """The transfers between the host and devices in the calls on this context so far."""
+        """The transfers between host and devices in this context's calls so far."""
         return read_transfers(self.handle, with_drafts=False)
 
     @property
     def transfers_with_drafts(self) -> Transfers:
-        """The same of a target and its drafts together, whichever of them is asked."""
+        """The transfers of a target and its drafts together, from any of their contexts."""
         return read_transfers(self.handle, with_drafts=True)
 
     def cancel(self, value: bool = True) -> None:
-        """Ends a decode that runs in another thread; with False, later decodes run again."""
+        """Cancels a decode of another thread; False lets later decodes run again."""
         lib.llama_spec_cancel(self.handle, value)
 
     def pause_threads(self) -> None:
-        """Sends the worker threads to sleep until the next decode; done at the end of every text.
+        """Parks the worker threads until the next decode; called at the end of every text.
 
         Otherwise they wait for work without sleeping for some milliseconds, during which another
         context of the process, or whatever the program does next, has fewer processors.
@@ -563,13 +568,13 @@ class Context(Closeable):
             lib.llama_spec_rest(self.handle)
 
     def close(self) -> None:
-        """Frees the context, once no array points into it. May be called twice, in any order."""
+        """Frees the context once no array refers to it. May be called twice, in any order."""
         self._layer_views.clear()
         self._handle.close()
 
 
 def _flash_attn(model: Model, params: ContextParams) -> int:
-    """The engine's number: -1 its choice, 0 off, 1 on. See ContextParams.flash_attn."""
+    """The engine's number for ContextParams.flash_attn: -1 automatic, 0 off, 1 on."""
     if params.flash_attn is not None:
         return int(params.flash_attn)
     needs_it = params.type_v not in ("f32", "f16", "bf16")  # a quantised V cache exists only with

@@ -1,4 +1,4 @@
-"""How a context is opened."""
+"""The parameters of a context."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _YARN = ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slo
 
 @dataclass(frozen=True, slots=True)
 class ContextParams:
-    """How a context is opened.
+    """The parameters of a context.
 
     Attributes:
         n_ctx: positions per context, shared by its sequences; None for the model's own length.
@@ -123,7 +123,7 @@ class ContextParams:
                 )
 
     def fill(self, raw: Any) -> None:
-        """Writes them into the engine's struct, which has the defaults: all but the layers."""
+        """Writes the parameters, except the layers, to the engine's struct of defaults."""
         raw.n_batch, raw.n_ubatch = self.n_batch, self.n_ubatch
         raw.n_seq_max, raw.n_rs_seq = self.n_seq_max, self.n_rs_seq
         raw.n_outputs_max = self.n_outputs_max

@@ -1,4 +1,4 @@
-"""Which compiled engine is loaded: a wheel has several, a build from source one.
+"""Chooses the compiled engine: a wheel has one per CPU variant, a source build has one.
 
 A build from source is for the processor that it was built on. A wheel (`make wheel`) holds the
 engine once for each variant of x86-64 processors, and the best that this one can run is loaded:
@@ -29,7 +29,7 @@ VARIABLE = "PYLLAMA_SPEC_LEVEL"
 
 
 def choose(features: Collection[str], wanted: str = "") -> str:
-    """The best variant that a processor with these features has, or the wanted one.
+    """The best variant for a processor with these features, or the requested one.
 
     Raises:
         ImportError: it has none, or not the wanted one. In one line, with what to do.
@@ -62,7 +62,7 @@ def choose(features: Collection[str], wanted: str = "") -> str:
 
 
 def load_engine() -> ModuleType:
-    """The module, imported.
+    """Imports the engine's module.
 
     Raises:
         ImportError: see choose(); or it is not there, or lacks a library of a backend.
@@ -98,7 +98,7 @@ def _load() -> ModuleType:
 
 
 def _load_one() -> ModuleType:
-    """The only engine of a build from source."""
+    """Imports the only engine of a source build."""
     try:
         return import_module(_NAME)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""A distribution over ids: what a sampler draws from, behind all of its cuts."""
+"""A distribution over ids: what a sampler draws from, after all its cuts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyllama_spec.errors import ArgumentError
 
 
 class Distribution:
-    """Probabilities of ids. All other ids have none.
+    """Probabilities of ids. All other ids have probability 0.
 
     Args:
         ids: [n] the ids, each once.
@@ -38,8 +38,8 @@ class Distribution:
         # NaN fails each comparison.
         if not (0.0 < total < np.inf and p.min() >= 0.0 and all_ids.min() >= 0):
             raise ArgumentError(
-                f"weights that sum up to {total} are no distribution: they have to be numbers from "
-                "0 on, of ids from 0 on, and not all 0"
+                f"the weights with the sum {total} are not a distribution: give ids and weights "
+                "of 0 or more, and a weight above 0"
             )
         is_possible = p > 0.0
         if not is_possible.all():
@@ -53,7 +53,7 @@ class Distribution:
 
         Args:
             ids: [n] the ids, each once.
-            logits: [n] their logits; minus infinity is no probability.
+            logits: [n] their logits; minus infinity means probability 0.
 
         Raises:
             ArgumentError: one is NaN, or none is finite.
@@ -62,7 +62,7 @@ class Distribution:
         wide = logits.astype(np.float64)
         peak = wide.max(initial=-np.inf)
         if not np.isfinite(peak):
-            raise ArgumentError(f"logits whose largest is {peak} are no distribution")
+            raise ArgumentError(f"logits with the maximum {peak} are not a distribution")
         return cls(ids, np.exp(wide - peak))
 
     @property
@@ -76,7 +76,7 @@ class Distribution:
         return float(self.p[at[0]]) if len(at) else 0.0
 
     def draw(self, u: float) -> int:
-        """The id that a random number chooses.
+        """The id that a random number from [0, 1) selects.
 
         Args:
             u: of the uniform distribution from 0 to 1, without 1.
@@ -87,7 +87,7 @@ class Distribution:
         return int(self.ids[min(at, len(self.ids) - 1)])
 
     def beyond(self, other: Distribution) -> Distribution | None:
-        """What is left of it where another one is taken off: max(0, p - q), normalised.
+        """The remainder after subtracting another distribution: max(0, p - q), normalised.
 
         Returns:
             None where nothing is left: the two are one, but for rounding.

@@ -1,3 +1,3 @@
-"""The exceptions, under the name by which programs of version 0.1 import them."""
+"""The exceptions under the module name of version 0.1."""
 
 from pyllama_spec.errors import *  # noqa: F403

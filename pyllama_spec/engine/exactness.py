@@ -1,4 +1,4 @@
-"""The widest batch whose rows equal, to the bit, those of single tokens.
+"""The widest batch whose rows are bit-equal to those of single tokens.
 
 Up to `FEW_ROWS` tokens the CPU backend computes each row in the order of a single one, whatever
 the weights, the experts, the attention, the KV cache's type, flash attention, and the physical
@@ -19,7 +19,7 @@ _OTHERS = ("AMX_INT8 = 1", "KLEIDIAI = 1")
 
 
 def exact_rows(model: Model, *, n_seq_max: int = 1, kv_unified: bool = False) -> int:
-    """The most tokens of a batch whose rows are bit-equal to single ones; else 1.
+    """The widest batch whose rows are bit-equal to single ones; 1 if none is.
 
     Args:
         model: on a GPU, or beside another library for matrix products, nothing is promised.

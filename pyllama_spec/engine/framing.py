@@ -1,4 +1,4 @@
-"""Bytes that say what they are: magic, version, CRC-32 of the rest, then the rest.
+"""Framed bytes: magic, version, CRC-32 of the rest, then the rest.
 
 Readers of a saved state trust it, the engine most of all. So damaged or foreign bytes
 are refused here.
@@ -16,12 +16,12 @@ HEADER_BYTES = _HEADER.size
 
 
 def seal(data: bytearray | memoryview, magic: bytes, version: int) -> bytes:
-    """The bytes with their header.
+    """Adds the header to the bytes.
 
     Args:
         data: HEADER_BYTES of room, then the body.
         magic: four bytes.
-        version: of the body's format.
+        version: the version of the body's format.
 
     """
     with memoryview(data) as view:
@@ -30,7 +30,7 @@ def seal(data: bytearray | memoryview, magic: bytes, version: int) -> bytes:
 
 
 def unseal(data: bytes, magic: bytes, version: int, what: str) -> memoryview:
-    """The body of what seal() gave.
+    """Checks and removes the header of seal().
 
     Args:
         data: the bytes.

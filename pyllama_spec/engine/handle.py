@@ -1,4 +1,4 @@
-"""A C object held by Python: freed with its last holder, and refused after close()."""
+"""A handle of a C object: the last holder frees it, and it refuses use after close()."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyllama_spec.errors import ArgumentError, ClosedError
 
 
 class Handle:
-    """Shared by an object and the parts of it that need the C object and not the whole.
+    """A C object, shared by its owner and the parts that need only it.
 
     Args:
         pointer: the C object, which now belongs to this handle.
@@ -30,7 +30,7 @@ class Handle:
 
     @property
     def pointer(self) -> Any:
-        """For the functions of the C ABI.
+        """The pointer for the functions of the C ABI.
 
         Raises:
             ClosedError: close() was called.
@@ -42,7 +42,7 @@ class Handle:
 
     @property
     def own(self) -> Any:
-        """The same, for what changes the object.
+        """The pointer for functions that change the object.
 
         Raises:
             ClosedError: close() was called.
@@ -51,8 +51,8 @@ class Handle:
         """
         if self.borrower is not None:
             raise ArgumentError(
-                f"{self.borrower} may not change its target: the text would not be the target's "
-                "any more. Give it a context of its own"
+                f"{self.borrower} must not change the target's memory, since that would change "
+                "the text; give it a context of its own"
             )
         return self.pointer
 
@@ -63,7 +63,7 @@ class Handle:
 
     @property
     def is_forked(self) -> bool:
-        """Whether it is of the process that this one was forked from, and of no use here."""
+        """Whether the object belongs to the parent process: unusable here."""
         return self._generation != fork_generation()
 
     def close(self) -> None:

@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-# Of a file up to their product all is read; of others so many pieces.
+# A file up to their product is read completely; of a larger one this number of pieces.
 _N_PIECES, _PIECE_BYTES = 1024, 1 << 14
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 def parts_of(path: Path) -> list[Path]:
-    """The files of a model, of which `path` is the only or the first one."""
+    """The files of a model whose only or first file is `path`."""
     match = _PART.search(path.name)
     if match is None:
         return [path]
@@ -26,7 +26,7 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def stamp_of(path: Path) -> tuple[tuple[int, int, int], ...] | None:
-    """What changes when a file is written to or replaced; None where it cannot be seen."""
+    """A stamp that changes when a file is written or replaced; None if it cannot be read."""
     try:
         stats = [part.stat() for part in parts_of(path)]
     except (OSError, ValueError):  # no such file, or no path
@@ -35,7 +35,7 @@ def stamp_of(path: Path) -> tuple[tuple[int, int, int], ...] | None:
 
 
 def digest_of(path: Path, *facts: object) -> str:
-    """A digest of a model's or an adapter's files, and of its other facts.
+    """A digest of a model's or adapter's files and its other facts.
 
     A file that cannot be read is like no other: its digest is a new one each time.
     """

@@ -1,4 +1,4 @@
-"""Layer inputs of some rows of the last batch: views that are made on demand."""
+"""Layer inputs of some rows of the last batch: views, created on demand."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-# As the loaders of glibc and of musl say it.
+# The messages of the loaders of glibc and of musl.
 _MISSING = re.compile(
     r"^(?:Error loading shared library )?(?P<name>lib[\w+-]+\.so[.\d]*): "
     r"(?:cannot open shared object file|No such file)"
@@ -13,7 +13,7 @@ _CUDA = re.compile(r"lib(cublas|cublasLt|cudart)\.so\.(?P<major>\d+)$")
 
 
 def explained(error: ImportError) -> ImportError:
-    """The same error with the remedy, where it names a library that a backend needs."""
+    """The same error with the remedy, if it names a library that a backend needs."""
     match = _MISSING.search(str(error))
     if match is None:
         return error

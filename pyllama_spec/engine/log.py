@@ -1,4 +1,4 @@
-"""What the engine prints to stderr."""
+"""The engine's log on stderr."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEVELS: dict[str, int] = {"debug": 1, "info": 2, "warning": 3, "error": 4, "non
 
 
 def set_log_level(level: LogLevel) -> None:
-    """Lets the engine print lines at or above a level; "none", the default, is silence.
+    """Sets the lowest level that the engine prints; "none", the default, prints nothing.
 
     The setting is the process's: every model and context shares it. Errors reach Python as
     exceptions at any level.
@@ -30,7 +30,7 @@ def set_log_level(level: LogLevel) -> None:
 
 @contextmanager
 def thread_log_level(level: LogLevel) -> Iterator[None]:
-    """A level for this thread's calls of the engine within the block.
+    """Sets the level for this thread's engine calls within the block.
 
     The process's level stays as it is for all other threads, the engine's own workers included.
 

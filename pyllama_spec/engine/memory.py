@@ -1,4 +1,4 @@
-"""The memory of a context: which positions of which sequences it holds."""
+"""The memory of a context: the positions of each sequence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Memory:
         self._handle = handle  # of a context
 
     def positions(self, seq: int = 0) -> tuple[int, int]:
-        """The first and the last position that the sequence holds; (-1, -1) when it is empty."""
+        """The first and last position of the sequence; (-1, -1) if it is empty."""
         first, last = ffi.new("int32_t *"), ffi.new("int32_t *")
         check(
             lib.llama_spec_seq_positions(self._handle.pointer, _seq(seq), first, last),
@@ -28,7 +28,7 @@ class Memory:
         return first[0], last[0]
 
     def remove(self, seq: int, p0: int = 0, p1: int = -1) -> None:
-        """Forgets positions p0 .. p1 - 1; p1 = -1 means to the end.
+        """Removes positions p0 .. p1 - 1; p1 = -1 means the end.
 
         Raises:
             UnsupportedError: a recurrent state cannot lose only this part.
@@ -59,24 +59,24 @@ class Memory:
         return True
 
     def copy(self, source: int, target: int, p0: int = 0, p1: int = -1) -> None:
-        """Lets the sequence `target` share positions of `source`."""
+        """Makes the sequence `target` share positions of `source`."""
         check(
             lib.llama_spec_seq_cp(self._handle.own, _seq(source), _seq(target), _pos(p0), _pos(p1)),
             f"cannot copy sequence {source} to {target}",
         )
 
     def keep(self, seq: int) -> None:
-        """Forgets every other sequence."""
+        """Removes every other sequence."""
         code = lib.llama_spec_seq_keep(self._handle.own, _seq(seq))
         check(code, f"cannot keep sequence {seq}")
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Removes everything."""
         check(lib.llama_spec_memory_clear(self._handle.own), "cannot clear the memory")
 
     @property
     def n_host_copies(self) -> int:
-        """How often the state of a sequence was copied to the host's memory, or back from there."""
+        """The number of copies of sequence states to or from the host's memory."""
         info = ffi.new("struct llama_spec_context_info *")
         code = lib.llama_spec_context_get_info(self._handle.pointer, info)
         check(code, "cannot read the context")
@@ -89,7 +89,7 @@ class Memory:
         return seal(data, _MAGIC, _VERSION)
 
     def restore(self, seq: int, data: bytes) -> None:
-        """Puts back what save() gave; the sequence's old content is gone.
+        """Restores a state of save(); replaces the sequence's content.
 
         Raises:
             ArgumentError: the bytes are damaged, or from a context that differs from this one.
@@ -104,16 +104,16 @@ class Memory:
         return self._get(seq, 0)
 
     def copy_in(self, seq: int, data: memoryview) -> None:
-        """Puts back what copy_out() gave, of this sequence or another one; the old content is gone.
+        """Restores a state of copy_out(), of this or another sequence; replaces the old content.
 
         Raises:
-            ArgumentError: there is no room for it; the sequence is empty then.
+            ArgumentError: the memory has no room for it; the sequence is then empty.
 
         """
         self._set(seq, data, partial=False)
 
     def checkpoint(self, seq: int, back: int = 0) -> memoryview:
-        """The part of a sequence's state that cannot be cut by position, such as a recurrent one.
+        """Saves the part of a sequence's state that has no positions, such as a recurrent one.
 
         Args:
             seq: the sequence.
@@ -126,7 +126,7 @@ class Memory:
         return self._get(seq, 0, partial=True, back=back)
 
     def return_to(self, seq: int, checkpoint: memoryview, n_keep: int) -> None:
-        """Brings a sequence back to n_keep positions, where checkpoint() was taken of it.
+        """Rolls a sequence back to n_keep positions, where checkpoint() was taken.
 
         It must hold them still, but for the state itself.
         """

@@ -25,12 +25,12 @@ Settings = tuple[tuple[str, str], ...]
 
 
 def adapters_key(adapters: Sequence[tuple[Adapter, float]]) -> tuple[tuple[str, float], ...]:
-    """What adapters are, by content and scale. One of scale 0 is not there for the engine."""
+    """A key of adapters, by content and scale. Leaves out those of scale 0."""
     return tuple((adapter.identity, float(scale)) for adapter, scale in adapters if scale != 0.0)
 
 
 def settings_of(model: Model, params: ContextParams, n_ctx_seq: int, flash_attn: int) -> Settings:
-    """Names and values of what the memory of a context depends on, but for model and adapters.
+    """The settings, beside model and adapters, that the memory of a context depends on.
 
     Args:
         model: the model.
@@ -59,7 +59,7 @@ def _n_ctx_original(model: Model, params: ContextParams) -> int:
 
 
 def first_difference(theirs: Settings, ours: Settings) -> str | None:
-    """The first setting in which two differ, in words; None where none does."""
+    """The first differing setting, in words; None if all are equal."""
     known = dict(theirs)
     for name, value in ours:
         if known.get(name, value) != value:

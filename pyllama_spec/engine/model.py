@@ -33,7 +33,7 @@ HEAD_ROWS: int = lib.LLAMA_SPEC_HEAD_ROWS
 
 @ffi.def_extern(onerror=lambda *error: not keep_error(*error))  # type: ignore[untyped-decorator]
 def pyllama_spec_on_progress(fraction: float, user: Any) -> bool:
-    """Called by the engine while it loads; False ends the load."""
+    """Called by the engine during a load; False cancels the load."""
     progress: Progress | None = ffi.from_handle(user)[0]
     if progress is not None:
         progress(fraction)
@@ -41,7 +41,7 @@ def pyllama_spec_on_progress(fraction: float, user: Any) -> bool:
 
 
 class Model(Closeable):
-    """A GGUF file, loaded. Contexts keep what they need of it alive, so it may be closed first.
+    """A loaded GGUF file. Contexts keep the weights alive, so the model may be closed first.
 
     Args:
         path: the file; the first part of a split model.
@@ -191,7 +191,7 @@ class Model(Closeable):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The file's keys and values as text; arrays are left out by the engine."""
+        """The file's keys and values as text; the engine omits arrays."""
         out: dict[str, str] = {}
         for i in range(lib.llama_spec_model_n_meta(self.handle)):
             key = self._text(lib.llama_spec_model_meta_key, i)
@@ -199,7 +199,7 @@ class Model(Closeable):
         return out
 
     def _keeps_text(self) -> bool:
-        """Whether the tokenizer keeps all of a text except white space.
+        """Whether the tokenizer preserves all of a text except white space.
 
         "bert" and "t5" make one token of what they do not know, however long it is.
         """
@@ -207,7 +207,7 @@ class Model(Closeable):
 
     @cached_property
     def identity(self) -> str:
-        """A digest of the files and of kv_overrides: a model with other weights has another one.
+        """A digest of the files and kv_overrides: it differs for other weights.
 
         identity.py says how much of a large file is looked at. A file that was written to since it
         was loaded is like no other.
@@ -233,14 +233,14 @@ class Model(Closeable):
 
     @property
     def target_layers(self) -> tuple[int, ...]:
-        """Of a draft: the target layers whose inputs it reads, in its order. () of other models."""
+        """The target layers whose inputs a draft reads, in its order; () for other models."""
         n = self.info.n_target_layers
         out = ffi.new("int32_t[]", max(n, 1))
         check(lib.llama_spec_model_target_layers(self.handle, out, n), "cannot read the draft")
         return tuple(ffi.unpack(out, n)) if n else ()
 
     def ngram_arrays(self) -> NgramArrays | None:
-        """Of a draft with an n-gram table: its arrays, read from the file; None of other models.
+        """The n-gram table in a draft's file, as arrays; None without one.
 
         Returns:
             Keys `[n]` uint32, ids `[n]` int32, probabilities `[n]` int8; docs/eagle3.md has their
@@ -266,7 +266,7 @@ class Model(Closeable):
 
     @property
     def draft_block(self) -> DraftBlock | None:
-        """Of a draft that guesses a block of tokens at once: its block; None of other models."""
+        """The block of a draft that predicts several tokens at once; None for other models."""
         raw = ffi.new("struct llama_spec_block *")
         check(lib.llama_spec_model_get_block(self.handle, raw), "cannot read the draft")
         if not raw.n_slots:
@@ -277,13 +277,13 @@ class Model(Closeable):
 
     @property
     def is_encoder(self) -> bool:
-        """Whether it gives embeddings of texts, and no texts."""
+        """Whether the model gives embeddings of texts and cannot generate."""
         is_causal = self.metadata.get(f"{self.info.arch}.attention.causal", "true") != "false"
         return not self.info.has_decoder or not is_causal
 
     @property
     def head_weights(self) -> HeadWeights | None:
-        """Of the MTP head that was loaded with load_mtp; None of other models."""
+        """The MTP head that load_mtp loaded; None for other models."""
         n_bytes, kind, bits = ffi.new("uint64_t *"), ffi.new("char **"), ffi.new("double *")
         code = lib.llama_spec_model_get_head(self.handle, n_bytes, kind, bits)
         check(code, "cannot read the head")
@@ -296,7 +296,7 @@ class Model(Closeable):
 
         Raises:
             ArgumentError: it was made for another one, with the first difference.
-            UnsupportedError: it is no draft of a kind that this version knows.
+            UnsupportedError: it is not a draft of a kind that this version knows.
 
         """
         instance(target, Model, "target", "; load one with Model(path)")
@@ -322,16 +322,16 @@ class Model(Closeable):
         check(code, f"cannot take layer inputs {list(layers)} of {self.path.name}")
 
     def row_width(self, layer: int) -> int:
-        """The numbers in a row of a layer's inputs, or of HEAD_ROWS."""
+        """The width of a row of a layer's inputs, or of HEAD_ROWS."""
         return self.info.n_embd_out if layer == HEAD_ROWS else self.info.n_embd
 
     def close(self) -> None:
-        """Releases the weights; they are freed once no context uses them. May be called twice."""
+        """Releases the weights; the last context frees them. May be called twice."""
         self._handle.close()
 
 
 def most_heads(arch: str) -> int:
-    """With how many MTP heads of an architecture this version drafts: 0, 1, or any number."""
+    """The maximum number of MTP heads of an architecture that drafts may use: 0, 1, or no limit."""
     n: int = lib.llama_spec_most_heads(arch.encode())
     return n
 
@@ -342,20 +342,20 @@ def _name_places(
     """Sets which devices take layers; the caller keeps the result while the engine reads it.
 
     Raises:
-        ArgumentError: a name or an endpoint is none, or servers are given and no layers.
+        ArgumentError: a name or an endpoint is invalid, or servers are given and no layers.
         UnsupportedError: the build has no servers, or they would have to share layers.
 
     """
     names, servers = device_names(devices), server_names(rpc_servers)
     if servers and params.n_gpu_layers == 0:
         raise ArgumentError(
-            "rpc_servers are given, and n_gpu_layers=0 puts nothing there: give how many layers "
-            "they take, or -1 for all"
+            "n_gpu_layers=0 puts no layer on the rpc_servers: give the number of their layers, or "
+            "-1 for all"
         )
     if servers and params.split_mode in (_SPLIT_MODES["row"], _SPLIT_MODES["tensor"]):
         raise UnsupportedError(
-            "servers hold whole layers: with rpc_servers split_mode is 'layer', or 'none' for one "
-            "device"
+            "split_mode='row' and 'tensor' split layers, which rpc_servers do not support: give "
+            "'layer', or 'none' for one device"
         )
     raw_names, raw_servers = ffi.new("char *[]", names), ffi.new("char *[]", servers)
     params.devices, params.n_devices = raw_names, len(names)

@@ -1,4 +1,4 @@
-"""What is known of a model file: sizes, kinds, and what a draft's file holds beside its weights."""
+"""The facts of a model file: sizes, kinds, and the extras of a draft's file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 
 class NgramArrays(NamedTuple):
-    """The arrays of an n-gram table; drafters/ngram_table.py says what they mean.
+    """The arrays of an n-gram table; see drafters/ngram_table.py.
 
     Attributes:
         keys: [n] uint32.
@@ -25,7 +25,7 @@ class NgramArrays(NamedTuple):
 
 
 class DraftBlock(NamedTuple):
-    """How a draft guesses the tokens of a block at once.
+    """How a draft predicts the tokens of a block at once.
 
     Attributes:
         n_slots: of a block as it was trained, the last known token's included.
@@ -44,17 +44,17 @@ class DraftBlock(NamedTuple):
 
     @property
     def max_draft(self) -> int:
-        """The most tokens that a block guesses."""
+        """The maximum number of tokens that a block drafts."""
         return self.n_slots if self.guesses_behind else self.n_slots - 1
 
 
 class HeadWeights(NamedTuple):
-    """Of a loaded MTP head.
+    """Facts of the weights of a loaded MTP head.
 
     Attributes:
         n_bytes: its weights, without the output matrix where that is the target's.
         type: the type that most of them are of, by the engine's name.
-        bits: of one such weight.
+        bits: the bits of one such weight.
 
     """
 
@@ -65,7 +65,7 @@ class HeadWeights(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Sizes and kinds, read from the file. Nothing here is guessed.
+    """Sizes and kinds as read from the file.
 
     n_heads is how many MTP heads the file says it has; has_head, that they were loaded and can
     draft; is_head_alone, that the file has no layers beside.
@@ -100,12 +100,12 @@ class ModelInfo:
 
     @property
     def has_recurrent_state(self) -> bool:
-        """Whether past tokens live in a state that cannot simply be cut back."""
+        """Whether past tokens are in a recurrent state, which cannot be cut by position."""
         return self.is_recurrent or self.is_hybrid
 
     @property
     def size(self) -> str:
-        """The parameters in three digits: 135M, 1.54B."""
+        """The number of parameters in three digits: 135M, 1.54B."""
         n = int(float(f"{self.n_params:.3g}"))
         for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
             if n >= unit:
@@ -113,7 +113,7 @@ class ModelInfo:
         return str(n)
 
     def snapshot_bytes(self, n_seq_max: int, n_rs_seq: int) -> int:
-        """What a context's recurrent states take: n_seq_max * (state + base + n_rs_seq * token).
+        """Bytes of a context's recurrent states: n_seq_max * (state + base + n_rs_seq * token).
 
         Of the `_bytes` above, the base only with snapshots; 0 for positions, and for DeepSeek 4.
         """

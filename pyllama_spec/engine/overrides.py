@@ -1,4 +1,4 @@
-"""Keys of a model's file with other values."""
+"""Overrides the keys of a model's file."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _MAY_BE = re.compile(
     r"|layer_norm_rms_epsilon|layer_norm_epsilon)|attn_logit_softcapping|final_logit_softcapping"
     r"|logit_scale|residual_scale|embedding_scale|pooling_type)"
 )
-# Of the engine's struct, with the zero at the end.
+# The text size of the engine's struct, without the zero at the end.
 _MAX_BYTES = 127
 _INT, _REAL, _BOOL, _TEXT = range(4)
 
 
 class RawOverrides(NamedTuple):
-    """The engine's form.
+    """The overrides as C structs.
 
     Attributes:
-        array: of struct llama_spec_override, or NULL.
+        array: the array of struct llama_spec_override, or NULL.
         keep: what it points to.
 
     """
@@ -41,7 +41,7 @@ class RawOverrides(NamedTuple):
 
 
 def raw_overrides(overrides: Mapping[str, Override]) -> RawOverrides:
-    """The overrides in the engine's form.
+    """Converts the overrides to C structs.
 
     Raises:
         ArgumentError: a key may not be overridden, or a value has a type that no key has.

@@ -1,4 +1,4 @@
-"""Where a model's layers are, and whether that is what was asked for."""
+"""Reports the devices of a model's layers, and warns if they are not those requested."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pyllama_spec.errors import ArgumentError, shown
 
 
 def device_names(devices: Sequence[str] | None) -> list[Any]:
-    """The names as the engine reads them, to be held while it does.
+    """The device names as a C array; keep it while the engine reads it.
 
     Raises:
-        ArgumentError: it is no list of names.
+        ArgumentError: it is not a list of names.
 
     """
     if devices is None:
@@ -23,12 +23,12 @@ def device_names(devices: Sequence[str] | None) -> list[Any]:
     if isinstance(devices, (str, bytes)) or not isinstance(devices, Sequence):
         raise ArgumentError(f"devices={shown(devices)} is not a list of names; doctor lists them")
     if not devices:
-        raise ArgumentError("devices=[] names none; give None for all, or n_gpu_layers=0")
+        raise ArgumentError("devices=[] names no device; give None for all, or n_gpu_layers=0")
     return [ffi.new("char[]", text(name, "a name of devices").encode()) for name in devices]
 
 
 def placement(handle: Any) -> dict[str, int]:
-    """How many layers each device has, the output counted as one; {} of a vocabulary."""
+    """The number of layers by device, the output included; {} for a vocabulary."""
     layers: dict[str, int] = {}
     name, n_layers = ffi.new("char **"), ffi.new("int32_t *")
     while True:
@@ -40,7 +40,7 @@ def placement(handle: Any) -> dict[str, int]:
 
 
 def in_words(placed: dict[str, int]) -> str:
-    """As in "the CPU", "Vulkan0", "CPU 12 layers, Vulkan0 19"."""
+    """The placement in words: "the CPU", "Vulkan0", "CPU 12 layers, Vulkan0 19"."""
     if len(placed) == 1:
         only = next(iter(placed))
         return "the CPU" if only == "CPU" else only
@@ -49,7 +49,7 @@ def in_words(placed: dict[str, int]) -> str:
 
 
 def warn_of_fewer(name: str, n_gpu_layers: int, n_placed: int, n_layers: int) -> None:
-    """Warns where fewer layers are on devices than were asked for.
+    """Warns if fewer layers are on devices than requested.
 
     Args:
         name: the model's file.

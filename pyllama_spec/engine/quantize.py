@@ -1,4 +1,4 @@
-"""Models in other types."""
+"""Quantizes models to other types."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def quantize(
     check_header(source)
     n_threads = count(n_threads, "n_threads", 0, _MAX_QUANTIZE_THREADS)
     if text(kind, "the type").upper() not in quantize_types():
-        raise ArgumentError(f"no type {kind!r}; there are {', '.join(quantize_types())}")
+        raise ArgumentError(f"type={kind!r} is not one of {', '.join(quantize_types())}")
     if (why_not := why_no_output(target)) is not None:
         raise ModelLoadError(why_not)
     if target.exists() and target.samefile(source):

@@ -1,4 +1,4 @@
-"""Servers of layers: other processes, here or on other machines, that hold and compute a part.
+"""RPC servers: other processes or machines that hold and compute layers.
 
 The protocol is the engine's own, without authentication or encryption: docs/rpc.md says how to keep
 it on loopback and go through a tunnel.
@@ -34,7 +34,7 @@ _HELLO = 14  # the first byte of a client
 _HELLO_BYTES = 33
 _MAX_WAIT_S = 5.0  # for a client's running call when the server ends
 _BACKLOG = 128  # clients that connect during an accept() wait here
-# Of accept(): this process or the machine has none left, for now; or the client has gone again.
+# Errors of accept(): the process or machine is out of resources, or the client has gone.
 _FOR_NOW = (
     errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO,
 )  # fmt: skip
@@ -43,7 +43,7 @@ _SOON_S = 0.02  # until more of a message that came in pieces
 
 
 def has_rpc() -> bool:
-    """Whether this build can use servers of layers, and be one."""
+    """Whether this build has RPC clients and servers."""
     return bool(lib.llama_spec_has_rpc())
 
 
@@ -51,13 +51,13 @@ def require_rpc() -> None:
     """Raises UnsupportedError where the build has none."""
     if not has_rpc():
         raise UnsupportedError(
-            "this build of the engine has no servers of layers (GGML_RPC is OFF): install it "
-            "without that flag, or with -C cmake.define.GGML_RPC=ON"
+            "this build of the engine has no RPC (GGML_RPC is OFF): install it without that flag, "
+            "or with -C cmake.define.GGML_RPC=ON"
         )
 
 
 def server_names(servers: Sequence[str] | None) -> list[Any]:
-    """The endpoints as the engine reads them, to be held while it does.
+    """The endpoints as a C array; keep it while the engine reads it.
 
     Raises:
         ArgumentError: one of them is not "host:port".
@@ -75,13 +75,13 @@ def server_names(servers: Sequence[str] | None) -> list[Any]:
         if not host or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
             raise ArgumentError(f"rpc_servers[{i}]={shown(one)} is not 'host:port'")
     if len(set(servers)) < len(servers):
-        raise ArgumentError("rpc_servers names one twice")
+        raise ArgumentError(f"rpc_servers={shown(servers)} names a server twice; name each once")
     require_rpc()
     return [ffi.new("char[]", one.encode()) for one in servers]
 
 
 def set_rpc_timeout(seconds: float) -> None:
-    """How long one answer may take on connections that are opened from now on, in this process.
+    """Sets the timeout of an answer on connections that this process opens from now on.
 
     A server is silent while it computes: the longest wait is a whole batch of a prompt.
     """
@@ -90,10 +90,10 @@ def set_rpc_timeout(seconds: float) -> None:
 
 
 def server_devices(endpoint: str) -> tuple[Device, ...]:
-    """What a server computes with.
+    """The devices of a server.
 
     Raises:
-        RemoteError: it cannot be reached, or is none.
+        RemoteError: it cannot be reached, or is not an RPC server.
 
     """
     (address,) = server_names([endpoint])
@@ -109,21 +109,22 @@ def server_devices(endpoint: str) -> tuple[Device, ...]:
 
 
 class RpcServer:
-    """Holds and computes layers for the clients that connect. It listens from the start.
+    """Holds and computes layers for clients. The constructor starts to listen.
 
     Args:
-        host: the address to listen at: loopback, unless everybody who reaches another one may use
-            this machine's memory and read what is computed.
-        port: 0 for any that is free.
-        devices: names of those to offer; None for the GPUs, or the CPU where there is none.
+        host: the address to listen at. Everybody who reaches an address other than loopback can
+            use this machine's memory and read the computed data.
+        port: the port; 0 for any free one.
+        devices: names of the devices to offer; None for the GPUs, or the CPU without one.
         n_threads: CPU threads for each client; None for the physical cores.
-        timeout: seconds that a client may be silent for before its first message and within any;
-            between messages it may be silent for ever.
-        on_note: called with a line about a client that came, went or failed, in its own thread.
+        timeout: maximum seconds of silence before a client's first message and within a message;
+            between messages there is no limit.
+        on_note: called in the client's thread with a line about a client that connected,
+            disconnected or failed.
 
     Raises:
-        ArgumentError: a value is out of range, the port is in use, or there is no such device.
-        UnsupportedError: the build has no servers.
+        ArgumentError: a value is out of range, the port is in use, or a device does not exist.
+        UnsupportedError: the build has no RPC servers.
 
     """
 
@@ -162,25 +163,25 @@ class RpcServer:
         self.host, self.port = address, int(self._socket.getsockname()[1])
 
     def __enter__(self) -> RpcServer:
-        """For with."""
+        """Returns the server."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """close()."""
+        """Closes the server."""
         self.close()
 
     @property
     def address(self) -> str:
-        """What a client gives in rpc_servers, on this machine."""
+        """The server's address for rpc_servers on this machine."""
         return f"{self.host}:{self.port}"
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine can reach the server."""
         return ipaddress.ip_address(self.host).is_loopback
 
     def serve(self) -> None:
-        """Answers clients, side by side, until close() is called or an exception arrives."""
+        """Serves clients in parallel until close() is called or an exception arrives."""
         while True:
             try:
                 client, (host, port) = self._socket.accept()
@@ -199,7 +200,7 @@ class RpcServer:
 
     def _start(self, client: socket.socket, peer: str) -> None:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # One whose machine has gone would keep its layers here for ever.
+        # A client whose machine is gone would keep its layers here without end.
         client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         thread = threading.Thread(target=self._answer, args=(client, peer), daemon=True)
         with self._lock:
@@ -251,7 +252,7 @@ class RpcServer:
             self._on_note(line)
 
     def close(self) -> None:
-        """Listens no longer and hangs up; clients see a lost server. May be called twice."""
+        """Stops listening and disconnects; clients see a lost server. May be called twice."""
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept() in another thread
@@ -267,7 +268,7 @@ class RpcServer:
 
 
 def _has_greeted(client: socket.socket, timeout_s: float) -> bool:
-    """Whether the whole first message has come, which is left for the engine to read."""
+    """Whether the whole first message has arrived; the engine reads it."""
     until = time.monotonic() + timeout_s
     while (left := until - time.monotonic()) > 0:
         client.settimeout(left)
@@ -290,21 +291,21 @@ def _hang_up(client: socket.socket) -> None:
 
 
 def _named(host: str) -> str:
-    """The host; an empty name would be every address of this machine."""
+    """The host; refuses an empty name, which means every address of this machine."""
     if not text(host, "host"):
         raise ArgumentError("host is empty; give 127.0.0.1, or 0.0.0.0 to be reached from anywhere")
     return host
 
 
 def _offered(wanted: Sequence[str] | None) -> tuple[str, ...]:
-    """The names of the devices that are offered, as csrc/abi/rpc.cpp chooses them."""
+    """The names of the offered devices, chosen as csrc/abi/rpc.cpp does."""
     known = [device.name for device in devices()]
     if wanted is not None:
         for name in wanted:
             if name not in known:
                 raise ArgumentError(f"there is no device {name!r} here; there are {known}")
         if len(set(wanted)) < len(wanted):
-            raise ArgumentError("devices names one twice")
+            raise ArgumentError(f"devices={shown(wanted)} names a device twice; name each once")
         return tuple(wanted)
     gpus = tuple(name for name in known if name not in ("CPU", "BLAS"))
     return gpus if gpus and lib.llama_spec_supports_gpu() else ("CPU",)

@@ -38,7 +38,7 @@ DRY_BREAKERS = ("\n", ":", '"', "*")
 
 @dataclass(frozen=True, slots=True)
 class SamplerParams:
-    """How the next token is chosen. temperature=0 is greedy.
+    """The parameters of a sampler chain. temperature=0 is greedy.
 
     Attributes:
         temperature: divides the logits; 0 takes the largest, as everything below MIN_TEMPERATURE
@@ -50,7 +50,7 @@ class SamplerParams:
         dry_*: the DRY repetition penalty; multiplier 0 is off.
         xtc_probability, xtc_threshold: excludes top choices; probability 0 is off.
         mirostat: 0 off, 1 or 2; it replaces the cuts.
-        seed: of the random draws; None for a new one each time.
+        seed: the seed of the random draws; None for a new one each time.
         shared_noise: whether a token is drawn as the largest sum of logit and shared_noise(), which
             a draft model can add too, and not by a random number. Not with mirostat. See
             speculative/shared_noise.py.
@@ -137,12 +137,12 @@ class SamplerParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the choice is the largest logit, with no randomness."""
+        """Whether the sampler takes the largest logit, without randomness."""
         return self.temperature <= 0
 
     @property
     def n_history(self) -> int:
-        """How many past tokens the penalties want to see; -1 for all of them."""
+        """The number of past tokens that the penalties read; -1 for all."""
         wants = [0]
         if self.repeat_penalty != 1 or self.frequency_penalty or self.presence_penalty:
             wants.append(self.penalty_last_n)
@@ -164,7 +164,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("mirostat", 0, 2), ("min_tokens", 0, 2**31 - 1),
 )  # fmt: skip
 
-# Of float32 in the engine.
+# The largest value that the engine's float32 holds.
 _MOST = 3e38
 # The C struct has the same names; annotations are texts here.
 _FLOATS = tuple(f.name for f in fields(SamplerParams) if f.type == "float")
@@ -274,7 +274,7 @@ def shared_noise(seed: int, place: int, ids: npt.NDArray[np.int32]) -> npt.NDArr
 
 
 class Sampler:
-    """A chain with its state: random numbers, penalties' history, the grammar's position.
+    """A sampler chain with its state: random numbers, penalty history, grammar position.
 
     sample() does not advance penalties or grammar; accept() does, and only over tokens that are
     committed. Keeps its model alive.
@@ -304,11 +304,11 @@ class Sampler:
         self._id, self._n_chain = ffi.new("int32_t *"), ffi.new("int32_t *")
         self._make_room(16)
         self._text = ffi.new("char[]", _MAX_FORCED_BYTES)
-        # Of distribution(), with the first call: as wide as the vocabulary.
+        # The buffers of distribution(), made by the first call: as wide as the vocabulary.
         self._candidates: tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]] | None = None
 
     def _make_room(self, n: int) -> None:
-        """Makes room for drafts of at most n tokens."""
+        """Makes room for drafts of up to n tokens."""
         self._draft = ffi.new("int32_t[]", n)
         self._chain = ffi.new("int32_t[]", n + 1)
 
@@ -368,7 +368,7 @@ class Sampler:
 
     @property
     def skips_grammar(self) -> bool:
-        """Whether the answer is in a thought, of which a grammar sees nothing."""
+        """Whether the answer is in a thought, which the grammar ignores."""
         return self.params.grammar_skips_thoughts and bool(
             lib.llama_spec_sampler_skips_grammar(self.handle)
         )
@@ -396,7 +396,7 @@ class Sampler:
         return token
 
     def distribution(self, context: Context, i: int) -> Distribution:
-        """What sample() would draw from at token i of the context's last batch.
+        """The distribution that sample() would draw from at token i of the context's last batch.
 
         It is what the whole chain leaves: penalties, biases, cuts and temperature are in it. A
         sampler that is random itself, as XTC is, has decided by then. It takes the chain's random
@@ -425,12 +425,12 @@ class Sampler:
         return Distribution.of_logits(ids[:n].copy(), logits[:n])
 
     def sample_chain(self, context: Context, row: int, draft: Sequence[int]) -> list[int]:
-        """Draws and accepts tokens for as long as they are those of a draft: one call per round.
+        """Draws and accepts tokens while they equal the draft: one call per round.
 
         The same as sample() and accept() in turns, at rows row, row + 1, ... of the last batch.
 
         Args:
-            context: of the target, which has decoded the draft.
+            context: the context of the target, which has decoded the draft.
             row: the row that the first token is drawn from; draft[k] belongs to row + k + 1.
             draft: the drafted tokens, possibly none.
 
@@ -469,9 +469,9 @@ class Sampler:
         return tokens
 
     def forced(self) -> bytes:
-        """The text that the grammar forces, UTF-8; b"" where there is a choice.
+        """The text that the grammar forces, UTF-8; b"" if it allows several.
 
-        Without a grammar, and while one waits for its beginning, there is none.
+        Empty without a grammar, and while a grammar waits for its trigger.
         """
         if self.params.grammar is None:
             return b""
@@ -480,7 +480,7 @@ class Sampler:
         return bytes(ffi.buffer(self._text, n)) if n else b""
 
     def sample_row(self, logits: npt.NDArray[np.float32]) -> int:
-        """Draws a token from a row of the caller's: [n_vocab] float32, contiguous."""
+        """Draws a token from a given row: [n_vocab] float32, contiguous."""
         try:
             row = np.ascontiguousarray(logits, dtype=np.float32)
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
@@ -512,11 +512,11 @@ class Sampler:
         check(code, "cannot accept a token")
 
     def reset(self) -> None:
-        """Goes back to the state after construction, the seed included."""
+        """Restores the state after construction, the seed included."""
         check(lib.llama_spec_sampler_reset(self.handle), "cannot reset the sampler")
 
     def clone(self) -> Sampler:
-        """A copy with the same state, advancing on its own from here."""
+        """A copy with the same, independent state."""
         out = ffi.new("llama_spec_sampler **")
         check(lib.llama_spec_sampler_clone(self.handle, out), "cannot copy the sampler")
         copy = object.__new__(Sampler)

@@ -16,7 +16,7 @@ from pyllama_spec.engine.binding import check, ffi, lib, module_file
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Something that the engine computes on."""
+    """A device of the engine."""
 
     name: str
     description: str
@@ -36,7 +36,7 @@ def devices() -> tuple[Device, ...]:
 
 
 def backends() -> dict[str, int]:
-    """How many devices each backend of this build finds here, as in {"CUDA": 0, "CPU": 1}."""
+    """The number of devices per backend of this build, as in {"CUDA": 0, "CPU": 1}."""
     counts: dict[str, int] = {}
     name, n_devices = ffi.new("char **"), ffi.new("int32_t *")
     while True:
@@ -53,19 +53,19 @@ def engine_version() -> str:
 
 
 def build_stamp() -> int:
-    """When this build was installed: its file's time, in nanoseconds; 0 where it has no file."""
+    """The install time of this build's file, in nanoseconds; 0 without a file."""
     with contextlib.suppress(OSError):
         return Path(module_file).stat().st_mtime_ns
     return 0
 
 
 def system_info() -> str:
-    """The instruction sets and features that the engine was compiled with."""
+    """The compiled instruction sets and features of the engine."""
     return _text(lib.llama_spec_system_info())
 
 
 def row_kernels() -> dict[str, str]:
-    """Our CPU kernels for the few rows of a verify batch in this build.
+    """Our CPU kernels in this build for the few rows of a verify batch.
 
     Returns:
         The instructions by type of the weights, as in {"BF16": "AVX2"}; other types, and all where
@@ -78,7 +78,7 @@ def row_kernels() -> dict[str, str]:
 
 @contextlib.contextmanager
 def stock_kernels() -> Iterator[None]:
-    """Decodes of this thread by the engine's own kernels alone, for comparisons.
+    """Makes this thread decode with the engine's own kernels only, for comparisons.
 
     Rows of a batch are not equal to single ones in there, whatever `Context.exact_rows` says.
     """
@@ -91,7 +91,7 @@ def stock_kernels() -> Iterator[None]:
 
 @contextlib.contextmanager
 def all_threads() -> Iterator[None]:
-    """Decodes of this thread by all threads of a context, even where fewer would be faster.
+    """Makes this thread decode with all threads of a context, even where fewer are faster.
 
     Fewer are where other programs use the cores too (`Context.thread_use`). The numbers are equal.
     """
@@ -103,7 +103,7 @@ def all_threads() -> Iterator[None]:
 
 
 def supports_gpu() -> bool:
-    """Whether this build finds a GPU, or a server of another machine, to put layers on."""
+    """Whether this build finds a GPU, or another machine's server, for layers."""
     return bool(lib.llama_spec_supports_gpu())
 
 
@@ -112,7 +112,7 @@ def _text(pointer: Any) -> str:
 
 
 def memory_bytes() -> int:
-    """What this process may use of the machine's memory, as far as the system says."""
+    """The machine's memory that this process may use, as far as the system reports it."""
     sizes = []
     with contextlib.suppress(AttributeError, OSError, ValueError):  # not on Windows
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -123,7 +123,7 @@ def memory_bytes() -> int:
 
 
 def default_n_threads() -> int:
-    """The physical cores that this process may use: more threads than that only wait."""
+    """The physical cores that this process may use: further threads only wait."""
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     if usable is None:
         return max(os.cpu_count() or 1, 1)
@@ -131,7 +131,7 @@ def default_n_threads() -> int:
 
 
 def bounded_n_threads(n_threads: int | None) -> int:
-    """The number of a context's threads: the requested one, and no more than there are cores.
+    """The thread count of a context: the requested one, at most the number of cores.
 
     Threads wait for one another at each step of a graph, so that one without a core of its own
     makes all of them wait. Hardware threads count as cores here.
@@ -143,15 +143,15 @@ def bounded_n_threads(n_threads: int | None) -> int:
     if n_threads > n_cores:
         warnings.warn(
             f"n_threads={n_threads}: this process may use {n_cores} "
-            f"core{'s' * (n_cores > 1)}, so that {n_cores} {'are' if n_cores > 1 else 'is'} made; "
-            "more would only wait for one another",
+            f"core{'s' * (n_cores > 1)}, so the context gets as many threads; more would only wait "
+            "for one another",
             stacklevel=2,
         )
     return min(n_threads, n_cores)
 
 
 def _siblings(cpu: int) -> str:
-    """The hardware threads of one core share this text."""
+    """The list of a core's hardware threads, the same text for each of them."""
     try:
         path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         return path.read_text(encoding="ascii").strip()

@@ -1,4 +1,4 @@
-"""Transfers between the host's memory and devices while contexts compute."""
+"""Transfers between host and devices during computation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyllama_spec.engine.binding import check, ffi, lib
 
 
 class Transfers(NamedTuple):
-    """Counts that only grow; all 0 where everything lies on the CPU.
+    """Growing counts; all 0 if everything is on the CPU.
 
     Attributes:
         bytes_to_device: from the host to devices: ids, positions, masks, rows that a draft is fed.
@@ -31,7 +31,7 @@ class Transfers(NamedTuple):
     graphs: int = 0
 
     def since(self, before: Transfers) -> Transfers:
-        """The counts since `before`."""
+        """The difference to the counts `before`."""
         return Transfers(*(now - then for now, then in zip(self, before, strict=True)))
 
     def plus(self, other: Transfers) -> Transfers:
@@ -43,7 +43,7 @@ NO_TRANSFERS = Transfers()
 
 
 def read_transfers(handle: Any, *, with_drafts: bool) -> Transfers:
-    """Those of a context, or of it and all that share its threads.
+    """The transfers of a context, or of all contexts that share its threads.
 
     Raises:
         ClosedError: the context was closed.

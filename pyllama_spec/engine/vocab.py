@@ -39,7 +39,7 @@ class Vocab:
     """Tokenizes, detokenizes, and knows the special tokens. Thread-safe: it only reads.
 
     Args:
-        handle: of a model.
+        handle: the handle of a model.
         n_tokens: how many ids there are.
         keeps_all: whether tokens keep each byte of a text but white space.
 
@@ -103,7 +103,7 @@ class Vocab:
         raise ArgumentError("the text could not be tokenized")
 
     def fewest_tokens(self, text: str | bytes) -> int:
-        """The least number of tokens that a text can have, by its bytes; it takes milliseconds.
+        """A lower bound of a text's token count, from its bytes; takes milliseconds.
 
         White space does not count, since tokens of some vocabularies swallow it. 0 where a
         vocabulary may leave out other text, or make one token of any number of bytes.
@@ -119,17 +119,17 @@ class Vocab:
 
     @cached_property
     def _longest(self) -> int:
-        """Bytes of the longest token; 0 where a text may have fewer tokens than that would say."""
+        """The length in bytes of the longest token; 0 if it gives no bound."""
         if not (self._keeps_all and all(map(self._keeps, _EACH_BYTE))):
             return 0
         return max(len(self._read_piece(i, special=True)) for i in range(self.n_tokens))
 
     def _keeps(self, char: str) -> bool:
-        """Whether a character has tokens with all of its bytes: what has none is left out."""
+        """Whether tokens cover all bytes of a character; others are dropped."""
         return self.detokenize(self.tokenize(char, add_special=False)).endswith(char.encode())
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes of one token: often not whole characters.
+        """The bytes of one token, often not whole characters.
 
         Args:
             token: an id of the vocabulary.
@@ -175,7 +175,7 @@ class Vocab:
         return b"".join(self.piece(token, special=special) for token in ids)
 
     def is_eog(self, token: int) -> bool:
-        """Whether the token ends a generation: EOS, EOT and their kin."""
+        """Whether the token ends a generation, such as EOS or EOT."""
         known = self._eog.get(token)
         if known is None:
             number = int32(token, "token id")
@@ -199,7 +199,7 @@ class Vocab:
 
 
 def _unpacked(ids: Any, n: int) -> list[int]:
-    """The first n ids; in parts, as other threads wait while one is made."""
+    """The first n ids, unpacked in parts so that other threads run in between."""
     tokens: list[int] = []
     for at in range(0, n, _TOGETHER):
         tokens += ffi.unpack(ids + at, min(_TOGETHER, n - at))

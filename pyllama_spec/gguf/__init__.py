@@ -1,1 +1,1 @@
-"""GGUF files without the engine: headers, keys, tables and numbers of tensors, and a writer."""
+"""GGUF files without the engine: headers, keys, tensor tables and data, and a writer."""

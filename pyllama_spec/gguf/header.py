@@ -1,4 +1,4 @@
-"""What a file's header tells before the engine loads it."""
+"""Reads a file's header before the engine loads the file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Header(NamedTuple):
 
 
 def check_header(path: Path) -> Header:
-    """Refuses what is not a GGUF file, with the reason in the user's terms.
+    """Refuses a file that is not GGUF, with a remedy.
 
     Raises:
         ModelLoadError: the path is missing, a folder, unreadable, empty, cut off or something else.

@@ -1,4 +1,4 @@
-"""Reads the keys and the table of tensors of a GGUF.
+"""Reads the keys and the tensor table of a GGUF.
 
 The format is that of docs/gguf.md of ggml: a header, then key, type and value one after the other,
 then name, shape, type and place of each tensor, little-endian. gguf.GGUFReader reads them too, but
@@ -34,7 +34,7 @@ class GgufKey:
 
     Attributes:
         type_id: the format's number of the value's type.
-        item_type: of an array's items; None for other values.
+        item_type: the type of an array's items; None for other values.
         value: an int, float, bool, bytes, or a list of them.
 
     """
@@ -46,7 +46,7 @@ class GgufKey:
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One entry of the table of tensors.
+    """One entry of the tensor table.
 
     Attributes:
         name: as in the file.
@@ -64,10 +64,10 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """The keys and the table of a file.
+    """The keys and the tensor table of a file.
 
     Attributes:
-        path: of the file.
+        path: the path of the file.
         n_bytes: its size.
         keys: those that were asked for.
         tensors: the table, in its order.
@@ -81,7 +81,7 @@ class GgufFile:
 
 
 def read_keys(path: Path, wanted: Callable[[str], bool]) -> dict[str, GgufKey]:
-    """The keys of a file whose names are wanted.
+    """Reads the keys of a file with the wanted names.
 
     Raises:
         ModelLoadError: the file is missing, cut off, damaged or no GGUF.
@@ -93,7 +93,7 @@ def read_keys(path: Path, wanted: Callable[[str], bool]) -> dict[str, GgufKey]:
 
 
 def read_key(path: Path, wanted: str) -> GgufKey | None:
-    """One key of a file, and nothing after it: vocabularies take a third of a second.
+    """Reads one key and stops there: a vocabulary takes a third of a second.
 
     Raises:
         ModelLoadError: the file is missing, cut off before the key, damaged or no GGUF.
@@ -109,7 +109,7 @@ def read_key(path: Path, wanted: str) -> GgufKey | None:
 
 
 def read_gguf(path: Path, wanted: Callable[[str], bool] = lambda _: True) -> GgufFile:
-    """The keys of a file whose names are wanted, and its table of tensors.
+    """Reads the keys with the wanted names, and the tensor table.
 
     Raises:
         ModelLoadError: the file is missing, cut off, damaged or no GGUF.
@@ -125,7 +125,7 @@ def read_gguf(path: Path, wanted: Callable[[str], bool] = lambda _: True) -> Ggu
 
 
 def read_table(path: Path) -> GgufFile:
-    """The table of tensors of a file, without keys; it is not to be changed.
+    """Reads the tensor table without keys; do not change the result.
 
     Tables of a few files are cached while the files do not change: opening a draft reads
     its types, its bytes and its output matrix, and reading past a vocabulary takes half a second.
@@ -144,13 +144,13 @@ def read_table(path: Path) -> GgufFile:
 
 @lru_cache(maxsize=4)
 def _kept_table(path: Path, _: tuple[int, ...]) -> GgufFile:
-    """By the path and what tells the file's present content from others."""
+    """Caches tables by path and by the file's stamp."""
     return read_gguf(path, lambda _: False)
 
 
 @contextmanager
 def _opened(path: Path, header: Header) -> Iterator[_Cursor]:
-    """A cursor after the header; its errors name the file."""
+    """Opens a cursor after the header; its errors name the file."""
     try:
         # Read and not mapped: a file that is cut off meanwhile must not end the process.
         with path.open("rb") as file:
@@ -164,7 +164,7 @@ def _opened(path: Path, header: Header) -> Iterator[_Cursor]:
 
 
 class _Cursor:
-    """Goes through the bytes, never past their end."""
+    """Reads bytes in order, never past the end."""
 
     def __init__(self, file: BinaryIO, n_left: int) -> None:
         self._file, self._n_left = file, n_left
@@ -247,7 +247,7 @@ def _scalar(type_id: int) -> str:
 
 
 def _check_array(cursor: _Cursor, item_type: int, n: int) -> None:
-    """Refuses arrays of arrays, as the engine does, and those that the file cannot hold."""
+    """Refuses nested arrays, as the engine does, and arrays longer than the file."""
     if item_type != STRING and item_type not in _SCALARS:
         raise ValueError(f"it has an array of items of type {item_type}, which is not read")
     size = 8 if item_type == STRING else struct.calcsize(f"<{_SCALARS[item_type]}")

@@ -1,4 +1,4 @@
-"""Bytes of weights by the GGUF's table of tensors: of each type, and read per token."""
+"""Bytes of weights from the tensor table: by type, and per decoded token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TENSOR_TYPES = {
 
 
 class MainType(NamedTuple):
-    """The type of most of a file's bytes of weights, and the bits of one such weight."""
+    """The type of most bytes of a file's weights, and its bits per weight."""
 
     name: str
     bits: float
@@ -45,7 +45,7 @@ def _sizes(file: GgufFile) -> dict[str, int]:
 
 
 def shares_by_type(path: Path) -> dict[str, float]:
-    """The share of each type in a file's bytes of weights, the largest first.
+    """The share of each type in a file's bytes of weights, largest first.
 
     The name of a type of files says little: K-quants need rows of a multiple of 256 weights, and
     matrices of other rows are written in a type that has smaller blocks.
@@ -86,13 +86,13 @@ def main_type(path: Path) -> MainType | None:
 
 
 def bytes_per_token(sizes: Mapping[str, int], metadata: Mapping[str, str]) -> int:
-    """Bytes of weights that one decode of one token reads.
+    """Bytes of weights that a decode of one token reads.
 
     Embeddings are looked up, a row each, unless the output uses the same tensor; of experts only
     those that are used are read, and of MTP heads nothing.
 
     Args:
-        sizes: of tensor_bytes().
+        sizes: the sizes of tensor_bytes().
         metadata: the model's, as text.
 
     """
@@ -111,10 +111,10 @@ def bytes_per_token(sizes: Mapping[str, int], metadata: Mapping[str, str]) -> in
 def block_bytes(
     sizes: Mapping[str, int], metadata: Mapping[str, str], first: int = 0, end: int | None = None
 ) -> int:
-    """Bytes of weights that a token reads of the blocks first .. end - 1.
+    """Bytes of weights that a token reads of blocks first .. end - 1.
 
     Args:
-        sizes: of tensor_bytes().
+        sizes: the sizes of tensor_bytes().
         metadata: the model's, as text.
         first: of the blocks.
         end: after the last of them; None for all from the first one on.
@@ -135,6 +135,6 @@ def block_bytes(
 
 
 def _block_of(name: str) -> int | None:
-    """Which block a tensor belongs to."""
+    """The block that a tensor belongs to."""
     match = re.match(r"blk\.(\d+)\.", name)
     return None if match is None else int(match[1])

@@ -15,7 +15,7 @@ _SECTIONS = ".rope.dimension_sections"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The facts.
+    """The facts of a target.
 
     Attributes:
         n_layer: decoder layers; those that predict further tokens (MTP) do not count.
@@ -36,7 +36,7 @@ class Target:
 
 
 def read_target(path: Path) -> Target:
-    """Reads them from a target's GGUF.
+    """Reads the facts from a target's GGUF.
 
     Raises:
         ModelLoadError: it is missing, damaged, no language model, or lacks one of the facts.
@@ -46,7 +46,7 @@ def read_target(path: Path) -> Target:
 
 
 def is_fact(name: str) -> bool:
-    """Whether target_of() wants the key."""
+    """Whether target_of() needs the key."""
     ends = (".block_count", ".nextn_predict_layers", ".embedding_length", _SECTIONS)
     return name.startswith(("tokenizer.", "split.no", "general.architecture")) or name.endswith(
         ends
@@ -54,14 +54,14 @@ def is_fact(name: str) -> bool:
 
 
 def target_of(path: Path, keys: Mapping[str, GgufKey]) -> Target:
-    """The facts in the keys of a file.
+    """The facts from a file's keys.
 
     Args:
         path: the file, for messages.
         keys: those of which is_fact() is true.
 
     Raises:
-        ModelLoadError: it is no language model, or lacks one of the facts.
+        ModelLoadError: it is not a language model, or lacks one of the facts.
 
     """
     arch = keys.get("general.architecture")
@@ -97,5 +97,5 @@ def _count(path: Path, keys: Mapping[str, GgufKey], name: str, default: int | No
 
 
 def _numbers(key: GgufKey) -> list[int]:
-    """The items of an array, or the value alone."""
+    """The items of an array, or a single value."""
     return key.value if isinstance(key.value, list) else [key.value]

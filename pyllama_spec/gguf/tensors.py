@@ -1,4 +1,4 @@
-"""Tensors to be written: shapes are known at once, numbers are read on demand."""
+"""Tensors to write: shapes are known at once, data is read on demand."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class SourceTensor:
-    """Where the numbers of a tensor come from, such as a checkpoint.
+    """A tensor of a source such as a checkpoint.
 
     Attributes:
-        name: as in the checkpoint.
+        name: the checkpoint's name of the tensor.
         dtype: a key of STORED.
         shape: as PyTorch writes it, `[out, in]` for a matrix.
-        read: gives the stored numbers, of that shape and of type STORED[dtype].
+        read: returns the stored data, of that shape and of type STORED[dtype].
 
     """
 
@@ -53,16 +53,16 @@ class SourceTensor:
 
     @property
     def n_elements(self) -> int:
-        """How many numbers there are."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def is_float(self) -> bool:
-        """Whether these are weights, and not ids or a mask."""
+        """Whether the tensor holds weights, not ids or a mask."""
         return self.dtype in FLOATS
 
     def integers(self) -> Ids:
-        """The numbers as int64 of the tensor's shape; a mask gives 0 and 1.
+        """The data as int64 of the tensor's shape; a mask gives 0 and 1.
 
         Raises:
             ConversionError: they are stored as floats.
@@ -99,13 +99,13 @@ class PlannedTensor:
 
     @classmethod
     def of_weights(cls, name: str, values: Floats) -> PlannedTensor:
-        """Float32 weights that are in memory, to be written in the file's type."""
+        """Plans float32 weights in memory, to be written in the file's type."""
         source = SourceTensor(name, "F32", values.shape, lambda: values)
         return cls(name, values.shape, source)
 
 
 def to_float32(raw: Raw, dtype: str) -> Floats:
-    """The stored numbers as float32, of the same shape; exact for all but F64."""
+    """Converts stored data to float32 of the same shape; exact for all types but F64."""
     if dtype == "BF16":
         # asarray: of a single number, older NumPy makes a scalar.
         bits = np.asarray(np.left_shift(raw.astype(np.uint32), np.uint32(16)))

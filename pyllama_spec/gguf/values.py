@@ -1,4 +1,4 @@
-"""The numbers of a GGUF's tensors. Needs the package gguf, which knows the quantised types."""
+"""Reads the data of a GGUF's tensors. Needs the package gguf for quantised types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyllama_spec.gguf.tensors import Floats, Ids
 
 
 def read_floats(path: Path, tensor: GgufTensor) -> Floats:
-    """The numbers of a tensor as float32, of its shape.
+    """Reads a tensor as float32 of its shape.
 
     Args:
         path: the file.
@@ -37,7 +37,7 @@ def read_floats(path: Path, tensor: GgufTensor) -> Floats:
 
 
 def read_stored(path: Path, tensor: GgufTensor) -> tuple[NDArray[np.uint8], str]:
-    """The bytes of a tensor, and the name of its type, as PlannedTensor takes both.
+    """Reads a tensor's bytes and the name of its type, for PlannedTensor.
 
     Args:
         path: the file.
@@ -64,7 +64,7 @@ def read_stored(path: Path, tensor: GgufTensor) -> tuple[NDArray[np.uint8], str]
 
 
 def read_ids(path: Path, tensor: GgufTensor) -> Ids:
-    """The numbers of a tensor of int64.
+    """Reads an int64 tensor.
 
     Raises:
         ModelLoadError: they are of another type, or the file is cut off.

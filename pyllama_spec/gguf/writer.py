@@ -34,7 +34,7 @@ _FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What goes into the file.
+    """The content of the file.
 
     Attributes:
         arch: general.architecture.
@@ -56,7 +56,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written.
+    """The result of a write.
 
     Attributes:
         n_bytes: size of the file.
@@ -71,7 +71,7 @@ class Written:
 
 
 def import_gguf() -> Any:
-    """The package that writes the format.
+    """Imports the package gguf.
 
     Raises:
         ConversionError: it is not installed.
@@ -87,7 +87,7 @@ def import_gguf() -> Any:
 
 
 def tensor_type(tensor: PlannedTensor, kind: Kind | None) -> str:
-    """The type that a tensor is written in: matrices in `kind`, others in F32, integers as such.
+    """The type to write a tensor in: matrices in `kind`, other floats in F32, integers unchanged.
 
     A row for q8_0 must be a multiple of 32 long; other matrices stay F16.
     """
@@ -106,7 +106,7 @@ def tensor_type(tensor: PlannedTensor, kind: Kind | None) -> str:
 def write_gguf(
     path: Path, output: Output, progress: Callable[[float], None] | None = None
 ) -> Written:
-    """Writes the file; under its name there is never a part of one.
+    """Writes the file atomically: its name never holds a partial file.
 
     Args:
         path: where to.
@@ -198,7 +198,7 @@ def _write(
 
 
 def encode(tensor: PlannedTensor, type_name: str) -> Bytes:
-    """The tensor's bytes in a type, uint8 `[*shape[:-1], bytes per row]`.
+    """Encodes a tensor in a type, uint8 `[*shape[:-1], bytes per row]`.
 
     Raises:
         ConversionError: a weight is not finite, or too large for F16.

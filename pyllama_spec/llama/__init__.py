@@ -1,4 +1,4 @@
-"""Llama: what users of llama-cpp-python expect."""
+"""Llama: the class that users of llama-cpp-python know."""
 
 from pyllama_spec.lazy_imports import public_names
 from pyllama_spec.llama.llama import Llama, LlamaState

@@ -1,4 +1,4 @@
-"""A list of prompts, answered side by side as far as places allow."""
+"""Answers a list of prompts side by side, as far as places allow."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _U = TypeVar("_U")
 
 
 def is_list_of_prompts(prompt: object) -> bool:
-    """Whether it is a list of texts, or of lists of ids, and not one of them."""
+    """Whether a value is a list of texts or of lists of ids, not one prompt."""
     if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Sequence) or not prompt:
         return False
     return isinstance(prompt[0], (str, bytes, list, tuple))
 
 
 def each_prompt(prompts: Sequence[_T], make: Callable[[_T], _U]) -> list[_U]:
-    """The completions of each, which have not begun.
+    """The completions of each prompt, not started yet.
 
     Raises:
         PyllamaSpecError: whatever `make` raises, with the number of the prompt in front.
@@ -48,7 +48,7 @@ def each_prompt(prompts: Sequence[_T], make: Callable[[_T], _U]) -> list[_U]:
 
 
 def check_lengths(completions: Sequence[Completion], n_ctx: int) -> None:
-    """Before anything is computed for any of them.
+    """Checks the lengths of all prompts before it computes any.
 
     Raises:
         ContextFullError: a prompt leaves no room for a token.
@@ -73,7 +73,7 @@ def complete_all(
 
     Args:
         completions: none of them has begun.
-        envelope: of the response.
+        envelope: the envelope of the response.
         show: whether to draw a progress bar on a terminal.
         n: how many of them, one after the other, are answers to one prompt.
 
@@ -129,7 +129,7 @@ def merged(
     whole: Callable[[Generation, _T], Response],
     begin: float,
 ) -> Response:
-    """One response of several answers to one chat, with a choice for each.
+    """Merges several answers to one chat into one response, with a choice for each.
 
     Args:
         begun: a generation for each that has not begun, and who reads it.
@@ -156,10 +156,10 @@ def merged(
 
 
 def sums(records: Sequence[GenerationRecord], begin: float, n: int = 1) -> Response:
-    """The figures of a response with several choices: sums of counts, and the seconds of all.
+    """The figures of a response with several choices: sums of counts, and the wall time.
 
     Args:
-        records: of the choices, in their order.
+        records: the records of the choices, in their order.
         begin: when it began.
         n: how many of them, one after the other, are answers to one prompt.
 

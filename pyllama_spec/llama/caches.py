@@ -1,4 +1,4 @@
-"""States of past requests, kept so that a prompt that begins like one of them is read once."""
+"""Caches the states of past requests, so that a prompt with a cached prefix is read once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _GIB = 1 << 30
 
 
 class StateKey(tuple[int, ...]):
-    """Tokens, and what a state of them has to belong to: LlamaState.owner; None for anything.
+    """The tokens of a state and its owner (LlamaState.owner); None matches any owner.
 
-    To a cache of the user's own it is a tuple of ids, as ever.
+    A cache of the user's own sees it as a tuple of ids.
     """
 
     owner: str | None
@@ -39,7 +39,7 @@ class StateKey(tuple[int, ...]):
     __hash__ = tuple.__hash__
 
     def is_met_by(self, known: StateKey) -> bool:
-        """Whether a state under the key `known` may be used where this one is asked for."""
+        """Whether a state with the key `known` fits a request with this key."""
         return self.owner is None or known.owner == self.owner
 
 
@@ -52,7 +52,7 @@ def _stored(key: Sequence[int], state: LlamaState) -> StateKey:
 
 
 def longest_token_prefix(a: Iterable[int], b: Iterable[int]) -> int:
-    """How many tokens two texts have in common at their beginning."""
+    """The length of the common prefix of two token lists."""
     n = 0
     for x, y in zip(a, b, strict=False):
         if x != y:
@@ -62,7 +62,7 @@ def longest_token_prefix(a: Iterable[int], b: Iterable[int]) -> int:
 
 
 class BaseLlamaCache(ABC):
-    """What Llama.set_cache() takes: states by the tokens that they hold, and what they belong to.
+    """The interface of Llama.set_cache(): maps tokens to states.
 
     Llama asks with a StateKey. A cache that does not look at its owner, and gives a state of
     another model or other adapters, has given none: the text is read.
@@ -80,18 +80,18 @@ class BaseLlamaCache(ABC):
     @property
     @abstractmethod
     def cache_size(self) -> int:
-        """Its size in bytes."""
+        """The size of all states in bytes."""
 
     @abstractmethod
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
-        """The state whose tokens have most in common with these; KeyError if none has any."""
+        """The state with the longest common prefix with the tokens; raises KeyError for none."""
 
     @abstractmethod
     def __contains__(self, key: Sequence[int]) -> bool: ...
 
     @abstractmethod
     def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
-        """Keeps a state, and drops the oldest ones where there is no room."""
+        """Stores a state, and drops the oldest states for room."""
 
 
 def _closest(keys: Iterable[StateKey], key: StateKey) -> StateKey | None:
@@ -101,7 +101,7 @@ def _closest(keys: Iterable[StateKey], key: StateKey) -> StateKey | None:
 
 
 class LlamaRAMCache(BaseLlamaCache):
-    """States in memory."""
+    """A cache in memory."""
 
     def __init__(self, capacity_bytes: int = 2 * _GIB) -> None:
         super().__init__(capacity_bytes)
@@ -109,7 +109,7 @@ class LlamaRAMCache(BaseLlamaCache):
 
     @property
     def cache_size(self) -> int:
-        """Its size in bytes."""
+        """The size of all states in bytes."""
         return sum(state.llama_state_size for state in self.cache_state.values())
 
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
@@ -134,7 +134,7 @@ LlamaCache = LlamaRAMCache
 
 
 class LlamaDiskCache(BaseLlamaCache):
-    """States in a folder, by the package diskcache.
+    """A cache in a folder, by the package diskcache.
 
     The states are pickled: a folder that others can write to can run their code.
 
@@ -154,12 +154,14 @@ class LlamaDiskCache(BaseLlamaCache):
         try:
             import diskcache
         except ImportError:
-            raise UnsupportedError("LlamaDiskCache needs the package diskcache") from None
+            raise UnsupportedError(
+                "LlamaDiskCache needs the package diskcache: pip install diskcache"
+            ) from None
         self.cache: Any = diskcache.Cache(str(cache_dir))
 
     @property
     def cache_size(self) -> int:
-        """Its size in bytes."""
+        """The size of all states in bytes."""
         return int(self.cache.volume())
 
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
@@ -174,7 +176,7 @@ class LlamaDiskCache(BaseLlamaCache):
 
     def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
         self.cache[_on_disk(_stored(key, value))] = value
-        # Its keys come in the order in which they were set.
+        # The keys come in the order in which they were set.
         for oldest in list(self.cache.iterkeys()):
             if self.cache_size <= self.capacity_bytes:
                 break
@@ -187,5 +189,5 @@ class LlamaDiskCache(BaseLlamaCache):
 
 
 def _on_disk(key: StateKey) -> tuple[int | str, ...]:
-    """A plain tuple, the owner first: the database compares the bytes of keys."""
+    """A plain tuple with the owner first, since the database compares the bytes of keys."""
     return tuple(key) if key.owner is None else (key.owner, *key)

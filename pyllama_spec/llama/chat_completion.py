@@ -1,4 +1,4 @@
-"""Chats answered: their form, their template, and requests for chat completions."""
+"""Chat completions: the chat format, the template, and the requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyllama_spec.chat.answers import AnswerReader
     from pyllama_spec.chat.tools import ToolChats, ToolRequest
 
-# Of a chat, where RequestOptions has those of a text: llama-cpp-python's.
+# The defaults of a chat where they differ from RequestOptions: llama-cpp-python's.
 CHAT_DEFAULTS: Mapping[str, Any] = {"max_tokens": None, "temperature": 0.2}
 _DEFAULT = "chat_template.default"
 # What concerns a response, beside the text of its choices.
@@ -51,7 +51,7 @@ _OF_RESPONSES = (
     "add_generation_prompt", "reasoning_effort", "thinking_token_budget",
 )  # fmt: skip
 _FIELDS = {field.name: field for field in fields(RequestOptions)}
-# Of MoreOptions, what changes an answer's form or place, so that leaving it out would be seen.
+# The members of MoreOptions that change an answer's form or place.
 _NOT_FOR_HANDLERS = (
     "n", "min_tokens", "ignore_eos", "stop_token_ids", "bad_words", "include_stop_str_in_output",
     "thinking_token_budget", "reasoning_effort", "continue_final_message", "return_token_ids",
@@ -63,11 +63,11 @@ _OF_ENGINE_GRAMMARS = frozenset(("grammar_prefill", "grammar_triggers"))
 
 @dataclass(slots=True)
 class ChatForm:
-    """How a model's chats are written.
+    """The chat format of a model.
 
     Attributes:
-        name: of the form.
-        template_name: of a template in the file; None for its default one.
+        name: the name of the form.
+        template_name: the name of a template in the file; None for its default one.
         source: Jinja text in place of the file's.
         stops: what ends an answer, beside the model's own end.
         template: made of these, once it is needed or where its faults are to show.
@@ -84,7 +84,7 @@ class ChatForm:
 
     @classmethod
     def of(cls, model: Model, chat_format: str | None, chat_template: str | None) -> ChatForm:
-        """The form that Llama(chat_format=, chat_template=) means.
+        """The form for Llama(chat_format=, chat_template=).
 
         A template that is named is made now, so that its faults show.
 
@@ -121,13 +121,13 @@ class ChatForm:
         return form
 
     def make_template(self, model: Model) -> ChatTemplate:
-        """Makes the template."""
+        """Compiles the template."""
         self.template = ChatTemplate.of_model(model, self.template_name, self.source)
         return self.template
 
 
 def registered_handler(chat_format: str | None, chat_template: str | None) -> ChatHandler | None:
-    """The handler that a program registered for that form; None if there is none."""
+    """The handler that a program registered for a chat format; None if there is none."""
     if chat_format is None or chat_template is not None:
         return None
     from pyllama_spec.llama.chat_formats import HANDLERS
@@ -136,7 +136,7 @@ def registered_handler(chat_format: str | None, chat_template: str | None) -> Ch
 
 
 class ChatCompletions:
-    """Requests for chat completions, and the form of chats.
+    """Starts chat completion requests, in the model's chat format.
 
     Every call is handed the Llama that it is made on, as in LowLevel.
 
@@ -164,7 +164,7 @@ class ChatCompletions:
         self.form = ChatForm.of(opened.model, chat_format, chat_template)
 
     def set_format(self, llm: Overridable, name: str | None) -> None:
-        """Another form for the requests from here on."""
+        """Sets the format of later requests."""
         from pyllama_spec.llama.chat_formats import HANDLERS
 
         self.form = ChatForm.of(self._opened.model, name, None)
@@ -173,7 +173,7 @@ class ChatCompletions:
         llm.chat_handler = llm.chat_handler or registered_handler(name, None)
 
     def template(self) -> ChatTemplate:
-        """The template of the form. Called by Llama.template itself: the warning counts frames."""
+        """The format's template. Only Llama.template calls this: the warning counts frames."""
         if self.form.template is None:
             template = self.form.make_template(self._opened.model)
             if template.note:
@@ -266,7 +266,7 @@ class ChatCompletions:
         variables: Mapping[str, Any],
         options: Mapping[str, Any],
     ) -> tuple[Generation, AnswerReader | None]:
-        """A generation that has not begun, and the reader of its answer, if one is needed."""
+        """Prepares a generation, and the reader of its answer if one is needed."""
         if request.is_plain:
             generation = llm.generate_chat_steps(
                 messages, tools=None, chat_template_kwargs=variables, **options
@@ -316,7 +316,10 @@ class ChatCompletions:
     ) -> Generation:
         """See Llama.generate_chat_steps; `keywords` are those of RequestOptions."""
         if llm.chat_handler is not None:
-            raise UnsupportedError("a chat_handler answers the chats of this Llama, not in steps")
+            raise UnsupportedError(
+                "generate_chat_steps() does not support the chat_handler of this Llama; call "
+                "create_chat_completion()"
+            )
         stops = keywords.get("stop") or ()
         stops = [stops] if isinstance(stops, str) else stops
         if self.form.stops:
@@ -345,7 +348,7 @@ class ChatCompletions:
     def _generation(
         self, llm: Overridable, rendered: RenderedChat, request: RequestOptions
     ) -> Generation:
-        """A generation for a chat, which has not begun."""
+        """Prepares a chat's generation."""
         tokens = rendered.tokenize(self._opened.model.vocab)
         generation = self._low_level.generation(llm, tokens, request)
         generation.record.note = rendered.note
@@ -355,7 +358,7 @@ class ChatCompletions:
         check_fits(self._opened.model.vocab, rendered.text, self._opened.runtime.context.n_ctx_seq)
 
     def close(self) -> None:
-        """Frees what chats with tools hold."""
+        """Frees the resources of chats with tools."""
         if self.form.tools is not None:
             self.form.tools.close()
 
@@ -368,7 +371,7 @@ def _begun_answer(
     prompt: str,
     is_continued: bool,
 ) -> str:
-    """The beginning of the answer that the prompt contains."""
+    """The prompt's part of the answer."""
     before = check_messages(messages)
     before = before[:-1] if is_continued else before
     variables = {**variables, "add_generation_prompt": False}
@@ -384,7 +387,7 @@ def _begun_answer(
 
 
 def _for_handler(more: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a handler gets although it does not know them.
+    """The options that a handler gets although it may not know them.
 
     Raises:
         UnsupportedError: one of them asks for what a handler is not told.
@@ -409,7 +412,7 @@ def _handled(
     options: Mapping[str, Any],
     *others: Any,
 ) -> Response | Stream:
-    """Lets the chat handler answer, with what llama-cpp-python gives to one."""
+    """Calls the chat handler with the arguments that llama-cpp-python passes."""
     tools, tool_choice, functions, function_call = tool_options
     stream, model, logprobs, top_logprobs = others
     # Handlers add to it what ends an answer in their form.

@@ -1,4 +1,4 @@
-"""Chats in the forms that llama-cpp-python knows by name, and those that programs add.
+"""The chat formats that llama-cpp-python names, and those that programs register.
 
 The templates are Jinja, so that a message cannot forge a turn in them either (chat/template.py).
 """
@@ -14,7 +14,7 @@ from pyllama_spec.llama.open_options import ChatHandler
 
 @dataclass(frozen=True, slots=True)
 class NamedFormat:
-    """A form of chats.
+    """A named chat format.
 
     Attributes:
         source: Jinja text.
@@ -39,7 +39,7 @@ def _turns(  # noqa: D417 - the like share a line
     end_between: str = "",
     default_system: str = "",
 ) -> str:
-    """The Jinja text of turns that are all made alike.
+    """The Jinja text of turns that all have the same form.
 
     Args:
         user, assistant: what a turn of each begins with.
@@ -247,7 +247,7 @@ HANDLERS: dict[str, ChatHandler] = {}
 
 
 def named_format(name: str) -> NamedFormat | None:
-    """The form of that name; None if there is none.
+    """The chat format of a name.
 
     Raises:
         UnsupportedError: llama-cpp-python has it, and it is not supported here.
@@ -261,7 +261,7 @@ def named_format(name: str) -> NamedFormat | None:
 def register_chat_completion_handler(
     name: str, overwrite: bool = False
 ) -> Callable[[ChatHandler], ChatHandler]:
-    """A decorator: the function answers the chats of Llama(chat_format=name).
+    """A decorator that registers a function to answer the chats of Llama(chat_format=name).
 
     Raises:
         ArgumentError: the name is taken, and overwrite is False.

@@ -1,4 +1,4 @@
-"""Several answers to one prompt: n of a request.
+"""Several answers to one prompt: the option n of a request.
 
 Each is a generation of its own, with a seed of its own. The prompt is decoded once where it can be:
 the sequence that has it goes back to its end, or is copied.
@@ -16,7 +16,7 @@ from pyllama_spec.requests.options import RequestOptions
 
 
 def options_of_choices(request: RequestOptions, seeds: SeedStream) -> list[RequestOptions]:
-    """The options of each of a request's answers; one request draws one seed of the model's.
+    """The options of each answer; a request draws one seed from the model's stream.
 
     Args:
         request: the caller's options.
@@ -30,7 +30,7 @@ def options_of_choices(request: RequestOptions, seeds: SeedStream) -> list[Reque
 
 
 def usage_of(records: Sequence[GenerationRecord], n: int) -> dict[str, Any]:
-    """The usage of several answers. A prompt counts once, as the first of its n answers read it."""
+    """The usage of several answers. Counts the prompt once, as the first answer read it."""
     firsts = records[::n]
     n_prompt = sum(len(record.prompt_tokens) for record in firsts)
     n_text = sum(len(record.tokens) for record in records)
@@ -47,10 +47,10 @@ def choice_chunks(
     chunks_of: Callable[[int], Generator[Response, None, None]],
     width: int,
 ) -> Generator[Response, None, None]:
-    """The chunks of all choices, each with its index; the last one has the usage of all.
+    """The chunks of all choices, each with its index; the last chunk has the total usage.
 
     Args:
-        generations: of the choices.
+        generations: the generations of the choices.
         chunks_of: the chunks of choice i.
         width: how many are read in turns, as many as are computed side by side.
 

@@ -1,4 +1,4 @@
-"""Texts continued: completions of one prompt, or of a list of them."""
+"""Text completions: of one prompt, or of a list of prompts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Prompts = str | bytes | Sequence[int] | Sequence[str | bytes] | Sequence[Sequenc
 
 
 class MoreOptions(TypedDict, total=False):
-    """Options of a request beside llama-cpp-python's: see RequestOptions."""
+    """Request options that llama-cpp-python lacks: see RequestOptions."""
 
     min_keep: int
     top_n_sigma: float
@@ -73,7 +73,7 @@ class MoreOptions(TypedDict, total=False):
 
 
 class Completions:
-    """Requests for completions, and what happens around every request.
+    """Starts completion requests, and handles the cache and log of every request.
 
     Args:
         opened: the model.
@@ -140,7 +140,7 @@ class Completions:
         *,
         echo: bool,
     ) -> list[responses.Completion]:
-        """The n answers to a prompt, none of which has begun."""
+        """Prepares the n answers to a prompt."""
         tokens = self._tokens(llm, prompt, suffix)
         request = self.thoughts.of_text(llm, tokens, request)
         completions = [
@@ -170,7 +170,7 @@ class Completions:
         *,
         echo: bool,
     ) -> responses.Completion:
-        """A text completion that has not begun."""
+        """Prepares a text completion."""
         vocab, has_logprobs = self._opened.model.vocab, request.logprobs is not None
         head = ""
         if echo or has_logprobs:
@@ -207,14 +207,14 @@ class Completions:
         envelope: Envelope,
         report: Report,
     ) -> Stream:
-        """The handle of a request that has not begun, with its cache and its log line.
+        """The handle of a prepared request, with its cache and its log line.
 
         Args:
             llm: that it is made on.
-            generations: of its choices, in their order.
+            generations: the generations of its choices, in their order.
             chunks_of: the chunks of choice i.
             whole: the whole response.
-            envelope: of the response.
+            envelope: the envelope of the response.
             report: what it tells beside the text.
 
         """
@@ -251,14 +251,14 @@ class Completions:
         return Stream(generations, noting(), report.of_whole(noted, generations), envelope.id)
 
     def _load(self, llm: Overridable, state: LlamaState, prompt: Sequence[int]) -> None:
-        """Has the caller's own load_state() go back to a state that holds more of a prompt."""
+        """Calls the user's own load_state() for a cached state that holds more of the prompt."""
         with self._opened.runtime.runner.visit() as sequence:
             n_held = n_common(sequence.tokens[: sequence.n_decoded], prompt)
         if n_common(state.tokens[: state.n_decoded], prompt) > n_held:
             llm.load_state(state)
 
     def _note(self, llm: Overridable, generation: Generation, kept: KeptState | None) -> None:
-        """Puts the state after a request into the cache, and logs its figures."""
+        """Stores the state after a request in the cache, and logs its figures."""
         record = generation.record
         if llm.cache is not None and kept is not None and kept.behind_it is not None:
             tokens = [*record.prompt_tokens, *record.tokens]

@@ -1,4 +1,4 @@
-"""The costs of rounds on this machine, kept between programs: a controller's first estimates.
+"""Stores the costs of rounds on this machine for later programs: initial estimates.
 
 One small file for each target, drafter, machine and build, in the folder where downloads are kept
 too. A file that is damaged, hostile or of another version is ignored, and no fault
@@ -29,13 +29,13 @@ _LEAST_S, _MOST_S = 1e-8, 60.0
 
 
 def cache_folder() -> Path:
-    """Where downloads and costs are kept."""
+    """The folder of downloads and costs."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.environ.get("PYLLAMA_SPEC_CACHE") or f"{base}/pyllama_spec").expanduser()
 
 
 class CostCache:
-    """The file of a context and its drafter.
+    """The cost file of a context and its drafter.
 
     Args:
         context: the target's.
@@ -52,12 +52,12 @@ class CostCache:
 
     @property
     def path(self) -> Path | None:
-        """The file; None where none is kept."""
+        """The path of the file; None if costs are not stored."""
         return self._path
 
     def read(self) -> KnownCosts | None:
-        """The costs that another program kept; None where there are none, or unsound ones."""
-        # What is no plain file, a pipe say, may be opened for ever.
+        """Reads the stored costs; None if they are missing or implausible."""
+        # Opening a pipe, which is not a regular file, may block without end.
         if self._path is None or not self._path.is_file():
             return None
         try:
@@ -74,7 +74,7 @@ class CostCache:
         return KnownCosts(**parts)  # type: ignore[arg-type]  # none of them is None
 
     def write(self, controller: Controller) -> None:
-        """Keeps what a controller knows, if it knows enough."""
+        """Stores a controller's costs, if it measured enough."""
         if self._path is None:
             return
         known = controller.known_costs()
@@ -88,7 +88,7 @@ class CostCache:
         }
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            # Of this process alone: others may write theirs, and the last one counts.
+            # A file of this process alone: others may write theirs, and the last one counts.
             own = self._path.with_name(f"{self._path.name}.{os.getpid()}")
             with whole_file(own) as part:
                 part.write_text(json.dumps(content), encoding="ascii")
@@ -96,7 +96,7 @@ class CostCache:
 
 
 def _key(context: Context, drafter: Drafter) -> str:
-    """A digest of all that the costs depend on."""
+    """A digest of everything that the costs depend on."""
     info, params = context.model.info, context.params
     about = drafter.describe()
     facts = [
@@ -115,7 +115,7 @@ def _key(context: Context, drafter: Drafter) -> str:
 
 
 def _cpu_name() -> str:
-    """The processor, where the system says it."""
+    """The processor's name, if the system reports it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n"):
             if line.startswith("model name"):
@@ -124,7 +124,7 @@ def _cpu_name() -> str:
 
 
 def _curve(seconds: Any) -> dict[int, float] | None:
-    """Seconds by sizes, as they can be; None if anything is not."""
+    """Reads seconds by size; None if a value is implausible."""
     if not isinstance(seconds, dict) or len(seconds) > _MAX_SIZES:
         return None
     curve: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""Texts as vectors: of models that were made for it, and of any other."""
+"""Embeddings of texts: from embedding models, and from any other."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ class Embedder:
 
     @property
     def gives_each_token(self) -> bool:
-        """Whether a text has a vector for each of its tokens, and none of its own."""
+        """Whether a text gets a vector per token instead of one vector."""
         return self.context.pooling == "none"
 
     @property
     def n_batch(self) -> int:
-        """The most tokens of a text."""
+        """The maximum number of tokens of a text."""
         return min(self.context.n_batch, self.context.n_ctx)
 
     def embed(
         self, texts: Sequence[Text], *, normalize: bool, truncate: bool
     ) -> tuple[list[Any], int]:
-        """A vector for each text, or one for each of its tokens where the model does not pool.
+        """A vector per text, or one per token if the model does not pool.
 
         Args:
             texts: what to embed, each as text or as its ids.
@@ -82,7 +82,7 @@ class Embedder:
             were read.
 
         Raises:
-            ArgumentError: one is no text, or has no tokens.
+            ArgumentError: one is not a text, or has no tokens.
             ContextFullError: one is too long.
             CancelledError: cancel() was called meanwhile.
 
@@ -149,22 +149,22 @@ class Embedder:
         return vectors
 
     def cancel(self) -> None:
-        """Ends what runs, from any thread."""
+        """Cancels the running call, from any thread."""
         if not self.context.is_forked:
             self._lock.cancel()
 
     def close(self) -> None:
-        """Ends what runs, and frees the context."""
+        """Cancels the running call, and frees the context."""
         if self.context.is_forked or self._lock.close():
             self.context.close()
 
 
 class Embeddings:
-    """The embeddings of an open model: their context is opened when the first text comes.
+    """The embeddings of an open model; the first text opens their context.
 
     Args:
         model: the model.
-        params: of the target's context.
+        params: the parameters of the target's context.
         is_wanted: whether the model was opened to give them.
 
     """
@@ -242,25 +242,25 @@ class Embeddings:
 
     @property
     def memory_bytes(self) -> int:
-        """Of past tokens in the context: 0 before the first text, and once it is closed."""
+        """Bytes of the context's KV cache: 0 before the first text and after close()."""
         embedder = self._embedder
         if embedder is None or embedder.context.is_closed:
             return 0
         return embedder.context.memory_bytes
 
     def cancel(self) -> None:
-        """Ends what runs, from any thread."""
+        """Cancels the running call, from any thread."""
         if self._embedder is not None:
             self._embedder.cancel()
 
     def close(self) -> None:
-        """Ends what runs, and frees the context."""
+        """Cancels the running call, and frees the context."""
         if self._embedder is not None:
             self._embedder.close()
 
 
 def is_ids(text: object) -> TypeGuard[Sequence[int]]:
-    """Whether it is a list of token ids, and not one of texts."""
+    """Whether a list holds token ids, not texts."""
     if isinstance(text, np.ndarray):
         return text.ndim == 1 and text.dtype.kind in "iu"
     if isinstance(text, (str, bytes)) or not isinstance(text, Sequence):
@@ -269,12 +269,12 @@ def is_ids(text: object) -> TypeGuard[Sequence[int]]:
 
 
 def is_one_text(texts: object) -> bool:
-    """Whether embed() was given one text, as text or as ids, and not a list of them."""
+    """Whether embed() got one text, as a str or as ids, not a list of texts."""
     return isinstance(texts, str) or (is_ids(texts) and len(texts) > 0)
 
 
 def texts_of(texts: object) -> list[Text]:
-    """What embed() was given, as a list; whether each is a text is seen when it is read.
+    """The arguments of embed() as a list; reading a text checks its type.
 
     Raises:
         ArgumentError: it is neither a text nor a list.
@@ -289,7 +289,7 @@ def texts_of(texts: object) -> list[Text]:
 
 
 class Pairs:
-    """A query and a document as the tokens that a reranker reads.
+    """The tokens of a query and a document, as a reranker reads them.
 
     By the template "rerank" of the model's file, with {query} and {document} in it; else both with
     the tokens that the vocabulary wants around and between them. What the caller wrote is never a
@@ -320,7 +320,7 @@ class Pairs:
             return tokens
         ids = self._vocab.tokenize(document, add_special=False)
         while len(tokens) > most and ids:
-            # Its end may join with what follows: a token more or less.
+            # The end may join with what follows: a token more or less.
             del ids[len(ids) - min(max(len(tokens) - most, 1), len(ids)) :]
             cut = self._vocab.detokenize(ids).decode(errors="ignore")
             tokens = self._pair(query, cut)

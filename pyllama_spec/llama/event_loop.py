@@ -1,4 +1,4 @@
-"""Llama's calls in an event loop: made in a thread, with the settings at the time of the call."""
+"""Llama's calls in an event loop: each runs in a thread, with the settings at its call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SLOW_OPTIONS = ("response_format", "grammar", "tools", "functions")
 
 @lru_cache(maxsize=2)
 def _executor(pid: int, is_slow: bool) -> ThreadPoolExecutor:
-    """That of a process: a fork has none of its parent's threads."""
+    """The executor of a process: a forked child has none of its parent's threads."""
     from concurrent.futures import ThreadPoolExecutor
 
     return ThreadPoolExecutor(_N_THREADS, THREADS)
@@ -39,7 +39,7 @@ async def answered(  # noqa: D417 - the like share a line
     *,
     stream: bool | Deferred,
 ) -> Response | Stream:
-    """The result of one of Llama's create_... in an event loop.
+    """The result of a Llama.create_... call in an event loop.
 
     Args:
         create: the call.
@@ -83,7 +83,7 @@ async def answered(  # noqa: D417 - the like share a line
 
 
 async def _made(work: Future[Any], timeout_s: object) -> Any:
-    """The result of a call that another thread makes."""
+    """The result of a call that another thread runs."""
     import asyncio
 
     limit = timeout_s if isinstance(timeout_s, (int, float)) and timeout_s > 0 else None
@@ -94,7 +94,9 @@ async def _made(work: Future[Any], timeout_s: object) -> Any:
         raise
     if not done:
         work.add_done_callback(_give_up)
-        raise DeadlineError(f"timeout_s={timeout_s} is over, and the request was not made yet")
+        raise DeadlineError(
+            f"the request did not start within timeout_s={timeout_s}; give it more time"
+        )
     try:
         return work.result()
     finally:
@@ -103,6 +105,6 @@ async def _made(work: Future[Any], timeout_s: object) -> Any:
 
 
 def _give_up(work: Future[Any]) -> None:
-    """Ends a request that nobody waits for any more, once it is made."""
+    """Cancels a request that nobody waits for, once it exists."""
     if not work.cancelled() and work.exception() is None and isinstance(work.result(), Stream):
         work.result().abort()

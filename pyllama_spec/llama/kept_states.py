@@ -1,4 +1,4 @@
-"""Requests and a cache of states: what they take from it, and what they put there."""
+"""Loads request states from a cache of states, and stores them there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyllama_spec.speculative.sequence import n_common
 
 
 class KeptStates:
-    """The states of one model's requests, in whatever cache its Llama has.
+    """Loads and stores the states of one model's requests, in the current cache of its Llama.
 
     Args:
         opened: the model.
@@ -30,7 +30,7 @@ class KeptStates:
         self._waiting_lock = threading.Lock()
 
     def find(self, cache: BaseLlamaCache, prompt: Sequence[int]) -> LlamaState | None:
-        """The state of a cache that holds most of a prompt; one that does not fit is none."""
+        """The cached state with most of a prompt; ignores a state that does not fit."""
         owner = self._opened.owner
         try:
             with self._cache_lock:
@@ -40,15 +40,15 @@ class KeptStates:
         return state if state.owner == owner else None
 
     def keep(self, cache: BaseLlamaCache, tokens: Sequence[int], state: LlamaState) -> None:
-        """Puts a state into a cache."""
+        """Stores a state in a cache."""
         with self._cache_lock:
             cache[tokens] = state
 
     def of_request(self, prompt: Sequence[int], state: LlamaState | None) -> KeptState:
-        """What a request has of a cache that was asked already; it has not begun.
+        """The cached state of a request that has not started.
 
         Args:
-            prompt: of the request.
+            prompt: the prompt of the request.
             state: what the cache had for it.
 
         """
@@ -58,12 +58,12 @@ class KeptStates:
         return kept
 
     def begun(self, kept: KeptState) -> None:
-        """Called as a request stops waiting."""
+        """Called when a request stops waiting."""
         with self._waiting_lock:
             self._waiting.discard(kept)
 
     def offer(self, state: LlamaState) -> None:
-        """Passes a state to waiting requests that have less, as they asked the cache before.
+        """Gives a state to waiting requests that found less when they asked the cache.
 
         They need not ask again, which could read a file where all requests wait for it.
         """
@@ -74,7 +74,7 @@ class KeptStates:
 
 
 class KeptState:
-    """The keeper of a request: the cache's state for it, and its state for the cache.
+    """The keeper of a request: its cached state, and its state for the cache.
 
     Args:
         all_: told when it begins, and what it leaves.
@@ -95,12 +95,12 @@ class KeptState:
         state: LlamaState | None,
     ) -> None:
         self._all, self._opened, self._prompt, self._state = all_, opened, tuple(prompt), state
-        # Those of the state and of the request, whatever is set before its turn comes.
+        # The adapters of the state and of the request, whatever is set before its turn comes.
         self._adapters, self._owner = opened.adapters, opened.owner
         self.behind_it: LlamaState | None = None
 
     def take(self, state: LlamaState) -> None:
-        """Takes another request's state in the place of its own, where that holds more of it."""
+        """Takes another request's state if that holds more of the prompt."""
         known = self._state
         n = 0 if known is None else n_common(known.tokens[: known.n_decoded], self._prompt)
         is_mine = state.owner is not None and state.owner == self._owner
@@ -108,7 +108,7 @@ class KeptState:
             self._state = state
 
     def before(self, state: SequenceState, prompt: Sequence[int]) -> None:
-        """Goes back to the cache's state if that holds more of the prompt than the sequence."""
+        """Restores the cached state if it holds more of the prompt than the sequence."""
         self._all.begun(self)
         cached, self._state = self._state, None
         if cached is None:
@@ -119,6 +119,6 @@ class KeptState:
                 self._opened.restore(state, cached, self._adapters)
 
     def behind(self, state: SequenceState) -> None:
-        """Copies what the sequence holds."""
+        """Copies the content of the sequence."""
         self.behind_it = self._opened.state_of(state)
         self._all.offer(self.behind_it)

@@ -141,7 +141,7 @@ class Llama(LlamaTokenCalls, Closeable):
             runtime.runner.note_loaded(perf_counter() - start, draft_s)
 
     def __reduce__(self) -> Any:
-        """A pickle holds what it was opened with, and opens it again; it has no memory of texts.
+        """Pickles the keywords, which open the model again; texts are not kept.
 
         A subclass comes back with its own attributes; its `__init__` is not called.
         """
@@ -169,7 +169,7 @@ class Llama(LlamaTokenCalls, Closeable):
         cache_dir: str | os.PathLike[str] | None = None,
         **keywords: Any,
     ) -> Llama:
-        """A Llama of a file on the Hugging Face hub, by the package huggingface_hub.
+        """Opens a Llama from a file of the Hugging Face hub, by the package huggingface_hub.
 
         Args:
             repo_id: "owner/name".
@@ -178,7 +178,7 @@ class Llama(LlamaTokenCalls, Closeable):
             local_dir: where to put them; None for the hub's cache.
             local_dir_use_symlinks: nothing: huggingface_hub has given it up.
             cache_dir: the hub's cache.
-            keywords: of Llama().
+            keywords: the keywords of Llama().
 
         Raises:
             UnsupportedError: huggingface_hub is not installed.
@@ -246,7 +246,7 @@ class Llama(LlamaTokenCalls, Closeable):
 
     @wraps(create_completion)
     def __call__(self, *options: Any, **more: Any) -> Any:
-        """create_completion(), also where a subclass has its own."""
+        """Calls create_completion(), also if a subclass overrides it."""
         return self.create_completion(*options, **more)
 
     # fmt: off
@@ -268,7 +268,7 @@ class Llama(LlamaTokenCalls, Closeable):
         **more: Unpack[MoreOptions],
     ) -> Response | Stream:
         # fmt: on
-        """Answers a chat: a dict as OpenAI's chat completion, or with stream=True a Stream.
+        """Answers a chat: a dict in OpenAI's format, or with stream=True a Stream.
 
         Args:
             messages: dicts with role and content; content is text or a list of text parts.
@@ -310,7 +310,7 @@ class Llama(LlamaTokenCalls, Closeable):
     async def acreate_completion(
         self, *options: Any, stream: bool = False, **more: Any
     ) -> Response | Stream:
-        """create_completion() in an event loop, which never waits: with n_parallel=1 too.
+        """create_completion() in an event loop, which it never blocks, even with n_parallel=1.
 
         Returns:
             The whole response, or with stream=True a Stream that is in line, for `async for`. A
@@ -342,11 +342,11 @@ class Llama(LlamaTokenCalls, Closeable):
         options: RequestOptions | None = None,
         **keywords: Any,
     ) -> Generation:
-        """Generates in pieces that say which tokens were drafted.
+        """Generates in pieces that tell which tokens were drafted.
 
         Args:
             prompt: text or token ids, as for create_completion.
-            options: of the request; or
+            options: the options of the request; or
             keywords: its fields. max_tokens is 16 by default.
 
         Returns:
@@ -367,7 +367,7 @@ class Llama(LlamaTokenCalls, Closeable):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **keywords: Any,
     ) -> Generation:
-        """Answers a chat in pieces, as generate_steps.
+        """Answers a chat in pieces, as generate_steps() does.
 
         max_tokens is None by default, and the temperature 0.2.
         """
@@ -377,7 +377,7 @@ class Llama(LlamaTokenCalls, Closeable):
 
     @property
     def chat_format(self) -> str | None:
-        """The form of chats, by name. May be set: it counts for the requests from then on.
+        """The name of the chat format. Setting it changes later requests.
 
         Raises:
             ArgumentError: there is no such form; the one before stays.
@@ -391,7 +391,7 @@ class Llama(LlamaTokenCalls, Closeable):
 
     @property
     def template(self) -> ChatTemplate:
-        """The chat template. Warns once where the model has none and ChatML stands in.
+        """The chat template. Warns once if the model has none and ChatML replaces it.
 
         Raises:
             UnsupportedError: the template in the file cannot be compiled.
@@ -408,7 +408,7 @@ class Llama(LlamaTokenCalls, Closeable):
         truncate: bool = True,
         return_count: bool = False,
     ) -> Any:
-        """Texts as vectors.
+        """Embeds texts as vectors.
 
         Args:
             input: a text, or several; each as text, or as token ids, which are taken as they are.
@@ -442,7 +442,7 @@ class Llama(LlamaTokenCalls, Closeable):
         input: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
         model: str | None = None,
     ) -> dict[str, Any]:
-        """The same in the form of OpenAI's API; see embed()."""
+        """Embeds texts as embed() does; returns OpenAI's format."""
         listed: Any = texts_of(input)
         vectors, n_tokens = self.embed(listed, return_count=True)
         return response(vectors, n_tokens, answering_model(self.model_path, model))
@@ -450,7 +450,7 @@ class Llama(LlamaTokenCalls, Closeable):
     def rank(
         self, query: str, documents: Sequence[str], *, truncate: bool = True
     ) -> list[float]:
-        """How well each document answers a query: the scores of a reranker, the higher the better.
+        """The scores of a reranker for each document and a query, higher for a better match.
 
         The model is one with pooling type "rank", opened with embedding=True. A pair is written as
         the file's template "rerank" says, else with the vocabulary's BOS, EOS and separator.
@@ -464,7 +464,7 @@ class Llama(LlamaTokenCalls, Closeable):
             A score for each document, in their order, as the model gives it: any number.
 
         Raises:
-            ArgumentError: these are no texts.
+            ArgumentError: these are not texts.
             UnsupportedError: the model gives no such scores, or was opened without embedding=True.
             ContextFullError: the query alone is too long, or a document is, and truncate is False.
             ClosedError: it is closed.
@@ -473,7 +473,7 @@ class Llama(LlamaTokenCalls, Closeable):
         return self._embeddings.rank(query, documents, self.model_path, truncate=truncate)
 
     def create_chat_completion_openai_v1(self, *args: Any, **keywords: Any) -> Any:
-        """create_chat_completion() as objects of the package openai.
+        """create_chat_completion() with an object of the package openai as its result.
 
         Returns:
             A ChatCompletion, or with stream=True an iterator of ChatCompletionChunk.
@@ -492,7 +492,7 @@ class Llama(LlamaTokenCalls, Closeable):
     # ---- what counts for later requests
 
     def set_cache(self, cache: BaseLlamaCache | None) -> None:
-        """Keeps states of past requests, beside the last one, which is always kept.
+        """Sets a cache of past requests' states. The last state is always kept.
 
         A state is a copy of the memory: large, and worth it where long beginnings take turns.
         """
@@ -503,14 +503,14 @@ class Llama(LlamaTokenCalls, Closeable):
     def set_adapters(
         self, adapters: Sequence[tuple[str | os.PathLike[str] | Adapter, float]]
     ) -> None:
-        """Lets these LoRA adapters count from here on, each with its scale; () for none.
+        """Sets the LoRA adapters of later requests, each with its scale; () for none.
 
         They are those of the requests that are made from here on. Requests that were made before
         keep theirs to their end, whether they run or wait: those with other adapters are computed
         apart. What was read with other adapters counts again when they do.
 
         Raises:
-            ArgumentError: these are no pairs of a file or an Adapter and a scale.
+            ArgumentError: these are not pairs of a file or an Adapter and a scale.
             ModelLoadError: a file is missing, or made for another model.
             BusyError: called by a callback of a running request.
 
@@ -520,7 +520,7 @@ class Llama(LlamaTokenCalls, Closeable):
     def with_adapters(
         self, adapters: Sequence[tuple[Adapter, float]]
     ) -> contextlib.AbstractContextManager[None]:
-        """Around requests that have LoRA adapters of their own, whatever set_adapters() says.
+        """Sets the LoRA adapters of the requests in the block, whatever set_adapters() says.
 
         Those that are made within it, in this thread or asyncio task alone, keep them to their
         end. It changes nothing for others and waits for nothing, so that each request of a server
@@ -530,7 +530,7 @@ class Llama(LlamaTokenCalls, Closeable):
             adapters: each with its scale; () for none. Load one once: Adapter(llm.model, path).
 
         Raises:
-            ArgumentError: these are no pairs of an Adapter and a scale. One of another model is
+            ArgumentError: these are not pairs of an Adapter and a scale. One of another model is
                 an error of the request.
 
         """
@@ -539,7 +539,7 @@ class Llama(LlamaTokenCalls, Closeable):
     # ---- the end
 
     def cancel(self) -> None:
-        """Ends what runs, embed() too, from any thread: it raises CancelledError within one decode.
+        """Cancels all calls, from any thread: they raise CancelledError within one decode.
 
         Requests that wait for a place are not touched; with none running nothing happens.
         """
@@ -547,7 +547,7 @@ class Llama(LlamaTokenCalls, Closeable):
         self._embeddings.cancel()
 
     def close(self) -> None:
-        """Frees the model. Requests in other threads are cancelled first. May be called twice.
+        """Frees the model. Cancels requests of other threads first. May be called twice.
 
         Raises:
             BusyError: called by a callback of a running generation.

@@ -1,4 +1,4 @@
-"""llama-cpp-python's drafts: callables that get the ids so far and return some more."""
+"""llama-cpp-python's draft models: callables from the ids so far to further ids."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _MAX_DRAFT = 16
 
 
 class LlamaDraftModel(ABC):
-    """A draft in llama-cpp-python's form."""
+    """The interface of llama-cpp-python's draft models."""
 
     @abstractmethod
     def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
-        """What may follow the ids so far: any number of ids."""
+        """Proposes any number of ids after the ids so far."""
 
 
 class LlamaPromptLookupDecoding(LlamaDraftModel):
-    """Copies what followed where the text's last tokens occurred before.
+    """Copies the tokens after an earlier occurrence of the text's last tokens.
 
     Given as Llama(draft_model=...) it is pyllama_spec.PromptLookup, which keeps an index instead of
     searching the text anew.
 
     Args:
-        max_ngram_size: how many tokens are looked for at most.
-        num_pred_tokens: how many are proposed at most.
+        max_ngram_size: the maximum length of a match.
+        num_pred_tokens: the maximum number of proposed tokens.
 
     """
 
@@ -47,7 +47,7 @@ class LlamaPromptLookupDecoding(LlamaDraftModel):
     def find_candidate_pred_tokens(
         input_ids: Ids, max_ngram_size: int, num_pred_tokens: int
     ) -> Ids:
-        """What followed the first place that ends like the text: [<= num_pred_tokens] ids."""
+        """The ids after the first place that ends like the text: [<= num_pred_tokens]."""
         ids = np.asarray(input_ids)
         for n in range(min(max_ngram_size, len(ids) - 1), 0, -1):
             windows = np.lib.stride_tricks.sliding_window_view(ids, n)
@@ -63,7 +63,7 @@ class LlamaPromptLookupDecoding(LlamaDraftModel):
 
 
 class _Called(Drafter):
-    """A draft of the caller's, in the form of ours."""
+    """A drafter that calls the user's draft model."""
 
     max_draft = _MAX_DRAFT
 
@@ -73,18 +73,18 @@ class _Called(Drafter):
         self.name = name_of_code(model)
 
     def passes_on_to(self) -> object:
-        """The caller's own."""
+        """The user's draft model."""
         return self._model
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """Its draft for the ids so far."""
+        """The draft model's ids after the ids so far."""
         ids = np.array(request.tokens[:], dtype=np.intc)
         tokens = [int(token) for token in self._model(ids)[: request.n_requested]]
         return Draft(tokens) if tokens else NO_DRAFT
 
 
 def drafter_of(draft_model: object, draft: object = None) -> Drafter:
-    """The drafter that a draft in llama-cpp-python's form means here.
+    """The drafter for a draft model of llama-cpp-python.
 
     Args:
         draft_model: such a draft.

@@ -1,4 +1,4 @@
-"""A Llama's facts of its model: the vocabulary, sizes, the file's keys, how it was opened."""
+"""A Llama's facts: vocabulary, sizes, the file's keys, the options it was opened with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyllama_spec.requests.generation import Runtime
 
 
 class LlamaFacts:
-    """The part of Llama that changes nothing: it is read by requests and by programs."""
+    """The read-only part of Llama, for requests and programs."""
 
     _opened: OpenModel
     _texts: VocabTexts
@@ -54,7 +54,7 @@ class LlamaFacts:
     # ---- the model
 
     def n_ctx(self) -> int:
-        """How many tokens prompt and text may have together."""
+        """The maximum number of tokens of prompt and text together."""
         return self._runtime.context.n_ctx_seq
 
     def n_vocab(self) -> int:
@@ -74,16 +74,16 @@ class LlamaFacts:
         return _or_none(self._opened.model.vocab.eos)
 
     def token_nl(self) -> int:
-        """The id of a line's end; -1 if the model has none."""
+        """The id of the newline token; -1 if the model has none."""
         return _or_none(self._opened.model.vocab.special("nl"))
 
     def tokenizer(self) -> LlamaTokenizer:
-        """The vocabulary as an object of its own."""
+        """The vocabulary as an object."""
         return LlamaTokenizer(self)
 
     @property
     def tokenizer_(self) -> LlamaTokenizer:
-        """The same, under the name of llama-cpp-python's attribute."""
+        """The vocabulary under llama-cpp-python's attribute name."""
         return self.tokenizer()
 
     @property
@@ -93,12 +93,12 @@ class LlamaFacts:
 
     @property
     def model(self) -> Model:
-        """The engine's model, for programs that go deeper."""
+        """The engine's model, for direct access."""
         return self._opened.model
 
     @property
     def context(self) -> Context:
-        """The engine's context. Using it while a generation runs is the caller's own risk."""
+        """The engine's context. Do not use it while a generation runs."""
         return self._runtime.context
 
     @property
@@ -116,12 +116,12 @@ class LlamaFacts:
 
     @property
     def drafter_name(self) -> str:
-        """What the statistics call the drafter."""
+        """The drafter's name in the statistics."""
         return self._opened.drafter_name
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of weights and of the memory of past tokens, on all devices.
+        """Bytes of weights and KV caches on all devices.
 
         Those of a draft count that was opened with the model, and those of the context for
         embeddings from the first text on. Buffers of a decode, and copies that prefix_cache_bytes
@@ -131,38 +131,38 @@ class LlamaFacts:
 
     @property
     def n_parallel(self) -> int:
-        """How many requests are computed side by side."""
+        """The maximum number of requests computed together."""
         return self._runtime.context.n_seq_max
 
     # ---- how it was opened
 
     @property
     def n_batch(self) -> int:
-        """Tokens per decode; never more than a text has."""
+        """Tokens per decode; at most the context length."""
         return self._settings.n_batch
 
     @property
     def n_threads(self) -> int:
-        """CPU threads for a token."""
+        """The number of CPU threads for a single token."""
         return self.context_params.n_threads  # type: ignore[no-any-return]
 
     @property
     def n_threads_batch(self) -> int:
-        """CPU threads for a batch."""
+        """The number of CPU threads for a batch."""
         return self.context_params.n_threads_batch  # type: ignore[no-any-return]
 
     @property
     def context_params(self) -> SimpleNamespace:
-        """How the context was opened, in the engine's numbers; a copy."""
+        """A copy of the context's parameters, as the engine's numbers."""
         return self._settings.context_params(self.n_batch)
 
     @property
     def model_params(self) -> SimpleNamespace:
-        """How the model was loaded, in the engine's numbers; a copy."""
+        """A copy of the model's parameters, as the engine's numbers."""
         return self._settings.model_params()
 
     def pooling_type(self) -> int:
-        """The engine's number of how embeddings of tokens become one: 0 not at all, 1 mean ..."""
+        """The engine's number of the pooling type: 0 none, 1 mean ..."""
         return self._settings.pooling_type(self.metadata)
 
     @property

@@ -1,4 +1,4 @@
-"""The calls of a Llama that go token by token, as llama-cpp-python has them."""
+"""Token-level calls of a Llama, as in llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyllama_spec.requests.options import LogitsProcessor, StoppingCriterion
 
 
 class LlamaTokenCalls(LlamaFacts):
-    """The part of Llama for programs that drive the model themselves, and its saved states.
+    """The token-level calls of Llama, for programs with their own loop, and its saved states.
 
     LowLevel does the work; here are the signatures, the defaults and the documentation.
     """
@@ -30,15 +30,15 @@ class LlamaTokenCalls(LlamaFacts):
     # ---- the state of the conversation
 
     def set_seed(self, seed: int | None) -> None:
-        """Starts the model's stream of seeds again, from which requests without one draw."""
+        """Restarts the seed stream, from which requests without a seed draw."""
         self._opened.seeds.begin(seed)
 
     def reset(self) -> None:
-        """Forgets what was read and generated. Nothing needs it: texts do not depend on it."""
+        """Forgets the text. Never necessary: texts do not depend on it."""
         self._opened.reset()
 
     def save_state(self) -> LlamaState:
-        """What the last request read and generated, for load_state() of this or an equal Llama.
+        """Saves the last request's text for load_state() of this or an equal Llama.
 
         Waits in line for a place without a request.
 
@@ -49,7 +49,7 @@ class LlamaTokenCalls(LlamaFacts):
         return self._opened.save_state()
 
     def load_state(self, state: LlamaState) -> None:
-        """Goes back to a saved state; the next request with that beginning does not read it again.
+        """Restores a saved state; the next request with its prefix does not read that again.
 
         Raises:
             ArgumentError: the state is damaged or of another model or settings. What the model
@@ -63,7 +63,7 @@ class LlamaTokenCalls(LlamaFacts):
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens the memory holds of the last text. May be set lower, to go back."""
+        """The number of tokens in memory of the last text. Set it lower to go back."""
         return self._low_level.n_tokens
 
     @n_tokens.setter
@@ -72,7 +72,7 @@ class LlamaTokenCalls(LlamaFacts):
 
     @property
     def input_ids(self) -> npt.NDArray[np.intc]:
-        """[n_ctx] ids, of which the first n_tokens count; a copy."""
+        """A copy of [n_ctx] ids, of which the first n_tokens are valid."""
         return self._low_level.input_ids(self)
 
     @property
@@ -93,12 +93,12 @@ class LlamaTokenCalls(LlamaFacts):
 
     @property
     def eval_tokens(self) -> deque[int]:
-        """The ids that the memory holds."""
+        """The ids in memory."""
         return self._low_level.eval_tokens(self)
 
     @property
     def eval_logits(self) -> deque[list[float]]:
-        """The rows of `scores` that count: of all tokens with logits_all, else the last one."""
+        """The valid rows of `scores`: all tokens with logits_all, else the last one."""
         return self._low_level.eval_logits(self)
 
     @property
@@ -125,7 +125,7 @@ class LlamaTokenCalls(LlamaFacts):
         logits_processor: Any = None, grammar: Any = None, idx: int | None = None,
     ) -> int:
         # fmt: on
-        """Samples a token that may follow the tokens in memory, whichever call read them.
+        """Samples a token after the tokens in memory, whichever call read them.
 
         Args:
             idx: the token to sample after, from 0; None for the last one. Others need logits_all.
@@ -159,13 +159,13 @@ class LlamaTokenCalls(LlamaFacts):
         grammar: Any = None,
     ) -> Generator[int, Sequence[int] | None, None]:
         # fmt: on
-        """Token by token what follows a prompt, drafted where that is faster.
+        """Yields the tokens after a prompt, drafted where that is faster.
 
-        It ends after a token that ends a text, which is given too, and at the context's end.
+        Stops after an end token, which it yields too, and at the end of the context.
 
         Args:
             tokens: the prompt.
-            reset: begin a new text; False continues after what the memory holds.
+            reset: start a new text; False continues after the tokens in memory.
             penalize_nl: no effect: the engine no longer has this exception.
             top_k, top_p, min_p, typical_p, temp, repeat_penalty, frequency_penalty,
                 presence_penalty, tfs_z, mirostat_mode, mirostat_tau, mirostat_eta,
@@ -192,5 +192,5 @@ class LlamaTokenCalls(LlamaFacts):
 
     @staticmethod
     def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-        """How many tokens two texts have in common at their beginning."""
+        """The length of the common prefix of two token lists."""
         return longest_token_prefix(a, b)

@@ -38,7 +38,7 @@ WATCH: ContextVar[Progress | None] = ContextVar("WATCH", default=None)
 
 
 def progress_for(path: str | os.PathLike[str], verbose: bool) -> Progress | None:
-    """What follows the loading of a file, on a terminal or as WATCH; None for nobody."""
+    """A progress bar for a load, on a terminal or as WATCH; None for no one."""
     watch, bar = WATCH.get(), ProgressBar(f"loading {Path(path).name}") if verbose else None
     if watch is None or bar is None:
         return watch or bar
@@ -51,7 +51,7 @@ def progress_for(path: str | os.PathLike[str], verbose: bool) -> Progress | None
 
 
 def check_target(model: Model) -> None:
-    """Refuses models that cannot generate text by themselves.
+    """Refuses models that cannot generate text alone.
 
     Raises:
         UnsupportedError: with the reason.
@@ -84,7 +84,7 @@ def check_target(model: Model) -> None:
 
 
 def why_not_generating(model: Model, vocab_only: bool, embedding: bool) -> str:
-    """Why a model is opened without what generates; "" where it is not."""
+    """The reason why a model is opened without generation; "" if it can generate."""
     if vocab_only:
         return "the model was opened with vocab_only=True, without its weights; open it without"
     if embedding and model.is_encoder:
@@ -96,7 +96,7 @@ def why_not_generating(model: Model, vocab_only: bool, embedding: bool) -> str:
 
 
 def open_model(options: OpenOptions, *, load_mtp: bool = False) -> Model:
-    """The model that Llama's keywords say, with the MTP head of its file if that is wanted.
+    """Opens the model of Llama's keywords, with its file's MTP head if wanted.
 
     Raises:
         ModelLoadError: the file is missing, unreadable, or not a model.
@@ -113,10 +113,10 @@ def open_model(options: OpenOptions, *, load_mtp: bool = False) -> Model:
 
 
 def check_parallel(n_parallel: object, params: ContextParams) -> None:
-    """Refuses more requests at once than there can be.
+    """Refuses more parallel requests than the engine allows.
 
     Raises:
-        ArgumentError: n_parallel is no number, too large for the engine, or larger than n_batch.
+        ArgumentError: n_parallel is not a number, too large for the engine, or larger than n_batch.
 
     """
     n = count(n_parallel, "n_parallel", 1, _MAX_PARALLEL)
@@ -128,7 +128,7 @@ def check_parallel(n_parallel: object, params: ContextParams) -> None:
 
 
 def check_options(options: OpenOptions) -> None:
-    """Looks at all that needs no file, before one is opened.
+    """Checks all options that need no file, before a file is opened.
 
     Raises:
         ArgumentError: a value has a wrong type, or is out of range.
@@ -150,7 +150,7 @@ def check_options(options: OpenOptions) -> None:
 def open_pair(
     draft: object, options: OpenOptions, controller: Controller
 ) -> tuple[Model, Drafter, float]:
-    """The target, and the drafter that Llama's `draft=` means, as the other keywords say.
+    """Opens the target and the drafter of Llama's `draft=`.
 
     Returns:
         Both, and the seconds that opening the drafter took.
@@ -191,11 +191,11 @@ def open_runtime(
     store: PrefixStore | None = None,
     acceptance: str = "exact",
 ) -> Runtime:
-    """Opens what generations need of a target.
+    """Opens a target's context, drafter and runner.
 
     Args:
         model: the target.
-        params: of its context; n_ctx is that of one request.
+        params: the parameters of its context; n_ctx is that of one request.
         drafter: who proposes.
         n_draft: the most tokens to draft per round; None for the drafter's own number.
         n_parallel: how many requests are computed side by side.
@@ -241,7 +241,7 @@ def open_runtime(
 
 
 def _open_context(model: Model, params: ContextParams) -> Context:
-    """The target's context, or an error that names n_parallel as the cause."""
+    """Opens the target's context; an error names n_parallel as the cause."""
     try:
         return Context(model, params)
     except OutOfMemoryError as error:
@@ -257,7 +257,7 @@ def _open_context(model: Model, params: ContextParams) -> Context:
 def _learn_costs(
     round_: Round, controller: Controller | None, drafter: Drafter
 ) -> Callable[[], None] | None:
-    """Gives a controller the kept costs; returns the function that keeps them at the end."""
+    """Loads stored costs into a controller; returns the function that stores them at the end."""
     if controller is None or not controller.wants_costs or not round_.max_draft:
         return None
     cache = CostCache(round_.target, drafter)
@@ -269,15 +269,15 @@ def _learn_costs(
 
 
 def _n_snapshots(model: Model, max_draft: int, n_ubatch: int) -> int:
-    """How many snapshots of a recurrent state the target's context needs.
+    """The number of snapshots of a recurrent state in the target's context.
 
-    No round verifies more rows than are equal to single ones, and the engine wants a physical batch
-    that is larger than they are.
+    A verify batch has at most as many rows as are equal to single ones, and the engine requires a
+    physical batch larger than that.
 
     Args:
         model: the target.
-        max_draft: the most tokens that a round drafts.
-        n_ubatch: of a physical batch, which is no larger than the context.
+        max_draft: the maximum number of tokens that a round drafts.
+        n_ubatch: tokens of a physical batch, at most the context length.
 
     """
     info = model.info

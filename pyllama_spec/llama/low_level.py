@@ -1,4 +1,4 @@
-"""A model token by token, as llama-cpp-python has it: eval, sample, generate, scores."""
+"""Token-level access to a model, as in llama-cpp-python: eval, sample, generate, scores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pyllama_spec.speculative import SequenceRun, SequenceState
 
 
 class LowLevel:
-    """The calls of programs that drive the model themselves. None of them runs beside a request.
+    """The token-level calls. None of them runs beside a request.
 
     Every call is handed the Llama that it is made on: what a subclass overrides of
     OverridableTokens counts here too, and nothing here keeps a Llama alive.
@@ -36,7 +36,7 @@ class LowLevel:
 
     def __init__(self, opened: OpenModel, logits_all: bool) -> None:
         self._opened, self.logits_all = opened, logits_all
-        # Of the last token that eval() computed, and of all of them where logits_all asks for it.
+        # The logits of eval(): of the last token, and with logits_all of all tokens.
         self._last_logits: Logits | None = None
         self._all_logits: Logits | None = None
         # Where the next eval() continues, if that is before the end of what the memory holds.
@@ -48,7 +48,7 @@ class LowLevel:
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens the memory holds of the last text, or less where it was set lower."""
+        """The number of tokens in memory of the last text, or less if set lower."""
         n = self.state().n_held
         return n if self._n_back is None else min(self._n_back, n)
 
@@ -61,7 +61,7 @@ class LowLevel:
         self._n_back, self._last_logits = n, None
 
     def input_ids(self, llm: OverridableTokens) -> npt.NDArray[np.intc]:
-        """[n_ctx] ids, of which the first n_tokens count; a copy."""
+        """A copy of [n_ctx] ids, of which the first n_tokens are valid."""
         ids = np.zeros(llm.n_ctx(), dtype=np.intc)
         tokens = self.state().tokens[: llm.n_tokens]
         ids[: len(tokens)] = tokens
@@ -75,21 +75,21 @@ class LowLevel:
         return self._all_logits
 
     def eval_tokens(self, llm: OverridableTokens) -> deque[int]:
-        """The ids that the memory holds."""
+        """The ids in memory."""
         return deque(self.state().tokens[: llm.n_tokens], maxlen=llm.n_ctx())
 
     def eval_logits(self, llm: OverridableTokens) -> deque[list[float]]:
-        """The rows of `scores` that count: of all tokens with logits_all, else the last one."""
+        """The valid rows of `scores`: all tokens with logits_all, else the last one."""
         rows = llm._scores if self.logits_all else llm._scores[-1:]
         return deque(rows.tolist(), maxlen=llm.n_ctx() if self.logits_all else 1)
 
     def load_state(self, state: LlamaState) -> None:
-        """Goes back to a saved state."""
+        """Restores a saved state."""
         self._last_logits = self._n_back = None
         self._opened.load_state(state)
 
     def eval(self, llm: OverridableTokens, tokens: Sequence[int]) -> None:
-        """Reads tokens after those that the memory holds."""
+        """Reads tokens after those in memory."""
         if not len(tokens):
             return
         runtime = self._opened.runtime
@@ -112,7 +112,7 @@ class LowLevel:
             runtime.context.pause_threads()
 
     def _read(self, state: SequenceState, prompt: Sequence[int]) -> Logits:
-        """Brings a sequence to the end of a prompt; the logits of its last token, [n_vocab]."""
+        """Reads a sequence to the end of a prompt; returns its last token's logits, [n_vocab]."""
         runtime = self._opened.runtime
         run = SequenceRun(state, prompt, adapters=self._opened.adapters)
         runtime.round.begin(run)
@@ -126,7 +126,7 @@ class LowLevel:
     def _rows_of(
         self, state: SequenceState, prompt: Sequence[int], max_held: int
     ) -> Iterator[tuple[int, Logits]]:
-        """Reads a prompt; a row, [n_vocab], for each token but the first max_held at most."""
+        """Reads a prompt; yields (position, row [n_vocab]), without max_held held ones at most."""
         runtime = self._opened.runtime
         context = runtime.context
         run = SequenceRun(state, prompt, adapters=self._opened.adapters, max_held=max_held)
@@ -150,7 +150,7 @@ class LowLevel:
             yield from ((at + i, context.logits(i)) for i in range(len(part)))
 
     def prompt_logprobs(self, prompt: Sequence[int], n_top: int) -> list[TokenLogprob | None]:
-        """Of each token of a prompt given those before it; None for the first."""
+        """The log-probability of each prompt token given those before it; None for the first."""
         runtime = self._opened.runtime
         entries: list[TokenLogprob | None] = [None]
         with runtime.runner.visit(oldest=True) as state:
@@ -161,7 +161,7 @@ class LowLevel:
         return entries
 
     def sample(self, llm: OverridableTokens, idx: int | None, options: RequestOptions) -> int:
-        """A token that may follow what the memory holds, or its first idx + 1 tokens."""
+        """Samples a token after the tokens in memory, or after its first idx + 1 tokens."""
         row = self._row(llm, idx)
         ids = llm._input_ids
         for processor in options.processors:
@@ -180,7 +180,7 @@ class LowLevel:
     def _row(self, llm: OverridableTokens, idx: int | None) -> Logits:
         n = llm.n_tokens
         if n == 0:
-            raise ArgumentError("there is nothing to sample from: eval() some tokens before")
+            raise ArgumentError("no tokens are in memory to sample from: call eval() first")
         if self._last_logits is None:
             # A request, a saved state, or going back: the last token is read once more.
             last = self.state().tokens[n - 1]
@@ -200,7 +200,7 @@ class LowLevel:
     def generate(
         self, llm: OverridableTokens, tokens: Sequence[int], options: RequestOptions, *, reset: bool
     ) -> Generator[int, Sequence[int] | None, None]:
-        """Token by token what follows a prompt, or with reset=False what the memory holds too."""
+        """Yields the tokens after a prompt; with reset=False after the memory's tokens too."""
         prompt = list(tokens) if reset else [*self.state().tokens[: llm.n_tokens], *tokens]
         generation = self.generation(llm, prompt, options, by_token=True)
         try:
@@ -223,7 +223,7 @@ class LowLevel:
         *,
         by_token: bool = False,
     ) -> Generation:
-        """A request that has not begun. It draws its seed now, in the order of the calls.
+        """Prepares a request. It draws its seed now, in the order of the calls.
 
         Raises:
             ArgumentError: it asks for several answers.
@@ -243,7 +243,7 @@ class LowLevel:
 
 
 def options_of_sampling(**keywords: Any) -> RequestOptions:
-    """Those of sample() and generate(), which count no tokens."""
+    """The options of sample() and generate(), which have no token limit."""
     return RequestOptions(max_tokens=None, **keywords)
 
 

@@ -1,4 +1,4 @@
-"""An open model: the parts that requests share, its state, its end."""
+"""An open model: the parts that requests share, its saved states, its close()."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pyllama_spec.speculative import Adapters, SavedSequence, SequenceState
 
 @dataclass(frozen=True, slots=True)
 class LlamaState:
-    """What Llama.save_state() gives: the tokens of the conversation and the engine's memory.
+    """The state that Llama.save_state() returns: the tokens and the engine's memory.
 
     Attributes:
         tokens: ids, the last of them perhaps not decoded yet.
@@ -51,7 +51,7 @@ class LlamaState:
     settings: Settings | None = None
 
     def __setstate__(self, values: Sequence[Any]) -> None:
-        """Of a pickle, which may be older than the last fields."""
+        """Restores a pickle, which may lack the newest fields."""
         for i, one in enumerate(fields(self)):
             object.__setattr__(self, one.name, values[i] if i < len(values) else one.default)
 
@@ -62,22 +62,22 @@ class LlamaState:
 
     @property
     def llama_state(self) -> bytes:
-        """The engine's memory."""
+        """The engine's memory as bytes."""
         return self.memory
 
     @property
     def n_tokens(self) -> int:
-        """How many these are."""
+        """The number of tokens."""
         return self.n_decoded if self.n_given is None else min(self.n_given, self.n_decoded)
 
     @property
     def llama_state_size(self) -> int:
-        """Bytes that it takes."""
+        """The size of the engine's memory in bytes."""
         return len(self.memory) + len(self.drafter or b"")
 
     @property
     def owner(self) -> str | None:
-        """What it belongs to, in one word: equal where one fits the other. None of old ones."""
+        """The owner's digest: states fit each other if theirs are equal. None in old states."""
         return None if self.settings is None else owner_of(self.model, self.settings)
 
 
@@ -89,7 +89,7 @@ def owner_of(model: str, settings: Settings) -> str:
 
 
 class SeedStream:
-    """Draws a seed for each request from the model's own: equal requests give different texts.
+    """Derives a seed per request from the model's seed, so equal requests differ.
 
     The same model's seed and the same requests in the same order give the same texts; several
     threads have no order.
@@ -107,17 +107,17 @@ class SeedStream:
         self.begin(seed)
 
     def begin(self, seed: int | None) -> None:
-        """Starts again from a seed.
+        """Restarts the stream from a seed.
 
         Raises:
-            ArgumentError: it is no seed.
+            ArgumentError: it is not a seed.
 
         """
         checked = check_seed(seed)
         self.state: int | None = None if checked == -1 else checked
 
     def draw(self) -> int | None:
-        """The next request's."""
+        """Draws the next request's seed."""
         with self._lock:
             if self.state is None:
                 return None
@@ -142,7 +142,7 @@ _PINNED: ContextVar[tuple[OpenModel, Adapters] | None] = ContextVar("_PINNED", d
 
 
 class OpenModel(Closeable):
-    """A model, what generates with it, and its end.
+    """A model, its runtime and its close().
 
     Args:
         model: the target.
@@ -169,21 +169,21 @@ class OpenModel(Closeable):
 
     @property
     def adapters(self) -> Adapters:
-        """The adapters of new requests; of a pinned call those at its time."""
+        """The adapters of new requests; in a pinned call, those at its start."""
         pinned = _PINNED.get()
         return pinned[1] if pinned is not None and pinned[0] is self else self._adapters
 
     def pin(self) -> None:
-        """Lets what is called in this context see the adapters of now."""
+        """Fixes the current adapters for the calls of this thread or task."""
         _PINNED.set((self, self.adapters))
 
     def with_adapters(
         self, adapters: Sequence[tuple[Adapter, float]]
     ) -> contextlib.AbstractContextManager[None]:
-        """Around calls that have these adapters, in this thread or task alone.
+        """Sets the adapters within the block, for this thread or task alone.
 
         Raises:
-            ArgumentError: these are no pairs of an Adapter and a scale.
+            ArgumentError: these are not pairs of an Adapter and a scale.
 
         """
         return self._with_pairs(_pairs(adapters))
@@ -201,7 +201,7 @@ class OpenModel(Closeable):
 
     @property
     def runtime(self) -> Runtime:
-        """What requests use.
+        """The runtime that requests use; raises if the model is closed.
 
         Raises:
             UnsupportedError: the model is open without, and why.
@@ -215,7 +215,7 @@ class OpenModel(Closeable):
         return self.describe(type(self).__name__)
 
     def describe(self, name: str) -> str:
-        """The repr of what shows this model, under a name."""
+        """The repr of the model's owner, under a class name."""
         if self.model.is_closed or self.generating is None:
             return f"<{name} of {self.model!r}>"
         round_, n_ctx = self.generating.round, self.generating.context.n_ctx_seq
@@ -227,12 +227,12 @@ class OpenModel(Closeable):
 
     @property
     def drafter_name(self) -> str:
-        """What the statistics call the drafter."""
+        """The drafter's name in the statistics."""
         return self.runtime.round.drafter.name
 
     @property
     def memory_bytes(self) -> int:
-        """Of weights, and of past tokens where it generates; the draft's too, embeddings' not."""
+        """Bytes of weights and KV caches, the draft's included, the embeddings' not."""
         n = self.model.info.size_bytes
         if self.generating is not None:
             n += self.generating.context.memory_bytes
@@ -244,7 +244,7 @@ class OpenModel(Closeable):
     def set_adapters(
         self, adapters: Sequence[tuple[str | os.PathLike[str] | Adapter, float]]
     ) -> None:
-        """The adapters of the requests from here on; the idle sequences are emptied.
+        """Sets the adapters of later requests; empties the idle sequences.
 
         Raises:
             ArgumentError: these are no pairs of a file or an Adapter and a scale, or one was loaded
@@ -267,7 +267,7 @@ class OpenModel(Closeable):
                     runtime.round.sequences.put_away(sequence)
 
     def reset(self) -> None:
-        """Forgets what was read and generated."""
+        """Forgets the text."""
         runtime = self.runtime
         with runtime.runner.exclusive():
             for sequence in runtime.runner.idle():
@@ -275,7 +275,7 @@ class OpenModel(Closeable):
             runtime.round.prefixes.clear()
 
     def save_state(self) -> LlamaState:
-        """What the last request read and generated, for load_state() of this or an equal Llama.
+        """Saves the last request's text for load_state() of this or an equal Llama.
 
         Waits in line for a place without a request.
 
@@ -287,7 +287,7 @@ class OpenModel(Closeable):
             return self.state_of(sequence)
 
     def state_of(self, sequence: SequenceState) -> LlamaState:
-        """What a sequence holds, for whoever has it for itself."""
+        """The state of a sequence. The caller has exclusive use of it."""
         saved = self.runtime.round.sequences.save(sequence)
         return LlamaState(
             saved.tokens, saved.n_decoded, saved.memory, saved.drafter, self.seeds.state,
@@ -295,7 +295,7 @@ class OpenModel(Closeable):
         )  # fmt: skip
 
     def restore(self, sequence: SequenceState, state: LlamaState, adapters: Adapters) -> None:
-        """Brings a sequence to a state, for whoever has it for itself.
+        """Restores a sequence's state. The caller has exclusive use of it.
 
         Args:
             sequence: what it holds is kept where other prompts find it.
@@ -314,11 +314,11 @@ class OpenModel(Closeable):
 
     @property
     def owner(self) -> str:
-        """What a state has to belong to, to be loaded now; see LlamaState.owner."""
+        """The owner that a state needs to be loaded now; see LlamaState.owner."""
         return owner_of(self.model.identity, self.runtime.context.settings(self.adapters))
 
     def _misfit(self, state: LlamaState, adapters: Adapters) -> str | None:
-        """Why a state's numbers are none of this model with these adapters; None where they are.
+        """The reason why a state's numbers cannot belong to this model; None if they fit.
 
         Shapes may be equal, and the engine looks at nothing else.
         """
@@ -337,7 +337,7 @@ class OpenModel(Closeable):
         return f"the state was computed by {name} with {difference}"
 
     def load_state(self, state: LlamaState) -> None:
-        """Goes back to a saved state; the next request with that beginning does not read it again.
+        """Restores a saved state; the next request with its prefix does not read that again.
 
         Raises:
             ArgumentError: the state is damaged, or of another model, other settings or adapters.
@@ -346,7 +346,7 @@ class OpenModel(Closeable):
 
         """
         if not isinstance(state, LlamaState):
-            raise ArgumentError(f"load_state takes what save_state gave, not {shown(state)}")
+            raise ArgumentError(f"load_state takes a result of save_state, not {shown(state)}")
         adapters = self.adapters
         misfit = self._misfit(state, adapters)
         if misfit is not None:
@@ -358,7 +358,7 @@ class OpenModel(Closeable):
             self.seeds.state = state.seed
 
     def cancel(self) -> None:
-        """Ends what runs, from any thread: it raises CancelledError within one decode.
+        """Cancels all calls, from any thread: they raise CancelledError within one decode.
 
         Requests that wait for a place are not touched; with none running nothing happens.
         """
@@ -366,7 +366,7 @@ class OpenModel(Closeable):
             self.generating.runner.cancel()
 
     def close(self) -> None:
-        """Frees the model. Requests in other threads are cancelled first. May be called twice.
+        """Frees the model. Cancels requests of other threads first. May be called twice.
 
         Raises:
             BusyError: called by a callback of a running generation.
@@ -377,7 +377,7 @@ class OpenModel(Closeable):
             self.model.close()
         elif runtime.runner.close():
             if runtime.on_close is not None:
-                # Of a controller of the caller's own: nothing of it keeps a model open.
+                # A caller's own controller must not keep the model open.
                 with contextlib.suppress(Exception):
                     runtime.on_close()
             runtime.context.close()

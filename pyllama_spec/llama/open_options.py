@@ -1,4 +1,4 @@
-"""The keywords of Llama(): their types, defaults and meaning, and what the engine's parts take.
+"""The keywords of Llama(): types, defaults, meaning, and the engine options made of them.
 
 A new keyword is a field of OpenOptions with its line in the docstring, the place that uses it, and
 the signature for type checkers in llama.pyi, which a test holds against this.
@@ -56,7 +56,7 @@ _OF_OLD = ("n_parts", "f16_kv", "n_gqa", "rms_norm_eps", "mul_mat_q", "low_vram"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenOptions:
-    """How a Llama is opened.
+    """The options of a Llama.
 
     Args:
         model_path: the target's GGUF file; the first part of a split model.
@@ -213,22 +213,22 @@ class OpenOptions:
     def from_keywords(
         cls, model_path: str | os.PathLike[str], keywords: Mapping[str, Any]
     ) -> tuple[OpenOptions, list[str]]:
-        """The options of a call of Llama(), and its unknown keywords."""
+        """Reads the options and the unknown keywords of a Llama() call."""
         known = {name: value for name, value in keywords.items() if name in KEYWORDS}
         return cls(model_path, **known), [name for name in keywords if name not in known]
 
     def keywords(self) -> dict[str, Any]:
-        """All of them by name, as they were given: Llama(**keywords) opens the same again."""
+        """The options by name as given: Llama(**keywords) opens the same again."""
         return {name: getattr(self, name) for name in KEYWORDS}
 
     def attributes(self) -> dict[str, Any]:
-        """What a Llama shows of them, under their names."""
+        """The options that are attributes of a Llama, by attribute name."""
         shown_keywords = (name for name in KEYWORDS if name not in _NO_ATTRIBUTES)
         values = {name: getattr(self, name) for name in shown_keywords}
         return {**values, "split_mode": self.split_name()}
 
     def check(self) -> None:
-        """Checks the keywords that change nothing here, or are not supported.
+        """Checks the keywords that have no effect here or are not supported.
 
         Called by check_options(), which Llama.__init__ calls: the warning counts frames.
 
@@ -253,7 +253,7 @@ class OpenOptions:
             raise ArgumentError(f"chat_handler={shown(self.chat_handler)} is not a function")
 
     def context_params(self) -> ContextParams:
-        """How the target's context is opened.
+        """The parameters of the target's context.
 
         Raises:
             ArgumentError: a value is out of range.
@@ -277,7 +277,7 @@ class OpenOptions:
         )  # fmt: skip
 
     def split_name(self) -> Any:
-        """The name of the way to split the model over several GPUs.
+        """The name of the mode that splits the model over several GPUs.
 
         Raises:
             ArgumentError: no such number.
@@ -286,7 +286,7 @@ class OpenOptions:
         return _by_number(self.split_mode, "split_mode", dict(enumerate(SPLIT_MODES)))
 
     def penalty_window(self) -> int:
-        """How many past tokens penalties see.
+        """The number of past tokens that penalties read.
 
         Raises:
             ArgumentError: last_n_tokens_size is no such number.
@@ -295,7 +295,7 @@ class OpenOptions:
         return count(self.last_n_tokens_size, "last_n_tokens_size", -1)
 
     def queue_limit(self) -> int | None:
-        """How many requests may wait for a place; None for any number.
+        """The maximum number of requests in the queue; None for no limit.
 
         Raises:
             ArgumentError: max_waiting is no such number.
@@ -304,10 +304,10 @@ class OpenOptions:
         return None if self.max_waiting is None else count(self.max_waiting, "max_waiting")
 
     def store_bytes(self) -> int:
-        """The most memory for copies of what past requests have read.
+        """The maximum bytes of stored prompt prefixes.
 
         Raises:
-            ArgumentError: prefix_cache_bytes is no number of bytes.
+            ArgumentError: prefix_cache_bytes is not a number of bytes.
 
         """
         if self.prefix_cache_bytes is None:
@@ -315,10 +315,10 @@ class OpenOptions:
         return count(self.prefix_cache_bytes, "prefix_cache_bytes", 0, sys.maxsize)
 
     def adapters(self) -> list[tuple[str | os.PathLike[str], float]]:
-        """The LoRA adapters to begin with.
+        """The initial LoRA adapters.
 
         Raises:
-            ArgumentError: lora_scale is no number.
+            ArgumentError: lora_scale is not a number.
 
         """
         if self.lora_path is None:
@@ -326,7 +326,7 @@ class OpenOptions:
         return [(self.lora_path, real(self.lora_scale, "lora_scale"))]
 
     def model_arguments(self) -> dict[str, Any]:
-        """Arguments of engine.Model."""
+        """The arguments of engine.Model."""
         return {
             "n_gpu_layers": self.n_gpu_layers, "split_mode": self.split_name(),
             "main_gpu": self.main_gpu, "tensor_split": self.tensor_split,
@@ -336,7 +336,7 @@ class OpenOptions:
         }  # fmt: skip
 
     def draft_options(self, *, progress: Progress | None, is_adaptive: bool) -> DraftOptions:
-        """Options of the drafter that `draft` names; see DraftOptions.
+        """The options of the drafter; see DraftOptions.
 
         Raises:
             ArgumentError: a number is out of range.
@@ -355,9 +355,9 @@ KEYWORDS = tuple(field.name for field in fields(OpenOptions))
 
 
 def init_of_options(init: _Function) -> _Function:
-    """A decorator: Llama.__init__ shows the keywords of OpenOptions as its own.
+    """A decorator that gives Llama.__init__ the keywords of OpenOptions.
 
-    To whoever asks: inspect.signature(), help(), typing.get_type_hints(), and by them notebooks.
+    Read by inspect.signature(), help() and typing.get_type_hints(), and through them by notebooks.
     """
     signature = inspect.signature(OpenOptions.__init__)
     unknown = inspect.Parameter("unknown", inspect.Parameter.VAR_KEYWORD, annotation="Any")
@@ -372,7 +372,7 @@ def init_of_options(init: _Function) -> _Function:
 
 
 def with_arguments(doc: str | None) -> str | None:
-    """The docstring of Llama with that of the keywords before what it raises."""
+    """Inserts the keywords' documentation into the docstring of Llama."""
     arguments = OpenOptions.__doc__
     if doc is None or arguments is None:  # python -OO
         return None
@@ -381,7 +381,7 @@ def with_arguments(doc: str | None) -> str | None:
 
 
 def warn_of_unknown(unknown: Iterable[str]) -> None:
-    """Warns of keywords that Llama does not have, with those that look like them.
+    """Warns of unknown keywords, and names similar ones.
 
     llama-cpp-python takes any: a program that runs there is not ended here by one that never did
     anything. Called by Llama.__init__ itself: the warning counts frames.
@@ -394,12 +394,12 @@ def warn_of_unknown(unknown: Iterable[str]) -> None:
 
 
 def for_model(params: ContextParams, model: Model) -> ContextParams:
-    """Warnings about options that a model cannot use or that change nothing."""
+    """Warns of options that have no effect on this model."""
     return params if model.is_on_gpu else replace(params, op_offload=False)
 
 
 def warn_of_length(params: ContextParams, model: Model) -> None:
-    """Of a context longer than those that the model was trained on, unless it is scaled."""
+    """Warns of a context longer than the model was trained on, unless RoPE scaling is set."""
     info, n_ctx = model.info, params.n_ctx or 0
     scaled = params.rope_scaling or params.rope_freq_base or params.rope_freq_scale
     if n_ctx > info.n_ctx_train and not info.is_recurrent and not scaled:
@@ -411,7 +411,7 @@ def warn_of_length(params: ContextParams, model: Model) -> None:
 
 
 def _by_number(value: object, name: str, known: Mapping[int, Any]) -> Any:
-    """What a number of the engine's stands for; anything else is left as it is."""
+    """The value for a number of the engine's; other values unchanged."""
     if value is None or isinstance(value, (str, bool)) or not hasattr(value, "__index__"):
         return value
     number = integer(value, name)
@@ -421,5 +421,5 @@ def _by_number(value: object, name: str, known: Mapping[int, Any]) -> Any:
 
 
 def _zero_is_none(value: int | None) -> int | None:
-    """Of n_ctx and n_threads 0 means what None does: the model's own, the machine's own."""
+    """Turns n_ctx=0 and n_threads=0 into None: the default of the model or the machine."""
     return None if value is not None and not isinstance(value, bool) and value == 0 else value

@@ -1,4 +1,4 @@
-"""The methods of `Llama` that its parts call, so that an override in a subclass counts."""
+"""The methods of `Llama` that its parts call, so that overrides in subclasses take effect."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_overridden(llm: Overridable, method: str) -> bool:
 
 
 class OverridableTokens(Protocol):
-    """`Llama`, as low-level calls see it.
+    """`Llama`, as token-level calls see it.
 
     Attributes:
         last_n_tokens_size: see Llama.
@@ -38,14 +38,14 @@ class OverridableTokens(Protocol):
     last_n_tokens_size: int
 
     def n_ctx(self) -> int:
-        """How many tokens prompt and text may have together."""
+        """The maximum number of tokens of prompt and text together."""
 
     def n_vocab(self) -> int:
         """The size of the vocabulary."""
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens the memory holds of the last text."""
+        """The number of tokens in memory of the last text."""
 
     @n_tokens.setter
     def n_tokens(self, n: int) -> None: ...
@@ -61,13 +61,13 @@ class OverridableTokens(Protocol):
     def _input_ids(self) -> npt.NDArray[np.intc]: ...
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Reads tokens after those that the memory holds."""
+        """Reads tokens after those in memory."""
 
 
 class Overridable(OverridableTokens, Protocol):
     """`Llama`, as completions and chats see it.
 
-    They are handed the Llama at each call and keep none, and use no more of it than stands here:
+    They get the Llama at each call and do not keep it, and use only the members listed here:
     this is the list of what a subclass may override and have heeded.
 
     Attributes:
@@ -93,7 +93,7 @@ class Overridable(OverridableTokens, Protocol):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **keywords: Any,
     ) -> Generation:
-        """An answer that has not begun."""
+        """A prepared answer."""
 
     def load_state(self, state: LlamaState) -> None:
-        """Goes back to a saved state: asked for one of the cache only where it is overridden."""
+        """Restores a saved state; the cache calls it only if a subclass overrides it."""

@@ -1,4 +1,4 @@
-"""Files of the Hugging Face hub, by its own package."""
+"""Downloads files of the Hugging Face hub, by the package huggingface_hub."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fetch(
     local_dir: str | os.PathLike[str] | None,
     cache_dir: str | os.PathLike[str] | None,
 ) -> Path:
-    """Brings a model's file here, and others with it.
+    """Downloads a model's file and further ones.
 
     Returns:
         Where the file lies.
@@ -53,7 +53,7 @@ def fetch(
 
 
 def _names(hub: Any, repo_id: str) -> list[str]:
-    """The files of a repository, relative to it."""
+    """The file names of a repository, relative to it."""
     entries = hub.HfFileSystem().ls(repo_id, recursive=True)
     names = [entry["name"] if isinstance(entry, dict) else str(entry) for entry in entries]
     return [str(PurePosixPath(name).relative_to(repo_id)) for name in names]

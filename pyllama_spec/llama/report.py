@@ -1,4 +1,4 @@
-"""A response's fields beside its text: ids, the stop reason, usage where it was asked for."""
+"""The optional fields of a response: ids, stop reason, usage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyllama_spec.requests.options import RequestOptions
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a request wants to be told.
+    """The fields that a request wants in its response.
 
     Attributes:
         token_ids: whether each choice and chunk has the ids of its text.
@@ -33,10 +33,10 @@ class Report:
 
     @classmethod
     def of(cls, request: RequestOptions, *, stream: bool) -> Report:
-        """What these options ask for.
+        """The fields that the options request.
 
         Raises:
-            ArgumentError: they have stream_options, and it is no stream.
+            ArgumentError: they have stream_options, and it is not a stream.
 
         """
         if request.stream_options is not None and not stream:
@@ -52,21 +52,21 @@ class Report:
     def of_whole(
         self, whole: Callable[[], Response], generations: Sequence[Generation]
     ) -> Callable[[], Response]:
-        """A function that returns a whole response with these fields.
+        """A function that adds the fields to a whole response.
 
         Args:
             whole: gives it without.
-            generations: of its choices, in their order.
+            generations: the generations of its choices, in their order.
 
         """
         return lambda: self.whole(whole(), [generation.record for generation in generations])
 
     def whole(self, response: Response, records: Sequence[GenerationRecord]) -> Response:
-        """A whole response, with what is to be told of each of its choices.
+        """Adds the fields to each choice of a whole response.
 
         Args:
             response: changed, and given back.
-            records: of its choices, in their order.
+            records: the records of its choices, in their order.
 
         """
         for choice, record in zip(response["choices"], records, strict=True):
@@ -83,11 +83,11 @@ class Report:
     def chunks(
         self, chunks: Generator[Response, None, None], record: GenerationRecord
     ) -> Generator[Response, None, None]:
-        """The chunks of one choice, with what is to be told; the usage is in its last one.
+        """Adds the fields to the chunks of one choice; its last chunk has the usage.
 
         Args:
-            chunks: of the choice, each computed when it is asked for.
-            record: of its generation.
+            chunks: the chunks of the choice, each computed when it is asked for.
+            record: the record of its generation.
 
         """
         n_told, n_sources, is_first = 0, 0, True
@@ -117,7 +117,7 @@ class Report:
     def with_usage(
         self, chunks: Generator[Response, None, None], n: int = 1
     ) -> Generator[Response, None, None]:
-        """The chunks of a response, with its usage where that is to be told.
+        """Adds the usage to the chunks of a response, if requested.
 
         Args:
             chunks: the last of each of n choices has a usage, and the last of all that of all.

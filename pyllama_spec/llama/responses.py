@@ -1,4 +1,4 @@
-"""Results in the shape of OpenAI's API, with two keys more: `speculation` and `timing`."""
+"""Results in OpenAI's format, with two further keys: `speculation` and `timing`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pyllama_spec.speculative.stats import idle_in_words
 from pyllama_spec.terminal import SOURCE_COLOURS
 
 Response = dict[str, Any]
-# Of a generator of chunks whose reader does not wait, where there is nothing to read yet.
+# The value of a chunk generator that has nothing to read yet, for a non-blocking reader.
 NOTHING_YET: Response = {}
 # A ground behind the letters, so that they can be read on a light page and on a dark one.
 _DRAFTED = "background:rgba({},.28);border-radius:3px"
@@ -45,7 +45,7 @@ _TEXT = "white-space:pre-wrap;margin:0 0 .4em 0"
 
 
 class Result(dict[str, Any]):
-    """A response: a dict in every respect, which a notebook shows as its text.
+    """A response: a dict that notebooks show as its text.
 
     What is drafted and accepted has a ground by who drafted it: green for the model, cyan for a
     copy of the text itself, magenta for one of an earlier text, yellow for the grammar. Figures
@@ -53,7 +53,7 @@ class Result(dict[str, Any]):
 
     Args:
         response: what it holds.
-        records: of the generations that its choices come from, all of them ended.
+        records: the records of the generations that its choices come from, all of them ended.
 
     """
 
@@ -97,7 +97,7 @@ class Result(dict[str, Any]):
 
 
 def answering_model(path: str, model: str | None) -> str:
-    """The `model` of an answer: the caller's name for it, else the file's, without folders.
+    """The `model` of an answer: the caller's name for it, else the file's name.
 
     Args:
         path: the file.
@@ -109,7 +109,7 @@ def answering_model(path: str, model: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The fields that every object of one response has.
+    """The fields that all objects of a response share.
 
     Attributes:
         id: of the response.
@@ -124,13 +124,13 @@ class Envelope:
 
     @classmethod
     def make(cls, prefix: str, model: str) -> Envelope:
-        """A new one, with an id that begins with `prefix`."""
+        """A new envelope whose id begins with `prefix`."""
         import uuid  # not needed to open a model
 
         return cls(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model)
 
     def wrap(self, kind: str, choice: Response) -> Response:
-        """An object of the response."""
+        """Puts fields into an object of the response."""
         return {
             "id": self.id,
             "object": kind,
@@ -141,7 +141,7 @@ class Envelope:
 
 
 class Deferred(Enum):
-    """In the place of stream=: the handle of a request, which is read as a whole or in chunks."""
+    """The value of stream= for a request that is read later, whole or in chunks."""
 
     WHOLE = False
     CHUNKS = True
@@ -151,14 +151,14 @@ def check_stream(stream: object) -> bool:
     """Whether a request is read in chunks.
 
     Raises:
-        ArgumentError: it is no answer to that.
+        ArgumentError: it is not a bool or a Deferred.
 
     """
     return stream.value if isinstance(stream, Deferred) else boolean(stream, "stream")
 
 
 class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
-    """The handle of a request: its chunks as they come, or all of it.
+    """The handle of a request: iterates over its chunks, or returns the whole result.
 
     `for` and result() wait; in an event loop `async for` and `await` do the same and never block
     it. It comes into line with its first chunk, or with start(), and has its place up to the chunk
@@ -195,7 +195,7 @@ class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
 
     @property
     def status(self) -> RequestStatus:
-        """Where it is: its stage, its place in line, how much of its prompt is read."""
+        """The state of the request: stage, queue position, progress of the prompt."""
         return next(
             (s for g in self._generations if (s := g.status).stage != "ended"),
             self._generations[-1].status,
@@ -203,22 +203,22 @@ class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
 
     @property
     def n_generated(self) -> int:
-        """Tokens of all its texts until now, those that nobody has read yet too."""
+        """The number of generated tokens of all choices, unread ones included."""
         return sum(generation.status.n_generated for generation in self._generations)
 
     @property
     def speculations(self) -> list[Response]:
-        """Of each of its texts that has had a round, `speculation` as it is now."""
+        """`speculation` as of now, of each choice that has had a round."""
         each = [generation.stats for generation in self._generations]
         return [stats.as_dict() for stats in each if stats.rounds]
 
     @property
     def prompt_tokens(self) -> list[int]:
-        """The ids of its prompt, of the first one of several; known before it begins."""
+        """The ids of the prompt, or of the first one; known before the request starts."""
         return list(self._generation.record.prompt_tokens)
 
     def start(self, *, is_whole: bool = False) -> None:
-        """Comes into line now, and is computed whether it is read or not.
+        """Queues the request; it is then computed whether or not it is read.
 
         Args:
             is_whole: to its end; else no more than some pieces ahead of its reader.
@@ -262,7 +262,7 @@ class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
         return self.aresult().__await__()
 
     def aresult(self) -> Coroutine[Any, Any, Response]:
-        """result() in an event loop; the same as awaiting it."""
+        """result() in an event loop; the same as awaiting the stream."""
 
         async def read() -> Response:
             with ExitStack() as stack:
@@ -290,7 +290,7 @@ class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
     # ---- its end
 
     def abort(self) -> None:
-        """Ends it at whichever stage it is, from any thread, and waits for nothing.
+        """Cancels the request at any stage, from any thread, without waiting.
 
         Its readers get CancelledError. May be called twice, and after its end.
         """
@@ -298,9 +298,9 @@ class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
             generation.abort()
 
     def close(self) -> None:
-        """Ends it; a step that another thread computes is waited for. May be called twice.
+        """Closes the request, and waits for a step in another thread. May be called twice.
 
-        In a forked child it does nothing: it is the parent's.
+        Does nothing in a forked child: the request belongs to the parent.
         """
         for generation in self._generations:
             generation.close()
@@ -310,7 +310,7 @@ class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
 
 
 def figures(record: GenerationRecord) -> Response:
-    """The keys that end every response: usage, speculation, timing."""
+    """The last keys of every response: usage, speculation, timing."""
     return {
         "usage": record.usage,
         "speculation": record.stats.as_dict(),
@@ -324,7 +324,7 @@ class Completion:
 
     Attributes:
         generation: computes it.
-        vocab: of the model.
+        vocab: the vocabulary of the model.
         echo: what its text begins with.
         has_logprobs: whether it reports log-probabilities.
         offset: where its text begins after the prompt's, which counts without echo too.
@@ -340,7 +340,7 @@ class Completion:
     prompt_logprobs: list[TokenLogprob | None] | None = None
 
     def choice(self, index: int = 0) -> Response:
-        """Reads it to its end; the choice of a response."""
+        """Reads the completion to its end; returns a response's choice."""
         record = self.generation.read_all()
         choice: Response = {
             "text": self.echo + record.text,
@@ -357,7 +357,7 @@ class Completion:
         return choice
 
     def _of_prompt(self) -> dict[str, list[Any]] | None:
-        """Those of the prompt's tokens, but for a BOS token; None where they are not reported."""
+        """The log-probabilities of the prompt, without a BOS token; None if not requested."""
         if self.prompt_logprobs is None:
             return None
         tokens = self.generation.record.prompt_tokens
@@ -378,7 +378,7 @@ class Completion:
         return Result({**envelope.wrap("text_completion", choice), **figures(record)}, [record])
 
     def chunks(self, envelope: Envelope) -> Generator[Response, None, None]:
-        """The response in chunks; the last one has the finish_reason and the figures."""
+        """The response in chunks; the last one has finish_reason and figures."""
 
         def chunk(
             text: str, finish: str | None = None, logprobs: Response | None = None
@@ -420,7 +420,7 @@ def chat_completion(
 def chat_chunks(
     generation: Generation, envelope: Envelope, vocab: Vocab, *, logprobs: bool
 ) -> Generator[Response, None, None]:
-    """A chat completion in chunks; the last one has the finish_reason and the figures."""
+    """A chat completion in chunks; the last one has finish_reason and figures."""
 
     def chunk(delta: Response, finish: str | None = None, reported: Any = None) -> Response:
         choice = {"index": 0, "delta": delta, "logprobs": reported, "finish_reason": finish}
@@ -444,7 +444,7 @@ def chat_chunks(
 
 
 def _entries_of(piece: Piece, generation: Generation) -> list[TokenLogprob]:
-    """The log-probabilities of the newest piece's tokens."""
+    """The log-probabilities of the newest piece."""
     n = len(piece.tokens)
     return generation.record.logprobs[-n:] if n else []
 

@@ -1,4 +1,4 @@
-"""The options that a Llama was opened with, under the names of llama-cpp-python's attributes."""
+"""A Llama's options under the names of llama-cpp-python's attributes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _NUMBER_OF_TYPE = {name: number for number, name in KV_TYPES.items()}
 
 
 class Settings:
-    """Attributes that programs read. Setting them changes nothing.
+    """Attributes for programs that read them. Setting them has no effect.
 
     Args:
         model: the model.
-        params: of its context.
-        values: of keywords, by name.
+        params: the parameters of its context.
+        values: the values of the keywords, by name.
 
     Attributes:
         params, values: the same.
@@ -31,16 +31,16 @@ class Settings:
 
     @property
     def n_ctx(self) -> int:
-        """Positions of a request."""
+        """The maximum number of tokens of a request."""
         return self.params.n_ctx or self._model.info.n_ctx_train
 
     @property
     def n_batch(self) -> int:
-        """Tokens per decode; never more than a text has."""
+        """Tokens per decode; at most the context length."""
         return min(self.params.n_batch, self.n_ctx)
 
     def context_params(self, n_batch: int) -> SimpleNamespace:
-        """How the context was opened, in the engine's numbers."""
+        """The context's parameters, as the engine's numbers."""
         params = self.params
         n_threads = params.n_threads or default_n_threads()
         return SimpleNamespace(
@@ -59,7 +59,7 @@ class Settings:
         )  # fmt: skip
 
     def model_params(self) -> SimpleNamespace:
-        """How the model was loaded, in the engine's numbers."""
+        """The model's parameters, as the engine's numbers."""
         values = self.values
         return SimpleNamespace(
             n_gpu_layers=values["n_gpu_layers"], main_gpu=values["main_gpu"],

@@ -1,4 +1,4 @@
-"""Thoughts before an answer: how a template marks them, and how many tokens they may have.
+"""Thoughts before an answer: their tags in a template, and their token budget.
 
 An exhausted budget forces the tokens that end a thought. They are the template's own, as
 the engine reads them out of it; a template that marks no thoughts has none to bound.
@@ -41,12 +41,12 @@ class ThoughtTags:
     def of_text(
         self, llm: Overridable, tokens: Sequence[int], request: RequestOptions
     ) -> RequestOptions:
-        """The options of a text, with the tags that a budget needs.
+        """The options of a text, with the tags for a budget.
 
         Args:
             llm: whose chat template it is.
-            tokens: of the prompt.
-            request: of the caller.
+            tokens: the tokens of the prompt.
+            request: the request of the caller.
 
         Raises:
             ArgumentError: an option is of chats alone.
@@ -75,11 +75,11 @@ class ThoughtTags:
         answer: str,
         own_grammar: bool,
     ) -> RequestOptions:
-        """The options of a chat, with the tags that a budget needs.
+        """The options of a chat, with the tags for a budget.
 
         Args:
             llm: whose chat template it is.
-            request: of the caller.
+            request: the request of the caller.
             unread: see Effort.
             answer: what the prompt has of the answer already.
             own_grammar: see bounded().
@@ -105,12 +105,12 @@ class ThoughtTags:
         return bounded(request, vocab, tags, is_open=opened, own_grammar=own_grammar)
 
     def of_template(self, source: str) -> tuple[str, ...]:
-        """The tags that a template marks thoughts with; () where it marks none.
+        """The thought tags of a template; () if it has none.
 
         The first call for a template takes a while.
 
         Args:
-            source: of the template.
+            source: the source of the template.
 
         Raises:
             ArgumentError: the engine cannot read answers in its form.
@@ -132,11 +132,11 @@ class ThoughtTags:
 def bounded(
     request: RequestOptions, vocab: Vocab, tags: Sequence[str], *, is_open: bool, own_grammar: bool
 ) -> RequestOptions:
-    """Options with a budget, and the tags that it applies to.
+    """The options with a budget and its tags.
 
     Args:
         request: with thinking_token_budget.
-        vocab: of the model.
+        vocab: the vocabulary of the model.
         tags: see ChatSession.thought_tags.
         is_open: whether the prompt ends within a thought.
         own_grammar: whether its grammar is of the answer alone, and knows no thoughts.
@@ -160,7 +160,7 @@ def bounded(
 def _close(vocab: Vocab, end: str) -> tuple[int, ...]:
     """The ids of the tag that ends a thought.
 
-    Some vocabularies put a space before a first control token, which is none of it.
+    Some vocabularies put a space before a first control token, which is not part of the tag.
     """
     ids = vocab.tokenize(end, add_special=False, parse_special=True)
     if len(ids) > 1 and vocab.piece(ids[0], special=True).isspace() and not end[0].isspace():
@@ -169,11 +169,11 @@ def _close(vocab: Vocab, end: str) -> tuple[int, ...]:
 
 
 class Effort(NamedTuple):
-    """What reasoning_effort means for a template.
+    """The effect of reasoning_effort on a template.
 
     Attributes:
         keywords: of a chat's RequestOptions, without it, perhaps with a budget.
-        variables: of the template.
+        variables: the variables of the template.
         unread: the effort, where the template has no variable for it; else None.
 
     """
@@ -184,12 +184,12 @@ class Effort(NamedTuple):
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any], variables: Mapping[str, Any], source: str) -> Effort:
-        """What the effort adds.
+        """The effect of an effort on a template.
 
         Args:
-            keywords: of a chat's RequestOptions. A budget of the caller's goes before.
-            variables: of the template, from the caller, whose own word goes before.
-            source: of the template.
+            keywords: the keywords of a chat's RequestOptions. A budget of the caller's goes before.
+            variables: the variables of the template, from the caller, whose own word goes before.
+            source: the source of the template.
 
         Raises:
             ArgumentError: there is no such effort.

@@ -1,4 +1,4 @@
-"""A model's vocabulary as an object of its own, as llama-cpp-python provides it."""
+"""A model's vocabulary as an object, with llama-cpp-python's interface."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class VocabTexts:
     """A vocabulary under llama-cpp-python's names.
 
     Args:
-        vocab: of a model.
+        vocab: the vocabulary of a model.
 
     """
 
@@ -90,14 +90,14 @@ class LlamaTokenizer(BaseLlamaTokenizer):
         return self._llama.detokenize(tokens, prev_tokens, special)
 
     def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
-        """Token ids of a str; what is no Unicode is left out."""
+        """Token ids of a str; invalid Unicode is dropped."""
         return self.tokenize(text.encode("utf-8", errors="ignore"), add_bos, special)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; bytes that are no whole character are left out."""
+        """The text of tokens; bytes of incomplete characters are dropped."""
         return self.detokenize(tokens).decode("utf-8", errors="ignore")
 
     @classmethod
     def from_ggml_file(cls, path: str | os.PathLike[str]) -> LlamaTokenizer:
-        """That of a model's file, without its weights."""
+        """Opens the vocabulary of a model's file, without its weights."""
         return cls(VocabTexts(Model(path, vocab_only=True).vocab))

@@ -1,4 +1,4 @@
-"""Chat completions whose answers are taken apart: calls of tools, and reasoning."""
+"""Chat completions with parsed answers: tool calls and reasoning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ID_LENGTH = 9
 
 
 def _made_id(answer_id: str, i: int) -> str:
-    """An id for the i-th call of an answer, the same in a stream and in the whole answer."""
+    """The id of an answer's i-th call, equal in a stream and in the whole answer."""
     number = int.from_bytes(hashlib.blake2b(f"{answer_id}/{i}".encode()).digest(), "little")
     chars = []
     for _ in range(_ID_LENGTH):
@@ -31,7 +31,7 @@ def _made_id(answer_id: str, i: int) -> str:
 
 
 def _id(answer_id: str, calls: Sequence[Call], i: int) -> str:
-    """The model's own id of a call, where it is one that tells calls apart."""
+    """The model's own id of a call if no earlier call has it, else a generated id."""
     own = calls[i].id
     is_new = own not in (one.id for one in calls[:i])
     return own if own and is_new else _made_id(answer_id, i)
@@ -46,7 +46,7 @@ def _call(answer_id: str, calls: Sequence[Call], i: int) -> Response:
 
 
 def _finish(answer: Answer, reason: str | None) -> str | None:
-    """Why it ended: "tool_calls" only where all of them can be made."""
+    """The finish reason: "tool_calls" only if all calls are complete."""
     is_call = bool(answer.calls) and all(call.is_whole for call in answer.calls)
     return "tool_calls" if is_call and reason == "stop" else reason
 
@@ -60,7 +60,7 @@ def tool_completion(
     *,
     logprobs: bool,
 ) -> Response:
-    """A whole chat completion; finish_reason is "tool_calls" where there are calls."""
+    """A whole chat completion; finish_reason is "tool_calls" if it has calls."""
     record = generation.read_all()
     text = AnswerText(vocab, reader.shown)
     text.add(record.tokens, record.text)
@@ -85,7 +85,7 @@ def tool_completion(
 
 
 class _Deltas:
-    """The new parts of an answer since the last look.
+    """The new parts of an answer since the last call.
 
     Args:
         answer_id: of the answer; those of its calls are made of it.
@@ -98,7 +98,7 @@ class _Deltas:
         self._sent = Answer()
 
     def of(self, now: Answer) -> list[Response]:
-        """Deltas that lead from what was sent to `now`; text that was sent stays."""
+        """The deltas from the sent answer to `now`; sent text is never changed."""
         deltas: list[Response] = []
         sent = self._sent
         for key, new, old in (
@@ -138,7 +138,7 @@ def tool_chunks(
     *,
     logprobs: bool,
 ) -> Generator[Response, None, None]:
-    """A chat completion in chunks: a call begins with its id and name, its arguments follow."""
+    """A chat completion in chunks: a call's id and name come first, then its arguments."""
 
     def chunk(delta: Response, finish: str | None = None, reported: Any = None) -> Response:
         choice = {"index": 0, "delta": delta, "logprobs": reported, "finish_reason": finish}
@@ -146,7 +146,7 @@ def tool_chunks(
 
     deltas = _Deltas(envelope.id, has_function=request.is_legacy or bool(request.forced))
     text = AnswerText(vocab, reader.shown)
-    # Of tokens whose text is held back as well: they are reported with what comes next.
+    # Tokens whose text is held back too are reported with the next text.
     entries: list[TokenLogprob] = []
 
     def reported() -> Any:

@@ -1,4 +1,4 @@
-"""Puts this package in the place of llama-cpp-python, for libraries that import that themselves."""
+"""Replaces llama-cpp-python by this package for libraries that import llama_cpp."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OURS = __name__.rpartition(".")[0]
 
 
 def install() -> None:
-    """From here on `import llama_cpp`, in this process, gives pyllama_spec.llama_cpp.
+    """Makes `import llama_cpp` give pyllama_spec.llama_cpp, in this process.
 
     Call it before any library that imports llama_cpp is imported. May be called twice.
 
@@ -39,7 +39,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undoes install(), for tests; libraries that imported it keep it."""
+    """Undoes install(), for tests; libraries that imported llama_cpp keep it."""
     if sys.modules.get("llama_cpp") is sys.modules.get(_OURS):
         for name in ("llama_cpp", *(f"llama_cpp.{part}" for part in PARTS)):
             sys.modules.pop(name, None)

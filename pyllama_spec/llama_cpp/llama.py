@@ -44,10 +44,10 @@ StoppingCriteria = Callable[[Ids, Scores], bool]
 
 
 class LogitsProcessorList(list[LogitsProcessor]):
-    """Functions that change logits, one after the other."""
+    """Functions that change logits, applied one after the other."""
 
     def __call__(self, input_ids: Ids, scores: Scores) -> Any:
-        """Lets each have what the one before gave."""
+        """Applies each function to the result of the one before."""
         processed: Any = scores
         for processor in self:
             processed = processor(input_ids, processed)
@@ -55,16 +55,16 @@ class LogitsProcessorList(list[LogitsProcessor]):
 
 
 class StoppingCriteriaList(list[StoppingCriteria]):
-    """Functions of which any one can end a text."""
+    """Functions any of which can end a text."""
 
     def __call__(self, input_ids: Ids, logits: Scores) -> bool:
-        """Asks all of them: each may count."""
+        """Calls all functions, since each may keep a count."""
         ends = [criterion(input_ids, logits) for criterion in self]
         return any(ends)
 
 
 class MinTokensLogitsProcessor:
-    """Forbids the end of a text before it has so many tokens.
+    """Forbids end tokens before the text has a minimum number of tokens.
 
     Args:
         min_tokens: how many.
@@ -77,7 +77,7 @@ class MinTokensLogitsProcessor:
         self.prompt_tokens: int | None = None
 
     def __call__(self, input_ids: Ids, scores: Scores) -> Scores:
-        """The first call sees the prompt alone."""
+        """Forbids end tokens while the text is too short; the first call sees the prompt alone."""
         if self.prompt_tokens is None:
             self.prompt_tokens = len(input_ids)
         if len(input_ids) - self.prompt_tokens < self.min_tokens:

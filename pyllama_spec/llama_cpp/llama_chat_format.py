@@ -1,4 +1,4 @@
-"""Forms of chats, by name and of programs' own, and what answers them."""
+"""Chat formats by name and of programs, and their handlers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LlamaChatCompletionHandlerNotFoundException(Exception):  # noqa: N818 - th
 
 @dataclass
 class ChatFormatterResponse:
-    """What a chat formatter gives.
+    """The result of a chat formatter.
 
     Attributes:
         prompt: the chat as text.
@@ -67,11 +67,11 @@ class ChatFormatter(Protocol):
     """f(messages=...) -> ChatFormatterResponse."""
 
     def __call__(self, *, messages: Sequence[Any], **kwargs: Any) -> ChatFormatterResponse:
-        """The chat as text."""
+        """Renders the chat as text."""
 
 
 class Jinja2ChatFormatter:
-    """A chat formatter of Jinja text, run in a sandbox.
+    """A chat formatter from Jinja text, run in a sandbox.
 
     Args:
         template: Jinja text.
@@ -95,7 +95,7 @@ class Jinja2ChatFormatter:
         self._template = ChatTemplate(template, bos_token=bos_token, eos_token=eos_token)
 
     def render(self, messages: Sequence[Any], **variables: Any) -> RenderedChat:
-        """The chat, with what is known of the caller's text in it."""
+        """Renders the chat, with the caller's text located in it."""
         return self._template.render(
             messages, add_generation_prompt=self.add_generation_prompt, **variables
         )
@@ -116,12 +116,12 @@ class Jinja2ChatFormatter:
         return ChatFormatterResponse(text, stop, criteria, added_special=True)
 
     def to_chat_handler(self) -> ChatHandler:
-        """A function that answers chats in this form."""
+        """A function that answers chats in this format."""
         return chat_formatter_to_chat_completion_handler(self)
 
 
 def chat_formatter_to_chat_completion_handler(chat_formatter: ChatFormatter) -> ChatHandler:
-    """A function that answers chats in a formatter's form.
+    """A function that answers chats in a formatter's format.
 
     What the formatter gives is one text: names of control tokens in messages are read as those
     tokens, as in llama-cpp-python. Llama(chat_template=...) tells them apart.
@@ -139,7 +139,8 @@ def chat_formatter_to_chat_completion_handler(chat_formatter: ChatFormatter) -> 
     ) -> Any:
         if options.get("tools") or options.get("functions"):
             raise UnsupportedError(
-                "tools are for the chat formats of pyllama_spec itself, not for a registered one"
+                "a registered chat format does not support tools; omit them, or use chat_format= "
+                "or chat_template="
             )
         for_template = {name: options.pop(name, None) for name in _OF_CHATS[:4]}
         formatted = chat_formatter(messages=messages, **for_template)
@@ -177,7 +178,7 @@ def _chat_logprobs(logprobs: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _chat(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """A completion as a chat completion."""
+    """Turns a completion into a chat completion."""
     choice = answer["choices"][0]
     message = {"role": "assistant", "content": choice["text"]}
     return {
@@ -192,7 +193,7 @@ def _chat(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chat_chunks(chunks: Iterator[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Chunks of a completion as those of a chat completion."""
+    """Turns the chunks of a completion into those of a chat completion."""
 
     def made(chunk: Mapping[str, Any], delta: dict[str, Any]) -> dict[str, Any]:
         choice = chunk["choices"][0]
@@ -213,7 +214,7 @@ def _chat_chunks(chunks: Iterator[Mapping[str, Any]]) -> Iterator[dict[str, Any]
 
 
 def register_chat_format(name: str) -> Callable[[ChatFormatter], ChatFormatter]:
-    """A decorator: the formatter writes the chats of Llama(chat_format=name)."""
+    """A decorator that registers a formatter for Llama(chat_format=name)."""
 
     def register(formatter: ChatFormatter) -> ChatFormatter:
         register_chat_completion_handler(name)(chat_formatter_to_chat_completion_handler(formatter))
@@ -228,16 +229,16 @@ class LlamaChatCompletionHandlerRegistry:
     def register_chat_completion_handler(
         self, name: str, chat_handler: ChatHandler, overwrite: bool = False
     ) -> None:
-        """Adds one."""
+        """Registers a handler."""
         register_chat_completion_handler(name, overwrite)(chat_handler)
 
     def unregister_chat_handler(self, name: str) -> None:
-        """Takes one away."""
+        """Removes a handler."""
         if HANDLERS.pop(name, None) is None:
             raise ValueError(f"no chat handler {name!r} is registered")
 
     def get_chat_completion_handler_by_name(self, name: str) -> ChatHandler:
-        """The one of that name, registered or built in."""
+        """The registered or built-in handler of a name."""
         if name in HANDLERS:
             return HANDLERS[name]
         if name not in FORMATS:
@@ -262,7 +263,7 @@ def get_chat_completion_handler(name: str) -> ChatHandler:
 def hf_tokenizer_config_to_chat_formatter(
     tokenizer_config: Mapping[str, Any], add_generation_prompt: bool = True
 ) -> ChatFormatter:
-    """A formatter of what a tokenizer_config.json says.
+    """A formatter from a tokenizer_config.json.
 
     Raises:
         ArgumentError: it has no template, or no end of a text.
@@ -290,14 +291,14 @@ def hf_tokenizer_config_to_chat_formatter(
 def hf_tokenizer_config_to_chat_completion_handler(
     tokenizer_config: Mapping[str, Any], add_generation_prompt: bool = True
 ) -> ChatHandler:
-    """A function that answers chats in the form of a tokenizer_config.json."""
+    """A function that answers chats in the format of a tokenizer_config.json."""
     return chat_formatter_to_chat_completion_handler(
         hf_tokenizer_config_to_chat_formatter(tokenizer_config, add_generation_prompt)
     )
 
 
 def guess_chat_format_from_gguf_metadata(metadata: Mapping[str, str]) -> str | None:
-    """The name chatml for that template; None for others, as a file's own is what is used."""
+    """The name chatml for that template; None for others, since a file's own template is used."""
     return "chatml" if metadata.get("tokenizer.chat_template") == CHATML_CHAT_TEMPLATE else None
 
 
@@ -325,7 +326,7 @@ format = _named("vicuna")
 
 
 class _Vision:
-    """Refused: images are for a later version."""
+    """Refuses images, which this version does not support."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise UnsupportedError(
@@ -335,46 +336,46 @@ class _Vision:
 
 
 class Llava15ChatHandler(_Vision):
-    """Refused, with all that inherit from it: images are for a later version."""
+    """Refuses images, as all classes that inherit from it do."""
 
 
 class Llava16ChatHandler(Llava15ChatHandler):
-    """Refused."""
+    """Refuses images."""
 
 
 class MTMDChatHandler(_Vision):
-    """Refused."""
+    """Refuses images."""
 
 
 class Gemma4ChatHandler(MTMDChatHandler):
-    """Refused."""
+    """Refuses images."""
 
 
 class ObsidianChatHandler(Llava15ChatHandler):
-    """Refused."""
+    """Refuses images."""
 
 
 class MoondreamChatHandler(Llava15ChatHandler):
-    """Refused."""
+    """Refuses images."""
 
 
 class NanoLlavaChatHandler(Llava15ChatHandler):
-    """Refused."""
+    """Refuses images."""
 
 
 class Llama3VisionAlphaChatHandler(Llava15ChatHandler):
-    """Refused."""
+    """Refuses images."""
 
 
 Llama3VisionAlpha = Llama3VisionAlphaChatHandler
 
 
 class MiniCPMv26ChatHandler(Llava15ChatHandler):
-    """Refused."""
+    """Refuses images."""
 
 
 class Qwen25VLChatHandler(Llava15ChatHandler):
-    """Refused."""
+    """Refuses images."""
 
 
 def _grammar_for_response_format(response_format: Mapping[str, Any], verbose: bool = False) -> Any:

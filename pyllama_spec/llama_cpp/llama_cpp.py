@@ -107,7 +107,7 @@ def llama_vocab_is_eog(vocab: Vocab, token: int) -> bool:
 def llama_token_to_piece(
     vocab: Vocab, token: Any, buf: Any, length: int, lstrip: int, special: bool
 ) -> int:
-    """Writes the bytes of a token into a ctypes buffer; how many there are, or minus what it needs.
+    """Writes a token's bytes to a ctypes buffer; returns their number, or minus the needed size.
 
     Args:
         vocab: as llama_model_get_vocab() gives it.
@@ -128,29 +128,29 @@ def llama_token_to_piece(
 
 
 def llama_supports_gpu_offload() -> bool:
-    """Whether layers could go to a GPU."""
+    """Whether this build can put layers on a GPU."""
     from pyllama_spec.engine import supports_gpu
 
     return supports_gpu()
 
 
 def llama_supports_mmap() -> bool:
-    """Yes: Llama(use_mmap=...)."""
+    """True: see Llama(use_mmap=...)."""
     return True
 
 
 def llama_supports_mlock() -> bool:
-    """Yes: Llama(use_mlock=...)."""
+    """True: see Llama(use_mlock=...)."""
     return True
 
 
 def llama_log_callback(function: Any) -> Any:
-    """A decorator that leaves the function as it is, see llama_log_set()."""
+    """A decorator that returns the function unchanged; see llama_log_set()."""
     return function
 
 
 def llama_log_set(log_callback: Any, user_data: Any) -> None:
-    """Nothing: the engine is silent but for Llama(verbose=True) and engine.set_log_level().
+    """Does nothing: Llama(verbose=True) and engine.set_log_level() control the log.
 
     Args:
         log_callback: what would be given its lines; programs silence llama.cpp so.
@@ -161,28 +161,28 @@ def llama_log_set(log_callback: Any, user_data: Any) -> None:
 
 
 def llama_print_system_info() -> bytes:
-    """What the engine was compiled with."""
+    """The compiled features of the engine."""
     from pyllama_spec.engine import system_info
 
     return system_info().encode()
 
 
 def llama_max_devices() -> int:
-    """How many devices a model can be split over."""
+    """The maximum number of devices for one model."""
     return LLAMA_MAX_DEVICES
 
 
 def llama_time_us() -> int:
-    """Microseconds of a clock that never goes back."""
+    """Microseconds of a monotonic clock."""
     return time.perf_counter_ns() // 1000
 
 
 def llama_backend_init() -> None:
-    """Nothing: the engine begins by itself."""
+    """Does nothing: the engine initialises itself."""
 
 
 def llama_backend_free() -> None:
-    """Nothing: the engine ends with the process."""
+    """Does nothing: the engine ends with the process."""
 
 
 def __getattr__(name: str) -> NoReturn:

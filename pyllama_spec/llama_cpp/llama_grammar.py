@@ -1,4 +1,4 @@
-"""Grammars that texts have to follow."""
+"""Grammars that constrain texts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LlamaGrammar:
 
     @classmethod
     def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
-        """Of rules with a rule `root`."""
+        """A grammar from GBNF rules with a rule `root`."""
         del verbose
         if not isinstance(grammar, str) or not grammar.strip():
             raise ArgumentError(f"a grammar is a text of GBNF rules, not {shown(grammar)}")
@@ -40,7 +40,7 @@ class LlamaGrammar:
 
     @classmethod
     def from_file(cls, file: str | os.PathLike[str], verbose: bool = True) -> LlamaGrammar:
-        """Of a file with rules.
+        """A grammar from a file of GBNF rules.
 
         Raises:
             ArgumentError: it cannot be read, or is empty.
@@ -52,19 +52,19 @@ class LlamaGrammar:
         except (OSError, UnicodeDecodeError) as error:
             raise ArgumentError(f"the grammar {file} cannot be read: {error}") from None
         if not text.strip():
-            raise ArgumentError(f"the grammar {file} is empty")
+            raise ArgumentError(f"the grammar {file} is empty; write GBNF rules with a rule root")
         return cls.from_string(text, verbose)
 
     @classmethod
     def from_json_schema(
         cls, json_schema: str | Mapping[str, Any], verbose: bool = True
     ) -> LlamaGrammar:
-        """Of the JSON texts that a schema describes, which is JSON text itself, or a dict."""
+        """A grammar of the JSON texts that a schema allows; the schema is JSON text or a dict."""
         return cls.from_string(schema_grammar(json_schema), verbose)
 
     @classmethod
     def from_regex(cls, regex: str) -> LlamaGrammar:
-        """Of a regular expression that the whole answer matches; not in llama-cpp-python.
+        """A grammar of a regular expression for the whole answer; llama-cpp-python lacks this.
 
         It needs the package llguidance (`pip install pyllama_spec[llguidance]`), and has the syntax
         of Rust's regex crate.
@@ -73,7 +73,7 @@ class LlamaGrammar:
 
     @classmethod
     def from_lark(cls, lark: str) -> LlamaGrammar:
-        """Of Lark rules with a rule `start`; not in llama-cpp-python. It needs llguidance too."""
+        """A grammar from Lark rules with a rule `start`; an addition here. Needs llguidance."""
         return cls(_grammar=_guide("lark", lark))
 
 
@@ -84,7 +84,7 @@ def _guide(kind: GuideKind, text: object) -> Guide:
 
 
 def json_schema_to_gbnf(schema: str, prop_order: list[str] | None = None) -> str:
-    """GBNF rules for a schema; the order of keys is the schema's."""
+    """GBNF rules for a schema, with keys in the schema's order."""
     if prop_order:
         raise ArgumentError("prop_order is not supported: the order of keys is the schema's own")
     return schema_grammar(schema)

@@ -1,4 +1,4 @@
-"""Drafts in llama-cpp-python's form; `Llama(draft=...)` has more."""
+"""llama-cpp-python's draft models; `Llama(draft=...)` supports more."""
 
 from pyllama_spec.llama.llama_cpp_drafts import LlamaDraftModel, LlamaPromptLookupDecoding
 

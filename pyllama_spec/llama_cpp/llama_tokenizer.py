@@ -11,7 +11,7 @@ __all__ = ["BaseLlamaTokenizer", "LlamaHFTokenizer", "LlamaTokenizer"]
 
 
 class LlamaHFTokenizer(BaseLlamaTokenizer):
-    """Refused: texts are read with the vocabulary of the model's file."""
+    """Refused: texts use the vocabulary of the model's file."""
 
     def __init__(self, hf_tokenizer: Any) -> None:
         raise UnsupportedError(
@@ -21,7 +21,7 @@ class LlamaHFTokenizer(BaseLlamaTokenizer):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str) -> NoReturn:
-        """Refused, as the class."""
+        """Refused, as the class is."""
         raise UnsupportedError(
             f"LlamaHFTokenizer({pretrained_model_name_or_path!r}): tokenizers of transformers are "
             "not supported by this version; leave tokenizer= out"

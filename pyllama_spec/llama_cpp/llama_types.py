@@ -1,4 +1,4 @@
-"""The shapes of requests and answers, under llama-cpp-python's names; OpenAI's API has them too."""
+"""TypedDicts of requests and answers under llama-cpp-python's names, as in OpenAI's API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ JsonType = int | str | bool | list[Any] | dict[str, Any] | None
 
 
 class EmbeddingUsage(TypedDict):
-    """Counts of an embedding."""
+    """Token counts of an embedding request."""
 
     prompt_tokens: int
     total_tokens: int
@@ -23,7 +23,7 @@ class Embedding(TypedDict):
 
 
 class CreateEmbeddingResponse(TypedDict):
-    """What create_embedding() gives."""
+    """The result of create_embedding()."""
 
     object: Literal["list"]
     model: str
@@ -41,7 +41,7 @@ class CompletionLogprobs(TypedDict):
 
 
 class CompletionChoice(TypedDict):
-    """A text."""
+    """A choice of a text completion."""
 
     text: str
     index: int
@@ -50,13 +50,13 @@ class CompletionChoice(TypedDict):
 
 
 class PromptTokensDetails(TypedDict):
-    """The handling of a prompt's tokens."""
+    """Details of a prompt's tokens, such as those read from a cache."""
 
     cached_tokens: int
 
 
 class CompletionUsage(TypedDict):
-    """Counts of an answer."""
+    """Token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -73,7 +73,7 @@ class _Completion(TypedDict):
 
 
 class CreateCompletionResponse(_Completion, total=False):
-    """What create_completion() gives; chunks of a stream have no usage but for the last."""
+    """The result of create_completion(); of a stream's chunks only the last has usage."""
 
     usage: CompletionUsage
     speculation: dict[str, Any]
@@ -81,21 +81,21 @@ class CreateCompletionResponse(_Completion, total=False):
 
 
 class ChatCompletionResponseFunctionCall(TypedDict):
-    """A call in the older form."""
+    """A function call in the older format."""
 
     name: str
     arguments: str
 
 
 class ChatCompletionMessageToolCallFunction(TypedDict):
-    """The function of a call."""
+    """The function of a tool call."""
 
     name: str
     arguments: str
 
 
 class ChatCompletionMessageToolCall(TypedDict):
-    """A call."""
+    """A tool call."""
 
     id: str
     type: Literal["function"]
@@ -111,7 +111,7 @@ class _ResponseMessage(TypedDict):
 
 
 class ChatCompletionResponseMessage(_ResponseMessage, total=False):
-    """An answer."""
+    """The message of an answer."""
 
     tool_calls: ChatCompletionMessageToolCalls
     function_call: ChatCompletionResponseFunctionCall
@@ -124,13 +124,13 @@ class _Function(TypedDict):
 
 
 class ChatCompletionFunction(_Function, total=False):
-    """A function that is offered, in the older form."""
+    """A function offered to the model, in the older format."""
 
     description: str
 
 
 class ChatCompletionTopLogprobToken(TypedDict):
-    """A token that could have been."""
+    """An alternative token with its log-probability."""
 
     token: str
     logprob: float
@@ -138,7 +138,7 @@ class ChatCompletionTopLogprobToken(TypedDict):
 
 
 class ChatCompletionLogprobToken(ChatCompletionTopLogprobToken):
-    """A token that is."""
+    """A token with its log-probability and alternatives."""
 
     top_logprobs: list[ChatCompletionTopLogprobToken]
 
@@ -151,7 +151,7 @@ class ChatCompletionLogprobs(TypedDict):
 
 
 class ChatCompletionResponseChoice(TypedDict):
-    """An answer and why it ended."""
+    """An answer with its finish reason."""
 
     index: int
     message: ChatCompletionResponseMessage
@@ -169,14 +169,14 @@ class _ChatCompletion(TypedDict):
 
 
 class CreateChatCompletionResponse(_ChatCompletion, total=False):
-    """What create_chat_completion() gives."""
+    """The result of create_chat_completion()."""
 
     speculation: dict[str, Any]
     timing: dict[str, float]
 
 
 class ChatCompletionMessageToolCallChunkFunction(TypedDict, total=False):
-    """Some of a call: its name comes once."""
+    """A part of a tool call's function; its name comes once."""
 
     name: str | None
     arguments: str
@@ -188,25 +188,25 @@ class _ToolCallChunk(TypedDict):
 
 
 class ChatCompletionMessageToolCallChunk(_ToolCallChunk, total=False):
-    """Some of a call."""
+    """A part of a tool call."""
 
     id: str
     type: Literal["function"]
 
 
 class ChatCompletionStreamResponseDeltaEmpty(TypedDict):
-    """Nothing more."""
+    """An empty delta."""
 
 
 class ChatCompletionStreamResponseDeltaFunctionCall(TypedDict):
-    """Some of a call in the older form."""
+    """A part of a function call in the older format."""
 
     name: str
     arguments: str
 
 
 class ChatCompletionStreamResponseDelta(TypedDict, total=False):
-    """What a chunk adds."""
+    """The new part of an answer in a chunk."""
 
     content: str | None
     function_call: ChatCompletionStreamResponseDeltaFunctionCall | None
@@ -222,7 +222,7 @@ class _StreamChoice(TypedDict):
 
 
 class ChatCompletionStreamResponseChoice(_StreamChoice, total=False):
-    """Some of an answer."""
+    """A choice of a chunk."""
 
     logprobs: ChatCompletionLogprobs | None
 
@@ -238,7 +238,7 @@ class CreateChatCompletionStreamResponse(TypedDict):
 
 
 class ChatCompletionFunctionCallOption(TypedDict):
-    """The function to be called."""
+    """The function that the model has to call."""
 
     name: str
 
@@ -248,14 +248,14 @@ class _ResponseFormat(TypedDict):
 
 
 class ChatCompletionRequestResponseFormat(_ResponseFormat, total=False):
-    """The form that an answer has to have."""
+    """The requested format of an answer."""
 
     schema: JsonType
     json_schema: JsonType
 
 
 class ChatCompletionRequestMessageContentPartText(TypedDict):
-    """Text of a message."""
+    """A text part of a message."""
 
     type: Literal["text"]
     text: str
@@ -266,13 +266,13 @@ class _ImageUrl(TypedDict):
 
 
 class ChatCompletionRequestMessageContentPartImageImageUrl(_ImageUrl, total=False):
-    """Where an image is."""
+    """The URL of an image."""
 
     detail: Literal["auto", "low", "high"]
 
 
 class ChatCompletionRequestMessageContentPartImage(TypedDict):
-    """An image of a message, which is refused."""
+    """An image part of a message, which is refused."""
 
     type: Literal["image_url"]
     image_url: str | ChatCompletionRequestMessageContentPartImageImageUrl
@@ -298,7 +298,7 @@ class ChatCompletionRequestUserMessage(TypedDict):
 
 
 class ChatCompletionRequestAssistantMessageFunctionCall(TypedDict):
-    """A call that was made, in the older form."""
+    """An earlier function call, in the older format."""
 
     name: str
     arguments: str
@@ -317,7 +317,7 @@ class ChatCompletionRequestAssistantMessage(_AssistantMessage, total=False):
 
 
 class ChatCompletionRequestToolMessage(TypedDict):
-    """What a call gave."""
+    """The result of a tool call."""
 
     role: Literal["tool"]
     content: str | None
@@ -325,7 +325,7 @@ class ChatCompletionRequestToolMessage(TypedDict):
 
 
 class ChatCompletionRequestFunctionMessage(TypedDict):
-    """The same in the older form."""
+    """The result of a function call, in the older format."""
 
     role: Literal["function"]
     content: str | None
@@ -342,7 +342,7 @@ ChatCompletionRequestMessage = (
 
 
 class ChatCompletionRequestFunctionCallOption(TypedDict):
-    """The function to be called, in the older form."""
+    """The function that the model has to call, in the older format."""
 
     name: str
 
@@ -359,26 +359,26 @@ class _ToolFunction(TypedDict):
 
 
 class ChatCompletionToolFunction(_ToolFunction, total=False):
-    """A function that is offered."""
+    """A function offered to the model."""
 
     description: str
 
 
 class ChatCompletionTool(TypedDict):
-    """A tool that is offered."""
+    """A tool offered to the model."""
 
     type: Literal["function"]
     function: ChatCompletionToolFunction
 
 
 class ChatCompletionNamedToolChoiceFunction(TypedDict):
-    """The name of the function to be called."""
+    """The name of the function that the model has to call."""
 
     name: str
 
 
 class ChatCompletionNamedToolChoice(TypedDict):
-    """The function to be called."""
+    """The tool that the model has to call."""
 
     type: Literal["function"]
     function: ChatCompletionNamedToolChoiceFunction

@@ -1,4 +1,4 @@
-"""`python -m pyllama_spec.llama_cpp.server`: llama-cpp-python's server options, and ours beside.
+"""`python -m pyllama_spec.llama_cpp.server`: llama-cpp-python's server options, and ours.
 
 An option is --name VALUE or the environment variable NAME; --config_file or CONFIG_FILE names a
 JSON file of the same names, with the model's under "models". What the command line says counts
@@ -43,7 +43,7 @@ def _numa(text: str) -> bool | int:
 
 
 def _many(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Of a list, which is given as JSON or with commas between."""
+    """Parses a list, given as JSON or separated by commas."""
 
     def values(text: str) -> list[Any]:
         if text.lstrip().startswith("["):
@@ -86,7 +86,7 @@ _OTHERS: Mapping[str, Callable[[str], Any]] = {
 _OPTIONS = {**_OF_LLAMA, **_OTHERS}
 # Each may be given as several words.
 _LISTS = ("tensor_split", "rpc_servers", "devices", "kv_overrides", "allowed_hosts")
-# Of options that are new here, and common words: another program may mean something else by them.
+# Options that are new here, and common words: other programs may use them for other things.
 _NOT_IN_ENVIRONMENT = (
     "controller", "acceptance", "chat_template", "lookup", "devices", "p_min", "allowed_hosts",
 )  # fmt: skip
@@ -112,8 +112,8 @@ class Plan(NamedTuple):
     """The parsed options.
 
     Attributes:
-        keywords: of Llama(), for the first model.
-        settings: of the server.
+        keywords: the keywords of Llama(), for the first model.
+        settings: the settings of the server.
         listening: where it listens.
         models: of a file with several; one of them is loaded at a time, as with llama-cpp-python,
             and the first one answers to names that there are not.
@@ -127,7 +127,7 @@ class Plan(NamedTuple):
 
 
 def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Plan:
-    """What the options of a command line, of a file and of the environment mean, in that order.
+    """Merges the options of command line, file and environment, in this priority.
 
     HOST and PORT of the environment count before the file, as with llama-cpp-python.
 
@@ -169,7 +169,7 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
 
 
 def _merged(*places: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a model, of which each place counts before those in front of it."""
+    """Merges the options of a model; later sources override earlier ones."""
     values = dict(_DEFAULTS)
     for one in places:
         values |= _with_our_names(one)
@@ -241,7 +241,7 @@ def _arguments(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _file(path: str) -> list[dict[str, Any]]:
-    """The options of each model of a file, whose values have their types already."""
+    """The options of each model in a file, whose values already have types."""
     if not path.endswith(".json"):
         raise UnsupportedError(f"config_file={path!r:.200}: write it as .json")
     try:
@@ -258,7 +258,7 @@ def _file(path: str) -> list[dict[str, Any]]:
 
 
 def _checked(settings: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The options of a model that say something."""
+    """The options of a model that have a value, checked."""
     for name, value in settings.items():
         if name in _REFUSED and value is not None:
             raise UnsupportedError(f"{name} in {path}: {_REFUSED[name]}")
@@ -268,7 +268,7 @@ def _checked(settings: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def _with_our_names(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of one place; what it says under a name of theirs counts before other places."""
+    """The options of one source under our names; their names have priority over other sources."""
     named = dict(given)
     if draft := named.get("draft_model"):
         named.setdefault("draft", "prompt-lookup" if draft == "prompt-lookup-decoding" else draft)
@@ -278,7 +278,7 @@ def _with_our_names(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _translated(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What Llama() calls otherwise."""
+    """Renames options to the keywords of Llama()."""
     keywords: dict[str, Any] = {}
     for name in ("n_threads", "n_threads_batch"):
         if values.get(name) == -1:

@@ -1,4 +1,4 @@
-"""Requests: from a prompt's token ids and options to text, one at a time or many side by side.
+"""Requests: from prompt ids and options to text, one at a time or many in parallel.
 
 A caller's options (options), the handle (generation), a running request (job), a runner's
 record of it (ticket), the queue (line), the computation (runner), tokens to text

@@ -1,4 +1,4 @@
-"""From tokens to text: whole characters, nothing of a stop string, and which token gave what."""
+"""Turns tokens into whole characters, without stop strings, and tracks each token's text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Piece:
 
     Attributes:
         text: whole characters; "" only for the last piece.
-        tokens: the ids that it is made of: several where a character is split across tokens.
+        tokens: the ids of the text: several where a character is split across tokens.
         from_draft: for each token, whether it was drafted and accepted.
         finish_reason: "stop" or "length" on the last piece, else None.
 
@@ -30,13 +30,13 @@ class Piece:
 
     @property
     def is_drafted(self) -> bool:
-        """Whether it has tokens, and all of them were drafted and accepted."""
+        """Whether the piece has tokens, all of them drafted and accepted."""
         return bool(self.from_draft) and all(self.from_draft)
 
 
 @dataclass(slots=True)
 class _Group:
-    """Tokens that together end on a whole character. Offsets count characters of the output."""
+    """Tokens that together end at a whole character. Offsets count characters of the output."""
 
     start: int
     text: str = ""
@@ -59,7 +59,7 @@ class _Group:
 
 
 class Detokenizer:
-    """Takes tokens one by one, gives back text as soon as it cannot be part of a stop string.
+    """Turns tokens into text, and emits it once no stop string can contain it.
 
     A stop is looked for after every token, so that the text does not depend on how many tokens a
     round committed.
@@ -69,7 +69,7 @@ class Detokenizer:
         n_fed: how many tokens it has taken.
 
     Args:
-        vocab: of the model.
+        vocab: the vocabulary of the model.
         stops: strings that end the text. The first one to begin wins; of those that begin at one
             place the longest.
         keep_stop: whether it is part of the text.
@@ -103,11 +103,11 @@ class Detokenizer:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string came up."""
+        """Whether a stop string occurred."""
         return self.stop is not None
 
     def feed(self, token: int, *, from_draft: bool = False) -> list[Piece]:
-        """Takes the next token; returns the text that is certain with it."""
+        """Takes the next token; returns the text that can be emitted."""
         group = self._open
         self.n_fed += 1
         text = self._decoder.decode(self._vocab.piece(token))
@@ -130,7 +130,7 @@ class Detokenizer:
         return self._release(self._n_chars - self._n_uncertain())
 
     def flush(self) -> list[Piece]:
-        """Returns the remaining text. An unfinished character is dropped, its tokens are not."""
+        """Returns the remaining text. Drops an unfinished character, but not its tokens."""
         pieces = self._release(self._n_chars)
         if self._open.tokens:
             pieces.append(self._open.as_piece())
@@ -138,7 +138,7 @@ class Detokenizer:
         return pieces
 
     def _find_stop(self) -> tuple[int, str] | None:
-        """Where in the held text the first stop string begins, and which it is."""
+        """The position of the first stop string in the held text, and the string."""
         held, n_barred = self._held, self._n_unstoppable - (self._n_chars - len(self._held))
         stops = [
             (at, -len(stop), stop)
@@ -151,7 +151,7 @@ class Detokenizer:
         return at, stop
 
     def _n_uncertain(self) -> int:
-        """The length of the longest end of the text that a stop string begins with."""
+        """The length of the longest suffix of the text that a stop string starts with."""
         held, stops = self._held, self._sorted
         for n in range(min(self._longest - 1, len(held)), 0, -1):
             # Of the sorted stops, one that begins with these characters comes at or after them.
@@ -179,7 +179,7 @@ class TokenByToken(Detokenizer):
     """Emits each token at once, whether it ends on a whole character or not."""
 
     def feed(self, token: int, *, from_draft: bool = False) -> list[Piece]:
-        """Takes the next token, and emits it."""
+        """Emits the next token."""
         self.n_fed += 1
         text = self._vocab.piece(token).decode(errors="replace")
         return [Piece(text, (token,), (from_draft,))]

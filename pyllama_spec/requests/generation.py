@@ -1,4 +1,4 @@
-"""One generation on an open model: text as it comes, and its figures at the end."""
+"""One generation on an open model: its text while it runs, then its statistics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What a generation needs of an open model. It outlives the Llama while a stream is open.
+    """The parts of an open model that a generation needs. They outlive Llama during a stream.
 
     Attributes:
         on_close: called before the model is closed; may be None.
@@ -84,7 +84,7 @@ class GenerationRecord:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Token counts, as OpenAI's; end tokens and what follows a stop string do not count."""
+        """Token counts as in OpenAI's API; end tokens and text after a stop string do not count."""
         n_prompt, n = len(self.prompt_tokens), len(self.tokens)
         return {
             "prompt_tokens": n_prompt,
@@ -95,7 +95,7 @@ class GenerationRecord:
 
     @property
     def stretches(self) -> tuple[tuple[str, str], ...]:
-        """The text in parts that are as long as possible, each with who drafted it."""
+        """The text in maximal parts of equal origin, each with who drafted it."""
         return tuple(
             ("".join(text for text, _ in parts), who)
             for who, parts in groupby(self.token_sources, itemgetter(1))
@@ -103,7 +103,7 @@ class GenerationRecord:
 
     @property
     def spans(self) -> list[tuple[int, bool]]:
-        """The ends of the text's drafted and plain stretches, each with its kind."""
+        """The ends of the text's drafted and plain parts, each with its kind."""
         ends = accumulate(len(text) for text, _ in self.token_sources)
         parts = zip(ends, self.token_sources, strict=True)
         marked = [(end, who != TARGET) for end, (_, who) in parts]
@@ -174,7 +174,7 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
 
     @property
     def id(self) -> str:
-        """A name of this request that no other one has."""
+        """A unique name of this request."""
         if not self._id:
             import uuid  # not needed to open a model
 
@@ -183,19 +183,19 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
 
     @property
     def status(self) -> RequestStatus:
-        """Where it is: its stage, its place in line, how much of its prompt is read."""
+        """The state of the request: stage, queue position, progress of the prompt."""
         return self._runner.status(self._ticket)
 
     @property
     def stats(self) -> SpeculationStats:
-        """Counts of its rounds until now; those of the record are of an ended text."""
+        """The statistics so far; the record gets them when the text ends."""
         return self._ticket.job.stats
 
     def start(self, *, is_whole: bool = True, is_detached: bool = False) -> None:
-        """Enters the queue without being read, where others can compute beside it.
+        """Queues the request before it is read, so that a runner thread can compute it.
 
         Args:
-            is_whole: compute it to its end, for whoever wants a text as a whole; else a stream does
+            is_whole: compute it to its end, for a reader of the whole text; else a stream does
                 not run ahead of its reader by more than some pieces.
             is_detached: compute it with n_parallel=1 too before anybody reads it.
 
@@ -207,12 +207,12 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
                 next(self._pieces)  # up to the point where dropping it ends the request
 
     def look_after(self, keeper: Keeper) -> None:
-        """Sets the keeper of its sequence's content, called before the request and after it."""
+        """Sets the keeper of its sequence's content, called before and after the request."""
         self._job.keeper = keeper
 
     @property
     def end_token(self) -> int | None:
-        """The token that ended the text, which is no part of it; None where none did, or yet."""
+        """The end token of the text, which the text does not include; None without one so far."""
         return self._job.end_token
 
     # ---- for a thread that waits
@@ -225,7 +225,7 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
             return next(self._pieces)
 
     def read_all(self) -> GenerationRecord:
-        """Reads it to its end. An exception on the way ends it: Ctrl-C may come anywhere."""
+        """Reads the generation to its end. An exception, such as Ctrl-C, cancels it."""
         try:
             for _ in self:
                 pass
@@ -242,7 +242,7 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Lets one thread at a time fetch pieces or end it.
+        """Lets one thread at a time read or close the generation.
 
         Raises:
             BusyError: a callback of a running generation calls, in the thread that computes.
@@ -264,7 +264,7 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
     async def arriving(
         self, advance: Callable[[], _T], pending: _T, others: Sequence[Generation] = ()
     ) -> _T:
-        """The result of a function that reads this generation, without blocking the loop.
+        """The result of a blocking read of this generation, without blocking the event loop.
 
         Args:
             advance: reads, and gives `pending` where PENDING is all that there is to read.
@@ -335,7 +335,7 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
     # ---- its end
 
     def abort(self) -> None:
-        """Ends the request at any stage, from any thread, without waiting.
+        """Cancels the request at any stage, from any thread, without waiting.
 
         A request that is queued, set aside or unread ends at once; one that is being computed ends
         with the round. Its readers get CancelledError. May be called twice, and after its end.
@@ -343,7 +343,7 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
         self._runner.abort(self._ticket)
 
     def close(self) -> None:
-        """Ends it; a step that another thread computes is waited for. May be called twice.
+        """Closes the request, and waits for a step in another thread. May be called twice.
 
         In a forked child it does nothing: it is the parent's.
         """

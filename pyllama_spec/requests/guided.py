@@ -1,4 +1,4 @@
-"""Regular expressions and Lark grammars, which llguidance follows; an extra: [llguidance].
+"""Regular expressions and Lark grammars by llguidance; needs the extra [llguidance].
 
 Only committed tokens reach a matcher, so that nothing has to be undone when a draft
 is rejected: the sampler draws at each row of a verify batch, and the matcher advances over the
@@ -36,7 +36,7 @@ def _library() -> Any:
 
 
 class _LLGuidanceVocab:
-    """A vocabulary in the form in which llguidance reads one."""
+    """A vocabulary in llguidance's format."""
 
     def __init__(self, vocab: Vocab) -> None:
         n = vocab.n_tokens
@@ -57,7 +57,7 @@ class _LLGuidanceVocab:
 
 
 def _tokenizer(model: Model) -> Any:
-    """Of a model, made once: it takes some tenths of a second."""
+    """A model's tokenizer for llguidance, cached: creating it takes tenths of a second."""
     tokenizer = _TOKENIZERS.get(model)
     if tokenizer is None:
         library = _library()
@@ -70,7 +70,7 @@ def _tokenizer(model: Model) -> Any:
 
 
 class GuidedSampler(StepSampler):
-    """A sampler whose text follows a guide.
+    """A sampler constrained by a guide.
 
     Args:
         model: whose tokens they are.
@@ -108,7 +108,7 @@ class GuidedSampler(StepSampler):
         return self._sampler.sample_row(self._masked(context.logits(i)))
 
     def sample_row(self, logits: npt.NDArray[np.float32]) -> int:
-        """Samples from the caller's row of logits: [n_vocab] float32."""
+        """Samples from a given row of logits: [n_vocab] float32."""
         token = self._sampler.sample_row(logits)
         if self._sampler.skips_grammar or self._matcher.validate_tokens([token]):
             return token
@@ -131,7 +131,7 @@ class GuidedSampler(StepSampler):
             raise EngineError(f"the grammar does not allow token {token}")
 
     def forced(self, max_draft: int) -> Sequence[int]:
-        """Tokens that have to follow, as the vocabulary spells them: a draft like any other."""
+        """The forced next tokens in the vocabulary's own spelling, usable as a draft."""
         if self._sampler.skips_grammar:
             return ()
         tokens: list[int] = self._matcher.compute_ff_tokens()
@@ -146,7 +146,7 @@ class GuidedSampler(StepSampler):
 
 
 def _one_line(why: str) -> str:
-    """Its message, without the state of its parser and the excerpt."""
+    """An error's message in one line, without parser state and excerpt."""
     return " ".join(why.partition("<state>")[0].split())[:300]
 
 

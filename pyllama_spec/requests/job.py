@@ -1,4 +1,4 @@
-"""One running request: the run of a sequence on one side, pieces of text on the other."""
+"""A running request: connects a sequence's run with the pieces of its text."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TARGET = "target"
 
 
 def _why_exact(accepts: str, params: SamplerParams, options: RequestOptions) -> str | None:
-    """Why drafts are accepted exactly though the request asks for another way; else None."""
+    """The reason why a request accepts exactly in spite of its option; None without one."""
     if accepts == "exact":
         return None
     if accepts == "distribution" and options.guide is not None:
@@ -53,7 +53,7 @@ def _why_exact(accepts: str, params: SamplerParams, options: RequestOptions) -> 
 
 
 class _History:
-    """The ids so far, for functions of the user's: growing costs nothing per token."""
+    """The ids so far as an array for user functions; appending costs constant time."""
 
     def __init__(self, prompt: Sequence[int], capacity: int) -> None:
         self._ids = np.empty(max(capacity, len(prompt)) + 1, dtype=np.int32)
@@ -65,14 +65,14 @@ class _History:
         self._n += 1
 
     def view(self) -> Ids:
-        """shape: [n] int32, read-only; what it shows does not change later."""
+        """shape: [n] int32, read-only; later tokens do not change it."""
         ids = self._ids[: self._n]
         ids.flags.writeable = False
         return ids
 
 
 def _called(function: Callable[..., Any], kind: str, ids: Ids, logits: Any) -> Any:
-    """The result of a user's function.
+    """Calls a user function; returns its result.
 
     Raises:
         ArgumentError: it raised an exception that would end a generator silently.
@@ -86,7 +86,7 @@ def _called(function: Callable[..., Any], kind: str, ids: Ids, logits: Any) -> A
 
 
 class RowSampler(Protocol):
-    """Draws from rows: engine.Sampler, or one that follows a guide."""
+    """Draws from given rows: engine.Sampler, or a sampler with a guide."""
 
     def sample_row(self, logits: npt.NDArray[np.float32]) -> int:
         """A token from a row: [n_vocab] float32."""
@@ -104,16 +104,16 @@ class Keeper(Protocol):
     """
 
     def before(self, state: SequenceState, prompt: Sequence[int]) -> None:
-        """Before a request begins on a sequence: it may hold anything by then."""
+        """Called before a request starts on a sequence, whose content may be anything."""
         ...
 
     def behind(self, state: SequenceState) -> None:
-        """When a text has come to its end, before another one gets the sequence."""
+        """Called when a text has ended, before another request gets the sequence."""
         ...
 
 
 def guided_sampler(model: Model, sampler: Sampler, guide: Guide | None) -> GuidedSampler | None:
-    """A sampler that follows a guide, if there is one.
+    """A sampler constrained by a guide, if the request has one.
 
     Raises:
         ArgumentError: the guide is malformed; the sampler is closed then.
@@ -130,7 +130,7 @@ def guided_sampler(model: Model, sampler: Sampler, guide: Guide | None) -> Guide
 
 
 class _ProcessedSampler(StepSampler):
-    """A sampler after logits processors. They see each position once, with what is committed."""
+    """A sampler with logits processors, which see each position once, after committed tokens."""
 
     def __init__(
         self, sampler: RowSampler, processors: Sequence[LogitsProcessor], history: _History
@@ -164,7 +164,7 @@ class _ProcessedSampler(StepSampler):
 
 
 class _Observer:
-    """Sees every committed token with its row, for requests that ask for that."""
+    """Records committed tokens with their rows, for log-probabilities and stopping criteria."""
 
     def __init__(
         self, context: Context, options: RequestOptions, prompt: Sequence[int], max_tokens: int
@@ -191,12 +191,12 @@ class _Observer:
 
 
 class Job:
-    """A request: its part of the model, and the text of its tokens.
+    """A request's work on the model, and the text of its tokens.
 
     Args:
         model, context: of the target.
         prompt: its tokens.
-        options: of the request.
+        options: the options of the request.
         seed: for requests without one.
         last_n: tokens that penalties see, for requests that do not say.
         by_token: give each token at once, instead of whole characters.
@@ -204,9 +204,9 @@ class Job:
         acceptance: for requests that do not say; see Llama.
 
     Attributes:
-        keeper: looks after what its sequence holds before it and after it; None for nobody.
+        keeper: loads and stores the content of its sequence; None for none.
         run: its run, once it has begun.
-        end_token: the token that ended the text, which is no part of it; None where none did.
+        end_token: the token that ended the text, which is not part of it; None where none did.
         stop_reason: what of the request ended the text: a stop string or the id of a token.
         n_shifts: how often the older half of the text was forgotten.
         sources: of each token of the text, and of what of the last round is not in it, who drafted
@@ -256,7 +256,7 @@ class Job:
         self._past_stats, self._past_timing = SpeculationStats(), Timing()
         self._round: Round | None = None
         self._n_delivered = 0
-        # Those of the text, once it is over.
+        # The ids of the text, once it has ended.
         self._tokens: list[int] | None = None
         self._n_end: int | None = None
         self._options = options
@@ -269,7 +269,7 @@ class Job:
         )
 
     def _token_limit(self, max_tokens: int | None) -> int:
-        """How many tokens fit: as llama-cpp-python counts, the last one needs room as well."""
+        """The maximum number of generated tokens; as in llama-cpp-python the last needs room."""
         if self._options.context_shift and max_tokens is not None:
             return max_tokens
         room = max(self._context.n_ctx_seq - len(self.prompt), 1)
@@ -277,12 +277,12 @@ class Job:
 
     @property
     def logprobs(self) -> Sequence[TokenLogprob]:
-        """Of all tokens until now, if the request asked for them."""
+        """The log-probabilities of all tokens so far, if requested."""
         return () if self._observer is None else self._observer.logprobs
 
     @property
     def stats(self) -> SpeculationStats:
-        """Counts of the request until now."""
+        """The statistics so far."""
         run = self.run
         if run is None or not self.n_shifts:
             return SpeculationStats() if run is None else run.stats
@@ -293,24 +293,24 @@ class Job:
 
     @property
     def n_generated(self) -> int:
-        """How many tokens were generated until now."""
+        """The number of tokens generated so far."""
         return len(self._past) + (0 if self.run is None else self.run.n_generated)
 
     @property
     def n_cached(self) -> int:
-        """How many of the prompt's tokens were not decoded again."""
+        """The number of prompt tokens that were not decoded again."""
         return self._n_cached if self.n_shifts or self.run is None else self.run.n_cached
 
     @property
     def timing(self) -> Timing:
-        """Seconds of the request until now."""
+        """The seconds of the request so far."""
         run = self.run
         if run is None or not self.n_shifts:
             return Timing() if run is None else run.timing
         return self._past_timing.plus(run.timing)
 
     def begin(self, round_: Round, state: SequenceState, loaded: Timing) -> SequenceRun:
-        """Brings a sequence to the beginning of the prompt, and shows it to the penalties.
+        """Moves a sequence to the start of the prompt, and shows the prompt to the penalties.
 
         Raises:
             ContextFullError: the prompt leaves no room for a token.
@@ -360,7 +360,7 @@ class Job:
         self.run = run
 
     def _shift(self) -> None:
-        """Continues in a context that is full, without the older half of what may be forgotten.
+        """Shifts a full context: drops the older half of the tokens that may be dropped.
 
         What stays is read anew, as a prompt: it then has the rows that it has alone, in any kind of
         memory, and a drafter sees all of it.
@@ -389,7 +389,7 @@ class Job:
         )  # fmt: skip
 
     def _predicted(self) -> Prediction | None:
-        """What the text is said to repeat, as tokens."""
+        """The tokens of the prediction."""
         text = self._options.prediction
         if not text:
             return None
@@ -397,18 +397,18 @@ class Job:
 
     @property
     def _n_before(self) -> int:
-        """Where in the sequence the text begins: before it, where its beginning is forgotten."""
+        """The sequence position at which the text starts; negative after a context shift."""
         assert self.run is not None
         return len(self.run.prompt) - len(self._past)
 
     def keep(self, state: SequenceState) -> None:
-        """After its last round, while it still has its sequence; nothing for a private request."""
+        """Stores the sequence after the last round; nothing for a private request."""
         if self.keeper is not None and self._options.remember:
             with contextlib.suppress(Exception):  # the text is complete, whatever happens here
                 self.keeper.behind(state)
 
     def _forced(self, max_draft: int) -> Sequence[int]:
-        """Tokens of the text that the grammar forces.
+        """The tokens that the grammar forces next.
 
         The model may spell it with other tokens: these are a draft like any other. The last one is
         left out where the text continues, since what follows may belong to it.
@@ -422,9 +422,9 @@ class Job:
         return ids[: min(max_draft, max(len(ids) - 1, 1))]
 
     def take(self, step: Step) -> tuple[list[Piece], str | None, BaseException | None]:
-        """The pieces of a round, up to where the text ends, and why it ends there.
+        """The pieces of a round up to the text's end, the finish reason and a callback's error.
 
-        What a callback raised after that end, where only a draft has led, is no error.
+        What a callback raised after that end, where only a draft has led, is not an error.
         """
         if self.run is not None and not self.run.timing.first_token_s and step.tokens:
             self.run.timing.first_token_s = perf_counter() - self._asked_s
@@ -439,14 +439,14 @@ class Job:
         return pieces, finish, None if is_past_end else step.error
 
     def _may_shift(self) -> bool:
-        """Whether a text that has no room left continues."""
+        """Whether a text without room may shift the context."""
         return self._options.context_shift and self.run is not None and self.run.n_left > 0
 
     def _take(self, step: Step) -> tuple[list[Piece], str | None]:
         pieces: list[Piece] = []
         finish, detokenizer = step.finish_reason, self._detokenizer
         n_stop = None if self._observer is None else self._observer.n_stop
-        # The round says "stop" for an end token, which is no text.
+        # The round says "stop" for an end token, which is not a text.
         tokens = step.tokens[:-1] if finish == "stop" else step.tokens
         for i, token in enumerate(tokens):
             is_stop = token in self._stop_ids and detokenizer.n_fed >= self._options.min_tokens
@@ -472,13 +472,13 @@ class Job:
         return pieces, finish
 
     def _feed(self, token: int, i: int, step: Step) -> list[Piece]:
-        """Takes token i of a round; gives what is certain with it."""
+        """Feeds token i of a round; returns the text that can be emitted."""
         is_drafted = i < step.n_accepted
         self.sources.append(step.who if is_drafted else TARGET)
         return self._detokenizer.feed(token, from_draft=is_drafted)
 
     def note_delivered(self, piece: Piece, *, in_sequence: bool) -> None:
-        """Before a piece is delivered to its reader: the text in the memory ends with it.
+        """Called before a piece is delivered: the text in memory then ends with it.
 
         As without a draft its last token counts as not decoded yet.
 
@@ -492,19 +492,19 @@ class Job:
             self.run.state.n_given = max(self._n_before + self._n_delivered - 1, 0)
 
     def note_end(self) -> None:
-        """All was delivered: the text ends in its last round, at its end or before."""
+        """Called when all is delivered: the text ends in its last round, at its end or before."""
         if self.run is not None:
             self.run.state.n_given = self._n_end
 
     def _generated(self) -> list[int]:
-        """What was generated until now, while its sequence is its own."""
+        """The ids generated so far."""
         run = self.run
         if run is None:
             return list(self._past)
         return [*self._past, *run.state.tokens[len(run.prompt) :][: run.n_generated]]
 
     def attach_partial(self, error: BaseException) -> None:
-        """Lets an error carry what had been generated; some exceptions take no attributes."""
+        """Attaches the partial text to an error, if the exception takes attributes."""
         partial: Any = error
         tokens = self._generated() if self._tokens is None else self._tokens
         text = "".join(self._texts)
@@ -515,7 +515,7 @@ class Job:
             partial.partial_tokens, partial.partial_text = tuple(tokens), text
 
     def close(self) -> None:
-        """Frees the sampler; from here on its sequence may be another one's."""
+        """Frees the sampler and releases the sequence."""
         if self.run is not None:
             if self._tokens is None:
                 self._tokens = self._generated()

@@ -1,4 +1,4 @@
-"""The queue for the places of a model: which request is next, which gives its place back.
+"""The queue for a model's sequences: which request is next, and which has to give up its place.
 
 It decides and calls no engine. A runner uses it under its lock.
 """
@@ -14,18 +14,18 @@ from pyllama_spec.requests.ticket import Arrival, Ticket
 from pyllama_spec.speculative import SavedSequence, SequenceState
 from pyllama_spec.speculative.sequence import n_common
 
-# For how long a stream that nobody reads keeps a place that others wait for. Copying it away and
+# How long an unread stream keeps a place that others wait for. Copying it away and
 # back takes about as long as computing some tokens, so that it is not done between two of them.
 _PATIENCE_S = 0.1
 # For how long a request waits for one that was asked for before it, and is not made yet. Rendering
 # and tokenizing take milliseconds; the thread that makes it may also wait for something else.
 _ARRIVING_S = 5.0
-# Of all streams that were put aside together; less where the machine has less than eight times it.
+# The limit of all suspended streams; less on a machine with less than eight times it.
 _COPIES_BYTES = 4 << 30
 
 
 class Line:
-    """Requests in line, in places and put aside, and the places themselves.
+    """The queued, placed and suspended requests, and the places themselves.
 
     Args:
         n_places: how many sequences the context has.
@@ -54,19 +54,19 @@ class Line:
         self._n_tickets = self._n_arrivals = 0
         # Calls whose requests are made now.
         self._arriving: list[Arrival] = []
-        # Of each sequence the request that it served last, if none came since.
+        # The last request that each sequence served, if none came since.
         self._served: dict[int, Ticket] = {}
 
     def everyone(self) -> list[Ticket]:
-        """All requests that are not over."""
+        """All requests that have not ended."""
         return [*self.waiting, *self.placed, *self.aside]
 
     def begun(self) -> list[Ticket]:
-        """Those that have or had a place."""
+        """The requests that have or had a place."""
         return [*self.placed, *self.aside, *(t for t in self.waiting if t.saved is not None)]
 
     def arrive(self, *, is_slow: bool) -> Arrival:
-        """A call whose request is made from here on.
+        """Notes a call that will create a request, which keeps the call's queue position.
 
         Args:
             is_slow: whether that may take long, so that only its like wait for it.
@@ -82,12 +82,12 @@ class Line:
         return arrival
 
     def made(self, arrival: Arrival) -> None:
-        """Called once its request is queued, or will not come. May be called twice."""
+        """Called when the call's request is queued or will not come. May be called twice."""
         if arrival in self._arriving:
             self._arriving.remove(arrival)
 
     def enter(self, ticket: Ticket) -> None:
-        """A new request comes into line, at the place of its call."""
+        """Queues a new request at the position of its call."""
         ticket.number = self._n_tickets
         self._n_tickets += 1
         ticket.arrival = ticket.arrival or self._arrival()
@@ -98,13 +98,13 @@ class Line:
         self.waiting.sort(key=lambda t: t.age)
 
     def return_to(self, ticket: Ticket) -> None:
-        """One that was put aside comes back into line, at the place of its age."""
+        """Queues a suspended request again, at the position of its age."""
         if ticket in self.aside and ticket.has_caught_up:
             self.aside.remove(ticket)
             self._queue(ticket)
 
     def leave(self, ticket: Ticket) -> None:
-        """Called as it ends: it gives its place back."""
+        """Called when a request ends: frees its place."""
         for tickets in (self.waiting, self.placed, self.aside):
             if ticket in tickets:
                 tickets.remove(ticket)
@@ -114,7 +114,7 @@ class Line:
             ticket.state = None
 
     def owns_sequence(self, ticket: Ticket) -> bool:
-        """Whether nobody but its reader uses the sequence of a request now."""
+        """Whether only its reader uses the sequence of a request now."""
         run = ticket.job.run
         if run is None:
             return False
@@ -122,7 +122,7 @@ class Line:
         return is_read or self._served.get(run.seq_id) is ticket
 
     def use(self, sequence: SequenceState) -> None:
-        """An idle sequence is the one that was used last, by no request."""
+        """Marks an idle sequence as the last used one, without a request."""
         self.idle.remove(sequence)
         self.idle.append(sequence)
         self._served.pop(sequence.seq_id, None)
@@ -130,7 +130,7 @@ class Line:
     # ---- who is next
 
     def is_next(self, reader: Ticket | None) -> bool:
-        """Whether the first in line is this one, or with None one that the thread computes."""
+        """Whether the request is first in the queue; None: one that the runner thread computes."""
         if not self.waiting:
             return False
         first = self.waiting[0]
@@ -138,11 +138,11 @@ class Line:
 
     @property
     def has_room(self) -> bool:
-        """Whether there is a place for the first in line."""
+        """Whether the first request can get a place."""
         return len(self.idle) > self.n_visits + len(self._before_first())
 
     def _before_first(self) -> list[Arrival]:
-        """The calls that the first in line leaves a place for."""
+        """The calls that go before the first request in the queue."""
         if not (self._arriving and self.waiting):
             return []
         first, since = self.waiting[0].arrival, monotonic() - _ARRIVING_S
@@ -154,16 +154,16 @@ class Line:
         ]  # fmt: skip
 
     def can_begin(self, reader: Ticket | None) -> bool:
-        """Whether is_next(), and there is a place now, or one that can be given back."""
+        """Whether is_next(), and a place is free or can be freed."""
         return self.is_next(reader) and (self.has_room or bool(self.unread()))
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is a request in a place for the thread to compute."""
+        """Whether a placed request needs the runner thread."""
         return any(not t.is_inline and not t.is_paused for t in self.placed)
 
     def admit(self, reader: Ticket | None) -> None:
-        """Gives places to those that are next, each the one that holds most of its prompt."""
+        """Gives places to the next requests, each the sequence with most of its prompt."""
         while self.is_next(reader) and self.has_room:
             ticket = self.waiting.pop(0)
             ticket.state = self._place_for(ticket)
@@ -172,7 +172,7 @@ class Line:
             self.placed.append(ticket)
 
     def _place_for(self, ticket: Ticket) -> SequenceState:
-        """The idle sequence with the longest common beginning, if that is half of what it holds.
+        """The idle sequence with the longest common prefix, if that is half of what it holds.
 
         Less is not worth the rest of what may be another conversation. Else an empty one, with the
         lowest number, so that those that compute lie side by side; else the one that was not used
@@ -194,11 +194,11 @@ class Line:
 
     @property
     def n_wanted(self) -> int:
-        """How many places are waited for, beside the idle ones."""
+        """The number of places that requests wait for, beyond the idle ones."""
         return max(len(self.waiting) + self.n_visits - len(self.idle), 0)
 
     def unread(self) -> list[Ticket]:
-        """Those to put aside: as many as are waited for, the one that is unread for longest first.
+        """The requests to suspend: as many as others wait for, those unread for longest first.
 
         They keep their places until their time is over. A thread does not read one stream while it
         waits for another: where it asks itself, its own go at once.
@@ -219,7 +219,7 @@ class Line:
         ]  # fmt: skip
 
     def patience_s(self, ticket: Ticket | None = None) -> float | None:
-        """Until a stream may be put aside or time is over for a request; None for never.
+        """Seconds until a stream may be suspended or a request's timeout; None for never.
 
         Args:
             ticket: the request that waits to be computed; None for the thread.
@@ -233,9 +233,9 @@ class Line:
         return max(min(ends) - monotonic(), 0.001) if ends else None
 
     def put_aside(self, ticket: Ticket, saved: SavedSequence) -> None:
-        """Takes the place of one that nobody reads, with a copy of what it needs to continue.
+        """Suspends a request that nobody reads, with a copy of its sequence.
 
-        What the sequence holds stays there, for whoever begins with the same text.
+        The sequence keeps its content for requests with the same prefix.
         """
         state = ticket.state
         if ticket.is_over or state is None:
@@ -249,7 +249,7 @@ class Line:
         self._bound_copies()
 
     def _bound_copies(self) -> None:
-        """Releases copies, of those first that are aside for longest: they recompute instead."""
+        """Bounds the copies: drops those suspended for longest, which recompute instead."""
         kept = [t.saved for t in (*self.waiting, *self.aside) if t.saved is not None]
         n_bytes = sum(saved.n_bytes for saved in kept)
         for ticket in self.aside:
@@ -260,11 +260,11 @@ class Line:
                 ticket.saved = ticket.saved.without_memory()
 
     def position(self, ticket: Ticket) -> int | None:
-        """How many are before a request in line; None where it is not in line."""
+        """The number of requests before this one; None if it is not in the queue."""
         return self.waiting.index(ticket) if ticket in self.waiting else None
 
     def choose(self, reader: Ticket | None) -> Sequence[Ticket]:
-        """Those that a round computes: a reader's own, or all that the thread has to."""
+        """The requests of the next round: a reader's own, or all of the runner thread."""
         return [
             t for t in self.placed if (t is reader or not t.is_inline) and not t.is_paused
         ]  # fmt: skip

@@ -30,7 +30,7 @@ class TokenLogprob:
 
 
 def token_logprob(logits: npt.NDArray[np.float32], token: int, n_top: int) -> TokenLogprob:
-    """Log-softmax at one token and at the n_top likeliest.
+    """The log-softmax of one token and of the n_top likeliest.
 
     Args:
         logits: [n_vocab] float32.
@@ -54,7 +54,7 @@ def token_logprob(logits: npt.NDArray[np.float32], token: int, n_top: int) -> To
 def completion_logprobs(
     vocab: Vocab, entries: Sequence[TokenLogprob], offset: int
 ) -> dict[str, list[Any]]:
-    """The `logprobs` object of a text completion. `offset`: characters before the first token."""
+    """A completion's `logprobs` object. `offset`: characters before the first token."""
     out: dict[str, list[Any]] = {
         "tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": [],
     }  # fmt: skip
@@ -64,7 +64,7 @@ def completion_logprobs(
         for i, value in entry.top:  # of ids with one text the likeliest counts
             by_text.setdefault(token_text(vocab, i), value)
         by_text[text] = entry.logprob
-        # As in OpenAI's API: likeliest first, the token itself among them.
+        # OpenAI's order: likeliest first, the token itself among them.
         top = dict(sorted(by_text.items(), key=itemgetter(1), reverse=True))
         out["tokens"].append(text)
         out["text_offset"].append(offset)
@@ -87,7 +87,7 @@ def chat_logprobs(vocab: Vocab, entries: Sequence[TokenLogprob]) -> dict[str, An
 
 
 def token_text(vocab: Vocab, token: int) -> str:
-    """One token as text; what is not whole characters becomes U+FFFD."""
+    """One token as text; incomplete characters become U+FFFD."""
     return vocab.piece(token, special=True).decode(errors="replace")
 
 

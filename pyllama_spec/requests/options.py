@@ -47,7 +47,7 @@ Acceptance = Literal["exact", "noise", "distribution"]
 ACCEPTANCE = ("exact", "noise", "distribution")
 # What OpenAI's API knows, from no thoughts to as many as the model likes.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
-# Of a chat alone: a text has no messages, and no template that could be told.
+# The options of chats: a text has no messages and no template.
 OF_CHATS = ("continue_final_message", "add_generation_prompt", "reasoning_effort")
 _USAGE_OPTIONS = ("include_usage", "continuous_usage_stats")
 # Both mean "draw one": -1 by habit, the other one is llama.cpp's LLAMA_DEFAULT_SEED.
@@ -243,7 +243,7 @@ class RequestOptions:
         self.sampler_params()  # checked before the request by its own rules
 
     def _check_length(self) -> None:
-        """How long the text may be, and must."""
+        """Checks the minimum and maximum length of the text."""
         for name in ("max_tokens", "max_completion_tokens"):
             if (value := getattr(self, name)) is not None:
                 self._set(name, integer(value, name))
@@ -262,7 +262,7 @@ class RequestOptions:
             )
 
     def _check_answer(self) -> None:
-        """What of the answer is barred, begun or reported."""
+        """Checks the options about the answer: barred, prefilled and reported tokens."""
         ids = _as_tuple(self.stop_token_ids, "stop_token_ids")
         self._set("stop_token_ids", tuple(int32(i, "stop_token_ids: id") for i in ids))
         words = self.bad_words
@@ -307,7 +307,7 @@ class RequestOptions:
 
     @classmethod
     def from_keywords(cls, keywords: Mapping[str, Any]) -> RequestOptions:
-        """The options that a call's keywords say.
+        """Reads the options from a call's keywords.
 
         Raises:
             UnknownKeywordError: there is no such keyword, with the ones that look like it.
@@ -324,12 +324,12 @@ class RequestOptions:
 
     @property
     def usage_apart(self) -> bool:
-        """Whether a stream tells the usage in a chunk of its own."""
+        """Whether a stream reports the usage in a chunk of its own."""
         return bool((self.stream_options or {}).get("include_usage"))
 
     @property
     def usage_in_each(self) -> bool:
-        """Whether each chunk has the usage so far."""
+        """Whether each chunk reports the usage so far."""
         return self.usage_apart and bool((self.stream_options or {}).get("continuous_usage_stats"))
 
     def of_choice(self, i: int, seed: int | None) -> RequestOptions:
@@ -358,12 +358,12 @@ class RequestOptions:
 
     @property
     def guide(self) -> Guide | None:
-        """What llguidance follows; None where the engine has the grammar, or there is none."""
+        """The guide for llguidance; None without one, or if the engine handles the grammar."""
         return self.grammar if isinstance(self.grammar, Guide) else None
 
     @property
     def sees_prompt(self) -> bool:
-        """Whether penalties and DRY see the prompt. DRY is about what occurred there before."""
+        """Whether penalties and DRY see the prompt; DRY penalises repetitions of the prompt."""
         if self.penalize_prompt is None:
             return self.dry_multiplier != 0
         return self.penalize_prompt
@@ -371,7 +371,7 @@ class RequestOptions:
     def sampler_params(
         self, vocab: Vocab | None = None, *, seed: int | None = None, last_n: int = 64
     ) -> SamplerParams:
-        """The engine's parameters.
+        """The parameters of the engine's sampler.
 
         Args:
             vocab: checks the ids of logit_bias.
@@ -393,14 +393,14 @@ class RequestOptions:
                 "mirostat": self.mirostat_mode,
                 "penalty_last_n": last_n if self.penalty_last_n is None else self.penalty_last_n,
                 "seed": _engine_seed(seed if self.seed is None else self.seed),
-                # Without its end yet: whoever knows the template puts it in.
+                # Without its end yet: the caller that knows the template sets it.
                 "thought_budget": self.thinking_token_budget if self.thought_close else None,
                 **self._without_truncation(),
             }
         )
 
     def _without_truncation(self) -> dict[str, Any]:
-        """What a temperature below 0 means: llama-cpp-python draws from the whole distribution."""
+        """A temperature below 0 as in llama-cpp-python: draws from the whole distribution."""
         if not isinstance(self.temperature, (int, float)) or not self.temperature < 0:
             return {}
         return {
@@ -432,7 +432,7 @@ def _check_stream_options(options: Mapping[str, Any] | None) -> None:
 def check_keywords(
     keywords: Iterable[str], known: Sequence[str], what: str, hints: Mapping[str, str] | None = None
 ) -> None:
-    """Refuses keywords that do not exist.
+    """Refuses unknown keywords.
 
     Args:
         keywords: what the caller wrote.
@@ -453,7 +453,7 @@ def check_keywords(
 
 
 def check_seed(seed: object) -> int | None:
-    """A seed, or None where the number stands for none, or -1 where a new one is asked for."""
+    """A seed; None for no seed, -1 for a new one per request."""
     if seed is None:
         return None
     number = integer(seed, "seed")

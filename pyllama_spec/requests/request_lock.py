@@ -1,4 +1,4 @@
-"""The lock of a context without a queue: one thread at a time, which others can interrupt."""
+"""The lock of a context without a queue: one thread at a time; others can cancel it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RequestLock:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """A turn.
+        """Holds the lock within the block.
 
         close() and cancel() both interrupt a decode, which raises CancelledError. The caller gets
         the error that says why: the same one as between two decodes.
@@ -62,13 +62,13 @@ class RequestLock:
                 self._condition.notify_all()
 
     def cancel(self) -> None:
-        """Cancels the running request, if there is one."""
+        """Cancels the running request, if any."""
         with self._condition:
             if self._owner is not None and not self._is_closed:
                 self._interrupt(True)
 
     def close(self) -> bool:
-        """Ends the running request and refuses new ones.
+        """Cancels the running request and refuses new ones.
 
         Returns:
             True for the call that closed it, False if it was closed already.

@@ -1,15 +1,15 @@
-"""Runs the requests of a model: one queue, and rounds that compute them side by side.
+"""Runs the requests of a model: one queue, and rounds over all placed requests.
 
-A context has a place for each of its sequences. Requests come into line in the order of their age,
-get a place, and are computed side by side in rounds. With several places a thread of the runner's
-own computes them; it lives while there is something to compute. With one place whoever reads a
-request computes it, and the thread only what is read without waiting, as from an event loop.
+A context has a place for each of its sequences. Requests queue in the order of their age, get a
+place, and are computed side by side in rounds. With several places a thread of the runner computes
+them; it lives while it has work. With one place the reader of a request computes it, and the
+thread only computes requests that are read without waiting, as from an event loop.
 
-A place belongs to a request, and never to a thread. A stream that nobody reads pauses; where others
-want its place it is copied to the host's memory and put aside, and continues from there, to the
-bit, once its reader has caught up. These copies are bounded: without one it is read again. Any
-request can be ended at any stage, by anyone, without waiting.
-What a callback of one request raises ends that request alone.
+A place belongs to a request, and never to a thread. An unread stream pauses; if others need its
+place, its sequence is copied to the host's memory and the request is put aside. It continues from
+the copy, bit-equal, once its reader has caught up. These copies are bounded: without one the
+sequence is computed again. Any thread can end a request at any stage without waiting.
+An exception of a request's callback ends that request alone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _Outcome = tuple[Ticket, tuple[list[Piece], str | None, BaseException | None]]
 
 
 class Runner(Visits):
-    """Runs as many requests at once as the context has sequences.
+    """Runs as many requests in parallel as the context has sequences.
 
     Args:
         round_: computes.
@@ -65,14 +65,14 @@ class Runner(Visits):
         self._computing: Sequence[Ticket] = ()
 
     def note_loaded(self, load_s: float, draft_s: float) -> None:
-        """Takes the seconds of opening all of it, and those of them that the draft's file took."""
+        """Records the seconds of opening the model, and of loading the draft's file."""
         has_draft = self._round.drafter.name != "none"
         self.loaded = Timing(load_s, draft_s + self._attach_s if has_draft else 0.0)
 
     # ---- for readers
 
     def ticket(self, job: Job, timeout_s: float | None = None) -> Ticket:
-        """One for a request that has not begun, which has to end within `timeout_s` from now."""
+        """A ticket for a new request, which has to end within `timeout_s`."""
         arrival = ARRIVAL.get()
         ticket = Ticket(job, threading.Condition(self._lock), arrival=arrival)
         begin = monotonic() if arrival is None else arrival.at
@@ -80,7 +80,7 @@ class Runner(Visits):
         return ticket
 
     def arrive(self, *, is_slow: bool) -> Arrival:
-        """A call whose request another thread makes from now on: it keeps its place in line.
+        """Notes a call whose request another thread will create; it keeps its queue position.
 
         Args:
             is_slow: whether that may take long; then only its like wait for it.
@@ -90,7 +90,7 @@ class Runner(Visits):
             return self._line.arrive(is_slow=is_slow)
 
     def made(self, arrival: Arrival) -> None:
-        """Its request is in line, or there will be none. May be called twice."""
+        """Called when that request is queued or will not come. May be called twice."""
         if self._is_out_of_reach:
             return
         with self._lock:
@@ -98,7 +98,7 @@ class Runner(Visits):
             self._wake()
 
     def pieces(self, ticket: Ticket) -> Generator[Piece, None, None]:
-        """The text of a request as it comes; the last piece has a finish_reason.
+        """Yields the text of a request; the last piece has a finish_reason.
 
         It comes into line with the first piece that is asked for, if start() was not called.
         """
@@ -119,14 +119,14 @@ class Runner(Visits):
         yield piece
 
     def start(self, ticket: Ticket, *, is_whole: bool, is_detached: bool) -> bool:
-        """Lets a request come into line before it is read; False where it begins when it is read.
+        """Queues a request before it is read; False if it starts only when it is read.
 
         After True the first of its pieces() is PENDING, without waiting: a generator that is
         dropped withdraws the request only if it has begun.
 
         Args:
-            ticket: of the request.
-            is_whole: whether it is computed to its end whoever reads it.
+            ticket: the ticket of the request.
+            is_whole: whether it is computed to its end even if it is not read.
             is_detached: whether it is computed by no thread that reads it, with one place too.
 
         """
@@ -137,11 +137,11 @@ class Runner(Visits):
         return ticket.number >= 0
 
     def check_reader(self) -> None:
-        """Before a stream is read or closed.
+        """Checks that a stream may be read or closed now.
 
         Raises:
             BusyError: this thread computes, and calls back: it would wait for itself.
-            ForkedError: this process was forked: whoever it would wait for is not in it.
+            ForkedError: this process was forked: the computing thread is in its parent.
 
         """
         self._round.target.check_process()
@@ -166,7 +166,7 @@ class Runner(Visits):
             self._wake()
 
     def _next(self, ticket: Ticket) -> Piece:
-        """The next piece; computes it, or waits for it."""
+        """Computes the next piece, or waits for it."""
         self._round.target.check_process()
         try:
             while True:
@@ -189,7 +189,7 @@ class Runner(Visits):
                         self._wake()
 
     def _take(self, ticket: Ticket) -> Piece | None:
-        """What there is to read; None if it has to be waited for."""
+        """The next unread piece; None if there is none yet."""
         job, is_own = ticket.job, self._line.owns_sequence(ticket)
         if ticket.pieces:
             piece = ticket.pieces.popleft()
@@ -209,7 +209,7 @@ class Runner(Visits):
         return None if ticket.error is None else self._take(ticket)
 
     def _go_on(self, ticket: Ticket) -> None:
-        """Called after a read: the request can be computed again, or is queued again."""
+        """Called after a read: the request may continue, or is queued again."""
         if ticket.max_ahead is None or len(ticket.pieces) < ticket.max_ahead:
             ticket.unread_since = None
         ticket.is_pinned = False
@@ -217,19 +217,19 @@ class Runner(Visits):
         self._wake()
 
     def status(self, ticket: Ticket) -> RequestStatus:
-        """Where a request is; never waits for a round."""
+        """The state of a request; never waits for a round."""
         if self._round.target.is_forked:
             return ticket.status(None)
         with self._lock:
             return ticket.status(self._line.position(ticket))
 
     def time_left_s(self, ticket: Ticket) -> float | None:
-        """Seconds to a request's deadline; None without one, or once it has passed."""
+        """Seconds to a request's deadline; None without one, or after it."""
         left_s = 0.0 if ticket.deadline is None else ticket.deadline - monotonic()
         return left_s if left_s > 0 else None
 
     def listen(self, ticket: Ticket, wake: Callable[[], None]) -> None:
-        """Has `wake` called whenever there may be something to read: its reader does not wait.
+        """Calls `wake` whenever there may be something to read, for a reader that does not block.
 
         From here on no thread that reads it computes it.
         """
@@ -243,10 +243,10 @@ class Runner(Visits):
     # ---- requests that end before their time
 
     def abort(self, ticket: Ticket, reason: CancelledError | None = None) -> None:
-        """Ends a request at whichever stage it is, from any thread; waits for nothing.
+        """Cancels a request at any stage, from any thread, without waiting.
 
         In line, put aside or unread it is over at once. While it is computed it is over with the
-        round, and a round that computes for nobody else is interrupted.
+        round, and a round of only this request is interrupted.
         """
         if self._is_out_of_reach:
             return
@@ -255,7 +255,7 @@ class Runner(Visits):
             self._wake()
 
     def withdraw(self, ticket: Ticket) -> None:
-        """Ends a request that nobody reads any more, after the generator of its pieces was closed.
+        """Ends a request that nobody reads any more, after its generator was closed.
 
         Unlike abort() by the thread that has the model, and never by the garbage collector.
         """
@@ -273,7 +273,7 @@ class Runner(Visits):
             self.abort(ticket)
 
     def cancel(self) -> None:
-        """Ends the requests that have begun; those in line are not touched."""
+        """Cancels the started requests, not the queued ones."""
         if self._round.target.is_forked:
             return
         with self._lock:
@@ -297,14 +297,14 @@ class Runner(Visits):
             self._round.target.cancel(True)
 
     def _expire(self, tickets: Sequence[Ticket]) -> None:
-        """Ends those whose deadline has passed."""
+        """Ends the requests whose deadline has passed."""
         now = monotonic()
         for ticket in tickets:
             if ticket.deadline is not None and ticket.deadline <= now:
                 self._cancel([ticket], DeadlineError(_LATE))
 
     def close(self) -> bool:
-        """Ends all requests, and lets nothing in any more; False if it was closed before.
+        """Ends all requests and refuses new ones; False if already closed.
 
         Raises:
             BusyError: called by a callback of a running request.
@@ -333,7 +333,7 @@ class Runner(Visits):
     # ---- the next request
 
     def _wake(self) -> None:
-        """After a change: wakes the next computing thread, or starts the runner's."""
+        """Called after a change: wakes the next computing thread, or starts the runner's."""
         for ticket in (*self._line.waiting[:1], *self._line.placed):
             if ticket.is_inline:
                 ticket.notify()
@@ -341,14 +341,14 @@ class Runner(Visits):
         self._changed.notify_all()
 
     def _ensure_thread(self) -> None:
-        """Starts the thread if there is something for it to do."""
+        """Starts the thread if it has work."""
         is_allowed = not self._is_closed and not self._n_exclusive
         if self._thread is None and is_allowed and self._has_work():
             self._thread = threading.Thread(target=self._work, name="pyllama_spec", daemon=True)
             self._thread.start()
 
     def _has_work(self) -> bool:
-        """Whether the thread has something to do, or will have once a stream was unread enough."""
+        """Whether the thread has work now, or will once a stream is unread for long enough."""
         line = self._line
         return line.is_busy or (
             line.is_next(None) and (line.has_room or line.patience_s() is not None)
@@ -382,14 +382,14 @@ class Runner(Visits):
                 # Its requests have it; those in line are served.
 
     def _stop(self) -> None:
-        """The thread's end: after this another one may start."""
+        """Ends the thread; another one may start then."""
         if self._computer is None and self._visitor is None:
             self._round.target.pause_threads()
         self._thread = None
         self._changed.notify_all()
 
     def _one_round(self, reader: Ticket | None) -> None:
-        """Gives places, computes a round and delivers its tokens.
+        """Assigns places, computes a round and delivers its tokens.
 
         Args:
             reader: the request that its reader computes; None in the thread.
@@ -421,7 +421,7 @@ class Runner(Visits):
             with self._lock:
                 if self._computer == me:
                     self._computer, self._computing = None, ()
-                    with contextlib.suppress(ClosedError):  # the context, by whoever has it
+                    with contextlib.suppress(ClosedError):  # another thread closed the context
                         if reader is not None and reader.is_over:
                             # Before the next one computes: its threads would sleep through it.
                             target.pause_threads()
@@ -430,7 +430,7 @@ class Runner(Visits):
                     self._wake()
 
     def _compute(self, tickets: Sequence[Ticket]) -> list[_Outcome]:
-        """Begins those that have just got a place, and computes a round of all."""
+        """Starts requests with new places, and computes a round of all."""
         outcomes: list[_Outcome] = []
         runs = {}
         for ticket in tickets:
@@ -448,7 +448,7 @@ class Runner(Visits):
         return outcomes
 
     def _begin(self, ticket: Ticket) -> BaseException | None:
-        """Brings a request's sequence to where it begins, or continues."""
+        """Moves a request's sequence to where the request starts or continues."""
         job, state = ticket.job, ticket.state
         assert state is not None
         try:
@@ -464,7 +464,7 @@ class Runner(Visits):
         return None
 
     def _put_aside(self, tickets: Sequence[Ticket]) -> None:
-        """Copies what requests need to continue, and takes their places."""
+        """Copies the sequences of requests, and frees their places."""
         for ticket in tickets:
             run = ticket.job.run
             if run is None or ticket.state is not run.state:
@@ -500,7 +500,7 @@ class Runner(Visits):
         self._computing = ()
 
     def _end(self, ticket: Ticket, error: BaseException | None, finish: str | None = None) -> None:
-        """Takes a request out of its place, and tells its reader."""
+        """Takes a request out of its place, and notifies its reader."""
         if isinstance(error, CancelledError):
             # Nobody asks where it was noticed, and the frames there hold the request, which would
             # form a cycle with its error.
@@ -516,7 +516,7 @@ class Runner(Visits):
 
 
 def _error_of_its_own(error: BaseException) -> BaseException:
-    """One for each request: they carry what was generated. Some exceptions cannot be copied."""
+    """A copy of an error, which carries one request's partial text; itself if not copyable."""
     try:
         return copy.copy(error)
     except Exception:  # noqa: BLE001 - one of the user's

@@ -1,4 +1,4 @@
-"""A request as its runner sees it: in line, in a place, put aside, or over."""
+"""A request in its runner: queued, placed, suspended, or over."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PENDING = Piece("")
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The call that asks for a request; a thread may make the request later.
+    """The call that will create a request, perhaps in another thread.
 
     Attributes:
         number: of the call: the lower, the earlier it came.
@@ -35,13 +35,13 @@ class Arrival:
     is_slow: bool = False
 
 
-# Of the request that is made in this context; None where it is made by the call itself.
+# The call whose request is made in this context; None if the call makes it itself.
 ARRIVAL: ContextVar[Arrival | None] = ContextVar("ARRIVAL", default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus:
-    """Where a request is.
+    """The state of a request.
 
     Attributes:
         stage: "new" before it is read or started; "queued" for a place, the first time or after it
@@ -62,7 +62,7 @@ class RequestStatus:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A runner's record of a request. All of it is used under the runner's lock.
+    """A runner's record of a request. Use it under the runner's lock only.
 
     Attributes:
         job: the request.
@@ -112,34 +112,34 @@ class Ticket:
 
     @property
     def age(self) -> tuple[int, int]:
-        """The lower, the earlier it was asked for."""
+        """The order of requests: lower is earlier."""
         return (-1 if self.arrival is None else self.arrival.number), self.number
 
     @property
     def is_over(self) -> bool:
-        """Whether its text has come to an end, or an error."""
+        """Whether the request ended, with or without an error."""
         return self.finish is not None or self.error is not None
 
     @property
     def is_paused(self) -> bool:
-        """Whether it waits for its reader."""
+        """Whether the request waits for its reader."""
         return self.unread_since is not None and not self.is_cancelled
 
     @property
     def has_caught_up(self) -> bool:
-        """Whether its reader has read so much that computing more is worth a place."""
+        """Whether the reader has read enough for the request to compute more."""
         if self.is_inline or self.max_ahead is None:
             return not self.pieces
         return 2 * len(self.pieces) <= self.max_ahead
 
     def notify(self) -> None:
-        """Tells its reader to look."""
+        """Notifies the reader."""
         self.ready.notify_all()
         if self.wake is not None:
             self.wake()
 
     def status(self, queue_position: int | None) -> RequestStatus:
-        """Where it is, given its place in line."""
+        """The state of the request, for a queue position."""
         run, n_prompt = self.job.run, len(self.job.prompt)
         n_generated = self.job.n_generated
         stage: Stage = "aside"

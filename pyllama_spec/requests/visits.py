@@ -21,7 +21,7 @@ _IN_CALLBACK = (
 
 
 class Visits(ABC):
-    """A context that one thread at a time uses: to compute a round, or as a visitor.
+    """A context for one thread at a time: the runner's rounds, or a visitor.
 
     Args:
         round_: computes.
@@ -48,7 +48,7 @@ class Visits(ABC):
 
     @property
     def _is_out_of_reach(self) -> bool:
-        """Whether a thread that is no more may hold the lock: of a parent, or of a process's end.
+        """Whether the lock's holder may be a thread that no longer exists, after a fork or at exit.
 
         Streams that are dropped then have nothing to release.
         """
@@ -56,11 +56,11 @@ class Visits(ABC):
 
     @abstractmethod
     def _wake(self) -> None:
-        """After a change: wakes the next computing thread."""
+        """Called after a change: wakes the next computing thread."""
 
     @abstractmethod
     def _put_aside(self, tickets: Sequence[Ticket]) -> None:
-        """Copies what requests need to continue, and takes their places."""
+        """Copies the sequences of requests, and frees their places."""
 
     def _refuse_callback(self, what: str) -> None:
         if self._computer == threading.get_ident():
@@ -72,7 +72,7 @@ class Visits(ABC):
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Around other work on the context: no round is computed meanwhile.
+        """Excludes rounds from the context within the block.
 
         Raises:
             BusyError: called by a callback of a running request.
@@ -111,7 +111,7 @@ class Visits(ABC):
 
     @contextmanager
     def visit(self, *, oldest: bool = False) -> Iterator[SequenceState]:
-        """exclusive(), with a sequence that has no request: waits in line until there is one.
+        """exclusive() with a sequence that has no request: waits in the queue for one.
 
         Args:
             oldest: the one that was not used for longest; else that of the last request.
@@ -139,7 +139,7 @@ class Visits(ABC):
                 self._wake()
 
     def latest(self) -> SequenceState:
-        """The sequence of the request that came last.
+        """The sequence of the newest request.
 
         Raises:
             BusyError: there are several, and all of them have a request.
@@ -154,9 +154,9 @@ class Visits(ABC):
         return placed
 
     def idle(self) -> list[SequenceState]:
-        """Sequences without a request, the longest unused first. Needs exclusive()."""
+        """The sequences without a request, longest unused first. Needs exclusive()."""
         return list(self._line.idle)
 
     def note_latest(self, sequence: SequenceState) -> None:
-        """From now on an idle sequence is the one that was used last. Needs exclusive()."""
+        """Marks an idle sequence as the last used one. Needs exclusive()."""
         self._line.use(sequence)

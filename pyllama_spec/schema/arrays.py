@@ -1,4 +1,4 @@
-"""Arrays as rules: the first items by their places, then any number of others."""
+"""Grammar rules for arrays: the first items by position, then any number of others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_LISTED = 300
 
 
 class Arrays:
-    """Makes the rules of arrays.
+    """Makes the grammar rules of arrays.
 
     Args:
         expansion: the schema's cases.
@@ -31,7 +31,7 @@ class Arrays:
         self._expansion, self._grammar, self._rule_of = expansion, grammar, rule_of
 
     def alternatives(self, case: Case) -> list[Alternative]:
-        """The texts of the arrays of a case.
+        """The rules of a case's arrays.
 
         Raises:
             SchemaError: the grammar cannot hold what it asks for.
@@ -103,7 +103,7 @@ class Arrays:
     def _containing(
         self, case: Case, contains: list[Contains], low: int, high: int | None, n_first: int
     ) -> str:
-        """A rule for each place, and each number of items so far that fit."""
+        """A rule for each position and each number of matching items so far."""
         last = max(n_first, low, 1) if high is None else high
         tops = [one.low if one.high is None else one.high + 1 for one in contains]
         if last > _MAX_PLACES:
@@ -138,7 +138,7 @@ class Arrays:
     def _steps(
         contains: list[Contains], tops: list[int], counts: tuple[int, ...]
     ) -> Iterator[tuple[tuple[Fits, ...], tuple[int, ...]]]:
-        """What an item may fit beside its place's schema, and the numbers after it."""
+        """The alternatives of an item beside its position's schema, and the counts after it."""
         ways: list[list[tuple[tuple[Fits, ...], int]]] = []
         for one, top, n in zip(contains, tops, counts, strict=True):
             counted: tuple[tuple[Fits, ...], int] = ((one.fits,), n + 1)
@@ -152,7 +152,7 @@ class Arrays:
             yield tuple(one for fits, _ in chosen for one in fits), tuple(n for _, n in chosen)
 
     def _unique(self, case: Case, unique: Unique, low: int, high: int | None, n_others: int) -> str:
-        """Each value once at most, in one order, where all of them can be listed."""
+        """Rules for arrays without equal items, in one order, if all values can be listed."""
         remedy = "Give items an enum, or take out what comes twice afterwards, and leave it out"
         if n_others:
             raise cannot("uniqueItems", unique.path, "beside items by place or contains", remedy)

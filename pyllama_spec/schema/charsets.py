@@ -1,6 +1,6 @@
-"""Sets of characters, as sorted ranges of code points: what one place of a pattern takes.
+"""Sets of characters as sorted ranges of code points.
 
-A character is a Unicode scalar value: halves of UTF-16 pairs are none.
+A character is a Unicode scalar value; surrogates are not characters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def charset(ranges: Iterable[tuple[int, int]]) -> CharSet:
 
 
 def intersect(a: CharSet, b: CharSet) -> CharSet:
-    """What both have."""
+    """The intersection of two sets."""
     shared: list[tuple[int, int]] = []
     i = j = 0
     while i < len(a) and j < len(b):
@@ -61,17 +61,17 @@ ANY: CharSet = _outside((SURROGATES,))
 
 
 def complement(ranges: CharSet) -> CharSet:
-    """All characters but these."""
+    """The complement of a set."""
     return intersect(_outside(ranges), ANY)
 
 
 def scalars(ranges: Iterable[tuple[int, int]]) -> CharSet:
-    """The ranges without the halves of UTF-16 pairs."""
+    """The ranges without surrogates."""
     return intersect(charset(ranges), ANY)
 
 
 def union(*sets: CharSet) -> CharSet:
-    """What one of them has."""
+    """The union of sets."""
     return charset(one for ranges in sets for one in ranges)
 
 
@@ -82,7 +82,7 @@ def holds(ranges: CharSet, code: int) -> bool:
 
 
 def of(text: str) -> CharSet:
-    """The characters of a text."""
+    """The set of a text's characters."""
     return charset((ord(c), ord(c)) for c in text)
 
 
@@ -159,7 +159,7 @@ _ASSIGNED = ((0, 0x3FFFF), (0xE0000, 0xE0FFF))
 
 @lru_cache(maxsize=1)
 def _by_category() -> dict[str, list[tuple[int, int]]]:
-    """The characters of each two letters: one look at all of them, which takes a while."""
+    """The characters of each two-letter category; slow, since it looks at all characters."""
     by_letters: dict[str, list[tuple[int, int]]] = {}
     for begin, end in _ASSIGNED:
         at = begin
@@ -173,7 +173,7 @@ def _by_category() -> dict[str, list[tuple[int, int]]]:
 
 @lru_cache(maxsize=64)
 def category(name: str) -> CharSet | None:
-    r"""The characters of a general category, such as Lu or Letter, as in \p{...}; None: unknown."""
+    r"""The characters of a category such as Lu or Letter, as in \p{...}; None if unknown."""
     name = name.removeprefix("General_Category=").removeprefix("gc=")
     short = _LONG_NAMES.get(name, name)
     if short not in _CATEGORIES:

@@ -1,4 +1,4 @@
-"""A JSON schema as the GBNF rules of the JSON texts that fit it.
+"""Compiles a JSON schema to GBNF rules of the JSON texts that match it.
 
 Sound by construction: every text that the rules give fits the schema, or the schema is refused with
 the keyword that is at fault. docs/schemas.md lists what is kept, and where it is narrower.
@@ -49,12 +49,12 @@ _MOST_LEFT_OUT = 30
 
 
 class SchemaRules(NamedTuple):
-    """What a schema gives.
+    """The compiled rules of a schema.
 
     Attributes:
         grammar: GBNF, which begins with the rule `root`, after the prefix.
         properties: the same for each property of the schema that a value may have.
-        unknown: names in the schema that are no keywords, each with one of its places.
+        unknown: names in the schema that are not keywords, each with one of its places.
 
     """
 
@@ -64,11 +64,11 @@ class SchemaRules(NamedTuple):
 
 
 class Loosened(NamedTuple):
-    """A schema without the keywords that a grammar cannot hold.
+    """A schema without the keywords that a grammar cannot express.
 
     Attributes:
         schema: what is left.
-        rules: of that.
+        rules: the rules of that.
         left_out: why each of the others is not in them.
 
     """
@@ -79,11 +79,11 @@ class Loosened(NamedTuple):
 
 
 def schema_rules(schema: Any, prefix: str = "", *, by_property: bool = False) -> SchemaRules:
-    """The rules of a schema's JSON texts.
+    """Compiles the rules of a schema's JSON texts.
 
     Args:
         schema: of JSON: a dict, True or False. It is only read.
-        prefix: of all names in the rules.
+        prefix: the prefix of all names in the rules.
         by_property: make the rules of each property by itself as well.
 
     Raises:
@@ -111,7 +111,7 @@ def _rules(schema: Any, prefix: str, budget: Budget, *, by_property: bool) -> Sc
 
 
 def loosened_rules(schema: Any, prefix: str = "", *, by_property: bool = False) -> Loosened:
-    """As schema_rules(); keywords that a grammar cannot hold are left out, and named.
+    """Compiles as schema_rules(); omits and names keywords that a grammar cannot express.
 
     Raises:
         SchemaError: it is malformed, or no value fits it.
@@ -140,7 +140,7 @@ def _made_or_error(
 
 
 def _leave_out(schema: Any, error: SchemaError) -> None:
-    """Takes the keyword of an error out of a schema.
+    """Removes the keyword of an error from a schema.
 
     Raises:
         SchemaError: the error, where the keyword is not there.
@@ -156,7 +156,7 @@ def _leave_out(schema: Any, error: SchemaError) -> None:
 
 
 class _Compiler:
-    """Makes the rules of one schema, a node after the other."""
+    """Compiles one schema, node by node."""
 
     def __init__(self, schema: Any, prefix: str, budget: Budget) -> None:
         self._prefix = prefix
@@ -172,7 +172,7 @@ class _Compiler:
         self._objects = Objects(self.expansion, self._grammar, self._texts, self._rule_of)
 
     def text(self) -> str:
-        """The rules."""
+        """The GBNF text of the rules."""
         usual_rules(self._grammar)
         text = self._text_of("root", self._document.root)
         if text is None and self._document.nodes[self._document.root].schema is False:
@@ -180,15 +180,15 @@ class _Compiler:
         if text is None and self._too_long is not None:
             raise cannot(
                 self._too_long.keyword, self._too_long.path, "the numbers between the bounds have "
-                f"more than {MAX_DIGITS} digits, or {MOST_WHOLE_DIGITS} of an integer: who reads "
-                "them rounds them to a bound", "Leave more room between the bounds",
+                f"more than {MAX_DIGITS} digits, or {MOST_WHOLE_DIGITS} of an integer: readers "
+                "round them to a bound", "Leave more room between the bounds",
             )  # fmt: skip
         if text is None:
             raise SchemaError("no JSON value fits the schema: its keywords contradict each other")
         return text
 
     def properties(self) -> dict[str, str]:
-        """The rules of each property of the schema."""
+        """The rules of each property."""
         node = self._document.nodes[self._document.root]
         named = node.schema.get("properties", {}) if isinstance(node.schema, dict) else {}
         rules = {}
@@ -208,7 +208,7 @@ class _Compiler:
         return self._grammar.text(name, self._prefix)
 
     def _rule_of(self, node: Node) -> str:
-        """The rule of a node, which is made later."""
+        """Reserves the rule of a node, which is compiled later."""
         name = self._names.get(node)
         if name is None:
             name = self._names[node] = self._grammar.name("node")

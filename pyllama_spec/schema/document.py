@@ -1,4 +1,4 @@
-"""A schema as one document: its subschemas by number, with their places, and where references lead.
+"""A schema document: its numbered subschemas, their paths, and resolved references.
 
 Nothing is fetched: a reference that leads out of the document is refused.
 """
@@ -57,7 +57,7 @@ class Node(NamedTuple):
 
 
 def pointer(path: str, *parts: str | int) -> str:
-    """A place further down."""
+    """The path of a child."""
     escaped = (str(part).replace("~", "~0").replace("/", "~1") for part in parts)
     return "/".join((path, *escaped))
 
@@ -77,10 +77,10 @@ def _children(schema: Mapping[str, Any]) -> Iterator[tuple[Any, tuple[str | int,
 
 
 class Document:
-    """A schema and all that references in it may lead to.
+    """A schema and all subschemas that its references may reach.
 
     Args:
-        schema: of JSON; it must not change afterwards.
+        schema: the JSON schema; it must not change afterwards.
 
     """
 
@@ -95,7 +95,7 @@ class Document:
         self.root = self.number(schema, "#", self._bases.get(id(schema), ""))
 
     def _scan(self, schema: Schema) -> None:
-        """Indexes the names: resources by $id, places by $anchor."""
+        """Indexes the resources by $id and the anchors by $anchor."""
         self._roots[""] = (schema, "#")
         dialect = schema.get("$schema") if isinstance(schema, dict) else None
         is_new = isinstance(dialect, str) and "/20" in dialect
@@ -110,7 +110,7 @@ class Document:
             if isinstance(own, str) and not own.startswith("#"):
                 if "$ref" in one and not is_new:
                     raise cannot(
-                        "$id", path, "up to draft 7 it means nothing beside $ref",
+                        "$id", path, "up to draft 7 it has no effect beside $ref",
                         'Leave one of them out, or say which draft it is by "$schema"',
                     )  # fmt: skip
                 base = urldefrag(_joined(base, own)).url
@@ -127,7 +127,7 @@ class Document:
             )
 
     def number(self, schema: Schema, path: str, base: str) -> int:
-        """The number of a subschema, which is made a node the first time.
+        """The number of a subschema; creates its node the first time.
 
         Raises:
             SchemaError: it is neither an object nor true or false.
@@ -146,11 +146,11 @@ class Document:
         return number
 
     def child(self, node: Node, schema: Schema, *at: str | int) -> int:
-        """The number of a subschema of a node."""
+        """The number of a node's child."""
         return self.number(schema, pointer(node.path, *at), node.base)
 
     def target(self, node: Node, keyword: str) -> int:
-        """Where a node's $ref leads.
+        """The target of a node's $ref.
 
         Raises:
             SchemaError: nowhere, or out of the document.
@@ -158,7 +158,7 @@ class Document:
         """
         ref = node.schema[keyword]
         if not isinstance(ref, str):
-            raise malformed(keyword, node.path, "is no text")
+            raise malformed(keyword, node.path, "is not a text")
         url, fragment = urldefrag(_joined(node.base, ref))
         if url not in self._roots:
             if fragment and not ref.startswith("#"):
@@ -172,12 +172,12 @@ class Document:
         root, path = self._roots[url]
         if keyword == "$dynamicRef" and self._dynamic.get(fragment, 0) > 1:
             raise cannot(
-                keyword, node.path, "where it leads depends on the way to it",
-                "Use $ref, with a copy of the schema that is meant",
+                keyword, node.path, "its target depends on the path to it",
+                "Use $ref with a copy of its target",
             )  # fmt: skip
         if fragment and not fragment.startswith("/"):
             if (url, fragment) not in self._anchors:
-                raise malformed(keyword, node.path, f"leads nowhere: there is no {clipped(ref)}")
+                raise malformed(keyword, node.path, f"has no target: there is no {clipped(ref)}")
             return self.number(*self._anchors[url, fragment], url)
         return self._at_pointer(root, path, url, fragment, node, keyword)
 
@@ -192,7 +192,7 @@ class Document:
                 schema = schema[int(key)]
             else:
                 ref = node.schema[keyword]
-                raise malformed(keyword, node.path, f"leads nowhere: there is no {clipped(ref)}")
+                raise malformed(keyword, node.path, f"has no target: there is no {clipped(ref)}")
             path = pointer(path, key)
             base = self._bases.get(id(schema), base)
         return self.number(schema, path, base)

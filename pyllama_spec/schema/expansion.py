@@ -1,4 +1,4 @@
-"""A schema's conditions, worked out for one type: the cases that it allows, each a list of them.
+"""Expands a schema's conditions for one type into cases, each a list of conditions.
 
 References, allOf, anyOf, oneOf, not and if are gone then. What is left looks at the value, or at
 its parts by the numbers of their subschemas. A node is a set of subschemas that a value fits, all
@@ -59,7 +59,7 @@ def those(case: Case, kind: type[C]) -> list[C]:
 
 
 def bounds(case: Case, kind: type[Count] | type[Size]) -> tuple[int, int | None]:
-    """How many items or properties there are."""
+    """The minimum and maximum number of items or properties."""
     conditions = those(case, kind)
     highs = [one.high for one in conditions if one.high is not None]
     return max((one.low for one in conditions), default=0), min(highs, default=None)
@@ -70,7 +70,7 @@ _Pending = tuple[Formula, frozenset[Fits]]
 
 @dataclass
 class _Branch:
-    """A case while it is worked out.
+    """A case under construction.
 
     Attributes:
         pending: what is left to look at, each with the subschemas that it stands in.
@@ -86,11 +86,11 @@ class _Branch:
     is_alive: bool = True
 
     def with_one(self, one: _Pending) -> _Branch:
-        """A copy, with one more to look at."""
+        """A copy with one more formula to expand."""
         return _Branch([*self.pending, one], self.case, self.seen)
 
     def add(self, condition: Condition) -> None:
-        """One more condition; a property cannot be there and be absent."""
+        """Adds a condition; a property cannot be both present and absent."""
         if isinstance(condition, Older):
             self.pending.append((condition.formula, frozenset()))
         elif isinstance(condition, Present) and condition.negation() in self.case:
@@ -118,7 +118,7 @@ class Expansion:
         self._depth = 0
 
     def node(self, fits: Iterable[Fits]) -> Node:
-        """The set of subschemas, without those that all values fit."""
+        """The set of subschemas, without those that accept all values."""
         asked_for = set()
         for one in fits:
             number = self._behind_references(one.number)
@@ -127,7 +127,7 @@ class Expansion:
             if not (is_free and one.is_one):
                 asked_for.add(Fits(number, one.is_one))
             elif isinstance(schema, dict):
-                self.meaning.of(number, "null")  # for the names that are no keywords
+                self.meaning.of(number, "null")  # for the names that are not keywords
         return frozenset(asked_for)
 
     def _behind_references(self, number: int) -> int:
@@ -139,10 +139,10 @@ class Expansion:
                 return number
             self.meaning.of(number, "null")
             number = self.document.target(node, "$ref")
-        raise malformed("$ref", self.document.nodes[number].path, "leads back to itself")
+        raise malformed("$ref", self.document.nodes[number].path, "refers to itself")
 
     def kinds(self, node: Node) -> tuple[str, ...]:
-        """The types that a value may have; where all may come, those that the keywords are about.
+        """The possible types of a value; if all are, those that the keywords are about.
 
         A schema with properties and without a type means an object.
         """
@@ -155,7 +155,7 @@ class Expansion:
         return tuple(kind for kind in TYPES if kind in meant) or possible
 
     def _meant(self, number: int, depth: int) -> set[str] | None:
-        """The types that a subschema is about; None: of some alternative it cannot be said."""
+        """The types that a subschema is about; None if an alternative leaves them open."""
         self._budget.spend()
         node = self.document.nodes[number]
         if not isinstance(node.schema, dict) or depth > _MEANT_DEPTH:
@@ -173,7 +173,7 @@ class Expansion:
         return types or None
 
     def cases(self, node: Node, kind: str) -> tuple[Case, ...]:
-        """The cases of a value of one type that fits all of them.
+        """The cases of a value of one type that matches all subschemas.
 
         Raises:
             SchemaError: a schema is malformed, or cannot be kept.
@@ -211,10 +211,10 @@ class Expansion:
         return [()] if frozenset() in done else list(done.values())
 
     def _ask(self, branch: _Branch, fits: Fits, above: frozenset[Fits], kind: str) -> None:
-        """Adds what a subschema asks, or the opposite."""
+        """Adds the condition of a subschema, or its negation."""
         if fits in above:
             path = self.document.nodes[fits.number].path
-            raise malformed("$ref", path, "leads back to itself")
+            raise malformed("$ref", path, "refers to itself")
         if Fits(fits.number, not fits.is_one) in branch.seen:
             branch.is_alive = False
         elif fits not in branch.seen:
@@ -224,12 +224,12 @@ class Expansion:
             branch.pending.append((asked, above | {fits}))
 
     def text_language(self, node: Node) -> Lang:
-        """The texts that fit."""
+        """The set of matching texts."""
         return either(meet(one.lang for one in case if isinstance(one, Text))
                       for case in self.cases(node, "string"))  # fmt: skip
 
     def property_node(self, case: Case, name: str) -> Node:
-        """The subschemas that the value of a property fits."""
+        """The subschemas for the value of a property."""
         fits = [one.fits for one in those(case, PropertyFits) if one.name == name]
         for one in those(case, Properties):
             own = [Fits(one.numbers[name])] if name in one.numbers else []
@@ -246,7 +246,7 @@ class Expansion:
         )
 
     def item_node(self, case: Case, place: int) -> Node:
-        """The subschemas that the item at a place fits."""
+        """The subschemas for the item at a position."""
         fits = [one.fits for one in those(case, ItemAt) if one.place == place]
         for one in those(case, Items):
             if place < len(one.first):
@@ -268,7 +268,7 @@ class Expansion:
             self._depth -= 1
 
     def _say_apart(self, a: int, b: int, kind: str) -> bool:
-        """Whether two subschemas exclude each other by type, or by a property that both need.
+        """Whether two subschemas exclude each other by type, or by a property that both require.
 
         A union of some hundred objects has as many pairs as other schemas have steps.
         """
@@ -290,7 +290,7 @@ class Expansion:
         return self._needed[number]
 
     def is_barren(self, node: Node, depth: int) -> bool:
-        """Whether no value fits, as far as can be seen without going deep."""
+        """Whether no value can match, by a shallow check."""
         key = (node, depth)
         if key not in self._empty:
             self._empty[key] = False
@@ -328,7 +328,7 @@ class Expansion:
 
 
 def _needed_texts(schema: dict[str, Any]) -> dict[str, str]:
-    """The properties that an object has to have with one text as their value."""
+    """The properties that an object requires with a single text as value."""
     needed, named = schema.get("required"), schema.get("properties")
     if not (isinstance(needed, list) and isinstance(named, dict)):
         return {}
@@ -353,7 +353,7 @@ def truths(case: Case) -> frozenset[bool]:
 
 
 def listed_numbers(case: Case) -> list[str] | None:
-    """The texts of the numbers, where they are listed."""
+    """The texts of the numbers, if they are listed."""
     lists = those(case, Listed)
     if not lists:
         return None
@@ -376,7 +376,7 @@ def _has_number(case: Case) -> bool:
 
 
 def listed_values(expansion: Expansion, node: Node) -> list[str] | None:
-    """The JSON texts of all values that fit, if they are scalars and can be listed."""
+    """The JSON texts of all matching values, if these are scalars and can be listed."""
     values: list[str] = []
     for kind in ("array", "object"):
         if expansion.cases(node, kind):

@@ -1,4 +1,4 @@
-"""The formats of texts that are kept, as patterns; some narrower than the format."""
+"""The supported text formats, as patterns; some are narrower than the format."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _IPV6 = "|".join(
 _BITS4, _BITS6 = "/(3[0-2]|[12]?[0-9])", "/(12[0-8]|1[01][0-9]|[1-9]?[0-9])"
 # An address after whose bits nothing but zeros comes.
 _NETWORK = rf"{_IPV4}/32|({_OCTET}\.){{3}}0/24|{_OCTET}\.{_OCTET}\.0\.0/16|{_OCTET}\.0\.0\.0/8"
-# Of at most 61 characters, four of them: a host name has 63 and 253 at most.
+# At most 61 characters per label and four labels: a host name has at most 63 and 253.
 _LABEL = "[a-zA-Z0-9](-?[a-zA-Z0-9]){0,30}"
 _HOST = rf"{_LABEL}(\.{_LABEL}){{0,3}}"
 _UUID = "[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
@@ -98,7 +98,7 @@ KEPT_FORMATS = tuple(_PATTERNS)
 ENCODINGS = ("base16", "base32", "base64", "base64url")
 # They say how to show or to store a text, and restrict none.
 FREE_FORMATS = ("binary", "password", "path", "multi-line", "text", "markdown", "html")
-# Of numbers: the bounds that they mean.
+# The bounds of the number formats.
 NUMBER_FORMATS: dict[str, tuple[int, int] | None] = {
     "int8": (-(2**7), 2**7 - 1), "int16": (-(2**15), 2**15 - 1), "int32": (-(2**31), 2**31 - 1),
     "int64": (-(2**63), 2**63 - 1), "uint8": (0, 2**8 - 1), "uint16": (0, 2**16 - 1),
@@ -108,6 +108,6 @@ NUMBER_FORMATS: dict[str, tuple[int, int] | None] = {
 
 @lru_cache(maxsize=64)
 def format_language(name: str) -> Lang | None:
-    """The texts of a format; None if it is not known as a pattern."""
+    """The set of a format's texts; None if the format is unknown."""
     pattern = _PATTERNS.get(name)
     return None if pattern is None else pattern_language(f"^({pattern})$")

@@ -1,4 +1,4 @@
-"""The conditions of a schema on a value of one JSON type, joined by "and" and "or".
+"""The conditions of a schema on a value of one JSON type, combined by "and" and "or".
 
 A condition looks at the value itself (`Text`, `Count`, ...), or names another subschema (`Fits`).
 Each knows its negation, or refuses: then a schema cannot stand under "not", "if" or "oneOf".
@@ -20,21 +20,21 @@ TYPES = ("object", "array", "string", "number", "boolean", "null")
 
 
 class Formula:
-    """A condition, or several."""
+    """A condition, or a combination of conditions."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class And(Formula):
-    """All of them; of none: always."""
+    """A conjunction; without formulas it is true."""
 
     parts: tuple[Formula, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Or(Formula):
-    """One of them; of none: never."""
+    """A disjunction; without formulas it is false."""
 
     parts: tuple[Formula, ...]
 
@@ -44,7 +44,7 @@ TRUE, FALSE = And(()), Or(())
 
 @dataclass(frozen=True, slots=True)
 class Fits(Formula):
-    """The value fits a subschema, by its number, or does not."""
+    """The value matches a numbered subschema, or does not match it."""
 
     number: int
     is_one: bool = True
@@ -52,17 +52,17 @@ class Fits(Formula):
 
 @dataclass(frozen=True)
 class Condition(Formula):
-    """The condition of one keyword. `keyword` and `path` are its place, for a refusal."""
+    """The condition of one keyword. `keyword` and `path` locate it for an error message."""
 
     keyword: str = field(default="", kw_only=True, compare=False)
     path: str = field(default="#", kw_only=True, compare=False)
 
     def negation(self) -> Formula:
-        """The condition that holds where this one does not."""
+        """The negated condition."""
         raise self.refusal()
 
     def refusal(self) -> SchemaError:
-        """The error for a condition that cannot be negated."""
+        """The error for a condition without a negation."""
         return cannot(
             self.keyword, self.path, 'a grammar cannot hold the opposite, which "not", "if" or '
             '"oneOf" around it ask for', "Say what is allowed, or anyOf for oneOf",
@@ -71,7 +71,7 @@ class Condition(Formula):
 
 @dataclass(frozen=True)
 class Truth(Condition):
-    """A boolean that is one of these."""
+    """A boolean with one of these values."""
 
     values: frozenset[bool]
 
@@ -82,7 +82,7 @@ class Truth(Condition):
 
 @dataclass(frozen=True)
 class Number(Condition):
-    """A number that keeps a rule."""
+    """A number that satisfies a rule."""
 
     rule: numbers.NumberRule
 
@@ -99,7 +99,7 @@ class Number(Condition):
 
 @dataclass(frozen=True)
 class Listed(Condition):
-    """One of these numbers, each with its text."""
+    """A number of a list, each with its text."""
 
     values: tuple[tuple[Fraction, str], ...]
 
@@ -111,7 +111,7 @@ class Listed(Condition):
 
 @dataclass(frozen=True)
 class Text(Condition):
-    """A text of a set; `is_narrow` if there are more that the keyword means."""
+    """A text of a set; `is_narrow` if the keyword allows further texts."""
 
     lang: Lang
     is_narrow: bool = False
@@ -125,7 +125,7 @@ class Text(Condition):
 
 @dataclass(frozen=True)
 class Items(Condition):
-    """The subschemas of the first items, and of all others; None: any."""
+    """The subschemas of the first items, and of all others; None for any value."""
 
     first: tuple[int, ...]
     rest: int | None
@@ -145,7 +145,7 @@ class Items(Condition):
 
 @dataclass(frozen=True)
 class ItemAt(Condition):
-    """What the item at one place fits, if there is one."""
+    """The subschemas of the item at one position, if it exists."""
 
     place: int
     fits: Fits
@@ -158,7 +158,7 @@ class ItemAt(Condition):
 
 @dataclass(frozen=True)
 class Count(Condition):
-    """So many items."""
+    """The number of items."""
 
     low: int
     high: int | None
@@ -170,7 +170,7 @@ class Count(Condition):
 
 @dataclass(frozen=True)
 class Contains(Condition):
-    """So many items fit."""
+    """The number of items that match a subschema."""
 
     fits: Fits
     low: int
@@ -193,7 +193,7 @@ class Unique(Condition):
 
 @dataclass(frozen=True)
 class Properties(Condition):
-    """The subschemas of properties: by name, by pattern, and of all others; None: any.
+    """The subschemas of properties: by name, by pattern, and of all others; None for any value.
 
     `is_open` if the schema says itself that there may be others.
     """
@@ -205,7 +205,7 @@ class Properties(Condition):
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """Those that have a name, by it."""
+        """The named subschemas by property name."""
         return dict(self.named)
 
     def negation(self) -> Formula:
@@ -222,7 +222,7 @@ class Properties(Condition):
 
 @dataclass(frozen=True)
 class PropertyFits(Condition):
-    """What one property fits, if it is there."""
+    """The subschema of one property, if it is present."""
 
     name: str
     fits: Fits
@@ -235,7 +235,7 @@ class PropertyFits(Condition):
 
 @dataclass(frozen=True)
 class Present(Condition):
-    """A property that is there, or is not."""
+    """A property is present, or is absent."""
 
     name: str
     is_one: bool = True
@@ -247,7 +247,7 @@ class Present(Condition):
 
 @dataclass(frozen=True)
 class Size(Condition):
-    """So many properties."""
+    """The number of properties."""
 
     low: int
     high: int | None
@@ -259,14 +259,14 @@ class Size(Condition):
 
 @dataclass(frozen=True)
 class Names(Condition):
-    """What the names of all properties fit."""
+    """The subschema of all property names."""
 
     fits: Fits
 
 
 @dataclass(frozen=True)
 class Older(Condition):
-    """The condition of a keyword that newer drafts dropped: enforced, but never negated."""
+    """The condition of a keyword from older drafts: enforced, never negated."""
 
     formula: Formula
 
@@ -279,7 +279,7 @@ def _outside(low: int, high: int | None, kind: type[Count] | type[Size]) -> Iter
 
 
 def opposite(formula: Formula) -> Formula:
-    """The negation of a formula.
+    """The negated formula.
 
     Raises:
         SchemaError: a grammar cannot hold that.

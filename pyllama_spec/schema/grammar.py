@@ -1,4 +1,4 @@
-"""Rules of a grammar while they are made, and their GBNF text.
+"""The rules of a grammar under construction, and their GBNF text.
 
 A rule that matches nothing is removed, and so are the rules that need it. A rule that is used once
 and has no alternatives is written where it is used.
@@ -24,7 +24,7 @@ MAX_COUNT = 500_000
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A text."""
+    """A literal text."""
 
     text: str
 
@@ -38,14 +38,14 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What another rule gives."""
+    """A reference to another rule."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """A rule, `low` to `high` times; `high` of None is without end."""
+    """A rule repeated `low` to `high` times; None for `high` means no limit."""
 
     name: str
     low: int
@@ -57,7 +57,7 @@ Alternative = tuple[Item, ...]
 
 
 def literal(text: str) -> str:
-    """A text in GBNF."""
+    """A text as a GBNF literal."""
     return (
         '"' + "".join(_SIGNS.get(c) or (c if c >= " " else f"\\x{ord(c):02X}") for c in text) + '"'
     )
@@ -84,7 +84,7 @@ def _char(code: int) -> str:
 
 
 def bracket(ranges: CharSet) -> str:
-    """A set of characters in GBNF."""
+    """A set of characters as a GBNF bracket expression."""
     # Halves of UTF-16 pairs never come: with them, most sets have one range less.
     whole = ranges
     if any(high == SURROGATES[0] - 1 for _, high in ranges) and any(
@@ -97,7 +97,7 @@ def bracket(ranges: CharSet) -> str:
 
 @dataclass
 class Grammar:
-    """Rules by name.
+    """A grammar's rules by name.
 
     Attributes:
         budget: what all of it may take.
@@ -111,24 +111,24 @@ class Grammar:
     _shared: dict[tuple[str, int, int | None], Rule] = field(default_factory=dict)
 
     def name(self, kind: str) -> str:
-        """A new name."""
+        """A new rule name."""
         self._n += 1
         return f"{kind}{self._n}"
 
     def add(self, kind: str, alternatives: Iterable[Iterable[Item]]) -> str:
-        """A new rule; its name."""
+        """Adds a rule; returns its name."""
         name = self.name(kind)
         self.put(name, alternatives)
         return name
 
     def put(self, name: str, alternatives: Iterable[Iterable[Item]]) -> None:
-        """A rule by its name."""
+        """Sets the rule of a name."""
         made = list(dict.fromkeys(tuple(one) for one in alternatives))
         self.budget.spend(1 + sum(map(len, made)))
         self.rules[name] = made
 
     def times(self, name: str, low: int, high: int | None) -> list[Item]:
-        """A rule several times; of many, in blocks."""
+        """A rule that repeats a rule; large counts are built from blocks."""
         if max(low, high or 0) > MAX_COUNT:
             raise TooLargeError(f"more than {MAX_COUNT:,} times is too often")
         if high == 0:
@@ -158,7 +158,7 @@ class Grammar:
         return [*items, Times(name, n % _MAX_TIMES, n % _MAX_TIMES)] if n % _MAX_TIMES else items
 
     def _up_to(self, name: str, n: int, block: Rule, size: int) -> list[Item]:
-        """A whole block and what is left, or less than a block: two ways at most at any time."""
+        """A whole block and the rest, or less than a block: at most two alternatives."""
         if n == 0:
             return []
         n_blocks, left = divmod(n, size)
@@ -172,7 +172,7 @@ class Grammar:
         return rest
 
     def _short(self, name: str, n: int) -> list[Item]:
-        """At most n, one within the other."""
+        """At most n repetitions, nested."""
         rest: list[Item] = []
         while n > 0:
             taken = min(n, _MAX_TIMES)
@@ -185,7 +185,7 @@ class Grammar:
         return rest
 
     def text(self, root: str, prefix: str = "") -> str | None:
-        """The rules that `root` needs, with it first; None if nothing can be made of it.
+        """The GBNF of the rules that `root` needs, root first; None if nothing matches.
 
         Each name gets the prefix.
         """
@@ -229,7 +229,7 @@ class Grammar:
             ]
 
     def _reachable(self, root: str) -> dict[str, int]:
-        """The rules that root needs, in the order in which they are met, and how often."""
+        """The rules reachable from root in order, with their number of uses."""
         uses: dict[str, int] = {root: 2}
         todo = [root]
         while todo:
@@ -244,7 +244,7 @@ class Grammar:
         return uses
 
     def _inline(self, root: str) -> None:
-        """Writes what has one alternative, and is used once, where it is used."""
+        """Inlines rules with one alternative and one use."""
         for _ in range(_N_PASSES):
             uses = self._reachable(root)
             before = sum(uses.values())

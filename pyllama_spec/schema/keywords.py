@@ -1,4 +1,4 @@
-"""The keywords of JSON Schema: what each asks of a value, as a formula; and which are refused.
+"""The keywords of JSON Schema as formulas over a value; and the refused keywords.
 
 Those of the drafts 4 to 2020-12 are known. One that is none of them is an annotation, as the
 specification has it; there is a warning, since it may be a slip of the pen.
@@ -186,7 +186,7 @@ _WITH_TEXTS = _WITH_NAMES | {
 
 
 def _has_half(value: Any) -> bool:
-    """Whether some text in it has half of a UTF-16 pair."""
+    """Whether any text in a value has an unpaired surrogate."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -195,7 +195,7 @@ def _has_half(value: Any) -> bool:
 
 
 def check_keywords(node: Node) -> list[str]:
-    """The names in a schema that are no keywords.
+    """Refuses unsupported keywords of a schema; returns the unknown ones.
 
     Raises:
         SchemaError: a keyword has a value that it cannot have, or is refused.
@@ -209,7 +209,7 @@ def check_keywords(node: Node) -> list[str]:
         if check is not None and not check[0](value):
             raise malformed(key, node.path, f"is {shown(value)}, not {check[1]}")
         if key in _WITH_TEXTS and _has_half(list(value) if key in _WITH_NAMES else value):
-            raise malformed(key, node.path, "has half of a UTF-16 pair")
+            raise malformed(key, node.path, "has an unpaired surrogate")
         if key not in KEPT and key not in ANNOTATIONS and not key.startswith(("x-", "x_")):
             unknown.append(key)
     return unknown
@@ -224,7 +224,7 @@ def types_meant(schema: Mapping[str, Any]) -> set[str]:
 
 
 class Meaning:
-    """What the subschemas of a document ask of a value.
+    """The formulas of a document's subschemas.
 
     Args:
         document: the schema.
@@ -245,7 +245,7 @@ class Meaning:
         self.unknown: dict[str, str] = {}
 
     def of(self, number: int, kind: str) -> Formula:
-        """What a subschema asks of a value of a type, one of formulas.TYPES.
+        """The formula of a subschema for a value of a type in formulas.TYPES.
 
         Raises:
             SchemaError: it is malformed, or cannot be kept.
@@ -321,7 +321,7 @@ class Meaning:
         return parts
 
     def _one_of(self, alternatives: list[Fits], kind: str) -> Formula:
-        """One of them and none of the others, as far as two can hold at once."""
+        """oneOf: one alternative and none of the others that may match together with it."""
         ways: list[Formula] = []
         for one in alternatives:
             # Most pairs tell themselves apart, in a fraction of other steps.
@@ -359,7 +359,7 @@ class Meaning:
         return Or(tuple(Fits(self._equal(value, node)) for value in fitting))
 
     def _equal(self, value: Any, node: Node) -> int:
-        """The number of a schema that only one list or object fits."""
+        """The number of a schema that only one list or object matches."""
         schema: dict[str, Any]
         if isinstance(value, list):
             schema = {
@@ -439,10 +439,10 @@ class Meaning:
         value = node.schema[key][name]
         if key != "dependentSchemas" and isinstance(value, list):
             if not _texts(value):
-                raise malformed(key, node.path, "has something else than names")
+                raise malformed(key, node.path, "has an item that is not a name")
             then: Formula = And(tuple(Present(one) for one in value))
         elif key == "dependentRequired":
-            raise malformed(key, node.path, "is not made of lists of names")
+            raise malformed(key, node.path, "has a value that is not a list of names")
         else:
             then = Fits(self._child(node, key, name))
         asked = Or((Present(name, is_one=False), And((Present(name), then))))
@@ -526,7 +526,7 @@ def _string_parts(node: Node) -> list[Formula]:
 
 
 def _check_unevaluated(node: Node, keyword: str, others: set[str]) -> None:
-    """Beside nothing that evaluates as well it says what additionalProperties or items say."""
+    """Refuses an unevaluated keyword beside another that evaluates properties or items."""
     beside = (_JOINED | others) & set(node.schema)
     if beside:
         raise cannot(

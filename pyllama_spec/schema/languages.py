@@ -1,4 +1,4 @@
-"""Sets of texts: built by union, intersection and complement, read one character at a time.
+"""Sets of texts by union, intersection and complement, read one character at a time.
 
 A `Lang` is a regular expression with intersection and complement. What is left of it after a
 character is its derivative (Brzozowski, 1964), which is a `Lang` again: so a table of states comes
@@ -22,7 +22,7 @@ MAX_STATES = 6000
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a text it is asked: what stands before, and what follows."""
+    """A position in a text: the characters before and after it."""
 
     is_begin: bool
     is_end: bool
@@ -41,7 +41,7 @@ class Lang:
 
 @dataclass(frozen=True, slots=True)
 class Never(Lang):
-    """No text."""
+    """The empty set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,42 +53,42 @@ class Chars(Lang):
 
 @dataclass(frozen=True, slots=True)
 class Words(Lang):
-    """Some texts that are listed."""
+    """A finite list of texts."""
 
     words: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Seq(Lang):
-    """One after the other; none of them: the empty text."""
+    """A concatenation; of no parts, the empty text."""
 
     parts: tuple[Lang, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Either(Lang):
-    """One of them."""
+    """A union."""
 
     parts: frozenset[Lang]
 
 
 @dataclass(frozen=True, slots=True)
 class Both(Lang):
-    """All of them at once."""
+    """An intersection."""
 
     parts: frozenset[Lang]
 
 
 @dataclass(frozen=True, slots=True)
 class Not(Lang):
-    """All texts but these."""
+    """A complement."""
 
     part: Lang
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat(Lang):
-    """`low` to `high` times; `high` of None is without end."""
+    """A repetition, `low` to `high` times; None for `high` means no limit."""
 
     part: Lang
     low: int
@@ -97,7 +97,7 @@ class Repeat(Lang):
 
 @dataclass(frozen=True, slots=True)
 class Mark(Lang):
-    """Takes no character: "^", "$", or "b" and "B" of an edge of a word."""
+    """An empty match: "^", "$", or "b" and "B" for a word boundary."""
 
     sign: str
 
@@ -108,7 +108,7 @@ ALL = Repeat(Chars(ANY), 0, None)
 
 
 def seq(*parts: Lang) -> Lang:
-    """One after the other."""
+    """The concatenation of sets."""
     flat: list[Lang] = []
     for part in parts:
         if isinstance(part, Never):
@@ -118,7 +118,7 @@ def seq(*parts: Lang) -> Lang:
 
 
 def either(parts: Iterable[Lang]) -> Lang:
-    """One of them."""
+    """The union of sets."""
     flat: set[Lang] = set()
     chars: list[CharSet] = []
     words: list[frozenset[str]] = []
@@ -142,7 +142,7 @@ def either(parts: Iterable[Lang]) -> Lang:
 
 
 def both(parts: Iterable[Lang]) -> Lang:
-    """All of them at once."""
+    """The intersection of sets."""
     flat: set[Lang] = set()
     for part in parts:
         flat.update(part.parts if isinstance(part, Both) else (part,))
@@ -155,7 +155,7 @@ def both(parts: Iterable[Lang]) -> Lang:
 
 
 def meet(parts: Iterable[Lang]) -> Lang:
-    """All of them at once, of whole texts: as both(), and what can be counted or listed is."""
+    """The intersection of sets of whole texts, by counting or listing where possible."""
     low, high = 0, None
     listed: list[frozenset[str]] = []
     others: list[Lang] = []
@@ -180,7 +180,7 @@ def meet(parts: Iterable[Lang]) -> Lang:
 
 
 def negated(part: Lang) -> Lang:
-    """All texts but these."""
+    """The complement of a set."""
     if isinstance(part, Not):
         return part.part
     if isinstance(part, Never):
@@ -189,7 +189,7 @@ def negated(part: Lang) -> Lang:
 
 
 def repeat(part: Lang, low: int, high: int | None) -> Lang:
-    """`low` to `high` times."""
+    """A repetition of a set, `low` to `high` times."""
     if high == 0 or part == EMPTY or (isinstance(part, Never) and low == 0):
         return EMPTY
     if isinstance(part, Never):
@@ -203,13 +203,13 @@ def chars(ranges: CharSet) -> Lang:
 
 
 def listing(words: Iterable[str]) -> Lang:
-    """These texts."""
+    """The set of the listed texts."""
     texts = frozenset(words)
     return Words(texts) if texts else NEVER
 
 
 def length(low: int, high: int | None) -> Lang:
-    """Texts of so many characters."""
+    """The texts with a number of characters."""
     return repeat(Chars(ANY), low, high)
 
 
@@ -222,7 +222,7 @@ def _mark_holds(sign: str, place: Place) -> bool:
 
 
 def takes_nothing(lang: Lang, place: Place) -> bool:
-    """Whether the empty text is among them at this place."""
+    """Whether the set has the empty text at this position."""
     if isinstance(lang, Seq):
         return all(takes_nothing(part, place) for part in lang.parts)
     if isinstance(lang, Either):
@@ -243,7 +243,7 @@ def _after_words(words: frozenset[str], char: str) -> Lang:
 
 
 def after(lang: Lang, char: str, place: Place) -> Lang:
-    """The derivative by a character at this place."""
+    """The derivative by a character at this position."""
     if isinstance(lang, Chars):
         return EMPTY if holds(lang.chars, ord(char)) else NEVER
     WORK.spend(1)
@@ -283,7 +283,7 @@ def _has_word_edges(lang: Lang) -> bool:
 
 
 def _heads(lang: Lang, sets: set[CharSet]) -> bool:
-    """Adds the sets that a first character is told apart by; False if no more may follow."""
+    """Adds the character sets that decide a first character; False if no more may follow."""
     if isinstance(lang, Chars):
         sets.add(lang.chars)
         return False
@@ -304,7 +304,7 @@ def _heads(lang: Lang, sets: set[CharSet]) -> bool:
 
 
 def _classes(sets: set[CharSet]) -> list[CharSet]:
-    """All characters in parts, so that each set holds a part whole or not at all."""
+    """A partition of all characters: each set contains a part completely or not at all."""
     ends = sorted({end for ranges in sets for low, high in ranges for end in (low, high + 1)})
     if len(ends) * len(sets) > 2_000_000:
         raise TooLargeError("a pattern or enum has too many different characters")
@@ -325,7 +325,7 @@ def _word_classes(part: CharSet) -> tuple[tuple[CharSet, bool], ...]:
 
 
 def matches(lang: Lang, text: str) -> bool:
-    """Whether the whole text is one of them."""
+    """Whether the set has the whole text."""
     WORK.begin()
     word = [holds(WORD, ord(c)) for c in text]
     for i, char in enumerate(text):
@@ -341,7 +341,7 @@ def matches(lang: Lang, text: str) -> bool:
 
 @dataclass(frozen=True)
 class Table:
-    """A deterministic automaton, without states from which no text ends.
+    """A deterministic automaton without dead states.
 
     Attributes:
         steps: for each state, the characters that lead on, and the state they lead to.
@@ -354,7 +354,7 @@ class Table:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no text at all."""
+        """Whether the automaton accepts no text."""
         return not self.ends
 
 
@@ -377,7 +377,7 @@ _AnyState = TypeVar("_AnyState", bound=Hashable)
 
 
 def table(lang: Lang) -> Table:
-    """The automaton of a set of texts.
+    """The automaton of a set.
 
     Raises:
         TooLargeError: it has more than MAX_STATES states, or too many parts.
@@ -395,7 +395,7 @@ def table(lang: Lang) -> Table:
 
 @lru_cache(maxsize=64)
 def _made(lang: Lang) -> tuple[Table | str, int]:
-    """The automaton, or what is too large in it, and the steps that it took."""
+    """The automaton or the error about its size, and the number of steps."""
     WORK.begin()
     before, by_word = WORK.n_spent, _has_word_edges(lang)
     first: _State = (lang, True, False)
@@ -417,7 +417,7 @@ def explored(
     may_end: Callable[[_AnyState], bool],
     max_states: int = MAX_STATES,
 ) -> Table:
-    """The automaton of all states that can be come to.
+    """The automaton of all reachable states.
 
     Args:
         first: where a text begins.
@@ -447,7 +447,7 @@ def explored(
 
 
 def _trimmed(steps: list[dict[int, list[CharSet]]], ends: list[bool]) -> Table:
-    """The table without states from which no text ends."""
+    """Removes states from which no text is accepted."""
     before: list[list[int]] = [[] for _ in steps]
     for state, targets in enumerate(steps):
         for target in targets:
@@ -480,7 +480,7 @@ _MAX_MERGED = 250
 
 
 def _merged(steps: list[dict[int, CharSet]], ends: list[bool]) -> Table:
-    """With states from which the same texts end as one, unless there are very many."""
+    """Merges equivalent states, unless there are very many."""
     n = len(ends)
     group = [int(end) for end in ends] if n <= _MAX_MERGED else list(range(n))
     n_groups = 0
@@ -511,7 +511,7 @@ def _merged(steps: list[dict[int, CharSet]], ends: list[bool]) -> Table:
 
 
 def counted(states: Table, low: int, high: int | None) -> Table:
-    """The automaton of those of its texts that have `low` to `high` characters."""
+    """Limits the automaton to texts of `low` to `high` characters."""
     last = low if high is None else high
 
     def leaving(counting: tuple[int, int]) -> Iterable[tuple[CharSet, tuple[int, int]]]:

@@ -22,11 +22,11 @@ _REMEDY = "Write it with fewer parts, shorter bounds or simpler patterns"
 
 
 class TooLargeError(Exception):
-    """Some part takes more states or steps than are allowed; caught where its name is known."""
+    """A part exceeds the limit of states or steps; caught where its keyword is known."""
 
 
 class OutOfStepsError(Exception):
-    """All of a schema takes more steps than are allowed. No part of it is to blame alone.
+    """The whole schema exceeds the limit of steps; no single part is the cause.
 
     Attributes:
         most: how many are.
@@ -39,7 +39,7 @@ class OutOfStepsError(Exception):
 
 
 class Budget:
-    """Counts steps, so that no schema takes for ever or blocks other threads for long.
+    """Counts steps, so that a schema cannot block other threads for long.
 
     Steps are counted and not seconds: whether a schema is refused must not depend on the machine.
 
@@ -69,7 +69,7 @@ class Budget:
 
 
 class Work(threading.local):
-    """The work of a thread: on a schema, and on one set of texts in it.
+    """The work of a thread on a schema, and on one set of texts in it.
 
     Attributes:
         n_spent: steps so far.
@@ -83,7 +83,7 @@ class Work(threading.local):
 
     @contextmanager
     def on(self, budget: Budget) -> Iterator[None]:
-        """Around the work on a schema, of which `budget` counts every step."""
+        """Counts all steps in the block against `budget`."""
         before, self._budget = self._budget, budget
         try:
             yield
@@ -91,11 +91,11 @@ class Work(threading.local):
             self._budget = before
 
     def begin(self) -> None:
-        """From here on it is another set of texts."""
+        """Starts the count of another set of texts."""
         self._left = MAX_PARTS
 
     def spend(self, n: int) -> None:
-        """Counts n parts of a set of texts.
+        """Counts n parts of the current set of texts.
 
         Raises:
             TooLargeError: it has too many.
@@ -105,7 +105,7 @@ class Work(threading.local):
         self.n_spent += n
         self._left -= n
         if self._left < 0:
-            raise TooLargeError("it has too many ways to go on")
+            raise TooLargeError("it has too many alternatives")
         if self._budget is not None:
             self._budget.spend(n)
 
@@ -114,12 +114,12 @@ WORK = Work()
 
 
 def place(path: str) -> str:
-    """A JSON pointer in a message."""
+    """A JSON pointer for a message."""
     return clipped(path, _MAX_PATH)
 
 
 def out_of_steps(path: str, most: int) -> SchemaError:
-    """The error for a schema that takes more steps than `most`; `path` is where they ended."""
+    """The error for a schema that needs more than `most` steps; `path` is where they ran out."""
     return SchemaError(
         f"the schema is too much for a grammar: it takes more than {most:,} steps, which "
         f"ended at {place(path)}. {_REMEDY}", path=path,
@@ -127,7 +127,7 @@ def out_of_steps(path: str, most: int) -> SchemaError:
 
 
 def cannot(keyword: str, path: str, why: str, remedy: str) -> SchemaError:
-    """The error for what a grammar cannot hold."""
+    """The error for a keyword that a grammar cannot express."""
     return SchemaError(
         f'the schema cannot be kept: "{keyword}" at {place(path)}: {why}. {remedy}',
         keyword,
@@ -137,6 +137,6 @@ def cannot(keyword: str, path: str, why: str, remedy: str) -> SchemaError:
 
 
 def malformed(keyword: str, path: str, why: str) -> SchemaError:
-    """The error for what is no schema."""
+    """The error for a malformed schema."""
     message = f'the JSON schema is malformed: "{keyword}" at {place(path)} {why}'
     return SchemaError(message, keyword, path)

@@ -1,4 +1,4 @@
-"""The texts of numbers between bounds, and of their multiples, as an automaton over digits.
+"""The texts of numbers within bounds, and of multiples, as an automaton over digits.
 
 A bounded number is written without an exponent, and has at most MAX_DIGITS digits where it has a
 fraction: with more, two of them are one float, and one below a bound may be read as the bound.
@@ -25,7 +25,7 @@ MOST_WHOLE_DIGITS = 19
 
 @dataclass(frozen=True)
 class Compare:
-    """A number's place beside a value: -1 for below, 0 for equal, 1 for above may be allowed."""
+    """A comparison with a value: the allowed results, -1 below, 0 equal, 1 above."""
 
     value: Fraction
     allowed: frozenset[int]
@@ -33,7 +33,7 @@ class Compare:
 
 @dataclass(frozen=True)
 class Multiple:
-    """A multiple of a value, or none."""
+    """A number is, or is not, a multiple of a value."""
 
     value: Fraction
     is_one: bool = True
@@ -41,7 +41,7 @@ class Multiple:
 
 @dataclass(frozen=True)
 class Whole:
-    """Without a fraction, or with one that is not zero."""
+    """A number is, or is not, an integer."""
 
     is_one: bool = True
 
@@ -50,12 +50,12 @@ NumberRule = Compare | Multiple | Whole
 
 
 def exact(value: int | float | Decimal) -> Fraction:
-    """The value that a number of JSON text has: 0.1 is a tenth."""
+    """The exact value of a JSON number: 0.1 is a tenth."""
     return Fraction(Decimal(repr(value)) if isinstance(value, float) else value)
 
 
 def fits(value: Fraction, rules: Iterable[NumberRule]) -> bool:
-    """Whether a number keeps all of the rules."""
+    """Whether a number satisfies all rules."""
     for rule in rules:
         if isinstance(rule, Compare):
             kept = (value > rule.value) - (value < rule.value) in rule.allowed
@@ -69,7 +69,7 @@ def fits(value: Fraction, rules: Iterable[NumberRule]) -> bool:
 
 
 def have_room(rules: Iterable[NumberRule]) -> bool:
-    """Whether some number lies between the bounds, however many digits it has."""
+    """Whether a number exists between the bounds, with any number of digits."""
     # Each with whether the number may not be the lower, and whether it may be the upper: of equal
     # bounds the narrower one counts.
     low, high = (Fraction(-(10**400)), True), (Fraction(10**400), False)
@@ -94,7 +94,7 @@ def have_room(rules: Iterable[NumberRule]) -> bool:
 
 
 class _Bound(NamedTuple):
-    """A value's digits, and the outcomes that are allowed for the number beside it."""
+    """A bound's digits, and the allowed results of the comparison with it."""
 
     whole: str
     fraction: str
@@ -103,7 +103,7 @@ class _Bound(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What matters of the digits so far.
+    """The state of the automaton: what matters of the digits so far.
 
     Attributes:
         phase: "" at the beginning, "-", "0", "w" in whole digits, "." after the point, "f".
@@ -127,7 +127,7 @@ class _State(NamedTuple):
 
 
 def _decimals(value: Fraction) -> int:
-    """How many digits it has after the point, at most some hundred."""
+    """The number of decimals of a value, at most some hundred."""
     n = 0
     while (value * 10**n).denominator != 1:
         n += 1
@@ -137,7 +137,7 @@ def _decimals(value: Fraction) -> int:
 
 
 class _Digits:
-    """Steps through the texts of numbers that keep some rules."""
+    """The transitions over the texts of numbers that satisfy some rules."""
 
     def __init__(self, rules: Iterable[NumberRule]) -> None:
         distinct = list(dict.fromkeys(rules))
@@ -173,7 +173,7 @@ class _Digits:
         )
 
     def leaving(self, state: _State) -> Iterator[tuple[CharSet, _State]]:
-        """The characters that may follow, and what they lead to."""
+        """The possible next characters and their states."""
         if state.phase == "":
             yield of("-"), state._replace(phase="-", is_negative=True)
         if state.phase in ("", "-"):
@@ -192,7 +192,7 @@ class _Digits:
                 yield ((ord(low), ord(high)),), self._fraction_digit(state, low)
 
     def _groups(self, state: _State, others: list[str]) -> Iterator[tuple[str, str]]:
-        """The digits in ranges, those in one of which lead to the same.
+        """Groups of digits that lead to the same state.
 
         Args:
             state: before them.
@@ -238,7 +238,7 @@ class _Digits:
         return tuple((rest * 10 + int(digit)) % unit for rest, unit in both)
 
     def _behind_whole(self, state: _State) -> _State:
-        """The sides, once it is known how many whole digits there are."""
+        """The comparison states once the number of integer digits is known."""
         sides = tuple(
             -1 if state.n_whole < len(bound.whole)
             else 1 if state.n_whole > len(bound.whole) else side
@@ -260,7 +260,7 @@ class _Digits:
         )  # fmt: skip
 
     def may_end(self, state: _State) -> bool:
-        """Whether the text so far is a number that keeps the rules."""
+        """Whether the text so far is a number that satisfies the rules."""
         if state.phase not in ("0", "w", "f") or (state.is_negative and not state.has_value):
             return False
         if self._needs_fraction and not state.has_fraction:
@@ -285,7 +285,7 @@ class _Digits:
 
 
 def number_table(rules: Iterable[NumberRule]) -> Table:
-    """The automaton of the numbers that keep all of the rules.
+    """The automaton of the numbers that satisfy all rules.
 
     Raises:
         TooLargeError: it has too many states.

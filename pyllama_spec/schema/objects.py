@@ -1,4 +1,4 @@
-"""Objects as rules: the properties in the schema's order, then those that it does not list."""
+"""Grammar rules for objects: the listed properties in order, then others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BLOCK = 32
 
 
 class _Property(NamedTuple):
-    """One that has a name in the schema."""
+    """A property that the schema names."""
 
     name: str
     rule: str
@@ -28,7 +28,7 @@ class _Property(NamedTuple):
 
 
 class Objects:
-    """Makes the rules of objects.
+    """Makes the grammar rules of objects.
 
     Args:
         expansion: the schema's cases.
@@ -45,7 +45,7 @@ class Objects:
         self._rule_of = rule_of
 
     def alternatives(self, case: Case) -> list[Alternative]:
-        """The texts of the objects of a case.
+        """The rules of a case's objects.
 
         Raises:
             SchemaError: the grammar cannot hold what it asks for.
@@ -91,7 +91,7 @@ class Objects:
     def _chain(
         self, properties: list[_Property], others: str | None, low: int, high: int | None
     ) -> str:
-        """Rules from the last property to the first: each for so many properties before it."""
+        """Rules from the last property to the first, for each number of properties so far."""
         n_needed = sum(one.is_needed for one in properties)
         counts = low > n_needed or (high is not None and (others or high < len(properties)))
         most = max(low, 0 if high is None else high + 1, 1) if counts else 1
@@ -119,7 +119,7 @@ class Objects:
         return grammar.add("rest", [[way] for way in later[0]])
 
     def _tail(self, n: int, others: str | None, low: int, high: int | None) -> list[list[Item]]:
-        """What follows n properties that are listed."""
+        """The rest of an object after n listed properties."""
         end: list[Item] = [SPACE, Literal("}")] if n else [Literal("}")]
         if others is None:
             return [end] if n >= low and (high is None or n <= high) else []
@@ -137,7 +137,7 @@ class Objects:
         return ways
 
     def _others(self, case: Case, names: set[str], is_short: bool) -> str | None:
-        """The rule of a property whose name is not listed; None if there may be none."""
+        """The rule of properties that are not listed; None if there can be none."""
         conditions = those(case, Properties)
         patterns = list(dict.fromkeys(lang for one in conditions for lang, _ in one.patterns))
         is_open = any(one.rest is not None or one.is_open for one in conditions)

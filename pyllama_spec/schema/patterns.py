@@ -1,6 +1,6 @@
-"""Regular expressions as JSON Schema has them: those of ECMA-262, read by code points.
+"""Reads regular expressions of JSON Schema (ECMA-262) by code points.
 
-A pattern is searched for: without ^ and $ any text may surround it. A construct that is no set
+A pattern is searched for: without ^ and $ any text may surround it. A construct that is not a set
 of texts, such as a reference back to a group, is refused by name.
 """
 
@@ -47,7 +47,7 @@ class PatternError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Look(Lang):
-    """A look ahead, until resolve() knows what follows it."""
+    """A lookahead, until resolve() knows the rest of the pattern."""
 
     part: Lang
     is_negative: bool
@@ -59,10 +59,10 @@ _SYNTAX = "^$\\.*+?()[]{}|/"
 
 
 def pattern_language(pattern: str) -> Lang:
-    """The texts in which a pattern is found.
+    """The texts that contain a match of a pattern.
 
     Raises:
-        PatternError: it is no pattern, or has what a set of texts cannot say.
+        PatternError: it is not a pattern, or has what a set of texts cannot say.
 
     """
     if len(pattern) > MAX_LENGTH:
@@ -85,7 +85,7 @@ def _has_look(tree: Lang) -> bool:
 
 
 def _resolved(tree: Lang, rest: Lang) -> Lang:
-    """The tree with what follows it, which a look ahead in it sees."""
+    """The tree with lookaheads resolved against the rest of the pattern."""
     if not _has_look(tree):
         return seq(tree, rest)
     if isinstance(tree, Look):
@@ -99,11 +99,11 @@ def _resolved(tree: Lang, rest: Lang) -> Lang:
         return either(_resolved(part, rest) for part in tree.parts)
     if isinstance(tree, Repeat) and (tree.low, tree.high) == (0, 1):
         return either([_resolved(tree.part, rest), rest])
-    raise PatternError("a look ahead is repeated")
+    raise PatternError("a lookahead is repeated")
 
 
 class _Reader:
-    """Reads a pattern from left to right."""
+    """Parses a pattern from left to right."""
 
     def __init__(self, pattern: str) -> None:
         self._text = pattern
@@ -120,7 +120,7 @@ class _Reader:
         return taken
 
     def alternatives(self, depth: int) -> Lang:
-        """Up to its end, or to the ) of a group."""
+        """Parses alternatives up to the end of the pattern or the ) of a group."""
         if depth > MAX_DEPTH:
             raise PatternError(f"its groups are nested more than {MAX_DEPTH} deep")
         branches = [self._sequence(depth)]
@@ -218,7 +218,7 @@ class _Reader:
         return repeat(part, *times)
 
     def _escape(self, *, in_bracket: bool = False) -> CharSet:
-        """The part after a backslash, except edges of words."""
+        """Parses an escape after the backslash, except word boundaries."""
         char = self._take()
         if char.lower() in _CLASSES:
             char_class = _CLASSES[char.lower()]
@@ -268,7 +268,7 @@ class _Reader:
                 self.at += 2
                 low = self._hex(4)
                 if not 0xDC00 <= low < 0xE000:
-                    raise PatternError("half of a UTF-16 pair is alone")
+                    raise PatternError("it has an unpaired surrogate")
                 code = 0x10000 + ((code - 0xD800) << 10) + low - 0xDC00
         if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
             raise PatternError(f"{code:X} is not a character")

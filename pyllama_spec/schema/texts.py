@@ -1,4 +1,4 @@
-"""JSON texts of strings and numbers, as rules of a grammar.
+"""Grammar rules for JSON strings and numbers.
 
 A character of a set is written as itself, or, if JSON forbids that, by its shortest escape. Where
 any character may stand, other escapes are taken too, but for halves of UTF-16 pairs.
@@ -37,7 +37,7 @@ SPACE = Rule("gap")
 
 
 def usual_rules(grammar: Grammar) -> None:
-    """Those of any value, by their names."""
+    """The rules of unconstrained values, by name."""
     hexa, digit = OneOf(_HEX), OneOf(_DIGIT)
     not_d = OneOf(charset([(0x30, 0x39), *of("abcefABCEF")]))
     low, up = OneOf(of("01234567")), OneOf(of("89abAB"))
@@ -84,7 +84,7 @@ def usual_rules(grammar: Grammar) -> None:
 
 
 def _escapes(codes: set[int]) -> Iterator[list[Item]]:
-    """The escapes of characters that JSON does not take as they are: few ways, each for many."""
+    """The escapes of characters that JSON strings cannot contain, in few alternatives."""
     short = {ord(char): sign for char, sign in zip('"\\\b\f\n\r\t', '"\\bfnrt', strict=True)}
     signs = "".join(sign for code, sign in short.items() if code in codes)
     if signs:
@@ -96,13 +96,13 @@ def _escapes(codes: set[int]) -> Iterator[list[Item]]:
 
 
 def _common(a: str, b: str) -> str:
-    """What both begin with."""
+    """The common prefix."""
     n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     return a[:n]
 
 
 class Texts:
-    """Strings and numbers of one grammar; equal ones share their rules."""
+    """The strings and numbers of one grammar; equal ones share rules."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
@@ -111,7 +111,7 @@ class Texts:
         self._counted: dict[tuple[Lang, int, int | None], str | None] = {}
 
     def char(self, ranges: CharSet) -> Item:
-        """A character of a set, within quotation marks."""
+        """A character of a set inside a JSON string."""
         rule = self._chars.get(ranges)
         if rule is None:
             rule = self._chars[ranges] = self._made(ranges)
@@ -130,7 +130,7 @@ class Texts:
         return Rule(self._grammar.add("chars", ways))
 
     def string(self, lang: Lang) -> str | None:
-        """The rule of the strings of a set; None if there are none.
+        """The rule of a set's strings; None if the set is empty.
 
         Raises:
             TooLargeError: it has too many states.
@@ -154,7 +154,7 @@ class Texts:
         return None if automaton.is_empty else self.of_table(automaton, "string", quoted=True)
 
     def case(self, parts: list[Lang]) -> Lang | str | None:
-        """Strings of all of the sets at once: the set, where it is one by itself, or their rule.
+        """The strings in all sets: the set if it is alone, else a rule.
 
         A length beside a pattern is counted by the states. Where these are too many, the strings
         are shorter than they might be.
@@ -187,7 +187,7 @@ class Texts:
         return self._counted[key]
 
     def listed(self, texts: Iterable[str]) -> str:
-        """The rule of JSON texts: what several begin with is written once."""
+        """The rule of listed JSON texts, with common prefixes shared."""
         first = self._grammar.name("listed")
         todo = [(first, sorted(set(texts)))]
         while todo:

@@ -1,4 +1,4 @@
-"""The server: OpenAI's API over a Llama, in an event loop that never waits for the model.
+"""The server: OpenAI's API over a Llama, in an event loop that the model never blocks.
 
     from pyllama_spec import Llama
     from pyllama_spec.server import ServerSettings, create_app

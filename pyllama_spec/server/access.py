@@ -25,7 +25,7 @@ _PAGE_HEADERS = ", ".join((
 
 
 def check_page(exchange: Exchange, settings: ServerSettings) -> None:
-    """Refuses pages of other sites in a browser on this machine, and admits allowed callers.
+    """Refuses browser pages of other sites; admits the allowed origins.
 
     A browser sends a page's own origin with what the page asks for, and the name by which it was
     reached: that of another site where that site's name leads here. Programs send no origin.
@@ -57,7 +57,7 @@ def check_page(exchange: Exchange, settings: ServerSettings) -> None:
 
 
 async def answer_preflight(exchange: Exchange, methods: str) -> None:
-    """The answer to a browser's preflight request for another origin, which was checked."""
+    """The answer to a checked preflight request of another origin."""
     await exchange.send_bytes(
         b"", b"text/plain", 204,
         {
@@ -69,10 +69,10 @@ async def answer_preflight(exchange: Exchange, methods: str) -> None:
 
 
 def check_key(exchange: Exchange, keys: Keys) -> None:
-    """Asks for a key, where the server has one.
+    """Requires a key if the server has keys.
 
     Raises:
-        ApiError: there is none, or a wrong one.
+        ApiError: the key is missing or wrong.
 
     """
     kind, _, key = (exchange.header("authorization") or "").partition(" ")

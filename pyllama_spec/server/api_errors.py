@@ -1,4 +1,4 @@
-"""Errors as a client sees them: a status, a code, a remedy, and no internals."""
+"""Errors for clients: a status, a code and a remedy, without internals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ApiError(Exception):
     """An error as the answer to a request.
 
     Args:
-        status: of HTTP.
+        status: the HTTP status.
         message: what is wrong, and what to do.
         code: a word for programs; None for no more than the type.
         param: the field of the body that is at fault.
@@ -78,7 +78,7 @@ _KINDS: tuple[tuple[type[BaseException], int, str], ...] = (
 def api_error(
     error: BaseException, retry_after_s: int, flags: Mapping[str, str] | None = None
 ) -> ApiError:
-    """An exception over HTTP; the message of a foreign one is not shown.
+    """An exception as an HTTP error; hides the message of an unexpected exception.
 
     Args:
         error: an ApiError is given back itself.
@@ -103,7 +103,7 @@ def _of_kind(error: BaseException, flags: Mapping[str, str]) -> ApiError:
 
 
 def with_flags(message: str, flags: Mapping[str, str]) -> str:
-    """A message of the library, with the server program's options for keywords of Llama().
+    """Replaces keywords of Llama() in a message by the server's options.
 
     "max_waiting=2" becomes "--max-waiting 2".
 
@@ -120,7 +120,7 @@ def with_flags(message: str, flags: Mapping[str, str]) -> str:
 
 
 def invalid_type(error: Exception) -> ApiError:
-    """The error for a field that has another type than expected.
+    """The error for a field of a wrong type.
 
     Args:
         error: msgspec's ValidationError.

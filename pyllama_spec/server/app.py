@@ -1,4 +1,4 @@
-"""The application: finds the route of a request, asks for the key, gives errors their form."""
+"""The application: routes requests, checks the key, and formats errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _ROUTES: Sequence[Route] = (
 
 
 def create_app(llm: Llama | ModelList, settings: ServerSettings | None = None) -> App:
-    """An ASGI application that answers with a Llama, or with several models.
+    """Creates an ASGI application over a Llama, or over several models.
 
     Args:
         llm: opened with n_parallel and max_waiting as many clients need; the caller closes it,
@@ -91,7 +91,7 @@ class App:
 
 
 class _Endpoint:
-    """The routes of one path, by method; none for a path that there is not."""
+    """The routes of a path by method; empty for an unknown path."""
 
     def __init__(self, models: Models, by_method: dict[str, Route]) -> None:
         self._models, self._serving, self._by_method = models, models.serving, by_method
@@ -140,7 +140,7 @@ class _Endpoint:
         )  # fmt: skip
 
     async def _answer(self, exchange: Exchange, route: Route | None) -> None:
-        """Raises ApiError where a request is not to be answered."""
+        """Raises ApiError for a request that the server must not answer."""
         settings = self._serving.settings
         check_page(exchange, settings)
         if exchange.method == "OPTIONS" and self._by_method and exchange.header("origin"):
@@ -161,7 +161,7 @@ class _Endpoint:
 
 
 def _logged(path: str) -> str:
-    """A path as a log has it: percent-encoded again, as a line's end in it would forge a line."""
+    """A path for the log, percent-encoded again: a newline in it would forge a line."""
     return quote(path[:_MAX_LOGGED], safe="/:@!$&'()*+,;=~", errors="replace")[:_MAX_LOGGED]
 
 

@@ -1,4 +1,4 @@
-"""Bodies as values: small ones at once, large ones in a thread, one after the other.
+"""Parses bodies: small ones at once, large ones in a thread, one after the other.
 
 A decoder in C holds the interpreter's lock until it is done, so a thread alone does not help. A
 large body is therefore scanned before: only many small values take long to decode, and
@@ -39,18 +39,18 @@ _M_ARENA_MAX, _N_ARENAS = -8, 2
 
 @lru_cache(maxsize=1)
 def _executor(pid: int) -> ThreadPoolExecutor:
-    """One thread per process: with more, the event loop would wait for each one's time slice."""
+    """The only thread of the process: several would block the event loop for a time slice each."""
     return ThreadPoolExecutor(1, _THREAD)
 
 
 async def apart(call: Callable[..., _T], *given: Any) -> _T:
-    """The result of a call that processes a large body; the event loop answers meanwhile."""
+    """Runs a call on a large body in the thread; the event loop continues."""
     whole = partial(copy_context().run, call, *given)
     return await asyncio.get_running_loop().run_in_executor(_executor(os.getpid()), whole)
 
 
 async def read(raw: bytes, shape: type[_T], max_inputs: int) -> _T:
-    """A body as a msgspec.Struct, or any other type of msgspec's.
+    """Parses a body as a msgspec type.
 
     Args:
         raw: the body.
@@ -68,7 +68,7 @@ async def read(raw: bytes, shape: type[_T], max_inputs: int) -> _T:
 
 
 def give_back_soon() -> None:
-    """Has the C heap return its free memory after large bodies.
+    """Schedules the release of free C heap memory after large bodies.
 
     Texts of megabytes, their copies and their tokens leave holes, which glibc keeps. From
     the event loop's thread.
@@ -85,7 +85,7 @@ def _give_back(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _trim() -> None:
-    """Does nothing where the C library has no such call."""
+    """Does nothing if the C library lacks the call."""
     import ctypes
 
     with suppress(AttributeError, OSError, TypeError):
@@ -93,7 +93,7 @@ def _trim() -> None:
 
 
 def limit_arenas() -> bool:
-    """Has the C heap make two arenas at most, in place of eight for each core.
+    """Limits the C heap to two arenas, instead of eight per core.
 
     Large bodies pass through a dozen threads. glibc gives each of them an arena of its own, which
     keeps what was free behind the last used piece of it: after an hour of large bodies 150 MiB and
@@ -122,9 +122,9 @@ def decoded(raw: bytes, shape: type[_T]) -> _T:
     except msgspec.ValidationError as error:
         raise invalid_type(error) from None
     except msgspec.DecodeError as error:
-        raise ApiError(400, f"the body is no JSON: {error}", "invalid_json") from None
+        raise ApiError(400, f"the body is not JSON: {error}", "invalid_json") from None
     except UnicodeDecodeError:
-        raise ApiError(400, "the body is no UTF-8", "invalid_json") from None
+        raise ApiError(400, "the body is not UTF-8", "invalid_json") from None
     except RecursionError:
         raise ApiError(
             400, "the body nests its lists and objects too deep", "invalid_json"
@@ -132,9 +132,9 @@ def decoded(raw: bytes, shape: type[_T]) -> _T:
 
 
 def check_signs(raw: bytes, max_inputs: int) -> None:
-    """Refuses what has more values than a request needs, by the signs outside of its texts.
+    """Refuses a body with too many values, from a count of the signs outside its strings.
 
-    Nothing is refused that check_values() would take. What is no JSON is the decoder's to say.
+    Nothing is refused that check_values() would take. The decoder refuses what is not JSON.
 
     Args:
         raw: the body.
@@ -166,7 +166,7 @@ def check_signs(raw: bytes, max_inputs: int) -> None:
 
 
 def _behind_text(raw: bytes, at: int) -> int:
-    """Where a text of JSON has ended, whose first character stands at a place."""
+    """The end of a JSON string that starts at a position."""
     while True:
         end = raw.find(_QUOTE, at)
         if end < 0:
@@ -174,13 +174,13 @@ def _behind_text(raw: bytes, at: int) -> int:
         before = end - 1
         while before >= at and raw[before] == _BACKSLASH:
             before -= 1
-        if (end - before) % 2:  # an even number of backslashes: the quote is no part of the text
+        if (end - before) % 2:  # an even number of backslashes: the quote is not part of the text
             return end + 1
         at = end + 1
 
 
 def too_many_values() -> ApiError:
-    """The error for a body that has more values than a request needs."""
+    """The error for a body with too many values."""
     return ApiError(
         400, f"the body has more than the {MAX_VALUES} values in lists and objects that this "
         "server takes: send fewer messages, parts or tools", "beyond_bound",

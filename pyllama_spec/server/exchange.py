@@ -1,4 +1,4 @@
-"""One request of HTTP: its body, its answer, its stream, and a client that leaves meanwhile."""
+"""One HTTP request: its body, its answer or stream, and a client that disconnects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MAX_HELD = 64
 
 
 class ClientGone(Exception):  # noqa: N818 - nothing went wrong here
-    """The client has left, or has stopped reading: no one is there to answer."""
+    """The client disconnected, or has stopped reading."""
 
 
 def sse(data: object, event: str | None = None) -> bytes:
@@ -54,7 +54,7 @@ class Exchange:
     """See the module's docstring.
 
     Args:
-        models: of the server; use() chooses one.
+        models: the models of the server; use() chooses one.
         scope, receive, send: of ASGI.
 
     Attributes:
@@ -62,7 +62,7 @@ class Exchange:
         serving: the run of the server.
         path, method: of the request.
         request_id: of the log's line and of the answer's header x-request-id.
-        status: of the answer, once it has begun; 0 before.
+        status: the status of the answer, once it has begun; 0 before.
         note: figures of the answer for the log: counts, never text.
         is_large: whether its body was read, and is one that is gone through in a thread.
 
@@ -85,17 +85,17 @@ class Exchange:
             self._headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
         self.extra_headers: list[tuple[bytes, bytes]] = []
         self._body_is_read = self._has_left = self._has_given_up = self.is_large = False
-        # Of a stream: its source, the part to be sent, and how often something was sent.
+        # For a stream: its source, the part to send, and the number of sends.
         self._task: asyncio.Task[Any] | None = None
         self._held: list[bytes] = []
         self._has_held, self._sending, self._n_sent = asyncio.Event(), asyncio.Lock(), 0
 
     def header(self, name: str) -> str | None:
-        """The first header of a name, in small letters; None without one."""
+        """The first header of a lower-case name; None without one."""
         return self._headers.get(name)
 
     def client_address(self) -> str:
-        """The address that the request comes from; "-" for none.
+        """The client's address; "-" if unknown.
 
         Where a proxy on this machine passes it on, that of the proxy's client: the last one in
         X-Forwarded-For, which the proxy itself has written there.
@@ -110,13 +110,13 @@ class Exchange:
         return host
 
     def query(self, name: str) -> str | None:
-        """The first value of a name in the address; None without one."""
+        """The first value of a query parameter; None without one."""
         query: bytes = self._scope.get("query_string", b"")
         return parse_qs(query.decode("latin-1")).get(name, [None])[0]
 
     @property
     def path_params(self) -> Mapping[str, str]:
-        """The values of the route's path."""
+        """The parameters in the route's path."""
         params: Mapping[str, str] = self._scope.get("path_params", {})
         return params
 
@@ -129,7 +129,7 @@ class Exchange:
         needs_base: bool = False,
         late_error: _LateError | None = None,
     ) -> Service:
-        """The service of the model of a name; it stays loaded until release().
+        """Gets the service of a named model, which stays loaded until release().
 
         Args:
             name: that a request has for its model, or None.
@@ -146,7 +146,7 @@ class Exchange:
         choice = models.find(name)
         if needs_base and choice.adapter is not None:
             raise ApiError(
-                400, f"{choice.adapter!r} is an adapter, which counts for texts alone: ask "
+                400, f"{choice.adapter!r} is an adapter, which applies to generation only: ask "
                 f"{choice.model.name!r}", "unsupported", "model",
             )  # fmt: skip
         self.release()
@@ -174,13 +174,13 @@ class Exchange:
 
     @property
     def service(self) -> Service:
-        """The service that use() gave."""
+        """The service that use() got."""
         assert self._used is not None
         assert self._used.model.service is not None
         return self._used.model.service
 
     def release(self) -> None:
-        """Called as the request ends or changes its model. May be called twice."""
+        """Called when the request ends or changes its model. May be called twice."""
         used, self._used = self._used, None
         self._with_adapters.close()
         if used is not None:
@@ -189,7 +189,7 @@ class Exchange:
     # ---- input
 
     async def body(self) -> bytes:
-        """All of the body.
+        """Reads the whole body.
 
         Raises:
             ApiError: it is too large, or takes too long to arrive.
@@ -229,7 +229,7 @@ class Exchange:
         return b"".join(parts)
 
     async def read(self, shape: type[_T]) -> _T:
-        """The body as a msgspec.Struct, or any other type of msgspec's.
+        """Parses the body as a msgspec type.
 
         Raises:
             ApiError: it is no such thing, with the field that is at fault; or it has more values
@@ -241,7 +241,7 @@ class Exchange:
         return await bodies.read(raw, shape, self.serving.settings.max_inputs)
 
     async def prepared(self, call: Callable[..., _T], *given: Any) -> _T:
-        """The result of a call that processes the body: here, or in a thread for a large one."""
+        """Runs a call on the body: here, or in a thread if the body is large."""
         return await bodies.apart(call, *given) if self.is_large else call(*given)
 
     # ---- output
@@ -249,7 +249,7 @@ class Exchange:
     async def send_json(
         self, answer: object, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
-        """A whole answer, as JSON."""
+        """Sends a whole answer as JSON."""
         await self.send_bytes(msgspec.json.encode(answer), _JSON, status, headers)
 
     async def send_bytes(
@@ -259,12 +259,12 @@ class Exchange:
         status: int = 200,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """A whole answer.
+        """Sends a whole answer.
 
         Args:
             raw: its body.
             kind: its content type.
-            status: of HTTP.
+            status: the HTTP status.
             headers: further ones.
 
         """
@@ -274,7 +274,7 @@ class Exchange:
         await self._deliver({"type": "http.response.body", "body": raw})
 
     async def send_parts(self, parts: Sequence[bytes], kind: bytes) -> None:
-        """A whole answer of many megabytes: others are answered between its parts.
+        """Sends a large answer in parts, between which other requests are answered.
 
         Args:
             parts: of its body, in their order.
@@ -295,7 +295,7 @@ class Exchange:
         await self._deliver({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _deliver(self, message: Message) -> None:
-        """Sends a message to the client, which has send_timeout_s to take it.
+        """Sends a message to the client within send_timeout_s.
 
         Raises:
             ClientGone: it has left, or took too long.
@@ -313,7 +313,7 @@ class Exchange:
             raise ClientGone
 
     def _give_up(self) -> None:
-        """The client takes nothing: ends the connection, so that the sender continues."""
+        """Closes the connection of a client that does not read, so that the sender continues."""
         self._has_given_up = True
         # ASGI has no word for this, and pending data would be kept until the network gives up.
         transport = getattr(getattr(self._send, "__self__", None), "transport", None)
@@ -323,7 +323,7 @@ class Exchange:
     # ---- while the answer is made
 
     async def _left(self) -> None:
-        """Ends when the client has left."""
+        """Ends when the client disconnects."""
         if not self._body_is_read:
             with suppress(ApiError):
                 await self.body()
@@ -331,7 +331,7 @@ class Exchange:
             pass
 
     async def watched(self, work: Awaitable[_T]) -> _T:
-        """The result of some work, which is cancelled as soon as the client leaves.
+        """The result of a task, which is cancelled when the client disconnects.
 
         Raises:
             ClientGone: the client has left.
@@ -351,7 +351,7 @@ class Exchange:
         events: AsyncGenerator[bytes, None],
         error_event: _LateError,
     ) -> None:
-        """A stream of events; what fails before the first of them is an error of its own.
+        """Sends a stream of events; an error before the first event is a plain error response.
 
         Where the first one takes long, the stream begins with pings, and a later error is its last
         event.
@@ -393,7 +393,7 @@ class Exchange:
             await events.aclose()
 
     async def _end_with_client(self) -> None:
-        """Ends the stream as soon as its client has left, whatever it waits for."""
+        """Cancels the stream when its client disconnects, whatever it waits for."""
         await self._left()
         self._end_now()
 
@@ -403,7 +403,7 @@ class Exchange:
             self._task.cancel()
 
     async def _ping(self) -> None:
-        """Sends a comment on a silent stream, so that no proxy closes it."""
+        """Sends a comment on a silent stream, so that no proxy closes the connection."""
         while True:
             n_sent = self._n_sent
             await asyncio.sleep(self.serving.settings.ping_s)
@@ -412,7 +412,7 @@ class Exchange:
                 self._has_held.set()
 
     def _told(self, error: BaseException) -> ApiError:
-        """An error as the client gets it, and its note for the log."""
+        """An error in the client's format, and its log entry."""
         settings = self.serving.settings
         told = api_error(error, settings.retry_after_s, settings.flags)
         told.message = self.models.without_paths(told.message)
@@ -426,7 +426,7 @@ class Exchange:
     async def send_error(
         self, error: BaseException, form: Callable[[ApiError], dict[str, Any]]
     ) -> None:
-        """An error in place of an answer that has not begun."""
+        """Sends an error in place of an answer that has not started."""
         told = self._told(error)
         if not self.status:
             await self.send_json(form(told), told.status, told.headers)
@@ -435,14 +435,14 @@ class Exchange:
             await self._deliver({"type": "http.response.body", "body": b""})
 
     async def _hold(self, event: bytes) -> None:
-        """Sends an event with those that come at once, as the tokens of one round do."""
+        """Holds an event until those of the same round are there."""
         self._held.append(event)
         self._has_held.set()
         if len(self._held) >= _MAX_HELD:
             await self._send_now()
 
     async def _send_held(self) -> None:
-        """Sends the held events as soon as their source waits for the next one."""
+        """Sends the held events when their source waits for the next one."""
         while True:
             await self._has_held.wait()
             try:
@@ -452,7 +452,7 @@ class Exchange:
                 return
 
     async def _send_now(self, event: bytes = b"") -> None:
-        """Sends the held events, and one more."""
+        """Sends the held events and one more."""
         async with self._sending:
             raw = b"".join((*self._held, event))
             self._held.clear()
@@ -469,10 +469,10 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An endpoint.
+    """An endpoint with its method and path.
 
     Attributes:
-        method: of HTTP; a GET answers HEAD too.
+        method: the HTTP method; a GET answers HEAD too.
         path: with {name} for what path_params has.
         handler: answers it.
         error_form: how its errors are written.
@@ -488,19 +488,19 @@ class Route:
 
 
 def stopping() -> ApiError:
-    """The error for a client that comes while the server stops."""
+    """The error for a request that arrives while the server stops."""
     return ApiError(503, "the server is stopping: it takes nothing new", "stopping")
 
 
 def stopped() -> ApiError:
-    """The error for a client whose request the server's end cuts."""
+    """The error for a request that the server's stop cancels."""
     return ApiError(
         503, "the server stopped before the answer was complete: send the request again", "stopping"
     )
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Clears the frames of a reported error: they hold the body, and often the error itself.
+    """Clears the frames of a reported error, which refer to the body and the error.
 
     The cycle collector runs seldom, as it counts objects and not megabytes.
     """
@@ -509,7 +509,7 @@ def _let_go(error: BaseException | None) -> None:
 
 
 async def _ended(*tasks: asyncio.Future[Any]) -> None:
-    """Cancels tasks and waits for their end, so that their resources are released."""
+    """Cancels tasks and waits for them, so that they release their resources."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

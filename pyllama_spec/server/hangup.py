@@ -1,4 +1,4 @@
-"""SIGHUP has the keys and the certificate read again, and ends no server.
+"""SIGHUP rereads the keys and the certificate, and does not end the server.
 
 systemd's ExecReload and logrotate send it to have a file read again. A terminal sends it when it is
 closed: a server that was started there stops then, unless it was told not to, as by nohup.
@@ -23,7 +23,7 @@ _SIGNAL: signal.Signals | None = getattr(signal, "SIGHUP", None)
 
 
 class Hangup(Closeable):
-    """Around all of a program that serves: SIGHUP, which would end it, is kept until serve() asks.
+    """Catches SIGHUP for a whole server program, and keeps it until serve() reads it.
 
     It does nothing beside the main thread, or inside of another Hangup: the outer one counts.
     """
@@ -34,7 +34,7 @@ class Hangup(Closeable):
         self._before: Any = None
 
     def __enter__(self) -> Hangup:
-        """The one that counts."""
+        """Returns the active Hangup, which may be an outer one."""
         if _SIGNAL is None or threading.current_thread() is not threading.main_thread():
             return self
         before = signal.getsignal(_SIGNAL)
@@ -47,13 +47,13 @@ class Hangup(Closeable):
         return self
 
     def close(self) -> None:
-        """Gives SIGHUP back what it did before."""
+        """Restores the previous handler of SIGHUP."""
         if self._before is not None and _SIGNAL is not None:
             signal.signal(_SIGNAL, self._before)
             self._before = None
 
     def heed(self, call: Callable[[bool], None] | None) -> None:
-        """Calls a function at each SIGHUP from now on, and at once if one came before.
+        """Calls a function at each SIGHUP from now on; at once for an earlier one.
 
         Args:
             call: gets whether the server is to stop; None has the next ones kept again.
@@ -75,7 +75,7 @@ class Hangup(Closeable):
 
 
 def _has_terminal() -> bool:
-    """Whether there is a terminal that the process was started in, and that is still open."""
+    """Whether the process's terminal still exists."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
@@ -86,7 +86,7 @@ def _has_terminal() -> bool:
 def read_certificate_again(
     context: ssl.SSLContext, certificate: Path | None, key: Path | None
 ) -> None:
-    """Has new connections use the files of TLS as they are now, and logs it.
+    """Reloads the TLS files for new connections, and logs it.
 
     Where they do not belong together, the old ones stay.
     """

@@ -1,4 +1,4 @@
-"""API keys: the file that they are in, their names, and who has one."""
+"""API keys: their file, their names, and their owners."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_NAME = 64
 
 
 class Key(str):
-    """An API key, which is a text.
+    """An API key as text.
 
     Attributes:
         name: what the log calls it; "" for none.
@@ -38,7 +38,7 @@ class Key(str):
 
 
 class Caller(NamedTuple):
-    """Whose key a request has.
+    """The owner of a request's key.
 
     Attributes:
         user: tells the users of one key from those of others; "" where no key is needed.
@@ -72,7 +72,7 @@ class Keys:
         self.replace(keys)
 
     def replace(self, keys: Sequence[str]) -> tuple[int, int]:
-        """Accepts these keys from now on, and no others.
+        """Replaces the accepted keys.
 
         Returns:
             How many keys are new, and how many are no longer accepted.
@@ -93,7 +93,7 @@ class Keys:
         return len(self._known)
 
     def caller_of(self, given: str | None) -> Caller | None:
-        """Who has a key; None for a wrong one.
+        """The owner of a key; None for an unknown key.
 
         It takes as long for a wrong one, wherever it is wrong.
 
@@ -114,7 +114,7 @@ class Keys:
 
 
 def _digests(key: str) -> tuple[bytes, bytes]:
-    """Of a key in UTF-8, and in Latin-1 where that has its characters."""
+    """The digests of a key in UTF-8, and in Latin-1 if it can be encoded so."""
     utf_8 = latin_1 = key.encode("utf-8", "surrogateescape")
     with suppress(UnicodeEncodeError):
         latin_1 = key.encode("latin-1")
@@ -122,7 +122,7 @@ def _digests(key: str) -> tuple[bytes, bytes]:
 
 
 def keys_of(path: str | os.PathLike[str] | None) -> tuple[Key, ...]:
-    """The keys of a file, and that of the environment variable PYLLAMA_SPEC_API_KEY.
+    """Reads the keys of a file and of the environment variable PYLLAMA_SPEC_API_KEY.
 
     A line of the file is a key, and behind " #" its name: "KEY # NAME". A line that begins with
     "#" is a comment.
@@ -145,13 +145,13 @@ def keys_of(path: str | os.PathLike[str] | None) -> tuple[Key, ...]:
 def reader_of(
     path: str | os.PathLike[str] | None, others: Sequence[str] = ()
 ) -> Callable[[], Sequence[str]] | None:
-    """What gives the keys of a file once more, for ServerSettings.read_keys; None without a file.
+    """A function that rereads a key file, for ServerSettings.read_keys; None without a file.
 
     It raises ArgumentError where keys_of() does, and where the file is a pipe: that has been read,
     and would be waited for.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         others: keys beside those of the file, which never change.
 
     """
@@ -174,7 +174,7 @@ def _read(line: str) -> Key:
 
 
 def is_open_to_others(path: str | os.PathLike[str] | None) -> bool:
-    """Whether every user of the machine may read a file of keys."""
+    """Whether other users of the machine may read a key file."""
     if path is None:
         return False
     with suppress(OSError):
@@ -183,7 +183,7 @@ def is_open_to_others(path: str | os.PathLike[str] | None) -> bool:
 
 
 def notes_of(path: str | os.PathLike[str] | None) -> list[str]:
-    """What the user of a file of keys should know, a line each."""
+    """Remarks on a key file for the user, one per line."""
     if path is None or not is_open_to_others(path):
         return []
     return [f"every user of this machine may read the keys: chmod 600 {os.fspath(path)}"]

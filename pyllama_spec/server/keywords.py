@@ -1,4 +1,4 @@
-"""From the fields of a body to the keywords of Llama's calls, within the server's bounds."""
+"""Converts the fields of a body to keywords of Llama's calls, within the server's limits."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _APART = frozenset((
 
 
 def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[str, Any]:
-    """The keywords of a call of Llama's for a request.
+    """The keywords of a Llama call for a request.
 
     Args:
         request: its body.
         settings: the defaults and bounds.
-        name: of the model, for a request that has none for it.
+        name: the name of the model, for a request that has none for it.
 
     Raises:
         ApiError: it is beyond a bound.
@@ -77,7 +77,7 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
 
 
 def cut_note(request: Sampling, settings: ServerSettings) -> str | None:
-    """What an answer says where its request asks for more tokens than the server gives.
+    """The answer's note when its request wants more tokens than the server allows.
 
     It has no number of the request's: the log says each such text once.
     """
@@ -90,7 +90,7 @@ def cut_note(request: Sampling, settings: ServerSettings) -> str | None:
 
 
 def check_values(body: object) -> None:
-    """Bounds the fields that are processed value by value: messages, their parts, tools, schemas.
+    """Limits the fields with many values: messages, their parts, tools, schemas.
 
     Args:
         body: JSON.
@@ -110,18 +110,18 @@ def check_values(body: object) -> None:
 
 
 def beyond(field: str, what: str, most: int) -> ApiError:
-    """The error for a field that exceeds the server's bound."""
+    """The error for a field above the server's limit."""
     return ApiError(400, f"{field} {what}; this server takes {most}", "beyond_bound", field)
 
 
 def _predicted(content: str | list[Json]) -> str:
-    """The text of a prediction, which may come in parts."""
+    """The text of a prediction, which may consist of parts."""
     if isinstance(content, str):
         return content
     parts = [part.get("text") for part in content]
     if not all(isinstance(part, str) for part in parts):
         raise ApiError(
-            400, "prediction has a part that is no text: its parts are {\"type\": \"text\", "
+            400, "prediction has a part that is not a text: its parts are {\"type\": \"text\", "
             "\"text\": ...}", "invalid_value", "prediction",
         )  # fmt: skip
     return "".join(part for part in parts if part)
@@ -141,13 +141,13 @@ def _drafting(wanted: Speculation | None) -> dict[str, Any]:
 
 
 def _bound(keywords: dict[str, Any], name: str, most: float | None) -> None:
-    """Limits a keyword to the server's bound; None and 0 count as no limit."""
+    """Limits a keyword to the server's limit; None and 0 mean no limit."""
     asked = keywords.get(name)
     if most is not None and (asked is None or asked <= 0 or asked > most):
         keywords[name] = most
 
 
 def _bias(given: Mapping[str, float] | list[Bias]) -> dict[int | str, float]:
-    """The biases by id."""
+    """The logit biases by id."""
     pairs = given if isinstance(given, list) else list(given.items())
     return {token: -math.inf if bias is False else float(bias) for token, bias in pairs}

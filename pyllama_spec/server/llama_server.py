@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _PROGRAM = "pyllama-spec-llama-server"
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 _N_PARALLEL, _N_CTX, _MAX_WAITING = 4, 4096, 64
-# Of requests that do not say; those of the library's chats are others.
+# The defaults of requests, which differ from the library's chats.
 _DEFAULTS = {"temperature": 0.8, "max_tokens": -1}
 OF_REQUESTS = (
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma",
@@ -61,12 +61,12 @@ _LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-
 
 
 class Plan(NamedTuple):
-    """What a command line means.
+    """The parsed command line.
 
     Attributes:
-        keywords: of Llama().
+        keywords: the keywords of Llama().
         adapters: LoRA files with their scales.
-        settings: of the server.
+        settings: the settings of the server.
         listening: where it listens.
         notes: what its user should know, one line each.
         log_level: of `logging`.
@@ -84,7 +84,7 @@ class Plan(NamedTuple):
 
 
 def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Plan:
-    """The settings that a command line of llama-server means here.
+    """Converts a llama-server command line to settings.
 
     Args:
         arguments: after the program's name.
@@ -123,7 +123,7 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
 
 
 def _log_level(values: Mapping[str, Any]) -> int:
-    """llama-server counts errors 1, warnings 2, and what it is told of requests 3, the default."""
+    """The log level: llama-server's 1 is errors, 2 warnings, 3 requests, the default."""
     verbosity = 2 if values.get("is_silent") else values.get("verbosity", 3)
     if verbosity <= 1:
         return logging.ERROR
@@ -131,7 +131,7 @@ def _log_level(values: Mapping[str, Any]) -> int:
 
 
 def _draft(values: Mapping[str, Any]) -> str | None:
-    """draft= of Llama(): a file says itself of which kind it is."""
+    """The `draft` keyword of Llama(): a file tells its own kind."""
     types = values.get("spec_types", [])
     for one in types:
         if one not in (*_DRAFTS, *_LOOKUPS, "none"):
@@ -151,7 +151,7 @@ def _draft(values: Mapping[str, Any]) -> str | None:
 
 
 def _room(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """Contexts: llama-server divides one among its slots, unless they share it."""
+    """The context lengths: llama-server divides a context among its slots, unless shared."""
     n_ctx, n_parallel = values.get("n_ctx"), values.get("n_parallel", -1)
     if n_parallel < -1 or n_parallel == 0:
         raise ArgumentError(f"-np {n_parallel}: at least one request is computed at once")
@@ -188,7 +188,7 @@ def _held(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _override(text: str) -> tuple[str, Any]:
-    """KEY=TYPE:VALUE, as --override-kv takes it."""
+    """Parses KEY=TYPE:VALUE of --override-kv."""
     key, is_, typed = text.partition("=")
     kind, colon, value = typed.partition(":")
     try:
@@ -240,7 +240,9 @@ def _settings(values: Mapping[str, Any], listening: Listening, notes: list[str])
     keys = (*given_keys, *keys_of(key_file))
     notes += notes_of(key_file)
     if not (listening.host in LOOPBACK or keys):
-        notes.append(f"whoever reaches {listening.host} may use the model; --api-key-file asks")
+        notes.append(
+            f"any client that reaches {listening.host} may use the model; give --api-key-file"
+        )
     given = {name: values[name] for name in _OF_SETTINGS if name in values}
     alias, *aliases = dict.fromkeys(values.get("aliases") or (None,))
     return ServerSettings(
@@ -270,7 +272,7 @@ def _of_chats(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def help_text() -> str:
-    """What the flags are, one line each."""
+    """The flags, one line each."""
     lines = ["Flags of llama-server that are taken, and --allowed-hosts:", ""]
     lines += [
         f"  {', '.join(flag.names)}{'' if flag.read is None else ' VALUE'}"
@@ -311,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _print_help() -> int:
-    """Prints the help; a reader that has gone, such as head, is no failure of ours."""
+    """Prints the help; ignores a reader that has closed the pipe, such as head."""
     try:
         print(help_text(), flush=True)  # noqa: T201 - a program's help
     except BrokenPipeError:

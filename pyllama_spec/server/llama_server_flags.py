@@ -1,4 +1,4 @@
-"""The flags of llama-server and their treatment: a table, and the reader of command lines.
+"""The flags of llama-server: a table of how each is handled, and a parser.
 
 A flag is taken, changes nothing here, or is refused with the reason. Unknown ones are reported,
 all together, before anything is opened.
@@ -26,11 +26,11 @@ _ESCAPES: Mapping[bytes, bytes] = {
 
 
 class Flag(NamedTuple):
-    """A flag that is taken.
+    """A supported flag.
 
     Attributes:
         names: of it.
-        field: of Wanted.values that it sets; of several with one name the last counts.
+        field: the field of Wanted.values that it sets; of several with one name the last counts.
         read: its value; None for a switch.
         value: what a switch sets.
         variable: of the environment, which counts where the flag is not given. That of a flag that
@@ -101,12 +101,12 @@ def _origins(text: str) -> list[str]:
 
 
 def unescaped(text: str) -> str:
-    r"""A text of -r, whose escapes stand for what they do in C.
+    r"""A text of -r with its C escapes replaced.
 
     llama-server knows \n, \r, \t, \', \", \\ and a byte as \xHH; any other stays as it is.
 
     Raises:
-        ArgumentError: its bytes are no UTF-8.
+        ArgumentError: its bytes are not UTF-8.
 
     """
 
@@ -283,7 +283,7 @@ _HUB = "no model is fetched here; download it, and give its file by -m"
 _NO_IMAGES = "models see no images here"
 _NO_TOOLS = "the server runs no tools; clients do"
 _SERVER_MODELS = "one model is served here; pyllama-spec serve --config FILE.toml serves several"
-# Flags that ask for what is not done: whoever gives one would wait for it in vain.
+# Flags of unsupported features, which are refused.
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-mu", "--model-url",
                      "-dr", "--docker-repo", "--embd-gemma-default", "--fim-qwen-1.5b-default",
@@ -403,12 +403,12 @@ IDLE: Mapping[str, tuple[int, str]] = {
                     (1, "nothing depends on it")),
 }  # fmt: skip
 BY_NAME: Mapping[str, Flag] = {name: flag for flag in FLAGS for name in flag.names}
-# Of lists each flag adds to what is there.
+# Flags of lists, each of which appends.
 _ADDED = frozenset(("lora", "lora_scaled", "kv_overrides", "spec_types", "stop"))
 
 
 def _spelt(word: str) -> str:
-    """A word as flags are listed: llama-server reads --ctx_size as --ctx-size."""
+    """A flag in its listed spelling: llama-server reads --ctx_size as --ctx-size."""
     return word.replace("_", "-") if word.startswith("--") else word
 
 
@@ -461,9 +461,9 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:
 
 
 def _take_variables(environment: Mapping[str, str], wanted: Wanted) -> list[str]:
-    """Reads the variables of flags that are not given; what is wrong with their values."""
+    """Reads the variables of flags that are not given; returns faults in their values."""
     wrong = list[str]()
-    # As in llama-server: the variable that switches something off is read first.
+    # The order of llama-server: the variable that switches something off is read first.
     for flag in sorted(FLAGS, key=lambda one: one.value is not False):
         if flag.variable not in environment or flag.field in wanted.values:
             continue
@@ -480,12 +480,12 @@ def _take_variables(environment: Mapping[str, str], wanted: Wanted) -> list[str]
 
 
 def _is_value(word: str) -> bool:
-    """Whether a word belongs to the flag before it."""
+    """Whether a word is a value of the flag before it."""
     return not word.startswith("-") or word[1:2].isdigit()
 
 
 def _take(word: str, left: list[str], wanted: Wanted) -> None:
-    """Reads one flag, whose values are the last words that are left."""
+    """Parses one flag, whose values are the first remaining words."""
     if word in IDLE:
         n, why = IDLE[word]
         for _ in range(n):

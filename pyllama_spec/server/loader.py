@@ -1,4 +1,4 @@
-"""The resources of a load: the model's future memory, and a thread that delays no exit."""
+"""Resources of a load: the model's expected memory, and a thread that does not delay exit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ENDS = (
 
 
 class Expected(NamedTuple):
-    """Bytes that a model will take.
+    """The bytes that a model will take.
 
     Attributes:
         least: its files, and what its copies of prompts may take.
@@ -46,13 +46,13 @@ class Expected(NamedTuple):
 
 
 def options_of(keywords: Mapping[str, Any]) -> OpenOptions:
-    """What a call of Llama() with these keywords says, with its defaults."""
+    """The options of a Llama() call with these keywords, defaults included."""
     more = dict(keywords)
     return OpenOptions.from_keywords(more.pop("model_path"), more)[0]
 
 
 def expected_bytes(keywords: Mapping[str, Any]) -> Expected:
-    """The memory that a Llama of these keywords will take, by its files alone; nothing is loaded.
+    """The memory that a Llama of these keywords will take, from its files alone.
 
     Unreadable files count nothing: loading them reports the error.
     """
@@ -78,7 +78,7 @@ def _file_bytes(path: Path) -> int:
 
 
 def _past_bytes(keys: Mapping[str, GgufKey], params: ContextParams, n_parallel: int) -> int:
-    """Bytes of the KV cache of a file's keys."""
+    """Bytes of the KV cache, from a file's keys."""
 
     def value(end: str) -> Any:
         return next((key.value for name, key in keys.items() if name.endswith(end)), None)
@@ -107,7 +107,7 @@ def _past_bytes(keys: Mapping[str, GgufKey], params: ContextParams, n_parallel: 
 async def in_daemon(
     call: Callable[[], _T], drop: Callable[[_T], None], threads: MutableSet[threading.Thread]
 ) -> _T:
-    """The result of a long call, made in a thread that the process does not wait for.
+    """Runs a long call in a daemon thread, for which the process does not wait.
 
     Args:
         call: it.

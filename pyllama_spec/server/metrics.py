@@ -1,4 +1,4 @@
-"""Figures for Prometheus, under the names that vLLM and llama-server give them.
+"""Prometheus metrics under the names of vLLM and llama-server.
 
 Two families, so that dashboards of either read them: `vllm:...` and `llamacpp:...`. Nothing of a
 request's text is there, and no label but the model, the kind of an end and a position in a draft.
@@ -30,23 +30,23 @@ class Metrics:
         self._by_model: dict[str, ModelMetrics] = {}
 
     def add_gauges(self, labels: Sequence[str], gauges: Gauges) -> None:
-        """Adds figures that are read on demand.
+        """Adds gauges that are read on demand.
 
         Args:
-            labels: the names of their labels.
-            gauges: name -> what it is, and what gives its figures now by the labels' values.
+            labels: the names of the labels.
+            gauges: name -> its description, and a function that returns its values by labels.
 
         """
         self._registry.register(_Collector(labels, gauges))
 
     def counter(self, name: str, text: str, *labels: str) -> Counter:
-        """The counter of a name, with a label for the model before others."""
+        """The counter of a name, with the model as its first label."""
         if name not in self._counters:
             self._counters[name] = Counter(name, text, ("model", *labels), registry=self._registry)
         return self._counters[name]
 
     def histogram(self, name: str, text: str, buckets: Sequence[float] = _WAITS) -> Histogram:
-        """The histogram of a name, with a label for the model."""
+        """The histogram of a name, with the model as its label."""
         if name not in self._histograms:
             self._histograms[name] = Histogram(
                 name, text, ("model",), registry=self._registry, buckets=buckets
@@ -54,26 +54,26 @@ class Metrics:
         return self._histograms[name]
 
     def note_error(self, model: str, code: str) -> None:
-        """A request was answered with an error; to a model, or "" for none."""
+        """Counts an error response, to a model or "" for none."""
         text = "Requests that were answered with an error."
         self.counter("pyllama_spec:request_errors", text, "code").labels(model, code).inc()
 
     def of(self, model: str) -> ModelMetrics:
-        """Those of one model."""
+        """The metrics of one model."""
         if model not in self._by_model:
             self._by_model[model] = ModelMetrics(self, model)
         return self._by_model[model]
 
     def text(self) -> bytes:
-        """All figures, as Prometheus reads them."""
+        """All metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
 
 class ModelMetrics:
-    """The counters of one model's requests.
+    """The metrics of one model's requests.
 
     Args:
-        metrics: of the server.
+        metrics: the metrics of the server.
         model: its name.
 
     """
@@ -123,7 +123,7 @@ class ModelMetrics:
         )
 
     def note_end(self, parts: Sequence[Mapping[str, Any]], usage: Mapping[str, Any]) -> None:
-        """A request was answered.
+        """Counts an answered request.
 
         Args:
             parts: what of its answer has `choices`, `speculation` and `timing`.
@@ -148,12 +148,12 @@ class ModelMetrics:
         *,
         has_left: bool,
     ) -> None:
-        """A request ended before its time. What was computed of it counts as any other's.
+        """Counts a cancelled request; its computed tokens count as usual.
 
         Args:
             n_prompt: tokens of its prompt that were read.
             n_generated: tokens of its texts that were computed.
-            speculations: of each of its texts that has had a round.
+            speculations: the speculations of each of its texts that has had a round.
             has_left: whether nobody is told: its client has left. An error is counted where it is
                 told, by Metrics.note_error().
 
@@ -165,7 +165,7 @@ class ModelMetrics:
         self._note_tokens(n_prompt, n_generated)
 
     def note_seconds(self, seconds: float) -> None:
-        """From a request's call to its end."""
+        """Records the seconds from a request's call to its end."""
         self._whole_s.observe(seconds)
 
     def _note_tokens(self, n_prompt: int, n_generated: int) -> None:
@@ -198,7 +198,7 @@ class ModelMetrics:
 
 
 class _Collector(Collector):
-    """Figures that are looked up when they are asked for; see Metrics.add_gauges()."""
+    """Gauges that are read on demand; see Metrics.add_gauges()."""
 
     def __init__(self, labels: Sequence[str], gauges: Gauges) -> None:
         self._labels, self._gauges = tuple(labels), dict(gauges)

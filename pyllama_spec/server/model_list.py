@@ -27,14 +27,14 @@ _DEFAULTS: Mapping[str, Any] = {
 }  # fmt: skip
 # Objects of Python.
 _NOT_IN_FILE = ("chat_handler", "draft_model", "tokenizer")
-# Of chats alone; all else of a request is RequestOptions'.
+# The options of chats; the others are RequestOptions'.
 _OF_CHATS = ("reasoning_format", "reasoning_effort", "chat_template_kwargs")
 _PATHS = ("lora_path", "draft_memory")
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 def is_missing(path: Path) -> bool:
-    """Whether there is no such file. Of one that this user may not see, opening it says why."""
+    """Whether a file is missing. False if this user may not see it: opening it gives the reason."""
     try:
         return not path.exists()
     except OSError:
@@ -47,7 +47,7 @@ class ModelSpec:
 
     Attributes:
         name: what requests call it.
-        keywords: of Llama(), with model_path.
+        keywords: the keywords of Llama(), with model_path.
         aliases: further names of it.
         adapters: LoRA files by names of their own, each with its scale: models that share its
             weights, places and draft.
@@ -68,9 +68,9 @@ class ModelSpec:
     is_preloaded: bool = False
 
     def missing_files(self) -> list[tuple[str, Path]]:
-        """What it needs and is not there: the keys of its table, and the files that they name.
+        """The missing files, each with its key in the model's table.
 
-        A file of draft_memory is none of them: it is made.
+        The file of draft_memory does not count: the server creates it.
         """
         named = {"model_path": self.keywords["model_path"]}
         draft = self.keywords.get("draft")
@@ -83,13 +83,13 @@ class ModelSpec:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that requests may call: it, its aliases, its adapters."""
+        """All names that requests may use: the model, its aliases, its adapters."""
         return (self.name, *self.aliases, *self.adapters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelList:
-    """The models of a server, and their common bounds.
+    """The models of a server, and their common limits.
 
     Attributes:
         specs: one for each.
@@ -104,7 +104,7 @@ class ModelList:
         takes_any_name: whether the default one answers to unknown names.
 
     Raises:
-        ArgumentError: there is none, two have one name, or `default` is no name.
+        ArgumentError: there is no model, two have the same name, or `default` is unknown.
 
     """
 
@@ -131,7 +131,7 @@ class ModelList:
                 )
         if self.default not in names:
             raise ArgumentError(
-                f"default={self.default!r:.100} is no model{meant(self.default, names)}"
+                f"default={self.default!r:.100} is not a model{meant(self.default, names)}"
             )
 
 
@@ -162,13 +162,13 @@ class _File(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_models(path: str | os.PathLike[str]) -> ModelList:
-    """The models of a TOML file; docs/server-models.md describes it.
+    """Reads the models of a TOML file; see docs/server-models.md.
 
     Nothing is loaded, and no file of a model is opened; ModelSpec.missing_files() says which are
     not there.
 
     Args:
-        path: of the file, from whose folder the paths in it go.
+        path: the path of the file, from whose folder the paths in it go.
 
     Raises:
         ArgumentError: it cannot be read, or has an unknown or bad value.
@@ -206,12 +206,12 @@ def _decoded(text: str) -> _File:
             "Python 3.10 reads TOML by the package tomli: pip install tomli"
         ) from None
     except ValueError as error:  # of tomllib
-        raise ArgumentError(f"it is no TOML: {error}") from None
+        raise ArgumentError(f"it is not TOML: {error}") from None
 
 
 @contextmanager
 def _told(place: str) -> Iterator[None]:
-    """Around what reads a part of the file: its errors say which part."""
+    """Prefixes errors in the block with the part of the file."""
     try:
         yield
     except UnsupportedError:
@@ -249,15 +249,15 @@ def _adapter(given: str | _Adapter, folder: Path) -> tuple[Path, float]:
 
 
 def _place(folder: Path, path: str) -> Path:
-    """The file that a path of the list names: from the list's folder, or with ~ from a home."""
+    """The path of a file: relative to the list's folder, or to a home with ~."""
     try:
         return folder / Path(path).expanduser()
     except RuntimeError:
-        raise ArgumentError(f"{path!r:.200}: there is no such home folder") from None
+        raise ArgumentError(f"{path!r:.200}: the home folder does not exist") from None
 
 
 def _keywords(model: str, given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The keywords of Llama() for a model, of which all that needs no file has been checked."""
+    """The keywords of Llama() for a model; all that needs no file is checked."""
     keywords = {**_DEFAULTS, **given}
     draft = keywords.get("draft")
     if isinstance(draft, str) and needs_file(draft):
@@ -272,7 +272,7 @@ def _keywords(model: str, given: Mapping[str, Any], folder: Path) -> dict[str, A
 
 
 def _requests(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The defaults of requests, and those of chats alone."""
+    """The defaults of requests, and those of chat requests."""
     chats = {key: value for key, value in given.items() if key in _OF_CHATS}
     defaults = {key: value for key, value in given.items() if key not in chats}
     RequestOptions.from_keywords(defaults)

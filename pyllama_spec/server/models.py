@@ -39,7 +39,7 @@ from pyllama_spec.server.service import Service
 from pyllama_spec.server.serving import Serving, log, note_failure
 from pyllama_spec.server.settings import ServerSettings
 
-# Of names in a message.
+# The maximum number of names in a message.
 _MAX_NAMED = 20
 # How long an end waits for a load that was told to stop.
 _LAST_LOAD_S, _LOOK_S = 5.0, 0.02
@@ -52,7 +52,7 @@ class Models:
     Args:
         listed: the models; or one that is open, which answers to any name and stays its caller's
             to close.
-        settings: of the server.
+        settings: the settings of the server.
 
     Attributes:
         all: each model.
@@ -118,11 +118,11 @@ class Models:
 
     @property
     def only(self) -> ServedModel | None:
-        """The one model of a server that has no list of them."""
+        """The only model of a server without a list."""
         return self._only
 
     def find(self, name: str | None) -> ChosenModel:
-        """The model of a request's name; None for a request without one.
+        """The model of a name; None for a request without one.
 
         Raises:
             ApiError: there is no such model.
@@ -144,7 +144,7 @@ class Models:
         return choice
 
     async def use(self, name: str | None) -> ChosenModel:
-        """Waits until a model is loaded, and keeps it so until done_with() is called.
+        """Waits until a model is loaded, and keeps it loaded until done_with().
 
         Raises:
             ApiError: there is no such model, it cannot be loaded, too many wait for it, or it took
@@ -171,7 +171,7 @@ class Models:
         self._released(one)
 
     def _released(self, one: ServedModel) -> None:
-        """Called as a request or a load ends: the model may be closed, now or when it expires."""
+        """Called when a request or a load ends: the model may close now, or when it expires."""
         one.last_used = monotonic()
         self._note_change()
         after = None if one.spec is None else one.spec.keep_alive_s
@@ -181,12 +181,12 @@ class Models:
             one.expiry = loop.call_later(after, self._begin, self._expire, one, one.last_used)
 
     def adapters(self, choice: ChosenModel) -> Adapters:
-        """The adapter of a loaded model under a name."""
+        """The adapter of a loaded model by name."""
         opened = choice.model.opened
         return () if choice.adapter is None or opened is None else opened.adapters[choice.adapter]
 
     def without_paths(self, message: str) -> str:
-        """A message to a client, without the paths of files."""
+        """A message for a client, without file paths."""
         if self._only is not None and self._only.service is not None:
             return message.replace(str(self._only.service.llm.model_path), self._only.name)
         places = [place for one in self.all for place in one.places()]
@@ -195,7 +195,7 @@ class Models:
         return message
 
     async def _wait_for(self, one: ServedModel) -> None:
-        """Waits until a model is loaded; has it loaded if nobody has yet."""
+        """Waits until a model is loaded; starts the load if needed."""
         most = one.max_waiting
         if most is not None and one.n_waiting >= most:
             raise ApiError(
@@ -223,13 +223,13 @@ class Models:
             self._released(one)
 
     def _check(self, one: ServedModel) -> None:
-        """Raises where waiting for a model is of no use."""
+        """Raises if the model cannot be loaded."""
         if self._is_ending:
             raise ApiError(503, "the server is stopping: it loads no model", "stopping")
         if one.failure is None:
             return
         why, at = one.failure
-        # A file may be there a moment later; until then nobody waits for the same error again.
+        # A file may appear a moment later; until then requests get the same error at once.
         if monotonic() < at + self.serving.settings.retry_after_s:
             raise _not_loaded(one.name, why)
         one.failure = None
@@ -248,7 +248,7 @@ class Models:
     # ---- loading
 
     async def _load(self, one: ServedModel, *, may_close_others: bool = True) -> None:
-        """Loads a model, or records the failure."""
+        """Loads a model, or records its error."""
         metrics, begin = self.serving.metrics, monotonic()
         try:
             async with self._loading_alone(one):
@@ -274,7 +274,7 @@ class Models:
                 log.warning("the adapter %s cannot be loaded: %s", name, why)
         except _UnwantedError:
             pass
-        except Exception as error:  # noqa: BLE001 - told to whoever asks for the model, and logged
+        except Exception as error:  # noqa: BLE001 - reported to the model's requests, and logged
             self._note_failure(one, error)
         finally:
             one.loading = None
@@ -282,7 +282,7 @@ class Models:
 
     @asynccontextmanager
     async def _loading_alone(self, one: ServedModel) -> AsyncGenerator[None, None]:
-        """Around a load: waits until no other model is loaded."""
+        """Waits until no other model loads, then holds the loading slot."""
         async with self._one_load:
             self._being_loaded = one
             try:
@@ -305,7 +305,7 @@ class Models:
             log.warning("%s cannot be loaded: %s", one.name, why)
 
     def _note_missing(self, one: ServedModel) -> None:
-        """Says at the start which files are not there; the paths are for the log alone."""
+        """Reports missing files at the start; their paths go to the log only."""
         if one.spec is None:
             return
         for name, (path, _) in one.spec.adapters.items():
@@ -323,7 +323,7 @@ class Models:
         assert spec is not None
         turn_ends = monotonic() + self._listed.turn_s
         while True:
-            # Its memory the last time, or by its files.
+            # The memory of the last load, or an estimate from its files.
             n_bytes = one.n_bytes or await self._expected_bytes(spec)
             await self._make_room(one, n_bytes, may_close_others, turn_ends)
             try:
@@ -346,13 +346,13 @@ class Models:
             await in_daemon(opened.llm.close, lambda _: None, self._threads)
 
     async def _expected_bytes(self, spec: ModelSpec) -> int:
-        """The memory of a model that was never loaded: within the bound, if it may be."""
+        """The memory of a model that was never loaded; raises if it exceeds the limit."""
         expected = await asyncio.to_thread(expected_bytes, spec.keywords)
         most = self._listed.memory_bytes
         return expected.likely if most is None else min(expected.likely, max(expected.least, most))
 
     def open(self, spec: ModelSpec) -> Opened:
-        """Loads a model, in a thread that nobody waits for at the end.
+        """Loads a model in a thread that does not delay exit.
 
         Raises:
             PyllamaSpecError: whatever Llama() raises.
@@ -377,16 +377,16 @@ class Models:
     # ---- room
 
     def _others(self, one: ServedModel) -> list[ServedModel]:
-        """Those that are loaded beside a model."""
+        """The other loaded models."""
         return [m for m in self.all if m is not one and m.service is not None]
 
     def _left_out(self, one: ServedModel) -> _UnwantedError:
-        """A preload found no room and closes no other model; a request for it may."""
+        """The preload found no room. It closes no other model; a request for it may."""
         log.warning("%s is not loaded at the start: those before it leave no room", one.name)
         return _UnwantedError()
 
     def _fits(self, one: ServedModel, n_bytes: int, without: Sequence[ServedModel] = ()) -> bool:
-        """Whether a model fits beside those that are loaded, but for some of them."""
+        """Whether a model fits beside the loaded ones, without some of them."""
         others = [m for m in self._others(one) if m not in without]
         most, n_most = self._listed.memory_bytes, self._listed.max_loaded
         if n_most is not None and len(others) >= n_most:
@@ -396,7 +396,7 @@ class Models:
     async def _make_room(
         self, one: ServedModel, n_bytes: int, may_close_others: bool, turn_ends: float
     ) -> None:
-        """Closes what is idle until a model fits; waits until something is.
+        """Closes idle models until a model fits; waits until one is idle.
 
         Args:
             one: the model.
@@ -406,7 +406,7 @@ class Models:
 
         Raises:
             OutOfMemoryError: it would not fit alone.
-            _UnwantedError: nobody waits for it any more, or no other may be closed for it.
+            _UnwantedError: no request waits for it any more, or no other may be closed for it.
 
         """
         most = self._listed.memory_bytes
@@ -431,7 +431,7 @@ class Models:
                 self._end_draining(other)
 
     async def _wait_for_room(self, one: ServedModel, n_bytes: int, turn_ends: float) -> None:
-        """Waits until something changes; from the end of their turn on others drain."""
+        """Waits for a change; when the others' turn is over, they drain."""
         left_s = turn_ends - monotonic()
         if left_s <= 0:
             self._drain_others(one, n_bytes)
@@ -445,7 +445,7 @@ class Models:
             one.waits_for_room = False
 
     def _drain_others(self, one: ServedModel, n_bytes: int) -> None:
-        """Has those drain whose memory a model needs, and no more of them; longest loaded first."""
+        """Drains the models whose memory another one needs, loaded for longest first."""
         others = sorted(self._others(one), key=lambda other: other.loaded_at)
         if any(other.n_waiting and other.draining is None for other in others):
             return  # just loaded: requests that waited for it come first
@@ -462,16 +462,16 @@ class Models:
                 self._end_draining(other)
             elif other.draining is None:
                 other.draining = asyncio.get_running_loop().create_future()
-                log.info("%s takes no new requests: it is the turn of %s", other.name, one.name)
+                log.info("%s takes no new requests: %s needs its memory", other.name, one.name)
 
     def _end_draining(self, one: ServedModel) -> None:
-        """A model is closed, or need not be: waiting loads check again."""
+        """Ends the draining of a model that is closed or can stay; waiting loads check again."""
         if one.draining is not None:
             one.draining.set_result(None)
             one.draining = None
 
     async def _close_oldest(self) -> bool:
-        """Closes what is idle and was not used for longest; False where all are in use."""
+        """Closes the idle model unused for longest; False if all are in use."""
         idle = [one for one in self.all if one.spec is not None and one.is_idle]
         if not idle:
             return False
@@ -479,7 +479,7 @@ class Models:
         return True
 
     async def _expire(self, one: ServedModel, last_used: float) -> None:
-        """Closes a model that was not used for its time."""
+        """Closes a model that was unused for its expiry time."""
         async with self._one_load:
             if one.is_idle and one.last_used == last_used:
                 await self._close(one, "idle")
@@ -500,13 +500,13 @@ class Models:
         self._note_change()
 
     def _note_change(self) -> None:
-        """Wakes waiting loads: one may fit now, or is no longer wanted."""
+        """Wakes waiting loads after a change."""
         self._changed.set()
 
     # ---- the beginning and the end
 
     def start(self) -> None:
-        """Starts loading the models with `preload`, in the file's order. Called once."""
+        """Starts loading the models with `preload`, in the file's order. Call it once."""
         if self._preloads is None:
             for one in self.all:
                 self._note_missing(one)
@@ -537,14 +537,14 @@ class Models:
         task.add_done_callback(self._tasks.discard)
 
     def _stop_loading(self) -> None:
-        """Ends the running load: its waiting requests get the error that the server stops."""
+        """Stops the running load; its waiting requests get the error of a stopping server."""
         self._is_ending = True
         for one in self.all:
             if one.loading is not None:
                 one.loading.cancel()
 
     async def close(self) -> None:
-        """Closes the models that were loaded here, after the last answer."""
+        """Closes the models that this object loaded, after the last answer."""
         self._stop_loading()
         loads = {one.loading for one in self.all if one.loading is not None} | self._tasks
         if loads:
@@ -557,11 +557,11 @@ class Models:
 
 
 class _UnwantedError(Exception):
-    """A load is abandoned without a failure: no request waits for it, or a preload has no room."""
+    """A load was abandoned without a failure: no request waits, or a preload has no room."""
 
 
 def _lacks(missing: Sequence[tuple[str, Path]]) -> str:
-    """What is said of files that are not there; without their paths, as clients are told it."""
+    """The message about missing files, without paths, for clients."""
     keys = " and of its ".join(key for key, _ in missing)
     return f"the file of its {keys} does not exist"
 

@@ -1,4 +1,4 @@
-"""States of past requests in a folder: a restarted server need not compute them again.
+"""Stores states of past requests in a folder, so that a restarted server can reuse them.
 
 A state is a file that only its owner may read, of the model and settings that it says; it is no
 pickle, and a damaged one is deleted. A thread writes them, so that no request waits for a
@@ -39,7 +39,7 @@ _MAX_QUEUED = 2
 
 
 class _Header(msgspec.Struct, kw_only=True):
-    """The header before the bytes of a state."""
+    """The header of a state's file."""
 
     owner: str
     model: str
@@ -53,7 +53,7 @@ class _Header(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A file of the folder: whose it is, its tokens, its size."""
+    """A known file: its owner, tokens and size."""
 
     owner: str
     tokens: npt.NDArray[np.int32]
@@ -64,12 +64,12 @@ class PrefixFolder(BaseLlamaCache):
     """See the module's docstring; for Llama.set_cache().
 
     Args:
-        folder: it is made, for its owner alone.
-        capacity_bytes: what the files may take together; those that were used least go first.
-        min_tokens: the shortest text that is kept.
+        folder: the folder, created for its owner alone.
+        capacity_bytes: the maximum size of all files; the least recently used go first.
+        min_tokens: the length of the shortest stored text.
 
     Raises:
-        ArgumentError: the folder cannot be made or read.
+        ArgumentError: the folder cannot be created or read.
 
     """
 
@@ -95,7 +95,7 @@ class PrefixFolder(BaseLlamaCache):
         self._writer.start()
 
     def _learn(self, path: Path) -> None:
-        """Registers an existing file; its bytes are checked on use."""
+        """Registers an existing file; its content is checked when used."""
         n_bytes = path.stat().st_size
         with path.open("rb") as file:
             data = file.read(HEADER_BYTES + _LENGTH.size)
@@ -111,12 +111,12 @@ class PrefixFolder(BaseLlamaCache):
 
     @property
     def cache_size(self) -> int:
-        """Bytes of all files."""
+        """The size of all files in bytes."""
         with self._lock:
             return sum(one.n_bytes for one in self._known.values())
 
     def _closest(self, key: Sequence[int]) -> tuple[str, int] | None:
-        """The file that has most of a text's beginning, and how many tokens of it."""
+        """The file with the longest prefix of a text, and the prefix's length."""
         owner = getattr(key, "owner", None)
         asked = np.asarray(key, np.int32)
         best: tuple[str, int] | None = None
@@ -132,7 +132,7 @@ class PrefixFolder(BaseLlamaCache):
         return best
 
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
-        """The state that has most of a text's beginning; KeyError without one worth its file."""
+        """The state with the longest prefix of a text; KeyError if none is worth its file."""
         closest = self._closest(key)
         if closest is None or closest[1] < self._min_tokens:
             raise KeyError("no file begins with enough of these tokens")
@@ -153,7 +153,7 @@ class PrefixFolder(BaseLlamaCache):
         return closest is not None and closest[1] >= self._min_tokens
 
     def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
-        """Has a state written, unless it is short, or hardly more than what is there."""
+        """Queues the write of a state, unless it is short or adds little to a stored one."""
         tokens, owner = value.tokens[: value.n_tokens], value.owner
         if len(tokens) < self._min_tokens or owner is None:
             return
@@ -164,7 +164,7 @@ class PrefixFolder(BaseLlamaCache):
             self._queue.put_nowait((owner, value))
 
     def close(self) -> None:
-        """Waits until all pending states are written. May be called twice."""
+        """Waits for all pending writes. May be called twice."""
         if self._writer.is_alive():
             self._queue.put(None)
             self._writer.join()
@@ -226,7 +226,7 @@ def _bytes_of(owner: str, state: LlamaState) -> bytes:
 
 
 def _header_of(data: bytes) -> _Header | None:
-    """The header of a file's beginning; None where it is none."""
+    """The header of a file's first bytes; None if invalid."""
     body = memoryview(data)[HEADER_BYTES:]
     if data[: len(_MAGIC)] != _MAGIC or len(body) < _LENGTH.size:
         return None
@@ -238,7 +238,7 @@ def _header_of(data: bytes) -> _Header | None:
 
 
 def _state_of(data: bytes) -> LlamaState:
-    """The state of a file.
+    """Reads the state of a file.
 
     Raises:
         ArgumentError: it is damaged.

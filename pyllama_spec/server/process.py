@@ -1,4 +1,4 @@
-"""The server as a process: uvicorn, signals, TLS, and the end."""
+"""The server process: uvicorn, signals, TLS, shutdown."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """Where a server listens.
+    """The address and the limits of a server's socket.
 
     Attributes:
         host, port: 0 for any free port.
@@ -61,7 +61,7 @@ def serve(
     *,
     on_start: Callable[[str], None] = log.info,
 ) -> tuple[int, int]:
-    """Serves until SIGTERM or Ctrl-C: takes nothing new then, and lets running requests finish.
+    """Serves until SIGTERM or Ctrl-C; then refuses new requests and finishes the running ones.
 
     SIGHUP has the keys read again by settings.read_keys, and the files of TLS. Python's warnings
     are off meanwhile, and the C heap keeps to two arenas, in all of the process.
@@ -88,7 +88,7 @@ def serve(
 
 
 class HttpServer:
-    """An application that is listened for, by run() in any thread.
+    """An application with its listening socket; run() serves it in any thread.
 
     Args:
         app: made by create_app().
@@ -107,17 +107,17 @@ class HttpServer:
         self._socket = _bound(listening)
 
     def run(self) -> tuple[int, int]:
-        """Serves until stop(), or in the main thread a signal; see serve()."""
+        """Serves until stop(), or in the main thread until a signal; see serve()."""
         with self._socket:
             asyncio.run(self._server.serve([self._socket]))
         return self._server.ended
 
     def stop(self) -> None:
-        """Has it stop, from any thread, and waits for nothing."""
+        """Stops the server, from any thread, without waiting."""
         self._server.should_exit = True
 
     def read_again(self) -> None:
-        """Has the keys and the certificate read again, from any thread, as SIGHUP does."""
+        """Rereads the keys and the certificate, from any thread, as SIGHUP does."""
         self._server.read_again()
 
 
@@ -143,7 +143,7 @@ def _config(app: App, listening: Listening) -> uvicorn.Config:
 
 
 def _bound(listening: Listening) -> socket.socket:
-    """A socket at the address; never one that another process listens at."""
+    """A socket bound to the address; never shared with another process."""
     count(listening.port, "port", 0, 65535)
     try:
         addresses = socket.getaddrinfo(
@@ -167,10 +167,10 @@ def _bound(listening: Listening) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Stops as serve() says.
+    """A uvicorn server with the shutdown of serve().
 
     Attributes:
-        ended: what serve() returns.
+        ended: the return value of serve().
 
     """
 
@@ -181,13 +181,13 @@ class _Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serves in the running loop, in which read_again() has its work done."""
+        """Serves in the running loop, which also runs read_again()."""
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Around all of it. Unlike uvicorn's, a signal that was heeded is not raised again."""
+        """Handles signals in the block. Unlike uvicorn, does not raise a handled signal again."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -211,26 +211,26 @@ class _Server(uvicorn.Server):
             self.read_again()
 
     def read_again(self) -> None:
-        """Has the keys and the certificate read again; from any thread, and a signal's handler."""
+        """Rereads the keys and the certificate; callable from any thread and signal handler."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._read_again)
 
     def _read_again(self) -> None:
-        """In the loop: what answers requests reads the keys there."""
+        """Rereads in the loop, where requests read the keys."""
         self._app.serving.read_keys_again()
         listening = self._listening
         if self.config.ssl is not None:
             read_certificate_again(self.config.ssl, listening.certificate, listening.key)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: the first one stops it, a further one cuts what still runs."""
+        """Handles a signal: the first stops the server, a second cancels what still runs."""
         if self.should_exit:
             self._app.serving.cut_now()
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begins to listen, and says where."""
+        """Starts to listen, and logs the address."""
         await super().startup(sockets)
         self._app.models.start()
         if self.started and sockets:
@@ -240,7 +240,7 @@ class _Server(uvicorn.Server):
             self._on_start(f"{scheme}://{shown}:{port}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Takes nothing new, and waits for running requests."""
+        """Refuses new requests, and waits for running ones."""
         stopping = asyncio.ensure_future(self._app.serving.stop())
         await super().shutdown(sockets)
         self.ended = await stopping
@@ -248,7 +248,7 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """HTTP with a timeout for a client's request.
+    """HTTP with a timeout for the client's request.
 
     A body that nobody reads has as long to end, counted from its answer: bytes of it unset the
     timer that uvicorn has for the time between two requests.
@@ -258,27 +258,27 @@ class _Protocol(H11Protocol):
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """A client has come."""
+        """A client connected."""
         super().connection_made(transport)
         self._look()
 
     def data_received(self, data: bytes) -> None:
-        """A part of what it says."""
+        """Data arrived from the client."""
         super().data_received(data)
         self._look()
 
     def on_response_complete(self) -> None:
-        """An answer was sent, whether or not the body that it answers was read."""
+        """An answer was sent, whether or not it read the body."""
         super().on_response_complete()
         self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has left."""
+        """The client disconnected."""
         self._stop_timer()
         super().connection_lost(exc)
 
     def _look(self) -> None:
-        """Runs a timer while the client has to send, and none while we do."""
+        """Runs the timer while the client has to send, and stops it while the server does."""
         theirs, ours = self.conn.their_state, self.conn.our_state
         if theirs is h11.IDLE:
             is_awaited = self.timeout_keep_alive_task is None

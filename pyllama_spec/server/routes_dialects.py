@@ -26,7 +26,7 @@ Event = tuple[str, Json]
 
 
 def thoughts_of(service: Service) -> Thoughts:
-    """A chat template's support of thoughts; takes a moment the first time."""
+    """The template's support of thoughts; slow the first time."""
     llm = service.llm
     if llm.chat_handler is not None:
         return NO_THOUGHTS
@@ -43,7 +43,7 @@ async def _chat(
     translate: Callable[[object, Thoughts], Json],
     failed: Callable[[Json], Callable[[int, str], Iterable[Event]]] | None = None,
 ) -> tuple[Json, ChatRequest]:
-    """The body, and the chat request that it means.
+    """The body, and the equivalent chat request.
 
     Args:
         exchange: has the body.
@@ -83,7 +83,7 @@ async def _events(
 
 
 def _last_event(failed: Callable[[int, str], Iterable[Event]]) -> Callable[[ApiError], bytes]:
-    """Errors as the event that ends a stream."""
+    """The error event that ends a stream."""
 
     def event(error: ApiError) -> bytes:
         return b"".join(sse(data, name) for name, data in failed(error.status, error.message))
@@ -123,7 +123,7 @@ async def count_tokens(exchange: Exchange) -> None:
 
 
 def n_prompt(service: Service, request: ChatRequest) -> int:
-    """How many tokens a chat's prompt has; nothing is computed."""
+    """The number of tokens of a chat's prompt, without computing them."""
     with service.unstarted(request) as handle:
         return handle.status.n_prompt
 

@@ -1,4 +1,4 @@
-"""llama-server's own endpoints: texts in its form, tokens, templates, and the server's state."""
+"""llama-server's own endpoints: completions, tokens, templates, and the server's state."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def completion(exchange: Exchange) -> None:
 
 
 async def infill(exchange: Exchange) -> None:
-    """POST /infill: the text between two texts."""
+    """POST /infill: fills the text between two texts."""
     request = await exchange.read(InfillRequest)
     beside = "".join(
         f"--- {one.filename or 'snippet'} ---\n\n{one.text}\n" for one in request.input_extra
@@ -56,7 +56,7 @@ async def infill(exchange: Exchange) -> None:
 
 
 def _translated(request: NativeSampling, prompt: Any) -> CompletionRequest:
-    """The same as a request for a completion."""
+    """The equivalent completion request."""
     shared = {name: getattr(request, name) for name in Sampling.__struct_fields__}
     translated = CompletionRequest(prompt=prompt, **shared)
     n = request.n_predict if request.n_predict is not None else request.max_tokens
@@ -89,7 +89,7 @@ def _native(
     model: str,
     request: NativeSampling,
 ) -> dict[str, Any]:
-    """A choice, or the last chunk of one, as llama-server writes it."""
+    """A choice, or its last chunk, in llama-server's format."""
     usage = response["usage"]
     reason, word = choice["stop_reason"], ""
     stop_type = _STOPS.get(choice["finish_reason"], "none")
@@ -168,7 +168,7 @@ async def tokenize(exchange: Exchange) -> None:
 
 
 def _tokenized(vocab: Vocab, request: TokenizeRequest) -> list[bytes]:
-    """The answer in parts: writing or freeing millions of ids at once blocks all other requests."""
+    """The answer in parts: writing millions of ids at once would block all other requests."""
     ids = vocab.tokenize(
         request.content, add_special=request.add_special, parse_special=request.parse_special
     )
@@ -188,7 +188,7 @@ def _bare(ids: list[int]) -> bytes:
 
 
 def _with_pieces(vocab: Vocab, ids: list[int], each: dict[int, bytes]) -> bytes:
-    """The ids with texts; each token is written once, however often it stands there."""
+    """The ids with texts; each distinct token is converted once."""
     for one in set(ids) - each.keys():
         shown = {"id": one, "piece": _piece(vocab.piece(one, special=True))}
         each[one] = msgspec.json.encode(shown)
@@ -196,7 +196,7 @@ def _with_pieces(vocab: Vocab, ids: list[int], each: dict[int, bytes]) -> bytes:
 
 
 def _piece(raw: bytes) -> str | list[int]:
-    """A token's text, or its bytes where they are no whole characters."""
+    """A token's text, or its bytes if they are not whole characters."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -212,7 +212,7 @@ async def detokenize(exchange: Exchange) -> None:
 
 
 async def apply_template(exchange: Exchange) -> None:
-    """POST /apply-template: a chat as the text that the model would read."""
+    """POST /apply-template: renders a chat as the model's input text."""
     request = await exchange.read(ChatRequest)
     service = await exchange.use(request.model)
     text = await service.in_thread(_rendered, service, request)
@@ -220,7 +220,7 @@ async def apply_template(exchange: Exchange) -> None:
 
 
 def _rendered(service: Service, request: ChatRequest) -> str:
-    """The prompt as text. With tools or thoughts apart it is the engine that writes it."""
+    """The prompt as text. With tools or separate thoughts the engine renders it."""
     service.chat_keywords(request)  # within the bounds
     llm, defaults = service.llm, service.settings.chat_defaults
     form = request.reasoning_format or defaults.get("reasoning_format") or "none"
@@ -241,12 +241,12 @@ def _rendered(service: Service, request: ChatRequest) -> str:
 
 
 async def health(exchange: Exchange) -> None:
-    """GET /health: the process lives."""
+    """GET /health: 200 while the process runs."""
     await exchange.send_json({"status": "ok"})
 
 
 async def ready(exchange: Exchange) -> None:
-    """GET /ready: it takes requests, and all preloads have ended."""
+    """GET /ready: the server accepts requests, and all preloads have ended."""
     models = exchange.models
     if exchange.serving.is_stopping:
         raise stopping()
@@ -268,7 +268,7 @@ async def metrics(exchange: Exchange) -> None:
 
 
 async def props(exchange: Exchange) -> None:
-    """GET /props?model=NAME: what is served, without its place on the disk; it loads nothing."""
+    """GET /props?model=NAME: the model's facts without its path; it loads nothing."""
     one = exchange.models.find(exchange.query("model")).model
     if one.service is None:
         shown = {"model_alias": one.name, "build_info": _build_info(), "total_slots": 0}
@@ -321,7 +321,7 @@ def _token(llm: Llama, token: int | None) -> str:
 
 
 async def slots(exchange: Exchange) -> None:
-    """GET /slots?model=NAME: what is computed now, without anything of its text."""
+    """GET /slots?model=NAME: the running requests, without their texts."""
     if not exchange.serving.settings.has_slots:
         raise ApiError(501, "this server does not show its slots: --slots", "unsupported")
     if exchange.models.find(exchange.query("model")).model.service is None:

@@ -21,12 +21,12 @@ def error_event(error: ApiError) -> bytes:
 
 
 def late_error_of(request: Sampling) -> Callable[[ApiError], bytes] | None:
-    """Of a request for a stream, what an error is in it."""
+    """The error format within a stream for a request, or None without a stream."""
     return error_event if request.stream else None
 
 
 async def openai_events(answer: Answer) -> AsyncGenerator[bytes, None]:
-    """The chunks of an answer as events, and the one after them."""
+    """The chunks of an answer as events, and the end event."""
     async with aclosing(answer.chunks()) as chunks:
         async for chunk in chunks:
             yield sse(chunk)
@@ -57,7 +57,7 @@ async def completions(exchange: Exchange) -> None:
 
 
 async def models(exchange: Exchange) -> None:
-    """GET /v1/models: the default one first, with states, and adapters as models of their own."""
+    """GET /v1/models: all models with states, the default first; adapters count as models."""
     default = exchange.models.find(None).model
     listed = sorted(exchange.models.all, key=lambda one: one is not default)
     shown = [_model(one, name) for one in listed for name in (None, *one.adapters)]

@@ -1,4 +1,4 @@
-"""Endpoints under the names that other servers have for them: llama-server, llama-cpp-python's."""
+"""Endpoints under the names of other servers: llama-server, llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def _tokens(exchange: Exchange) -> list[int]:
 
 
 async def extras_tokenize(exchange: Exchange) -> None:
-    """POST /extras/tokenize: with a BOS token, where the model has one before its texts."""
+    """POST /extras/tokenize: with a BOS token if the model prepends one."""
     await exchange.send_json({"tokens": await _tokens(exchange)})
 
 

@@ -1,4 +1,4 @@
-"""The page at /: a chat that shows who drafted each token. Its files, and their permissions.
+"""The page at /: a chat that shows who drafted each token; its files and its CSP.
 
 The files of the folder page/ are read once, and served as they are: nothing is built, and
 nothing is fetched from elsewhere. They hold no secret and need no key: the user of the
@@ -62,7 +62,7 @@ class PageFile:
 
 @cache
 def page_files() -> dict[str, PageFile]:
-    """The files by the path that each is served at."""
+    """The files by URL path."""
     files = {}
     for file in sorted(FOLDER.iterdir()):
         if file.suffix not in _KINDS:
@@ -75,7 +75,7 @@ def page_files() -> dict[str, PageFile]:
 
 
 async def send_file(file: PageFile, exchange: Exchange) -> None:
-    """GET of a file: as it is, or 304 for a browser that has it."""
+    """GET of a file: its content, or 304 if the browser has it."""
     headers = {**_HEADERS, "etag": file.etag}
     asked = (exchange.header("if-none-match") or "").split(",")
     known = {one.strip().removeprefix("W/") for one in asked}

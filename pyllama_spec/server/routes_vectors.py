@@ -1,4 +1,4 @@
-"""Texts as vectors, and documents in the order in which they answer a query."""
+"""Endpoints for embeddings and reranking."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def embeddings(exchange: Exchange) -> None:
 
 
 def _texts(given: Prompt) -> list[str | list[int]]:
-    """The texts of a request, each as text or as ids."""
+    """The texts of a request, each as str or ids."""
     if isinstance(given, str):
         return [given]
     if given and all(isinstance(one, int) for one in given):
@@ -61,7 +61,7 @@ def _texts(given: Prompt) -> list[str | list[int]]:
 def _vectors(
     llm: Llama, texts: list[str | list[int]], check: Callable[[], None]
 ) -> tuple[list[list[float]], int]:
-    """A vector for each, one text after the other: whoever waits may leave in between."""
+    """A vector per text, one after the other, so that a client may disconnect in between."""
     vectors, n_tokens = [], 0
     for text in texts:
         check()
@@ -83,12 +83,14 @@ def _encoded(vector: list[float], request: EmbeddingRequest) -> Any:
 
 
 async def rerank(exchange: Exchange) -> None:
-    """POST /v1/rerank: the documents by how well they answer the query, the best first."""
+    """POST /v1/rerank: the documents by their score for the query, best first."""
     request = await exchange.read(RerankRequest)
     service = await exchange.use(request.model, needs_base=True)
     given = request.texts if request.documents is None else request.documents
     if given is None:
-        raise ApiError(400, "documents is missing", "invalid_value", "documents")
+        raise ApiError(
+            400, "documents is missing: give a list of texts", "invalid_value", "documents"
+        )
     documents, most = [_document(one) for one in given], service.settings.max_inputs
     if len(documents) > most:
         raise beyond("documents", f"has {len(documents)} entries", most)
@@ -130,7 +132,7 @@ def _document(given: str | dict[str, Any]) -> str:
 
 
 def _scores(llm: Llama, query: str, documents: list[str], check: Callable[[], None]) -> list[float]:
-    scores = llm.rank(query, [])  # says that the model is none for it, without documents too
+    scores = llm.rank(query, [])  # raises if the model is not a reranker, even without documents
     for document in documents:
         check()
         scores += llm.rank(query, [document])
@@ -138,7 +140,7 @@ def _scores(llm: Llama, query: str, documents: list[str], check: Callable[[], No
 
 
 def _n_tokens(llm: Llama, query: str, documents: list[str]) -> int:
-    """How many tokens are read: the query with each of the documents."""
+    """The number of tokens read: the query with each document."""
 
     def n_of(text: str) -> int:
         return len(llm.tokenize(text, add_bos=False))

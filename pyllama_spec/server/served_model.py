@@ -1,4 +1,4 @@
-"""One model of a server: how it is loaded, and its state."""
+"""A model of a server: its options and its state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATES = ("loaded", "loading", "unloaded", "failed")
 
 
 class Opened(NamedTuple):
-    """A model that was loaded.
+    """A loaded model.
 
     Attributes:
         llm: the model.
@@ -86,17 +86,17 @@ class ServedModel:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is loaded, and nobody uses it or is about to."""
+        """Whether the model is loaded and unused."""
         is_wanted = self.n_waiting and self.draining is None
         return self.service is not None and not (self.n_users or is_wanted)
 
     @property
     def takes_requests(self) -> bool:
-        """Whether it is loaded, and does not drain."""
+        """Whether the model is loaded and not draining."""
         return self.service is not None and self.draining is None
 
     def count_bytes(self) -> None:
-        """Sets n_bytes to what it takes now: the first text to embed opens another context."""
+        """Updates n_bytes: the first text to embed opens another context."""
         if self.service is not None:
             store_bytes = 0 if self.opened is None else self.opened.store_bytes
             self.n_bytes = self.service.llm.memory_bytes + store_bytes
@@ -108,26 +108,26 @@ class ServedModel:
 
     @property
     def draft_asked_for(self) -> str | None:
-        """Its future draft: the name of a drafter, or of a file."""
+        """The draft it will have: a drafter's name, or a file's name."""
         draft = None if self.spec is None else self.spec.keywords.get("draft")
         if isinstance(draft, (str, os.PathLike)):
             return None if draft == "none" else Path(draft).name
         return None if draft is None else str(getattr(draft, "name", type(draft).__name__))
 
     def failure_of(self, adapter: str | None) -> str | None:
-        """Why it could not be loaded the last time, or one of its adapters; None where it was."""
+        """The last load error of the model or of an adapter; None for none."""
         if self.opened is not None:
             return None if adapter is None else self.opened.failures.get(adapter)
         return None if self.failure is None else self.failure[0]
 
     @property
     def max_waiting(self) -> int | None:
-        """The most requests that may wait until it is loaded; None for any number."""
+        """The maximum number of requests that wait for the load; None for no limit."""
         most: int | None = None if self.spec is None else self.spec.keywords.get("max_waiting")
         return most
 
     def names(self) -> Iterator[tuple[str, ChosenModel]]:
-        """What it is called, and its adapters."""
+        """The names of the model and its adapters."""
         for name in (self.name, *self.aliases):
             yield name, ChosenModel(self, None)
         for name in self.adapters:
@@ -150,21 +150,21 @@ class ServedModel:
                 yield os.fspath(file), Path(file).name
 
     def cancel_expiry(self) -> None:
-        """It is not closed for having no requests."""
+        """Cancels the expiry timer."""
         if self.expiry is not None:
             self.expiry.cancel()
             self.expiry = None
 
 
 class ChosenModel(NamedTuple):
-    """What a name means: a model, and one of its adapters or None."""
+    """The model of a name, and its adapter or None."""
 
     model: ServedModel
     adapter: str | None
 
 
 def load_adapters(llm: Llama, spec: ModelSpec) -> tuple[dict[str, Adapters], dict[str, str]]:
-    """The adapters of a model by name, and why some could not be loaded."""
+    """The adapters of a model by name, and the errors of those that did not load."""
     loaded: dict[str, Adapters] = {}
     failures: dict[str, str] = {}
 

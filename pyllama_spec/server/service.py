@@ -1,4 +1,4 @@
-"""Starts requests on the Llama: from a parsed body to chunks, or to a whole answer."""
+"""Starts requests on the Llama: from a parsed body to chunks or a whole answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 class Service:
-    """The service of one model: the model, the bounds, and its running requests.
+    """The service of one model: the model, its limits, and its running requests.
 
     Args:
         llm: the model; it stays the caller's to close.
@@ -37,7 +37,7 @@ class Service:
     Attributes:
         llm, settings, name, metrics: see above.
         thought_tags: those of thoughts in the model's answers.
-        fingerprint: of the build.
+        fingerprint: the fingerprint of the build.
         answers: requests to the model that were begun and have not ended.
 
     """
@@ -55,7 +55,7 @@ class Service:
 
     @property
     def draft_name(self) -> str | None:
-        """The drafter; None without one, and for a model that only embeds."""
+        """The drafter's name; None without one, and for a model without generation."""
         try:
             name = self.llm.drafter_name
         except UnsupportedError:
@@ -65,7 +65,7 @@ class Service:
     # ---- requests of texts
 
     def chat(self, request: ChatRequest) -> Answer:
-        """An answer to a chat, which has not begun.
+        """Prepares the answer to a chat.
 
         Raises:
             ApiError: the request is beyond a bound.
@@ -77,7 +77,7 @@ class Service:
         return Answer(self, self.llm.acreate_chat_completion, (request.messages,), keywords, note)
 
     def _check_line(self, n_prompts: int, keywords: Mapping[str, Any]) -> None:
-        """Refuses a request that does not fit an empty queue: a retry would never help."""
+        """Refuses a request that does not fit even an empty queue, so a retry is useless."""
         most = self.llm.max_waiting
         n = keywords.get("n") or 1
         if most is not None and n_prompts * n > self.llm.n_parallel + most:
@@ -88,7 +88,7 @@ class Service:
             )  # fmt: skip
 
     def chat_keywords(self, request: ChatRequest) -> dict[str, Any]:
-        """The keywords of a chat that is within the bounds.
+        """The keywords of a chat within the limits.
 
         Raises:
             ApiError: it is beyond one.
@@ -98,7 +98,7 @@ class Service:
         return keywords_of(request, self.settings, self.name)
 
     def check_n_messages(self, field: str, messages: object) -> None:
-        """Bounds a list of messages, before anything goes through it; takes any other value.
+        """Limits the number of messages before anything reads them; ignores other values.
 
         Raises:
             ApiError: it has more than settings.max_messages.
@@ -109,7 +109,7 @@ class Service:
             raise beyond(field, f"has {len(messages)} entries", most)
 
     def unstarted(self, request: ChatRequest) -> Stream:
-        """The handle of a chat that is never started, for its prompt; takes milliseconds.
+        """A handle that is never started, for the chat's prompt; takes milliseconds.
 
         Raises:
             PyllamaSpecError: the request cannot be made; see Llama.create_chat_completion().
@@ -123,7 +123,7 @@ class Service:
         return handle
 
     def complete(self, request: CompletionRequest) -> Answer:
-        """A text continued, or each of several; nothing of it has begun.
+        """Prepares the completion of a text, or of each of several.
 
         Raises:
             ApiError: the request is beyond a bound.
@@ -137,8 +137,8 @@ class Service:
         self._check_line(len(prompt) if is_list else 1, keywords)
         if request.best_of is not None and request.best_of != (request.n or 1):
             raise ApiError(
-                400, f"best_of={request.best_of} is not n: this server gives all of its answers",
-                "unsupported", "best_of",
+                400, f"best_of={request.best_of} differs from n={request.n or 1}: this server "
+                "returns every answer; omit best_of", "unsupported", "best_of",
             )  # fmt: skip
         note = cut_note(request, self.settings)
         return Answer(self, self.llm.acreate_completion, (prompt,), keywords, note)
@@ -146,12 +146,12 @@ class Service:
     # ---- requests without generation
 
     async def in_thread(self, call: Callable[..., _T], *given: Any, **more: Any) -> _T:
-        """The result of a call that takes some milliseconds, such as rendering a template."""
+        """Runs a call of some milliseconds, such as rendering a template, in a thread."""
         return await asyncio.to_thread(call, *given, **more)
 
     @asynccontextmanager
     async def beside(self) -> AsyncGenerator[Callable[[], None], None]:
-        """Around embeddings and scores, of which one request is computed at a time.
+        """Admits one request for embeddings or scores at a time.
 
         Yields a function for the computing thread: it raises once no request waits.
 
@@ -162,14 +162,14 @@ class Service:
         most = getattr(self.llm, "max_waiting", None)
         if most is not None and self._n_beside > most:
             raise QueueFullError(
-                f"{self._n_beside} requests for embeddings or scores are there, as many as "
-                f"max_waiting={most} allows: try again later"
+                f"{self._n_beside} requests for embeddings or scores are queued, the maximum of "
+                f"max_waiting={most}: try again later"
             )
         has_left = threading.Event()
 
         def check() -> None:
             if has_left.is_set():
-                raise CancelledError("nobody waits for it any more")
+                raise CancelledError("the client has disconnected")
 
         self._n_beside += 1
         try:
@@ -189,18 +189,18 @@ class Service:
         return sum(stage not in ("new", "queued", "ended") for stage in self._stages())
 
     def n_waiting(self) -> int:
-        """How many requests wait in line."""
+        """The number of queued requests."""
         return sum(stage in ("new", "queued") for stage in self._stages())
 
     def log_once(self, note: str) -> None:
-        """Logs the library's remarks of answers once each; they hold no client's text."""
+        """Logs each of the library's remarks once; they contain no client's text."""
         if note not in self._noted:
             self._noted.add(note)
             log.warning("%s", note)
 
 
 class Answer:
-    """One request: `async for` gives its chunks, whole() all of it; one of the two, once.
+    """One request: read it once, by `async for` in chunks or by whole().
 
     Args:
         service: that it was asked of.
@@ -230,11 +230,11 @@ class Answer:
 
     @property
     def stage(self) -> str:
-        """Where it is: see RequestStatus."""
+        """The stage of the request: see RequestStatus."""
         return "new" if self._handle is None else self._handle.status.stage
 
     def status(self) -> dict[str, Any]:
-        """The same with its counts, and nothing of its text."""
+        """The stage with counts, without text."""
         if self._handle is None:
             return {"stage": "new"}
         status = self._handle.status
@@ -248,7 +248,7 @@ class Answer:
 
     @asynccontextmanager
     async def _begun(self, stream: bool | Deferred) -> AsyncGenerator[Stream, None]:
-        """Around all that is read of it: in the end it is aborted, if it has not ended."""
+        """Aborts the request at the end of the block unless it has ended."""
         service, begin = self._service, monotonic()
         service.answers.add(self)
         try:
@@ -274,7 +274,7 @@ class Answer:
             service.answers.discard(self)
 
     async def whole(self) -> Response:
-        """The response. The task that waits for it is the request: cancelled, so is that."""
+        """The whole response. Cancelling the waiting task cancels the request."""
         async with self._begun(Deferred.WHOLE) as handle:
             response = await handle
         each = [choice for choice in response["choices"] if "timing" in choice]
@@ -287,7 +287,7 @@ class Answer:
         return self.chunks()
 
     async def chunks(self) -> AsyncGenerator[Response, None]:
-        """The response in chunks; closing this ends the request."""
+        """The response in chunks; closing the iterator ends the request."""
         ended: list[Response] = []
         n, options = self._keywords.get("n") or 1, self._keywords.get("stream_options") or {}
         async with self._begun(True) as handle:
@@ -309,7 +309,7 @@ class Answer:
                 yield self._told(chunk)
 
     def _told(self, response: Response) -> Response:
-        """Adds the fields that clients of other servers expect in an answer or a chunk."""
+        """Adds the fields of an answer or chunk that clients of other servers expect."""
         told: Response = {**response, "system_fingerprint": self._service.fingerprint}
         if note := response.get("note"):
             self._service.log_once(note)
@@ -330,7 +330,7 @@ class Answer:
         return told
 
     def _end(self, parts: Sequence[Response], usage: dict[str, Any]) -> None:
-        """Counts all of it, for the log and the metrics: once, with its last chunk."""
+        """Counts the answer once, at its last chunk, for the log and the metrics."""
         self._is_counted = True
         _note(
             prompt_tokens=usage["prompt_tokens"],
@@ -342,12 +342,12 @@ class Answer:
 
 
 def _of_request(timing: Mapping[str, Any]) -> dict[str, Any]:
-    """Times without those of loading, which a server does before any request."""
+    """The times without those of loading, which precedes any request."""
     return {name: value for name, value in timing.items() if name not in ("load_s", "draft_load_s")}
 
 
 def _note(**figures: int | str) -> None:
-    """Adds figures and our own ids to the log's line of the request of HTTP that is answered."""
+    """Adds figures and our ids to the log line of the HTTP request."""
     note = NOTE.get()
     if note is not None:
         note |= figures
@@ -359,7 +359,7 @@ def _sum_of(parts: Sequence[Response], name: str) -> int:
 
 
 def _add_accepted(usage: dict[str, Any], parts: Sequence[Response]) -> None:
-    """Adds to a usage what of the drafts was accepted, under OpenAI's names."""
+    """Adds the accepted draft tokens to a usage, under OpenAI's name."""
     accepted = _sum_of(parts, "accepted")
     usage["completion_tokens_details"] = {
         "accepted_prediction_tokens": accepted,
@@ -370,9 +370,10 @@ def _add_accepted(usage: dict[str, Any], parts: Sequence[Response]) -> None:
 def timings(
     usage: Mapping[str, Any], timing: Mapping[str, Any], speculation: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The times of an answer under llama-server's names; in milliseconds, and tokens per second.
+    """The times under llama-server's names, in milliseconds and tokens per second.
 
-    The first token comes with the prompt's last row: it is none of what was predicted per second.
+    The first token comes with the prompt's last row: it does not count in the rate of predicted
+    tokens.
     """
     n_cached = usage["prompt_tokens_details"]["cached_tokens"]
     n_read, n = usage["prompt_tokens"] - n_cached, usage["completion_tokens"]

@@ -1,4 +1,4 @@
-"""One run of a server: its bounds, its figures, its running requests, and its end."""
+"""One run of a server: its limits, metrics, running requests and shutdown."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Serving:
         self.on_stop: list[Callable[[], None]] = []
 
     async def stop(self) -> tuple[int, int]:
-        """Takes nothing new, and waits until what runs has ended, its time is over or cut_now().
+        """Refuses new requests, and waits until the running ones end, time out or are cut.
 
         Returns:
             How many requests ran, and how many of them were ended before their end.
@@ -71,12 +71,12 @@ class Serving:
         return len(running), len(left)
 
     def read_keys_again(self) -> None:
-        """Accepts the keys that the program's source of keys has now, and logs it.
+        """Reloads the keys from their source, and logs it.
 
         Where that cannot be read, the old ones stay.
         """
         if self.settings.read_keys is None:
-            log.info("SIGHUP: there is no file of API keys: nothing of them changes")
+            log.info("SIGHUP: the API keys stay: the server was started without a file of keys")
             return
         try:
             n_new, n_gone = self.keys.replace(self.settings.read_keys())
@@ -86,12 +86,12 @@ class Serving:
         log.info("SIGHUP: API keys: %d in use, %d new, %d removed", len(self.keys), n_new, n_gone)
 
     def cut_now(self) -> None:
-        """Has stop() wait no longer; from any thread, and from a signal's handler."""
+        """Ends the wait of stop(); callable from any thread and signal handler."""
         self._is_hurried = True
 
 
 def note_failure(error: BaseException) -> None:
-    """Logs an unexpected exception by kind and place. Its message may hold a client's text."""
+    """Logs an unexpected exception by type and place; its message may hold a client's text."""
     if isinstance(error, (ApiError, PyllamaSpecError)):
         return
     frames = traceback.extract_tb(error.__traceback__)

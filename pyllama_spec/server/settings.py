@@ -1,4 +1,4 @@
-"""The settings of a server: bounds, keys and defaults."""
+"""The settings of a server: limits, keys and defaults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@,A-Z]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """The bounds, the keys and the defaults of a server.
+    """The limits, keys and defaults of a server.
 
     Attributes:
         alias: what answers call the model where a request has no name for it; None for the file's.
@@ -54,7 +54,7 @@ class ServerSettings:
         flags: what the program that serves calls keywords of Llama() which errors name.
 
     Raises:
-        ArgumentError: a bound is no number, or below what is needed; an origin is none.
+        ArgumentError: a limit is not a number or too low, or an origin is invalid.
 
     """
 
@@ -95,11 +95,11 @@ class ServerSettings:
         for origin in self.cors_origins:
             check_origin(origin)
         if any(not key.strip() for key in self.api_keys):
-            raise ArgumentError("one of api_keys is empty, which anybody would know")
+            raise ArgumentError("api_keys has an empty key: remove it")
 
 
 def check_origin(text: str) -> str:
-    """An origin as a browser writes it, with its scheme and in small letters; or "*", or "null".
+    """An origin as browsers write it, with scheme and in lower case; or "*" or "null".
 
     Raises:
         ArgumentError: it is something else, which no page's origin would ever equal.
@@ -110,37 +110,37 @@ def check_origin(text: str) -> str:
     if text in ("*", "null") or (_ORIGIN.fullmatch(text) and text.isascii() and not is_default):
         return text
     raise ArgumentError(
-        f"{text!r:.200} is no origin of a page: write its scheme, its name in small letters, and "
+        f"{text!r:.200} is not the origin of a page: write its scheme, its name in lower case, and "
         "its port unless that is the scheme's own, such as http://localhost:3000, or * for all"
     )
 
 
 def hosts_for(address: str, names: Sequence[str]) -> tuple[str, ...]:
-    """ServerSettings.allowed_hosts of a server at an address: any, but on a loopback or by name."""
+    """ServerSettings.allowed_hosts of an address: any, except on loopback or for a name."""
     return with_loopback(names) if names or address in LOOPBACK else ()
 
 
 def with_loopback(names: Sequence[str]) -> tuple[str, ...]:
-    """Names that the Host header may have, and those of this machine on its loopback.
+    """The allowed names of the Host header, and those of this machine on its loopback.
 
     A program of this machine asks by those, such as a check of its health. A page of somebody else
     cannot: a browser sends the name in the page's address, which it has looked up.
 
     Raises:
-        ArgumentError: one is no name of a host, which no header would ever equal.
+        ArgumentError: a name is not a host name, so no header could equal it.
 
     """
     for name in names:
         if not _is_host(name.lower()):
             raise ArgumentError(
-                f"{name!r:.100} is no name of a host: write it as clients have it in their "
+                f"{name!r:.100} is not a host name: write it as clients have it in their "
                 "address, without scheme and port, such as llm.example"
             )
     return tuple(dict.fromkeys((*(name.lower() for name in names), *LOOPBACK)))
 
 
 def _is_host(name: str) -> bool:
-    """Whether a Host header may have a name, apart from the brackets of an address."""
+    """Whether a name is valid in a Host header, brackets aside."""
     if ":" not in name:
         return _HOST.fullmatch(name) is not None
     with suppress(ValueError):

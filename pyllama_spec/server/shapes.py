@@ -1,6 +1,6 @@
-"""The accepted bodies, as published by OpenAI and llama-server.
+"""The accepted request bodies, as OpenAI and llama-server publish them.
 
-A field that is not known is left alone, as clients send many that change nothing. What a value may
+An unknown field is ignored, as clients send many that change nothing. What a value may
 be beyond its type is the library's to say, so that a request is refused over HTTP as it is in
 Python, and in the same words.
 """
@@ -26,14 +26,14 @@ Prompt = str | list[str | int | list[int]]
 
 
 class StreamOptions(Struct, kw_only=True):
-    """The fields of a stream beside its text."""
+    """The options of a stream."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class Speculation(Struct, kw_only=True, forbid_unknown_fields=True):
-    """How a request is drafted, and whether its answer says so token by token.
+    """How a request drafts, and whether its answer reports the origin of each token.
 
     Attributes:
         draft: False to decode plainly. The text is the same.
@@ -50,14 +50,14 @@ class Speculation(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Prediction(Struct, kw_only=True):
-    """OpenAI's field for a text that much of the answer repeats."""
+    """OpenAI's field for a text that the answer is expected to repeat."""
 
     content: str | list[Json]
     type: Literal["content"] = "content"
 
 
 class Sampling(Struct, kw_only=True):
-    """The fields that chats and texts share: RequestOptions' under the names of the APIs."""
+    """The fields that chats and texts share: RequestOptions under the APIs' names."""
 
     model: Name | None = None
     max_tokens: int | None = None
@@ -189,7 +189,7 @@ class NativeRequest(NativeSampling, kw_only=True):
 
 
 class InfillExtra(Struct, kw_only=True):
-    """A file beside the one that is written in."""
+    """A further file for a fill-in-the-middle request."""
 
     text: str
     filename: str = ""

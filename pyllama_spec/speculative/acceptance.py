@@ -1,4 +1,4 @@
-"""Which drafted tokens are accepted: the target's own choice at each row, while it is the draft's.
+"""Accepts drafted tokens: while the target's own choice at each row equals the draft.
 
 The comparison itself is in C for engine.Sampler, one call per sequence and round:
 llama_spec_sample_chain() in csrc/abi/sampling.cpp. match_by_steps() is the same in Python, for
@@ -18,10 +18,10 @@ RowObserver = Callable[[int, int], None]
 
 
 class TokenSampler(Protocol):
-    """Chooses tokens: engine.Sampler, or something of the same shape around it."""
+    """The interface of samplers: engine.Sampler, or a wrapper."""
 
     def sample(self, context: Context, i: int) -> int:
-        """A token from the logits of token i of the last batch, with no state advanced."""
+        """Samples from the logits of token i of the last batch, without advancing the state."""
         ...
 
     def accept(self, token: int, *, generated: bool = True) -> None:
@@ -29,7 +29,7 @@ class TokenSampler(Protocol):
         ...
 
     def sample_chain(self, context: Context, row: int, draft: Sequence[int]) -> list[int]:
-        """sample() and accept() at row, row + 1, ... while the tokens equal the draft.
+        """Calls sample() and accept() at row, row + 1, ... while the tokens equal the draft.
 
         Args:
             context: whose last batch it is.
@@ -44,10 +44,10 @@ class TokenSampler(Protocol):
 
 
 class StepSampler:
-    """A TokenSampler whose chain is made of its single steps; for samplers written in Python."""
+    """A base for samplers written in Python, whose chain calls the single steps."""
 
     def sample(self, context: Context, i: int) -> int:
-        """A token from the logits of token i of the last batch."""
+        """Samples from the logits of token i of the last batch."""
         raise NotImplementedError
 
     def accept(self, token: int, *, generated: bool = True) -> None:
@@ -73,7 +73,7 @@ def sample_and_match(
     out: list[int],
     observe: RowObserver | None = None,
 ) -> None:
-    """Draws the target's own token at each row and continues while it equals the draft.
+    """Samples the target's own token at each row while it equals the draft.
 
     Row `row` of the target's last batch is the pending token, row + 1 + i is draft[i]. For an
     argmax draft d this accepts with probability p(d) and otherwise draws from the rest: exactly
@@ -82,7 +82,7 @@ def sample_and_match(
     with any draft or none.
 
     Args:
-        sampler: of the sequence.
+        sampler: the sampler of the sequence.
         target: whose last batch holds the rows.
         row: see above.
         draft: the verified tokens.
@@ -109,7 +109,7 @@ def match_by_steps(
     out: list[int],
     observe: RowObserver | None = None,
 ) -> None:
-    """sample_and_match() with a call per token."""
+    """Computes sample_and_match() with a call per token."""
     is_eog = target.model.vocab.is_eog
     for i in range(len(draft) + 1):
         token = sampler.sample(target, row + i)

@@ -1,4 +1,4 @@
-"""Copies of recurrent states at turn borders, in the host's memory.
+"""Copies of recurrent states in the host's memory, at the ends of turns.
 
 A prompt of a later turn often leaves the text in the middle of the last answer: a chat template
 drops what was thought, or an answer is asked for again. A memory of positions is cut there. A
@@ -16,12 +16,12 @@ from pyllama_spec.speculative.sequence import SequenceState
 
 # Fewer tokens are read again rather than copied for.
 _MIN_PART = 64
-# Of a sequence, places where other prompts continued differently.
+# The number of borders that a sequence keeps: places where other prompts differ.
 _N_BORDERS = 2
 
 
 class Checkpoint(NamedTuple):
-    """The state of a sequence that held its first n_tokens.
+    """The state of a sequence after its first n_tokens.
 
     Attributes:
         is_part: whether its prompt continued there.
@@ -36,7 +36,7 @@ class Checkpoint(NamedTuple):
 
 
 class Checkpoints:
-    """The last few of each sequence.
+    """The last few checkpoints of each sequence.
 
     Args:
         target: the target's context.
@@ -67,7 +67,7 @@ class Checkpoints:
         self._kept[seq] = self._last([*kept, checkpoint])
 
     def add_part(self, state: SequenceState) -> None:
-        """Copies a state within a prompt, where no snapshot goes back before the prompt's end.
+        """Copies a state within a prompt if no snapshot reaches back beyond the prompt's end.
 
         The same prompt continues from the last such place, in the same pieces as before.
         """
@@ -82,7 +82,7 @@ class Checkpoints:
             self._kept[seq] = self._last([*kept, checkpoint])
 
     def add_border(self, state: SequenceState) -> None:
-        """Copies a state within a prompt, where another one continues differently."""
+        """Copies a state within a prompt at which another prompt continues differently."""
         seq, n = state.seq_id, state.n_decoded
         kept = [one for one in self._kept.get(seq, ()) if one.n_tokens != n]
         if self._n_kept:
@@ -94,11 +94,11 @@ class Checkpoints:
         return list(self._kept.get(seq, ()))
 
     def replace(self, seq: int, checkpoints: Sequence[Checkpoint]) -> None:
-        """Gives a sequence the checkpoints of the one that it is a copy of."""
+        """Replaces a sequence's checkpoints by those of the sequence it copies."""
         self._kept[seq] = list(checkpoints)
 
     def _last(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
-        """The last few ends of prompts, what lies between them, and the last few borders."""
+        """The last ends of prompts, the checkpoints between them, and the last borders."""
         borders = [i for i, one in enumerate(checkpoints) if one.is_border]
         ends = [i for i, one in enumerate(checkpoints) if not (one.is_part or one.is_border)]
         n_over = len(ends) - self._n_kept
@@ -109,15 +109,15 @@ class Checkpoints:
         ]  # fmt: skip
 
     def drop(self, seq: int, n_keep: int) -> None:
-        """Forgets those after the first n_keep tokens: the text continues differently there."""
+        """Drops the checkpoints after the first n_keep tokens."""
         self._kept[seq] = [one for one in self._kept.get(seq, ()) if one.n_tokens <= n_keep]
 
     def copy(self, source: int, target: int) -> None:
-        """To be called when a sequence was copied."""
+        """Copies the checkpoints of a copied sequence."""
         self._kept[target] = list(self._kept.get(source, ()))
 
     def return_to(self, seq: int, n_keep: int) -> int:
-        """Brings the memory to the last one within n_keep tokens; its place, or 0 without one."""
+        """Restores the last checkpoint within n_keep tokens; returns its position, or 0."""
         for one in reversed(self._kept.get(seq, ())):
             if 0 < one.n_tokens <= n_keep:
                 try:

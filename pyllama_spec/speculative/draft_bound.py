@@ -1,4 +1,4 @@
-"""How many tokens a sequence may draft, and which bound limits it: all bounds meet here.
+"""The maximum draft length of a sequence, and the bound that sets it.
 
 A controller may want fewer and a drafter give fewer; neither can raise the number.
 """
@@ -15,7 +15,7 @@ _ROWS = "the number of rows that a decode verifies (n_batch, n_outputs_max or ma
 
 
 class DraftBound(NamedTuple):
-    """The most tokens that a sequence may draft in a round.
+    """The maximum number of tokens that a sequence may draft in a round.
 
     Attributes:
         max_draft: the number, from 0 on.
@@ -28,10 +28,10 @@ class DraftBound(NamedTuple):
 
 
 def drafter_bound(drafter: Drafter) -> DraftBound:
-    """The drafter's own number, which may be a user's.
+    """The drafter's own maximum, which a user may have set.
 
     Raises:
-        ArgumentError: it is no whole number from 0 on.
+        ArgumentError: it is not a whole number from 0 on.
 
     """
     max_draft = count(drafter.max_draft, f"max_draft of the drafter {drafter.name!r}", 0)
@@ -49,7 +49,7 @@ def draft_bound(
     n_left: int | None = None,
     n_free: int | None = None,
 ) -> DraftBound:
-    """The tightest of the bounds that are given; among equals the first one.
+    """The smallest of the given bounds; the first of equal ones.
 
     n_snapshots and snapshots hold as long as a context is open, n_seqs, n_left and n_free for one
     round.
@@ -57,8 +57,8 @@ def draft_bound(
     Args:
         bound: what holds already: the drafter's own number, or all that hold for the context.
         n_draft: what the caller allows, of the context or of a request.
-        n_snapshots: how many tokens a recurrent state can take back (Rollback.max_draft).
-        snapshots: why no more, in words (Rollback.max_draft_reason).
+        n_snapshots: how many tokens a recurrent state can roll back (Rollback.max_draft).
+        snapshots: the reason for that limit, in words (Rollback.max_draft_reason).
         n_rows: the rows of a decode that verifies: those that are computed as single ones are, that
             have logits, and that a batch takes (Limits.width). The pending token needs one.
         n_seqs: how many sequences share those rows.
@@ -67,7 +67,7 @@ def draft_bound(
         n_free: the positions of the context that are free. The pending token needs one.
 
     Raises:
-        ArgumentError: n_draft is no whole number from 0 on.
+        ArgumentError: n_draft is not a whole number from 0 on.
 
     """
     max_draft, reason = bound

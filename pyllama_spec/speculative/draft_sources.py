@@ -1,4 +1,4 @@
-"""Counts the drafts of a text by their source: the model, a copy, the grammar and others."""
+"""Counts a text's drafts by source: the model, a copy, the grammar and others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SOURCES = ("model", "copy", "prediction", "memory", "grammar")
 
 @dataclass(slots=True)
 class SourceCounts:
-    """The drafts of one source.
+    """The counts of one source.
 
     Attributes:
         rounds: rounds whose draft came from it: a round has at most one.
@@ -37,7 +37,7 @@ class SourceCounts:
         self.accepted += other.accepted
 
     def as_dict(self) -> dict[str, int | float]:
-        """The counts and the rate, for JSON; the rate is 0 where nothing was verified."""
+        """The counts and the rate for JSON; the rate is 0 if nothing was verified."""
         rate = self.accepted / self.drafted if self.drafted else 0.0
         return {
             "rounds": self.rounds, "proposed": self.proposed, "drafted": self.drafted,
@@ -46,7 +46,7 @@ class SourceCounts:
 
 
 def source_of(span: Span) -> str:
-    """Whose draft a span has: one of SOURCES, or "nobody" where nothing was proposed."""
+    """The source of a span's draft: one of SOURCES, or "nobody" without a proposal."""
     if not span.draft.ids:
         return "nobody"
     if span.is_forced:
@@ -59,7 +59,7 @@ def source_of(span: Span) -> str:
 
 
 def add_sources(sums: dict[str, SourceCounts], more: Mapping[str, SourceCounts]) -> None:
-    """Adds the counts of another request, which another thread may be counting on."""
+    """Adds the counts of another request, which another thread may still update."""
     for name in SOURCES:  # not items(): a source may be added meanwhile
         if name in more:
             sums.setdefault(name, SourceCounts()).add(more[name])
@@ -71,7 +71,7 @@ def sources_as_dict(by_source: Mapping[str, SourceCounts]) -> dict[str, dict[str
 
 
 def sources_in_words(by_source: Mapping[str, Mapping[str, Any]]) -> str:
-    """Accepted of drafted tokens for each source: "copy 26 of 28, model 2 of 12".
+    """Accepted of drafted tokens by source: "copy 26 of 28, model 2 of 12".
 
     Args:
         by_source: of sources_as_dict().

@@ -1,4 +1,4 @@
-"""Finds the place in a user's code that a drafter's failure comes from.
+"""Finds the code that raised a drafter's error: the drafter's, or a wrapped one's.
 
 What a drafter raises has a traceback. What it returns is checked in this package, so that the
 traceback of a wrong value ends here and tells its author nothing: the place is then the method that
@@ -22,7 +22,7 @@ _ONE = {"propose": "propose_one", "commit": "commit_one"}
 
 
 class Blame(NamedTuple):
-    """Whose failure it is.
+    """The drafter that an error is attributed to.
 
     Attributes:
         author: the class or function, with its module.
@@ -37,7 +37,7 @@ class Blame(NamedTuple):
 
 
 def blame(drafter: Drafter, what: str, error: Exception) -> Blame:
-    """Whose failure an error is: of the drafter, or of the one inside that it passes calls on to.
+    """Attributes an error to the drafter, or to the wrapped drafter or callable inside.
 
     Args:
         drafter: that failed.
@@ -66,7 +66,7 @@ def blame(drafter: Drafter, what: str, error: Exception) -> Blame:
 
 
 def _chain(drafter: Drafter) -> list[object]:
-    """The drafter, and what is inside it, from the outside to the inside."""
+    """The drafter and those it wraps, from the outside to the inside."""
     chain: list[object] = [drafter]
     while isinstance(chain[-1], Drafter):
         one = chain[-1].passes_on_to()
@@ -79,7 +79,7 @@ def _chain(drafter: Drafter) -> list[object]:
 
 
 def _codes(one: object, what: str) -> list[CodeType]:
-    """The code of the methods that may have been called, as far as it is Python and not ours."""
+    """The code objects of the methods that may have been called, in Python outside this package."""
     methods: list[object]
     if isinstance(one, Drafter):
         methods = [getattr(one, name, None) for name in (what, _ONE.get(what, what))]

@@ -1,4 +1,4 @@
-"""What the sequences of a context hold, in the target's memory, in the drafter and for each other.
+"""The contents of a context's sequences, in the target's memory and in the drafter.
 
 A request begins on what its sequence holds of the prompt. A sequence's content can be rolled back
 after a failure, copied to another one or to the host's memory, and put away for later prompts.
@@ -20,11 +20,11 @@ from pyllama_spec.speculative.sequence import (
 
 
 class HeldSequences:
-    """The sequences of one context, between decodes.
+    """The sequences of a context between decodes.
 
     Args:
         target: the context.
-        rollback: of its memory.
+        rollback: the rollback of its memory.
         drafter: what it knows of a sequence goes with it.
         prefixes: the holders of prompts' beginnings.
 
@@ -37,7 +37,7 @@ class HeldSequences:
         self._drafter, self._prefixes = drafter, prefixes
 
     def cut_for(self, run: SequenceRun) -> None:
-        """Cuts a run's sequence where the prompt leaves what it holds."""
+        """Cuts a run's sequence at the first token that differs from the prompt."""
         prompt, state = run.prompt, run.state
         n_keep = n_common(state.tokens[: state.n_decoded], prompt[:-1])
         n_keep = n_keep if run.max_held is None else min(n_keep, run.max_held)
@@ -47,7 +47,7 @@ class HeldSequences:
         self._drafter.truncate(state.seq_id, n_keep)
 
     def _keep(self, state: SequenceState, n_keep: int) -> int:
-        """Brings the memory to as much of the first n_keep tokens as it and the drafter can use."""
+        """Keeps as much of the first n_keep tokens as target and drafter can use."""
         while True:
             n_keep = self._drafter.resume_at(state.seq_id, n_keep, state.tokens)
             n_held = self._rollback.keep(state, n_keep)
@@ -58,7 +58,7 @@ class HeldSequences:
             state.n_decoded = n_keep = n_held  # the drafter may need an earlier one still
 
     def recover(self, state: SequenceState) -> None:
-        """Brings memory and drafter back to what a sequence holds, after an interruption."""
+        """Restores memory and drafter to a sequence's committed tokens, after an interruption."""
         self._rollback.recover(state)
         # The drafter knows the pending token too, and is not told again; of a prompt it knows less,
         # and it is told again of text that the memory has lost.
@@ -67,18 +67,18 @@ class HeldSequences:
         self._drafter.truncate(state.seq_id, n_keep + is_whole)
 
     def forget(self, state: SequenceState) -> None:
-        """Empties a sequence, its memory and what the drafter knows of it."""
+        """Empties a sequence in the target's memory and in the drafter."""
         self._prefixes.forget(state.seq_id)
         self._rollback.forget(state)
         self._drafter.truncate(state.seq_id, 0)
 
     def put_away(self, state: SequenceState) -> None:
-        """forget(), with a copy in the store for later prompts with the same beginning."""
+        """Empties a sequence, and stores a copy for later prompts with the same prefix."""
         self._prefixes.shelve(state)
         self.forget(state)
 
     def fork(self, state: SequenceState, seq_id: int) -> SequenceState:
-        """A copy of a sequence under another number.
+        """Copies a sequence to another number.
 
         Raises:
             ArgumentError: it is the same number, or the context has no such sequence.
@@ -97,7 +97,7 @@ class HeldSequences:
         )
 
     def save(self, state: SequenceState) -> SavedSequence:
-        """A copy of a sequence in the host's memory.
+        """Copies a sequence to the host's memory.
 
         Raises:
             OutOfMemoryError: there is no room for it.
@@ -110,7 +110,7 @@ class HeldSequences:
         )
 
     def restore(self, state: SequenceState, saved: SavedSequence) -> None:
-        """Brings a sequence to what save() copied, of this number or of another one.
+        """Restores a copy of save(), of this or another sequence.
 
         Raises:
             ArgumentError: the bytes are damaged, or from a context that differs from this one;

@@ -37,7 +37,7 @@ _MOST = 1.0 + 1e-4
 
 
 class DrafterFailure(Exception):  # noqa: N818 - it is a record, never raised
-    """Why a drafter is disabled.
+    """The error that disabled a drafter.
 
     Attributes:
         reason: in words.
@@ -51,7 +51,7 @@ class DrafterFailure(Exception):  # noqa: N818 - it is a record, never raised
 
 
 class IsolatedDrafter:
-    """Passes calls on to a drafter, and disables it for a sequence in which it fails.
+    """Passes calls to a drafter, and disables it for a sequence in which it fails.
 
     Ids that it may not propose are cut off here: a drafter of the user's, or one for another
     vocabulary, then costs acceptance and not the process. After a failure nothing is asked of it
@@ -85,14 +85,14 @@ class IsolatedDrafter:
         self.is_lookup, self.draws_tokens = drafter.is_lookup, drafter.draws_tokens
         # Others are told the tokens of a copy again.
         self.copies = drafter.can_copy
-        # Whether there is anything to tell it: plain decoding has nobody who would listen.
+        # Whether the drafter needs commits: that of plain decoding does not.
         self.listens = drafter.max_draft > 0 or bool(self.target_layers)
 
     def __repr__(self) -> str:
         return repr(self._drafter)
 
     def failure(self, seq: int) -> DrafterFailure | None:
-        """Why the drafter is disabled for a sequence; None while it is enabled."""
+        """The error that disabled the drafter for a sequence; None while it is enabled."""
         return self._failures.get(seq) if self._failures else None
 
     @property
@@ -150,7 +150,7 @@ class IsolatedDrafter:
         return self._call(seq, "n_unread", n_unread) or 0
 
     def save(self, seq: int) -> bytes | None:
-        """What restore() needs to continue the sequence; None if the drafter has no such thing.
+        """The drafter's state for restore(); None if it has none.
 
         A drafter without it is told the tokens again, and the target decodes them again where the
         drafter wants its rows.
@@ -164,7 +164,7 @@ class IsolatedDrafter:
         return self._call(seq, "save", save) if seq in self._n_known else None
 
     def restore(self, seq: int, state: bytes | None) -> None:
-        """Restores what save() gave; a bad state is rebuilt at the next prompt."""
+        """Restores a state of save(); the next prompt rebuilds a bad one."""
         if state is None:
             return
 
@@ -177,7 +177,7 @@ class IsolatedDrafter:
             self._n_known[seq] = n
 
     def catch_up(self, seq: int, tokens: Sequence[int]) -> None:
-        """After restore(), in the middle of a text: tells it of the tokens what it does not know.
+        """Commits the tokens that the drafter lacks, after restore() in the middle of a text.
 
         One that wants rows which are gone is left out until the next prompt.
         """
@@ -227,7 +227,7 @@ class IsolatedDrafter:
                 known[c.seq] += len(c.tokens)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """A draft for each request: at most as many ids as asked for, all of the vocabulary."""
+        """A draft for each request: at most the requested number of ids, all in the vocabulary."""
         open_requests = [r for r in requests if self._is_on(r.seq)]
         if not open_requests:
             return [NO_DRAFT] * len(requests)
@@ -257,12 +257,12 @@ class IsolatedDrafter:
             return NO_DRAFT
         try:
             return self._checked(draft, request)
-        except Exception as error:  # noqa: BLE001 - what it gave is no draft
+        except Exception as error:  # noqa: BLE001 - what it gave is not a draft
             self._fail(request.seq, "propose", error)
             return NO_DRAFT
 
     def _checked(self, draft: Draft, request: DraftRequest) -> Draft:
-        """The draft as far as it was asked for, or to the first that is none of the vocabulary."""
+        """The draft, cut at the requested length and before the first id outside the vocabulary."""
         if draft is NO_DRAFT:  # as in most rounds of a text that is only looked up
             return draft
         try:
@@ -287,7 +287,7 @@ class IsolatedDrafter:
             self._n_foreign.pop(request.seq, None)
         if match_length < 0:
             raise ValueError(f"match_length={match_length} of a draft is below 0")
-        # Controllers calculate with them: a value that is no number fails here, as the drafter's
+        # Controllers calculate with them: a value that is not a number fails here, as the drafter's
         # fault.
         if p is not None:
             p = _probabilities(p, len(ids))
@@ -300,7 +300,7 @@ class IsolatedDrafter:
         )
 
     def _note_foreign(self, seq: int, token: int) -> None:
-        """Counts a draft without a verifiable token, in a text that had no other.
+        """Counts a draft without any valid id, in a text without other drafts.
 
         Raises:
             ValueError: there were too many: it looks as if it proposed nothing, and costs as much.
@@ -316,7 +316,7 @@ class IsolatedDrafter:
             )
 
     def asked_of(self, seq: int, *, asks_model: bool) -> Literal["", "copies", "drafter"]:
-        """Who answers for a sequence: see Span.asked_of."""
+        """Who is asked for a draft of a sequence: see Span.asked_of."""
         if not self._is_on(seq):
             return ""
         return "drafter" if asks_model or self.is_lookup else "copies"
@@ -337,7 +337,7 @@ class IsolatedDrafter:
             self._lend(None)
 
     def _blame(self, what: str, failed: SequenceErrors, seqs: Sequence[int]) -> None:
-        """Notes who failed; where none of those who were asked is named, all of them did."""
+        """Records which drafter failed; all that were asked if the error names none of them."""
         named = [seq for seq in seqs if seq in failed.errors]
         for seq in named or seqs:
             self._fail(seq, what, failed.errors.get(seq, failed))
@@ -352,14 +352,14 @@ class IsolatedDrafter:
 
 
 def _warn(drafter: Drafter, name: str, why: str, what: str, error: Exception) -> None:
-    """Says that a drafter failed: a text without drafts looks like any other."""
+    """Warns that a drafter failed: a text without drafts looks like any other."""
     # A warning may raise, as filters say. The text depends on neither.
     with contextlib.suppress(Exception):
         author, module, place = blame(drafter, what, error)
         where = author if place is None else f"{Path(place[0]).name}, line {place[1]}"
         message = (
             f"the drafter {name} is disabled until the next prompt of its sequence: it "
-            f"{why[:_MAX_REASON]} ({where}). The text goes on without it. This is said once; "
+            f"{why[:_MAX_REASON]} ({where}). The text continues without it. This is said once; "
             "Llama.generate_steps(...).record.stats.reason_off_error has the traceback "
             "(docs/drafters.md)"
         )
@@ -378,7 +378,7 @@ def _probabilities(given: Sequence[float], n: int) -> list[float]:
     """
     p = [float(one) for one in islice(given, n)]
     if len(p) < n:
-        raise ValueError(f"a draft of {n} tokens has {len(p)} probabilities")
+        raise ValueError(f"a draft of {n} tokens has {len(p)} probabilities; give one each")
     for i, one in enumerate(p):
         if not 0.0 <= one <= 1.0:  # nor is NaN
             if not 1.0 < one <= _MOST:
@@ -388,15 +388,15 @@ def _probabilities(given: Sequence[float], n: int) -> list[float]:
 
 
 def _check_candidates(given: Sequence[Sequence[tuple[int, float]]], n: int) -> None:
-    """Raises unless each of n tokens has its candidates.
+    """Raises unless there are candidates for each of n tokens.
 
     Raises:
         ValueError: there are fewer, or a probability is not from 0 to 1.
-        TypeError: an element is no list of pairs.
+        TypeError: an element is not a list of pairs.
 
     """
     if len(given) < n:
-        raise ValueError(f"a draft of {n} tokens has candidates for {len(given)}")
+        raise ValueError(f"a draft of {n} tokens has candidates for {len(given)}; give all")
     for i, place in enumerate(islice(given, n)):
         try:
             wrong = next((one for one in place if not _is_candidate(*one)), None)
@@ -416,7 +416,7 @@ def _is_candidate(token: int, p: float) -> bool:
 
 
 def _distributions(draft: Draft, n: int) -> list[Distribution] | None:
-    """What the first n ids of a draft were drawn from; None where they were not drawn.
+    """The distributions of a draft's first n ids; None if they were not drawn.
 
     Raises:
         ValueError: there are not as many.
@@ -427,19 +427,19 @@ def _distributions(draft: Draft, n: int) -> list[Distribution] | None:
         return None
     found = list(islice(draft.distributions, n))
     if len(found) < n:
-        raise ValueError(f"a draft of {n} tokens has {len(found)} distributions")
+        raise ValueError(f"a draft of {n} tokens has {len(found)} distributions; give one each")
     for one in found:
         instance(one, Distribution, "a distribution of a draft")
     return found
 
 
 def _bounded(text: object, n: int) -> str:
-    """At most n characters, none of which a terminal or a log obeys."""
+    """At most n characters, without control characters."""
     return "".join(c if c.isprintable() else "?" for c in str(text)[:n])
 
 
 def _said(error: Exception) -> str:
-    """Its text, even if its str() raises: the class may be the user's."""
+    """The message of an error, even if its str() raises."""
     try:
         return str(error)
     except Exception as again:  # noqa: BLE001

@@ -1,4 +1,4 @@
-"""The round for one sequence at a time, where the caller makes each call."""
+"""A round for one sequence at a time, in which the caller makes each call."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SpeculativeLoop:
 
     @classmethod
     def of(cls, round_: Round) -> SpeculativeLoop:
-        """One on a round that exists."""
+        """A loop on an existing round."""
         loop = cls.__new__(cls)
         loop._use(round_)
         return loop
@@ -59,26 +59,26 @@ class SpeculativeLoop:
 
     @property
     def drafter(self) -> IsolatedDrafter:
-        """The drafter, as the round sees it."""
+        """The round's drafter, isolated."""
         return self.round.drafter
 
     @property
     def max_draft(self) -> int:
-        """The most tokens that are drafted in a round."""
+        """The maximum number of tokens that a round drafts."""
         return self.round.max_draft
 
     @property
     def stats(self) -> SpeculationStats:
-        """Counts of the last request."""
+        """The counts of the last request."""
         return self._run.stats
 
     @property
     def timing(self) -> Timing:
-        """Seconds of the last request."""
+        """The seconds of the last request."""
         return self._run.timing
 
     def prefill(self, seq: SequenceState, prompt: Sequence[int], *, remember: bool = True) -> None:
-        """Brings the sequence to the prompt, reusing what it already holds of it.
+        """Prepares the sequence for the prompt, and reuses the common prefix it holds.
 
         Afterwards the target's last batch ends with the logits of the prompt's last token.
 
@@ -146,7 +146,7 @@ class SpeculativeLoop:
         yield step
 
     def fork(self, seq: SequenceState, seq_id: int) -> SequenceState:
-        """A copy of a sequence under another number, so that two texts share a beginning.
+        """Copies a sequence to another number, so that two texts share a prefix.
 
         Raises:
             ArgumentError: it is the same number, or the context has no such sequence.

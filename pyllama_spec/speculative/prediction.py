@@ -1,4 +1,4 @@
-"""A request's prediction: a text that its answer is expected to repeat, as a source of drafts.
+"""A request's prediction, a text that the answer is expected to repeat, as a draft source.
 
 An edit repeats a file, an answer a form. The round asks a prediction before it asks the drafter, so
 that any drafter has it beside, and the controller weighs it as it weighs any copy. It is tokens
@@ -34,13 +34,13 @@ class Prediction:
         # Where the text continues in it; None where they have parted. And where that was last.
         self._at: int | None = 0
         self._last_at = self._n_matched = 0
-        # Its places by the tokens before them.
+        # The positions in the prediction by the tokens before them.
         self._places: dict[tuple[int, ...], list[int]] = {}
         for end in range(_SIZE, len(self._tokens)):
             self._places.setdefault(tuple(self._tokens[end - _SIZE : end]), []).append(end)
 
     def propose(self, request: DraftRequest) -> Draft:
-        """The next tokens of it as a draft; NO_DRAFT where the text differs."""
+        """The next tokens of the prediction as a draft; NO_DRAFT if the text differs."""
         tokens = request.tokens
         if len(tokens) < self._n_seen:  # the older half of the text was forgotten
             self._n_prompt = self._n_seen = len(tokens)
@@ -64,7 +64,7 @@ class Prediction:
             self._at, self._n_matched = None, 0
 
     def _find(self, tokens: Sequence[int]) -> None:
-        """Searches a place with the text's last tokens: the next one after the last place."""
+        """Finds the next position in the prediction with the text's last tokens."""
         if len(tokens) - self._n_prompt < _SIZE:
             return
         places = self._places.get(tuple(tokens[len(tokens) - _SIZE :]))

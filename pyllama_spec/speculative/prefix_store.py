@@ -1,4 +1,4 @@
-"""Prefixes of past prompts in the host's memory, with the text after them.
+"""Stores prefixes of past prompts in the host's memory, with the text after them.
 
 What a sequence holds is copied here before another prompt takes its place, and goes back when a
 prompt comes that begins like it. A store belongs to one context, so that model and settings are the
@@ -48,19 +48,19 @@ class StoredPrefix:
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens it holds."""
+        """The number of tokens of the copy."""
         return len(self.tokens)
 
     @property
     def n_bytes(self) -> int:
-        """What it takes."""
+        """The size in bytes."""
         states = sum(one.data.nbytes for one in self.checkpoints)
         own = self.tokens.nbytes + self.memory.nbytes + len(self.drafter or b"")
         return own + states
 
 
 class PrefixStore:
-    """Copies of sequences, the one that was used last at the end.
+    """Copies of sequences in order of last use, the newest last.
 
     Args:
         max_bytes: what they may take together; 0 to keep none.
@@ -79,7 +79,7 @@ class PrefixStore:
         return len(self._entries)
 
     def add(self, entry: StoredPrefix) -> None:
-        """Keeps a copy; drops copies that it extends, and the oldest ones for room.
+        """Adds a copy; drops the copies that it extends, and the oldest for room.
 
         One that is larger than the whole store is not kept.
         """
@@ -98,13 +98,13 @@ class PrefixStore:
         self.n_bytes += size
 
     def remove(self, entry: StoredPrefix) -> None:
-        """Releases a copy, if it is there."""
+        """Drops a copy if it is stored."""
         if entry in self._entries:
             self._entries.remove(entry)
             self.n_bytes -= entry.n_bytes
 
     def touch(self, entry: StoredPrefix) -> None:
-        """Notes that a copy was used now, if it is there."""
+        """Marks a copy as used now, if it is stored."""
         if entry in self._entries:
             self._entries.remove(entry)
             self._entries.append(entry)
@@ -115,23 +115,23 @@ class PrefixStore:
         self.n_bytes = 0
 
     def holds(self, tokens: Ids, key: AdaptersKey) -> bool:
-        """Whether a copy holds all of these tokens."""
+        """Whether a copy has all of these tokens."""
         n = len(tokens)
         return any(e.key == key and n_common_ids(e.tokens, tokens) == n for e in self._entries)
 
     def closest(
         self, tokens: Ids, key: AdaptersKey, reach: Callable[[StoredPrefix, int], int]
     ) -> tuple[StoredPrefix | None, int, int]:
-        """The copy from which most tokens can be kept.
+        """The copy with the most reusable tokens.
 
         Args:
-            tokens: of a prompt.
-            key: what it is computed with.
-            reach: given a copy and how many tokens it has in common, how many it can give.
+            tokens: the tokens of a prompt.
+            key: the key of the settings that it is computed with.
+            reach: returns how many tokens a copy can give, from it and its common prefix's length.
 
         Returns:
-            The copy, None for none; how many tokens it gives; and how many some copy has in common
-            with the prompt, given or not.
+            The copy or None; how many tokens it gives; and the longest common prefix of the prompt
+            with any copy, usable or not.
 
         """
         best: StoredPrefix | None = None

@@ -1,4 +1,4 @@
-"""Finds who holds the beginning of a prompt: its own sequence, another one, or the store.
+"""Finds a prompt's prefix in its own sequence, in another one, or in the store.
 
 A request begins where most of its prompt is held already. What another sequence holds is copied;
 what the store holds is restored; what only the request's own sequence held goes to
@@ -33,7 +33,7 @@ MIN_COPIED, _COPIED_PART = 8, 64
 
 @dataclass(slots=True, eq=False)
 class _Holder:
-    """What a sequence of the context holds.
+    """The content of a sequence.
 
     Attributes:
         state: the sequence.
@@ -52,7 +52,7 @@ class _Holder:
 
     @property
     def is_reading(self) -> bool:
-        """Whether the request reads its prompt."""
+        """Whether the request still reads its prompt."""
         run = self.run
         return (
             run is not None
@@ -63,7 +63,7 @@ class _Holder:
 
 @dataclass(slots=True)
 class _Beginning:
-    """The longest part of a prompt that is held anywhere.
+    """The longest stored or computed prefix of a prompt.
 
     Attributes:
         n: how many tokens can be kept of it.
@@ -79,11 +79,11 @@ class _Beginning:
 
 
 class Prefixes:
-    """Beginnings of prompts in the sequences of a context, and in a store beside it.
+    """Finds prefixes of prompts in a context's sequences and in its store.
 
     Args:
         target: the context.
-        rollback: of its memory.
+        rollback: the rollback of its memory.
         drafter: what goes with it.
         store: for what no sequence holds any more; None to reuse nothing but the own sequence's.
 
@@ -104,7 +104,7 @@ class Prefixes:
     # ---- a request begins
 
     def begin(self, run: SequenceRun, beside: Sequence[SequenceRun] | None = None) -> None:
-        """Brings to a run's sequence what is held of its prompt, or has it wait for that.
+        """Copies the longest prefix of a run's prompt to its sequence, or makes the run wait.
 
         Afterwards the sequence holds what it says, and shares as much of the prompt's beginning as
         any sequence does.
@@ -135,13 +135,13 @@ class Prefixes:
         return adapters_key(self._target.adapters if adapters is None else adapters)
 
     def _key_of(self, state: SequenceState) -> AdaptersKey:
-        """What a sequence's memory was computed with."""
+        """The key of the settings that a sequence's memory was computed with."""
         holder = self._holders.get(state.seq_id)
         is_known = holder is not None and holder.state is state
         return holder.key if holder is not None and is_known else self._key(state.adapters)
 
     def hold(self, state: SequenceState) -> None:
-        """Notes what a sequence holds that was loaded."""
+        """Notes the content of a loaded sequence."""
         self._holders[state.seq_id] = _Holder(state, self._key(state.adapters))
 
     def _bring(self, mine: _Holder, run: SequenceRun, beside: Sequence[SequenceRun] | None) -> None:
@@ -161,7 +161,7 @@ class Prefixes:
             run.borders.add(n_known)  # the next one can begin here
 
     def _best(self, mine: _Holder, wanted: Sequence[int], n_own: int) -> _Beginning:
-        """Finds the holder of most of a prompt, the own sequence first."""
+        """Finds the longest prefix of a prompt, in its own sequence first."""
         best = _Beginning(n_own)
         for holder in self._others(mine):
             n = n_common(holder.state.tokens[: holder.state.n_decoded], wanted)
@@ -181,7 +181,7 @@ class Prefixes:
         return best
 
     def _others(self, mine: _Holder) -> list[_Holder]:
-        """The sequences that are computed as this one is; not those that were given another id."""
+        """The other sequences with the same settings; not those that were renumbered."""
         return [
             holder
             for seq, holder in self._holders.items()
@@ -192,7 +192,7 @@ class Prefixes:
 
     @property
     def _can_copy(self) -> bool:
-        """Whether target and drafter continue in a copy of another sequence as in the sequence."""
+        """Whether target and drafter can continue in a copy of another sequence."""
         has_drafter = self._drafter.copies or not self._drafter.target_layers
         return has_drafter and (self._rollback.is_cut or self._rollback.saves_whole)
 
@@ -209,7 +209,7 @@ class Prefixes:
     # ---- copies
 
     def _adopt(self, mine: _Holder, best: _Beginning) -> None:
-        """Copies a holder's tokens into a sequence; empties it where that fails."""
+        """Copies a prefix into a sequence; empties the sequence if that fails."""
         state, memory, drafter = mine.state, self._target.memory, self._drafter
         seq = state.seq_id
         # First: an interrupt in the middle leaves a sequence that says it holds nothing.
@@ -249,13 +249,13 @@ class Prefixes:
         self._drafter.truncate(state.seq_id, 0)
 
     def shelve_held(self, seq: int, *, unless: SequenceState) -> None:
-        """shelve() of what a sequence is known to hold, but for one."""
+        """Stores the content of sequence `seq`, unless it is the given one."""
         holder = self._holders.get(seq)
         if holder is not None and holder.state.seq_id == seq and holder.state is not unless:
             self.shelve(holder.state)
 
     def shelve(self, state: SequenceState) -> None:
-        """Copies a sequence's contents to the store, unless it or another sequence has them."""
+        """Stores a sequence's content, unless the store or another sequence has it."""
         store, n = self.store, state.n_decoded
         if store is None or not store.max_bytes or n < MIN_TOKENS:
             return
@@ -280,11 +280,11 @@ class Prefixes:
         store.add(StoredPrefix(tokens, key, first, memory, drafter, checkpoints))
 
     def forget(self, seq: int) -> None:
-        """Notes that a sequence holds nothing any more."""
+        """Notes that a sequence is empty."""
         self._holders.pop(seq, None)
 
     def clear(self) -> None:
-        """Releases all that no sequence holds."""
+        """Drops all content that no sequence holds."""
         if self.store is not None:
             self.store.clear()
 
@@ -297,7 +297,7 @@ class Prefixes:
         n_held: int,
         beside: Sequence[SequenceRun] | None,
     ) -> None:
-        """Has a run wait for an older one that reads more of its prompt than is held anywhere."""
+        """Makes a run wait for an older one that will read a longer prefix of its prompt."""
         n_best, mine.source = n_held + MIN_TOKENS - 1, None
         for holder in self._others(mine):
             if holder.order > mine.order or not (self._can_copy and holder.is_reading):
@@ -313,11 +313,11 @@ class Prefixes:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether any run may wait."""
+        """Whether any run may be waiting."""
         return any(holder.source is not None for holder in self._holders.values())
 
     def due(self, runs: Sequence[SequenceRun]) -> list[SequenceRun]:
-        """Of the runs of a round those that have waited long enough: begin() is for them again.
+        """The runs of a round that have waited long enough and need begin() again.
 
         A run waits only while what it waits for is read in the same rounds.
         """
@@ -336,6 +336,6 @@ class Prefixes:
         return out
 
     def is_waiting(self, run: SequenceRun) -> bool:
-        """Whether a run waits for another one to read the same beginning."""
+        """Whether a run waits for another one to read their common prefix."""
         holder = self._holders.get(run.seq_id)
         return holder is not None and holder.run is run and holder.source is not None

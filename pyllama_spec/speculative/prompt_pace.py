@@ -1,4 +1,4 @@
-"""The pace of prompts: how much is prefilled while others wait for their next token.
+"""How many prompt tokens to prefill while other sequences wait for their next token.
 
 A part of a prompt is a decode of its own, and whoever generates beside it pauses for as long. Large
 parts are read faster, small ones are hardly noticed: a part is as large as keeps the pause within a
@@ -8,7 +8,7 @@ what it is alone, and nothing else than such contexts has a pace; elsewhere part
 
 from __future__ import annotations
 
-# For how long whoever generates may pause for another request's prompt.
+# How long generating requests may pause for another request's prompt.
 MAX_PAUSE_S = 0.5
 # Parts are multiples of it, which is what products are computed in.
 _STEP = 32
@@ -19,7 +19,7 @@ _NEWEST = 0.5
 
 
 class PromptPace:
-    """Learns how long prompts take to read.
+    """Learns the seconds per prompt token.
 
     Args:
         max_part: the most tokens of a part.
@@ -36,7 +36,7 @@ class PromptPace:
 
     @property
     def n_part(self) -> int:
-        """The tokens of a part that others wait for: at least some."""
+        """The number of prompt tokens per part while others wait; never too few."""
         if self.token_s is None:
             return min(_FIRST, self._max_part)
         n_most = self._max_pause_s / max(self.token_s, 1e-9)
@@ -44,7 +44,7 @@ class PromptPace:
         return max(min(n, self._max_part), min(_STEP, self._max_part))
 
     def learn(self, n_tokens: int, seconds: float) -> None:
-        """Takes note of a part that was read.
+        """Learns the seconds of a part.
 
         Args:
             n_tokens: how many it had. A few tell nothing: a decode takes some

@@ -1,4 +1,4 @@
-"""What drafts saved by the clock, and whether enough rounds were measured to say it.
+"""The measured gain of drafts, and whether the samples are enough to report it.
 
 The seconds of one round are noisy: another program takes the core, a page is read from the disk.
 The gain of a text is the sum of its rounds' gains, and is reported once its sign is certain: the
@@ -20,7 +20,7 @@ _QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.
 
 @dataclass(slots=True)
 class RealisedGain:
-    """The gains of some rounds, in rounds of plain decoding.
+    """The gain of some rounds, in rounds of plain decoding.
 
     Attributes:
         n_rounds: how many rounds were measured.
@@ -47,7 +47,7 @@ class RealisedGain:
 
     @property
     def standard_error(self) -> float | None:
-        """The standard error of the mean gain of a round; None for fewer than two rounds."""
+        """The standard error of a round's mean gain; None for fewer than two rounds."""
         n = self.n_rounds
         if n < 2:
             return None
@@ -55,7 +55,7 @@ class RealisedGain:
 
     @property
     def known(self) -> float | None:
-        """The sum; None until the rounds agree on its sign, as the module's docstring says."""
+        """The total gain; None until its sign is certain, as the module's docstring says."""
         error = self.standard_error
         if error is None:
             return None

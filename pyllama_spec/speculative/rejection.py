@@ -1,4 +1,4 @@
-"""Rejection sampling: drafted tokens are accepted by chance, so that the text's distribution stays.
+"""Rejection sampling: accepts drafted tokens by chance, and keeps the target's distribution.
 
 A token x that was drawn from the draft's distribution q is accepted with the chance
 min(1, p(x) / q(x)), where p is the target's distribution. Where it is rejected, the target's token
@@ -20,18 +20,18 @@ from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
 from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler, sample_and_match
 
-# Of a draft that was drawn, what each token was drawn from; None of another one.
+# The distributions from which a draft's tokens were drawn; None for other drafts.
 DrawnFrom = Sequence[Distribution] | None
 
 BY_GRAMMAR = "a grammar may refuse a token after it is drawn"
 
 
 def why_exact(params: SamplerParams, acceptance: str = "distribution") -> str | None:
-    """Why a request is accepted exactly, whatever it asked for; None where it need not be.
+    """The reason why a request accepts exactly in spite of its option; None without one.
 
     Args:
-        params: of the request.
-        acceptance: what it asked for: "distribution", or "noise", which grammars do not hinder.
+        params: the parameters of the request.
+        acceptance: its option: "distribution", or "noise", which works with grammars too.
 
     """
     if params.is_greedy:
@@ -68,7 +68,7 @@ def accepting_sampler(
 def accept_or_redraw(
     p: Distribution, q: Distribution, token: int, u: float, v: float
 ) -> tuple[int, bool]:
-    """The target's token at a place for which another one was drawn.
+    """Accepts a drawn token, or draws the target's token in its place.
 
     Args:
         p: the target's distribution.
@@ -110,11 +110,11 @@ class RejectionSampling:
         out: list[int],
         observe: RowObserver | None = None,
     ) -> None:
-        """As sample_and_match(), for a draft that was drawn.
+        """Accepts a drawn draft, as sample_and_match() does a chosen one.
 
         Args:
             target: whose last batch holds the rows.
-            row: of the pending token; row + 1 + i is that of draft[i].
+            row: the row of the pending token; row + 1 + i is that of draft[i].
             draft: the verified tokens.
             distributions: [len(draft) or more] what each of them was drawn from.
             out: takes the accepted tokens and then one of the target's own, or the accepted ones up
@@ -138,7 +138,7 @@ class RejectionSampling:
                 break
 
     def close(self) -> None:
-        """Frees what draws the drafts."""
+        """Frees the sampler of the drafts."""
         self.draws.close()
 
 
@@ -152,7 +152,7 @@ def accept(
     out: list[int],
     observe: RowObserver | None,
 ) -> None:
-    """Rejection sampling for a draft that was drawn, else sample_and_match(); see both."""
+    """Uses rejection sampling for a drawn draft, else sample_and_match()."""
     if rejection is None or drawn_from is None:
         sample_and_match(sampler, target, row, draft, out, observe)
     else:

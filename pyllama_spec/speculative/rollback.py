@@ -1,8 +1,8 @@
-"""How far the target's memory can go back: by positions, within windows, by snapshots, by replay.
+"""Rolls back the target's memory: by positions, within windows, by snapshots or by replay.
 
-The round calls prepare() before a decode, undo() for each sequence after it has accepted and
-settle() after the last of them; mark() at the end of a prompt, keep() when a request begins and
-recover() after a failure. None of its callers asks what kind of memory a model has.
+The round calls prepare() before a decode, undo() for each sequence after acceptance, and settle()
+after the last sequence; mark() at the end of a prompt, keep() when a request begins, and recover()
+after a failure. No caller depends on the kind of a model's memory.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _MIN_BATCH = 3
 
 
 class Rollback:
-    """A memory of positions: any number of the last ones can be taken back.
+    """The rollback of a memory of positions: any number of last tokens.
 
     Attributes:
-        max_draft: the most tokens that can be taken back after a round; None for any number.
-        max_draft_reason: why no more, in words.
-        needs_equal_rows: whether sequences can be taken back after a common decode only if it had
-            as many tokens of each, with sequence ids that follow each other.
+        max_draft: the most tokens that can be rolled back after a round; None for any number.
+        max_draft_reason: the reason for that limit, in words.
+        needs_equal_rows: whether a common decode can be rolled back only if its sequences had
+            equally many tokens and consecutive sequence ids.
         keeps_whole: whether the engine computes a sequence's tokens of a decode in one piece, and
-            each sequence that has more than its neighbours by itself.
-        goes_alone: whether a sequence can be taken back only after a decode of no other one.
-        is_cut: whether any range of positions can be cut, so that several kinds of tokens may
+            a sequence with more tokens than its neighbours alone.
+        goes_alone: whether a sequence can be rolled back only after a decode of it alone.
+        is_cut: whether any range of positions can be removed, so that prompts and drafts may
             share a decode.
-        can_pad: whether tokens after a draft, which nobody reads, are taken back at no cost.
-        can_fill: whether tokens can be decoded into an idle sequence and taken back.
-        saves_whole: whether rows after a saved copy of a sequence are those after itself.
+        can_pad: whether padding after a draft is rolled back at no cost.
+        can_fill: whether padding in an idle sequence can be rolled back.
+        saves_whole: whether a restored copy of a sequence gives the same rows as the original.
 
     """
 
@@ -55,10 +55,10 @@ class Rollback:
         self.saves_whole = target.params.swa_full or target.model.info.n_swa == 0
 
     def prepare(self, states: Sequence[SequenceState]) -> None:
-        """Before a decode of which a part may be undone in these sequences."""
+        """Called before a decode of which some tokens may be rolled back."""
 
     def undo(self, state: SequenceState) -> None:
-        """Takes back what a round decoded after the tokens that are decoded and committed.
+        """Rolls back the tokens after the last committed one that was decoded.
 
         Raises:
             PyllamaSpecError: the engine refuses.
@@ -72,11 +72,11 @@ class Rollback:
             )
 
     def settle(self) -> bool:
-        """Called once the rows of a decode are read; True if it decoded, which overwrites them."""
+        """Called when the rows of a decode are read; True if it decoded, which overwrites them."""
         return False
 
     def mark(self, state: SequenceState, *, is_end: bool = True, is_border: bool = False) -> None:
-        """At the end of a prompt, or of a part of it: a later request may begin here.
+        """Called at the end of a prompt or of a part: a later request may start here.
 
         Args:
             state: the sequence.
@@ -86,7 +86,7 @@ class Rollback:
         """
 
     def keep(self, state: SequenceState, n_keep: int) -> int:
-        """Brings the memory to the first n_keep tokens.
+        """Rolls the memory back to the first n_keep tokens.
 
         Returns:
             How many it holds now: n_keep, or fewer where it can go back further only, or 0 where it
@@ -100,11 +100,11 @@ class Rollback:
         return n_keep if memory.rollback(state.seq_id, n_keep) else 0
 
     def _is_whole(self, first: int, n_keep: int) -> bool:
-        """Whether what is held from position `first` on is enough to continue at n_keep."""
+        """Whether the content from position `first` on is enough to continue at n_keep."""
         return first == 0
 
     def reach(self, first: int, n_decoded: int, n: int, checkpoints: Sequence[Checkpoint]) -> int:
-        """How many of the first n tokens could be kept of a copy of a sequence.
+        """The number of the first n tokens that a copy of a sequence can keep.
 
         Args:
             first: the first position that it holds.
@@ -116,14 +116,14 @@ class Rollback:
         return n if self._is_whole(first, n) else 0
 
     def checkpoints_of(self, seq: int) -> list[Checkpoint]:
-        """What has to go with a copy of a sequence's memory; see take_over()."""
+        """The checkpoints that a copy of a sequence's memory needs; see take_over()."""
         return []
 
     def take_over(self, seq: int, checkpoints: Sequence[Checkpoint]) -> None:
-        """After a copy of a sequence's memory was put into another one."""
+        """Called after a copy of a sequence's memory was put into another one."""
 
     def recover(self, state: SequenceState, *, is_computed: bool = False) -> None:
-        """After a failure in mid-round: back to what was committed, or before it, or to nothing.
+        """Restores a sequence after a failed round: to its committed tokens, or before, or to 0.
 
         Args:
             state: the sequence; n_decoded becomes what it holds.
@@ -142,17 +142,17 @@ class Rollback:
         return self._target.memory.rollback(state.seq_id, state.n_decoded)
 
     def forget(self, state: SequenceState) -> None:
-        """Empties the memory of a sequence."""
+        """Empties a sequence's memory."""
         self._target.memory.remove(state.seq_id)
         state.tokens.clear()
         state.n_decoded = 0
 
     def fork(self, source: int, target: int) -> None:
-        """After a sequence was copied in the memory."""
+        """Called after a sequence was copied in the memory."""
 
 
 class WindowRollback(Rollback):
-    """A memory whose sliding-window layers forget: the window before a place must be whole."""
+    """The rollback of sliding-window layers: the window before a position must be complete."""
 
     def __init__(self, target: Context) -> None:
         super().__init__(target)
@@ -163,7 +163,7 @@ class WindowRollback(Rollback):
 
 
 class StateRollback(Rollback):
-    """A recurrent state: what it cannot roll back, it computes again from a checkpoint.
+    """The rollback of a recurrent state, which recomputes from a checkpoint where it must.
 
     Args:
         target: the target's context.
@@ -229,7 +229,7 @@ class StateRollback(Rollback):
 
 
 class SnapshotRollback(StateRollback):
-    """A recurrent state that goes back by snapshots, which the last decode has written."""
+    """The rollback of a recurrent state by snapshots that the last decode wrote."""
 
     def __init__(self, target: Context, n_checkpoints: int = _N_CHECKPOINTS) -> None:
         super().__init__(target, n_checkpoints)
@@ -244,7 +244,7 @@ class SnapshotRollback(StateRollback):
 
 
 class ReplayRollback(StateRollback):
-    """A recurrent state without snapshots: it is copied before a draft is verified.
+    """The rollback of a recurrent state without snapshots, by a copy before each verify batch.
 
     What was accepted of a draft is decoded once more, from the copy on.
     """
@@ -301,7 +301,7 @@ class ReplayRollback(StateRollback):
 
 
 def _why_no_snapshots(target: Context) -> str:
-    """Why a context has no snapshots, and the remedy."""
+    """The reason why a context has no snapshots, and the remedy."""
     n = min(target.n_batch, target.n_ubatch)
     if n < _MIN_BATCH:
         return (
@@ -312,7 +312,7 @@ def _why_no_snapshots(target: Context) -> str:
 
 
 def rollback_of(target: Context) -> Rollback:
-    """The one for a context's memory."""
+    """The rollback of a context's memory."""
     info = target.model.info
     if info.has_recurrent_state:
         return SnapshotRollback(target) if target.n_rs_seq else ReplayRollback(target)

@@ -1,4 +1,4 @@
-"""The round: draft, verify in one batch, accept, roll back, for all sequences that take part.
+"""The round: drafts, verifies in one batch, accepts and rolls back, for all sequences.
 
 Round.step() is one round. In its order:
 
@@ -13,7 +13,7 @@ Round.step() is one round. In its order:
     _commit                   behind each decode, for each sequence:
       _accept                 sample_and_match(), the target's own choice at each row, or
                               RejectionSampling.accept(), for what a draft has drawn; then
-                              rollback.undo takes back what was rejected
+                              rollback.undo removes the rejected tokens
       _commit_prompt          or, after a prompt, its first token
       drafter.commit          what was settled, with the target's rows
     scheduler.learn           the controller: what the round took and gave
@@ -70,7 +70,7 @@ _NEVER = "nothing is drafted: {} allows no token of a draft"
 
 
 class Round:
-    """Computes rounds on one context with one drafter. The only caller of the target's decode.
+    """Computes rounds on one context with one drafter. Only this class decodes the target.
 
     Args:
         target: the target's context, opened with the drafter's target_layers.
@@ -87,9 +87,9 @@ class Round:
             nothing but what the run's own sequence holds.
 
     Attributes:
-        sequences: what the sequences of the context hold: copied, taken back, put away.
+        sequences: the contents of the context's sequences: copies, cuts and stores them.
         max_draft: the most tokens that a sequence drafts in a round.
-        max_draft_reason: what allows no more, in words (draft_bound()).
+        max_draft_reason: the reason for that limit, in words (draft_bound()).
 
     Raises:
         ArgumentError: the context does not keep the layer inputs that the drafter wants, the
@@ -151,7 +151,7 @@ class Round:
     def _limits(
         self, bound: DraftBound, max_rows: int | None, max_chunk: int | None, max_stepwise: int
     ) -> Limits:
-        """What the context, its memory and the caller allow."""
+        """The limits of the context, its memory and the caller."""
         target, params, rollback = self.target, self.target.params, self.rollback
         is_parallel = params.n_seq_max > 1
         if max_rows is None:
@@ -181,7 +181,7 @@ class Round:
     # ---- a request begins
 
     def begin(self, run: SequenceRun) -> None:
-        """Brings a sequence to the beginning of a request, reusing what it already holds of it.
+        """Prepares a sequence for a request, and reuses the common prefix it holds.
 
         Raises:
             ContextFullError: the prompt does not fit the context.
@@ -210,7 +210,7 @@ class Round:
         run.timing.prompt_s += perf_counter() - start
 
     def settle_acceptance(self, run: SequenceRun) -> None:
-        """Leaves a run its rejection sampling if the drafter draws, and notes which way it is."""
+        """Chooses rejection sampling for a run if the drafter draws, and records the choice."""
         if run.rejection is not None and not self.drafter.draws_tokens:
             run.rejection = None
             run.stats.why_exact = _NO_DRAWS.format(self.drafter.name)
@@ -287,7 +287,7 @@ class Round:
         return out
 
     def _without_waiting(self, runs: Sequence[SequenceRun]) -> Sequence[SequenceRun]:
-        """The runs without those that wait until another one has read what they begin with."""
+        """The runs without those that wait for another run to read their prefix."""
         if not self.prefixes.has_waiting:
             return runs
         for run in self.prefixes.due(runs):
@@ -298,7 +298,7 @@ class Round:
     def _compute(
         self, spans: Sequence[Span], start: float, out: Ended
     ) -> tuple[float, float, float]:
-        """Drafts, verifies and settles. Every sequence is as before where it raises.
+        """Drafts, verifies and settles. If it raises, no sequence has changed.
 
         Returns:
             The seconds of propose(), those in the drafter, and those in the target.
@@ -323,7 +323,7 @@ class Round:
         return propose_s, draft_s, verify_s
 
     def _parts(self, spans: Sequence[Span]) -> Sequence[Sequence[Span]]:
-        """Spans that may share a decode: those that are computed with the same adapters."""
+        """The spans that may share a decode: those with the same adapters."""
         if len(spans) == 1:
             return (spans,)
         parts: dict[Adapters, list[Span]] = {}
@@ -332,12 +332,12 @@ class Round:
         return list(parts.values())
 
     def use_adapters(self, adapters: Adapters) -> None:
-        """Uses these adapters from the next decode on; None for the present ones."""
+        """Sets the adapters of later decodes; None keeps the current ones."""
         if adapters is not None and adapters != self.target.adapters:
             self.target.set_adapters(adapters)
 
     def _decide(self, spans: Sequence[Span]) -> None:
-        """Drafts forced text, and decides how many tokens the other sequences ask for."""
+        """Drafts forced text, and decides how many tokens the other sequences request."""
         for span in spans:
             forced = self._runs[span.seq].forced
             if forced is not None and span.max_draft:
@@ -376,7 +376,7 @@ class Round:
         self.scheduler.set_lengths(spans)
 
     def _decode(self, decode: Decode, out: Ended) -> tuple[float, float]:
-        """One decode of the target, and what it settles.
+        """Runs one decode of the target, and settles it.
 
         Returns:
             The seconds in the target, and those in the drafter after it. A decode that failed, and
@@ -408,7 +408,7 @@ class Round:
         return decode_s, self._settle(spans, out)
 
     def _decode_alone(self, spans: Sequence[Span], out: Ended) -> tuple[float, float]:
-        """A decode for each span; see _decode()."""
+        """Decodes each span alone; see _decode()."""
         decode_s = commit_s = 0.0
         for span in spans:
             span.n_pad = 0
@@ -418,12 +418,12 @@ class Round:
         return decode_s, commit_s
 
     def _forget_rows(self) -> None:
-        """Another batch is computed: the last one's rows are gone."""
+        """Invalidates the last batch's rows before another batch."""
         while self._ready:
             self._ready.pop().ready_row = None
 
     def _settle(self, spans: Sequence[Span], out: Ended) -> float:
-        """After a decode: accepts and commits, then decodes again what could not be taken back."""
+        """After a decode: accepts and commits, then recomputes what no rollback restored."""
         try:
             draft_s = self._commit(spans, out)
             if self.rollback.settle():
@@ -435,7 +435,7 @@ class Round:
         return draft_s
 
     def _commit(self, spans: Sequence[Span], out: Ended) -> float:
-        """Accepts, rolls back and commits what a decode gave; returns the drafter's seconds."""
+        """Accepts, rolls back and commits the tokens of a decode; returns the drafter's seconds."""
         done: list[Committed] = []
         for span in spans:
             step = (self._commit_prompt if span.n_prompt else self._accept)(span, done)
@@ -457,7 +457,7 @@ class Round:
         return perf_counter() - start
 
     def _commit_prompt(self, span: Span, done: list[Committed]) -> Step | None:
-        """After a part of a prompt. Its last row gives the first token."""
+        """Commits a part of a prompt. The last row of a prompt gives the first token."""
         run, n = self._runs[span.seq], span.n_prompt
         state = run.state
         first = state.n_decoded
@@ -484,7 +484,7 @@ class Round:
         return step
 
     def draw_first(self, run: SequenceRun) -> Step:
-        """The first token of a run whose prompt was decoded without a sampler.
+        """Samples the first token of a run whose prompt was decoded without a sampler.
 
         Raises:
             ArgumentError: the target's last batch did not end with this prompt.
@@ -512,7 +512,7 @@ class Round:
         return Step(tuple(tokens), 0, 0, run.finish_reason, error)
 
     def _accept(self, span: Span, done: list[Committed]) -> Step | None:
-        """After a decode of the pending token and its draft."""
+        """Accepts tokens after a decode of the pending token and its draft."""
         run, ids = self._runs[span.seq], span.ids
         state = run.state
         tokens, error = self._sample(run, span.first_row, ids, span.draft.distributions)
@@ -537,7 +537,7 @@ class Round:
     def _sample(
         self, run: SequenceRun, row: int, ids: Sequence[int], drawn_from: DrawnFrom = None
     ) -> tuple[list[int], BaseException | None]:
-        """The accepted tokens, and the exception of a user's callback or of the chain, if any."""
+        """The accepted tokens, and the exception of a callback or of the chain, if any."""
         tokens: list[int] = []
         target = self.target
         assert run.sampler is not None
@@ -553,7 +553,7 @@ class Round:
         return tokens, None
 
     def _finish_reason(self, run: SequenceRun, tokens: Sequence[int]) -> str | None:
-        """Why a request ends with these tokens; None where it continues."""
+        """The reason why a request ends after these tokens; None if it continues."""
         if self.target.model.vocab.is_eog(tokens[-1]):
             return "stop"
         is_full = run.state.n_decoded >= self.target.n_ctx_seq
@@ -562,7 +562,7 @@ class Round:
     # ---- how a round is counted
 
     def _count_seconds(self, span: Span, round_s: float, draft_s: float, verify_s: float) -> None:
-        """The seconds of a round, as one sequence sees them: it waits for all of them."""
+        """Adds a round's seconds to each sequence, which waits for all of them."""
         run = self._runs[span.seq]
         timing = run.timing
         if span.n_prompt:
@@ -576,7 +576,7 @@ class Round:
     def _learn(
         self, spans: Sequence[Span], propose_s: float, verify_s: float, round_s: float
     ) -> None:
-        """Tells the controller what a round took and gave, and results why nothing is drafted."""
+        """Tells the controller a round's times and tokens; records why drafts are disabled."""
         is_pure = not any(span.n_prompt for span in spans)
         spent = Spent(propose_s, verify_s, round_s - propose_s - verify_s, is_pure)
         learnt = self.scheduler.learn(spans, spent)

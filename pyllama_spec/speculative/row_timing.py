@@ -1,4 +1,4 @@
-"""The cost of verify batches, measured in some milliseconds when a target is opened."""
+"""Measures the cost of verify batches when a target is opened, in some milliseconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BUDGET_S = 0.3
 
 
 def measure_rows(target: Context, max_rows: int, budget_s: float = _BUDGET_S) -> dict[int, float]:
-    """Times decodes of 1 to max_rows rows at the beginning of an empty context and empties it.
+    """Times decodes of 1 to max_rows rows in an empty context, and empties it.
 
     The two ends come first, so that widths between them can be interpolated where time is short.
     Each width is decoded twice, the first of which makes the engine's graph; while time is left all
@@ -59,7 +59,7 @@ def measure_rows(target: Context, max_rows: int, budget_s: float = _BUDGET_S) ->
 
 
 def in_order(max_rows: int) -> list[int]:
-    """Widths: 1 and max_rows, then what lies in the middle of the widest gap that is left."""
+    """The widths in order: 1 and max_rows, then the middle of the widest remaining gap."""
     out = [1, max_rows] if max_rows > 1 else [1]
     while len(out) < max_rows:
         known = sorted(out)

@@ -1,4 +1,4 @@
-"""Plans a round: policy alone, no engine, no caller's function, no statistics.
+"""Plans a round as pure policy: no engine, no user code, no statistics.
 
 The scheduler reads counts and answers with counts. plan() says which sequences take part, how much
 of a prompt each reads and how many tokens each may draft; decodes() says, once the drafts are
@@ -9,7 +9,7 @@ drafts, learn() reports the outcome.
 Padding: where each sequence has a stream of its own in the memory, the engine computes sequences
 together only while their ids follow each other and each has as many tokens as the others; for the
 rest it goes over the weights once more. Tokens after a draft that nobody reads, and tokens of idle
-sequences in between, are taken back after the decode; they cost a row each and save a pass.
+sequences in between, are rolled back after the decode; they cost a row each and save a pass.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAX_PASSED = 1
 
 
 def verify_width(max_rows: int, n_outputs: int, n_batch: int) -> int:
-    """The most rows of a decode that verifies; see Limits."""
+    """The maximum number of rows of a verify batch; see Limits."""
     return max(min(max_rows, n_outputs, n_batch), 1)
 
 
@@ -51,13 +51,13 @@ NO_DRAFTS = DraftBound(0, "nothing is drafted")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a round must keep to.
+    """The limits of a round.
 
     Attributes:
         n_ctx: positions of a sequence.
         n_batch: the most tokens of a decode.
         n_outputs: the most tokens of a decode with logits.
-        draft_bound: the most tokens that a sequence drafts, whatever the round, and why no more.
+        draft_bound: the most tokens that a sequence drafts in any round, and the reason.
         max_rows: the most rows of a decode that verifies: up to this many, rows are computed as
             single ones are (docs/measurements/), so that text does not depend on company.
         max_chunk: the most tokens of a prompt that a decode reads. Without a pace prompts are
@@ -88,18 +88,18 @@ class Limits:
 
     @property
     def width(self) -> int:
-        """The most rows of a decode that verifies."""
+        """The maximum number of rows of a verify batch."""
         return verify_width(self.max_rows, self.n_outputs, self.n_batch)
 
     @property
     def max_draft(self) -> int:
-        """The most tokens that a sequence drafts, whatever the round."""
+        """The maximum number of drafted tokens per sequence, in any round."""
         return self.draft_bound.max_draft
 
 
 @dataclass(slots=True, eq=False)
 class Decode:
-    """What one decode of the target computes.
+    """The spans and padding of one target decode.
 
     Attributes:
         spans: in the order of the batch.
@@ -134,7 +134,7 @@ class Scheduler:
         self._width = limits.width
 
     def plan(self, runs: Sequence[SequenceRun]) -> list[Span]:
-        """The spans of a round, before anything is drafted."""
+        """The spans of a round before drafting."""
         if len(runs) == 1 and not runs[0].n_missing:  # nearly always, and then it should be quick
             return [self._text_span(runs[0], 1)]
         texts = [run for run in runs if not run.n_missing]
@@ -144,7 +144,7 @@ class Scheduler:
         return spans
 
     def decide(self, spans: Iterable[Span]) -> None:
-        """Has the controller decide on all texts except those that have a draft already."""
+        """Calls the controller for all texts except those that have a draft."""
         undecided = [span for span in spans if not span.n_prompt and not span.draft.ids]
         if not undecided:
             return
@@ -163,7 +163,7 @@ class Scheduler:
     def request(
         self, span: Span, tokens: TokenView | list[int], draws: TokenDraws | None = None
     ) -> DraftRequest:
-        """What is asked of the drafter for a span with n_requested above 0.
+        """The drafter's request for a span with n_requested above 0.
 
         Args:
             span: the span.
@@ -182,7 +182,7 @@ class Scheduler:
         )
 
     def set_lengths(self, spans: Iterable[Span]) -> None:
-        """Has the controller say how much of each draft is verified."""
+        """Calls the controller for the number of tokens to verify of each draft."""
         decided = [span for span in spans if span.decision is not None]
         if not decided:
             return
@@ -225,7 +225,7 @@ class Scheduler:
         )
 
     def _text_span(self, run: SequenceRun, n_seqs: int) -> Span:
-        """A sequence that verifies, beside which n_seqs - 1 others do. All may draft as many."""
+        """The span of a sequence that verifies beside n_seqs - 1 others with equal draft limits."""
         state, limits = run.state, self.limits
         n_past = state.n_decoded
         if not limits.draft_bound.max_draft:
@@ -237,11 +237,11 @@ class Scheduler:
         return Span(state.seq_id, n_past, bound.max_draft)
 
     def _prompt_spans(self, runs: Sequence[SequenceRun], texts: Sequence[Span]) -> Iterator[Span]:
-        """Parts of prompts: those that are read in one part before longer ones, else in order.
+        """The spans of prompts: those that fit in one part first, else in order.
 
-        None is passed over for ever. Of p prompts each has its next part within
-        _MAX_PASSED + p rounds, since whoever was passed over most goes first then, and in every
-        round somebody has one. Where each part has a decode of its own and there is no pace, the
+        No prompt is passed over without end. Of p prompts each gets its next part within
+        _MAX_PASSED + p rounds, since the prompt that was passed over most goes first then, and each
+        round reads at least one part. Where each part has a decode of its own without a pace, the
         last one of a round may go beyond the room.
         """
         limits, pace = self.limits, self.pace
@@ -265,12 +265,12 @@ class Scheduler:
             room -= n
 
     def _prompt_order(self, run: SequenceRun) -> tuple[int, bool]:
-        """Where a prompt comes among those of a round."""
+        """The sort key of a prompt in a round."""
         n_over = run.n_passed if run.n_passed >= _MAX_PASSED else 0
         return -n_over, run.n_missing > self.limits.max_chunk
 
     def decodes(self, spans: Sequence[Span]) -> list[Decode]:
-        """The decodes of a round, in their order."""
+        """The decodes of a round, in order."""
         if len(spans) == 1:
             return [Decode(spans)]
         limits = self.limits
@@ -288,7 +288,7 @@ class Scheduler:
         return [*(self._evened(part) for part in parts), *out]
 
     def _packed(self, spans: Sequence[Span], n_rows: int, n_outputs: int) -> list[list[Span]]:
-        """Spans in decodes of at most so many tokens, and tokens with logits."""
+        """Packs spans into decodes of limited tokens and limited tokens with logits."""
         parts: list[list[Span]] = []
         rows = outputs = 0
         for span in spans:
@@ -301,7 +301,7 @@ class Scheduler:
         return parts
 
     def _neighbours(self, spans: Sequence[Span]) -> Iterator[list[Span]]:
-        """Runs of sequences whose ids follow each other; one without room for padding is alone.
+        """Groups runs with consecutive sequence ids; a run without room for padding is alone.
 
         With all of their padding they fit one decode.
         """
@@ -324,7 +324,7 @@ class Scheduler:
         return span.n_past + n_rows <= self.limits.n_ctx
 
     def _evened(self, spans: list[Span]) -> Decode:
-        """One decode of rows, padded where that saves more than it costs."""
+        """A decode whose rows are padded to equal lengths where that saves time."""
         limits = self.limits
         ids, rows = [span.seq for span in spans], [span.n_rows for span in spans]
         longest, n_span = max(rows), ids[-1] - ids[0] + 1
@@ -349,7 +349,7 @@ class Scheduler:
 
 
 def n_passes(ids: Sequence[int], rows: Sequence[int], keeps_whole: bool = False) -> int:
-    """How often the engine goes over the weights for a batch of sequences with own streams.
+    """How often the engine reads the weights for a batch of sequences with own streams.
 
     Each time it takes the first sequence that has tokens left and those whose ids follow it, and of
     each as many tokens as the one with the fewest has (llama_batch_allocr::split_equal).

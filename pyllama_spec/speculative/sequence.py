@@ -1,4 +1,4 @@
-"""One sequence of a context, and one request that runs on it."""
+"""One sequence of a context, and one request on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STRETCH = 512
 
 @dataclass(slots=True)
 class SequenceState:
-    """What is known of one sequence of a context. It outlasts the requests that run on it.
+    """The tokens and counts of one sequence of a context. It outlasts its requests.
 
     Attributes:
         seq_id: its number in the context.
@@ -43,12 +43,12 @@ class SequenceState:
 
     @property
     def n_held(self) -> int:
-        """How many of the tokens are decoded and belong to the text that was given."""
+        """The number of decoded tokens that belong to the delivered text."""
         return self.n_decoded if self.n_given is None else min(self.n_given, self.n_decoded)
 
 
 class SavedSequence(NamedTuple):
-    """A sequence in the host's memory; Round.resume() and HeldSequences.restore() continue from it.
+    """A sequence in the host's memory, for Round.resume() and HeldSequences.restore().
 
     Attributes:
         tokens, n_decoded, n_given, adapters: of its SequenceState.
@@ -66,16 +66,16 @@ class SavedSequence(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
-        """What the copies take."""
+        """The bytes of the copies."""
         return len(self.memory) + len(self.drafter or b"")
 
     def without_memory(self) -> SavedSequence:
-        """The tokens alone: resuming computes them again."""
+        """The tokens without the copies: resuming computes them again."""
         return self._replace(n_decoded=0, n_given=None, memory=b"", drafter=None)
 
 
 class Step(NamedTuple):
-    """What one round committed to one sequence.
+    """The result of one round for one sequence.
 
     Attributes:
         tokens: the committed tokens, in order.
@@ -98,7 +98,7 @@ class Step(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SequenceRun:
-    """One request on one sequence: all that a round needs to know of it, and all that it tells.
+    """One request on one sequence: the inputs of a round, and its results.
 
     Args:
         state: the sequence.
@@ -168,17 +168,17 @@ class SequenceRun:
 
     @property
     def draws(self) -> TokenDraws | None:
-        """What a drafter draws its tokens with; None for the likeliest ones."""
+        """The random draws of a drafter; None for greedy drafts."""
         return self.noise if self.rejection is None else self.rejection.draws
 
     @property
     def n_left(self) -> int:
-        """How many tokens may still be generated."""
+        """The number of tokens that may still be generated."""
         return self.max_tokens - self.n_generated
 
     @property
     def n_missing(self) -> int:
-        """Tokens that must be decoded before a draft can be verified: 0 while text is generated.
+        """The tokens to decode before a draft can be verified: 0 during generation.
 
         Of a prompt all of its tokens count, since its last row gives the first token. Text that the
         memory has lost is decoded again, but for the pending token.
@@ -186,13 +186,13 @@ class SequenceRun:
         return len(self.state.tokens) - self.state.n_decoded - (self.n_generated > 0)
 
     def up_to_border(self, n: int) -> int:
-        """How many of the next n tokens of the prompt to read at once."""
+        """The number of the prompt's next n tokens to read at once."""
         at = self.state.n_decoded
         return min((border - at for border in self.borders if 0 < border - at < n), default=n)
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """Whether the request has ended."""
         return self.finish_reason is not None or self.error is not None
 
 

@@ -17,7 +17,7 @@ from pyllama_spec.speculative.realised_gain import RealisedGain
 
 
 class RoundCounts(NamedTuple):
-    """The part of one sequence in one round.
+    """The counts of one sequence in one round.
 
     Attributes:
         n_requested: the most tokens that were asked for; a chain may be ended before.
@@ -41,7 +41,7 @@ class RoundCounts(NamedTuple):
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """Counts of one generation.
+    """The counts of one generation.
 
     A round is one decode of the target after the prompt. Tokens committed by rounds are
     accepted + rounds, before a stop cuts the last round; the first token comes from the prompt.
@@ -50,12 +50,12 @@ class SpeculationStats:
         drafter: the drafter's name.
         note: a remark on it, such as why it was chosen; "" for none.
         rounds: decodes of the target after the prompt.
-        drafted: tokens that were proposed and verified, whoever proposed them.
+        drafted: tokens that were proposed and verified, of all sources.
         accepted: of those, the ones that the target's own choice confirmed.
         accepted_histogram: how many rounds accepted 0, 1, 2 ... tokens.
         controller: the name of what said how long drafts are.
         asked: rounds in which a draft was asked for: of the drafter, be it for copies alone, or of
-            the request's prediction. A drafter that failed is asked no more.
+            the request's prediction. A drafter that failed is not asked again.
         asked_copies: of those, the rounds in which only copies were asked for: a draft model with
             copies beside it was disabled, or the prediction answered.
         copied: of `asked`, the rounds with a lookup hit.
@@ -118,7 +118,7 @@ class SpeculationStats:
     off_since: int | None = None
 
     def count_round(self, span: Span, n_accepted: int) -> None:
-        """Counts what a finished round proposed, verified and accepted."""
+        """Counts the proposed, verified and accepted tokens of a round."""
         n_drafted = span.n_verified
         self.rounds += 1
         self.proposed += len(span.draft.ids)
@@ -131,7 +131,7 @@ class SpeculationStats:
         _count_in(self.verified_histogram, n_drafted)
 
     def count_span(self, span: Span, gain: DraftGain, draft_s: float) -> None:
-        """Counts what the controller decided in a finished round, and its share of the drafting."""
+        """Counts the controller's decision in a round, and its share of the drafting."""
         draft, n_expected = span.draft, gain.n_expected
         self.round_counts.append(
             RoundCounts(
@@ -153,7 +153,7 @@ class SpeculationStats:
                 self.probe_s += draft_s
 
     def note_off(self, reason: str | None, *, is_plain: bool) -> None:
-        """After a round, or after a part of the prompt: why the drafter is disabled now, or None.
+        """Records after a round or prompt part why the drafter is disabled, or None.
 
         Args:
             reason: see reason_off.
@@ -169,7 +169,7 @@ class SpeculationStats:
         self.reason_off = reason
 
     def note_failure(self, reason: str, error: Exception | None) -> None:
-        """The drafter failed, and is disabled until the next prompt."""
+        """Records that the drafter failed and is disabled until the next prompt."""
         if not self.has_failed:
             self.off_since = self.rounds
         self.has_failed, self.reason_off, self.reason_off_error = True, reason, error
@@ -202,7 +202,7 @@ class SpeculationStats:
 
     @property
     def copies_alone(self) -> str:
-        """That a draft model gave nothing where copies beside it were used, and why; "" if not."""
+        """A remark that a model's drafts gave nothing beside copies, with the reason; "" if not."""
         is_own = any(one.who == "model" and one.n_accepted for one in self.round_counts)
         if self.state != "used" or not self.asked_copies or is_own:
             return ""
@@ -214,7 +214,7 @@ class SpeculationStats:
 
     @property
     def remarks(self) -> str:
-        """`note` and copies_alone; "" where there is nothing to say."""
+        """`note` and copies_alone; "" without remarks."""
         return "; ".join(filter(None, (self.note, self.copies_alone)))
 
     def add(self, other: SpeculationStats) -> None:
@@ -248,12 +248,12 @@ class SpeculationStats:
 
     @property
     def forced(self) -> int:
-        """Of `drafted`, the tokens that the request's grammar leaves no choice about."""
+        """The tokens of `drafted` that the request's grammar forces."""
         return self.by_source.get("grammar", SourceCounts()).drafted
 
     @property
     def forced_accepted(self) -> int:
-        """Of `accepted`, those tokens."""
+        """The tokens of `accepted` that the request's grammar forces."""
         return self.by_source.get("grammar", SourceCounts()).accepted
 
     @property
@@ -268,7 +268,7 @@ class SpeculationStats:
 
     @property
     def drafted_by(self) -> dict[str, int]:
-        """How many of the tokens that the rounds committed each kind of draft gave.
+        """The committed tokens of the rounds by kind of draft.
 
         `nobody` are the target's own choices, one a round. Together they are accepted + rounds.
         """
@@ -278,7 +278,7 @@ class SpeculationStats:
         return n_tokens
 
     def as_dict(self) -> dict[str, Any]:
-        """The `speculation` object of the JSON face."""
+        """The `speculation` object for JSON."""
         is_disabled, saved = self.state == "disabled", self.gain_realised.known
         # First what a user reads: was it used, what did it give, who gave it, and why not more.
         return {
@@ -314,7 +314,7 @@ class SpeculationStats:
 
 
 def idle_in_words(asked: int, proposed: int) -> str:
-    """What an idle drafter did, by the counts of SpeculationStats."""
+    """An idle drafter's state in words, by the counts of SpeculationStats."""
     if not asked:
         return "it was not asked"
     if not proposed:
@@ -323,7 +323,7 @@ def idle_in_words(asked: int, proposed: int) -> str:
 
 
 def since_in_words(rounds: Sequence[int]) -> str:
-    """After how many rounds a drafter was disabled, of one text or of several."""
+    """The rounds after which a drafter was disabled, in words, in one text or several."""
     first, last = min(rounds), max(rounds)
     if not last:
         return "from the beginning"
@@ -332,12 +332,12 @@ def since_in_words(rounds: Sequence[int]) -> str:
 
 
 def plural(n: int, noun: str) -> str:
-    """A number and its noun."""
+    """A number with its noun."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def who_drafted(span: Span) -> str:
-    """Whose draft a span has; see RoundCounts."""
+    """The source of a span's draft; see RoundCounts."""
     source = source_of(span)
     return "copy" if source == "prediction" else source
 
@@ -351,7 +351,7 @@ def _count_in(histogram: list[int], value: int, n: int = 1) -> None:
 
 @dataclass(slots=True)
 class Timing:
-    """Seconds of one generation. Time that a consumer of a stream takes is not counted.
+    """Seconds of one generation, without the time of a stream's consumer.
 
     Attributes:
         load_s: loading the files, the draft's too.
@@ -378,7 +378,7 @@ class Timing:
     first_token_s: float = 0.0
 
     def plus(self, other: Timing) -> Timing:
-        """The seconds of a request that continued after this one; it was loaded once."""
+        """The sum with a request that continued after this one; the load counts once."""
         names = ("prompt_s", "decode_s", "draft_s", "verify_s", "n_decoded")
         sums = {name: getattr(self, name) + getattr(other, name) for name in names}
         loaded = self if self.load_s else other
@@ -386,7 +386,7 @@ class Timing:
 
     @property
     def overhead_s(self) -> float:
-        """The rounds' time apart from drafting and verifying: sampling, bookkeeping, Python."""
+        """The rounds' time without drafting and verifying: sampling, bookkeeping, Python."""
         return self.decode_s - self.draft_s - self.verify_s
 
     @property
@@ -395,7 +395,7 @@ class Timing:
         return self.n_decoded / self.decode_s if self.decode_s > 0 else 0.0
 
     def as_dict(self) -> dict[str, float]:
-        """The `timing` object of the JSON face."""
+        """The `timing` object for JSON."""
         return {
             "load_s": self.load_s,
             "draft_load_s": self.draft_load_s,

@@ -15,7 +15,7 @@ from pyllama_spec.speculative.sequence import SequenceRun
 
 
 class TargetBatch:
-    """Builds batches, with their padding, and has the target compute them.
+    """Builds and decodes target batches with padding.
 
     Args:
         target: the target's context.
@@ -26,11 +26,11 @@ class TargetBatch:
         self._target = target
         self._batch = Batch(target.n_batch)
         self._rows = LayerRows(target, (), 0, 0)
-        # A token for places that nobody reads.
+        # The padding token.
         self._filler = target.model.vocab.bos or 0
 
     def compute(self, decode: Decode, runs: Mapping[int, SequenceRun]) -> None:
-        """Decodes. Idle sequences that were filled are as before afterwards.
+        """Decodes a batch. Rolls back idle sequences that were used for padding.
 
         Args:
             decode: what the scheduler says.
@@ -61,7 +61,7 @@ class TargetBatch:
                     self._target.memory.rollback(seq, n)
 
     def rows(self, layers: tuple[int, ...], span: Span, n: int) -> Features:
-        """The first n rows of a span, of each of some layers; () for none."""
+        """The first n rows of a span for each of some layers; () for none."""
         if not layers:
             return ()
         if layers is not self._rows.layers:  # the round's first; a drafter has one tuple
@@ -69,7 +69,7 @@ class TargetBatch:
         return self._rows.part(span.first_row, n)
 
     def _fill(self, seq: int, n: int) -> list[tuple[int, int]]:
-        """Tokens for an idle sequence; where it ends without them."""
+        """Pads in an idle sequence; returns the sequence and the length to roll it back to."""
         end = self._target.memory.positions(seq)[1] + 1
         if end + n > self._target.n_ctx_seq:
             return []

@@ -1,4 +1,4 @@
-"""Training a draft for a target from its GGUF alone: train_eagle3(), train_dflash(), train_mtp().
+"""Trains a draft for a target from its GGUF: train_eagle3(), train_dflash(), train_mtp().
 
 train_mtp() trains the MTP head of the file further, and train_from_use() any draft, from its
 owner's use. All of them check the files, the target and the packages before anything is
@@ -46,7 +46,7 @@ def train_eagle3(config: Eagle3TrainConfig, reporter: Reporter | None = None) ->
     with the same configuration resumes a run that was interrupted, and gives the same file.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         reporter: receives the progress; None for silence.
 
     Returns:
@@ -77,7 +77,7 @@ def train_dflash(config: DFlashTrainConfig, reporter: Reporter | None = None) ->
     features of the one serve the other in the same work folder.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         reporter: receives the progress; None for silence.
 
     """
@@ -90,7 +90,7 @@ def train_dflash(config: DFlashTrainConfig, reporter: Reporter | None = None) ->
 
 
 def train_mtp(config: MtpTrainConfig, reporter: Reporter | None = None) -> TrainReport:
-    """Trains the MTP head of a target further, and writes a GGUF with the head alone.
+    """Trains the MTP head of a target further, and writes a GGUF of the head alone.
 
     By the same pipeline as train_eagle3(), which documents the folder and the errors; its text
     serves this one in the same work folder. `draft=config.out` takes the file. It is written only
@@ -98,7 +98,7 @@ def train_mtp(config: MtpTrainConfig, reporter: Reporter | None = None) -> Train
     report.why_not says so if it is not.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         reporter: receives the progress; None for silence.
 
     Raises:
@@ -112,7 +112,7 @@ def train_mtp(config: MtpTrainConfig, reporter: Reporter | None = None) -> Train
 
 
 def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseReport:
-    """Trains a draft further on its owner's requests, mostly where it was wrong.
+    """Trains a draft further on its owner's requests, mostly where the draft was wrong.
 
     The draft is config.init, or else what lies at config.out, of the kind of the configuration; an
     MTP head is the target's own where nothing lies there. The new one is written to config.out if
@@ -140,11 +140,11 @@ def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseRe
     """
     instance(config, (Eagle3TrainConfig, DFlashTrainConfig, MtpTrainConfig), "config")
     if config.use is None:
-        raise ArgumentError("config.use is None: it says which store to learn from")
+        raise ArgumentError("config.use is None: give the store to learn from")
     _check_before_opening(config)
     if not config.begun_with.exists():
         raise TrainError(
-            f"{config.begun_with}: there is no such draft to train further; train one first, or "
+            f"{config.begun_with}: the draft to train further does not exist; train one first, or "
             "name one with --init"
         )
     with Model(config.target, n_gpu_layers=config.n_gpu_layers, devices=config.devices) as model:
@@ -190,7 +190,7 @@ def _load_mtp(config: MtpTrainConfig, model: Model) -> _LoadedKind:
 
 
 def _check_own_head(config: RunConfig, model: Model) -> None:
-    """Raises where the target's own head is to be trained, and cannot be."""
+    """Raises if the target's own head is to be trained but cannot be."""
     if isinstance(config, MtpTrainConfig) and config.begun_with == config.target:
         facts = read_facts(config.target, model.info)
         check_window(facts, config.target.name, config.corpus.n_ctx, config.fit.n_steps)
@@ -198,7 +198,7 @@ def _check_own_head(config: RunConfig, model: Model) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _LoadedKind:
-    """A kind of draft, imported once PyTorch is known to be there.
+    """A kind of draft, imported after the check that PyTorch is installed.
 
     Attributes:
         kind: what trains and writes it.
@@ -216,10 +216,10 @@ def _train(
     layers_of: Callable[[ModelInfo], tuple[int, ...]],
     load_kind: Callable[[Model], _LoadedKind],
 ) -> TrainReport:
-    """Trains a draft of any kind; train_eagle3() says what it does and raises.
+    """Trains a draft of any kind; see train_eagle3() for its steps and errors.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         reporter: receives the progress; None for silence.
         layers_of: layer inputs to read where the configuration names none.
         load_kind: imports what needs PyTorch, for a target.
@@ -227,7 +227,7 @@ def _train(
     """
     reporter = reporter or SilentReporter()
     if config.use is not None:
-        raise ArgumentError("config.use is for train_from_use()")
+        raise ArgumentError("config.use is set: call train_from_use(), or omit it")
     _check_before_opening(config)
     with Model(config.target, n_gpu_layers=config.n_gpu_layers, devices=config.devices) as model:
         check_target(model)
@@ -252,7 +252,7 @@ def _train(
 
 
 def _check_before_opening(config: RunConfig) -> None:
-    """Raises for faults that show without the target, which may take minutes to load."""
+    """Raises for faults that show before the target is loaded, which may take minutes."""
     if (why_not := why_no_output(config.out)) is not None:
         raise ArgumentError(why_not)
     if config.out.exists() and config.out.samefile(config.target):

@@ -1,4 +1,4 @@
-"""The configuration of a training run; each kind of draft adds to it in its folder."""
+"""The configuration of a training run; each kind of draft extends it in its folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ N_NGRAMS = 800_000
 
 @dataclass(frozen=True, slots=True)
 class CorpusConfig:
-    """The text to train on.
+    """The options of the training text.
 
     Attributes:
         prompts: a file with a line per prompt; None lets the target write its own user turns.
@@ -30,13 +30,13 @@ class CorpusConfig:
         n_parallel: sequences that are decoded at once.
         n_candidates: a token is drawn from this many likeliest ones.
         greedy_share: the share of answers at temperature 0; a draft is asked mostly at low ones.
-        temperature: of the other answers.
-        user_temperature: of user turns.
+        temperature: the temperature of the other answers.
+        user_temperature: the temperature of user turns.
         prompt_seed_share: the share of user turns that begin with a prompt seed of ours.
         min_user, max_user: tokens of a user turn, without its prompt seed; it is cut off there.
         min_answer: tokens of an answer.
         max_passes: answers to one prompt of a file, at most.
-        seed: of all random draws.
+        seed: the seed of all random draws.
 
     """
 
@@ -67,7 +67,7 @@ class CorpusConfig:
         check_shares(self, "greedy_share", "prompt_seed_share")
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the text, apart from its amount."""
+        """The settings that determine the text, apart from its length."""
         facts = asdict(self)
         for name in ("prompts", "n_tokens", "n_parallel"):
             del facts[name]
@@ -78,7 +78,7 @@ class CorpusConfig:
 
 @dataclass(frozen=True, slots=True)
 class UseConfig:
-    """The owner's use that a draft continues learning from.
+    """The options of training further from the owner's use.
 
     Attributes:
         store: a draft memory that requests wrote, of the target's tokenizer.
@@ -105,13 +105,14 @@ class UseConfig:
         check_shares(self, "held_out", "right_share", "max_loss")
         if not 0 < self.held_out < 1:
             raise ArgumentError(
-                f"held_out={self.held_out!r} leaves nothing to learn or to judge by"
+                f"held_out={self.held_out!r} is not between 0 and 1: text is needed to train on "
+                "and to measure on"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSettings:
-    """The shape of a draft, of any kind. None stands for what fits the target.
+    """The shape of a draft of any kind. None means a default that suits the target.
 
     Attributes:
         target_layers: layer inputs that it reads; "input of layer k", as in docs/eagle3.md.
@@ -139,7 +140,7 @@ class HeadSettings:
 
 @dataclass(frozen=True, slots=True)
 class FitSettings:
-    """How a draft is fitted, of any kind.
+    """The options of fitting a draft of any kind.
 
     Attributes:
         epochs: passes over the corpus.
@@ -160,7 +161,7 @@ class FitSettings:
         max_held_out: the most tokens to measure on.
         n_evals: measurements over the whole run.
         patience: measurements without progress that end it.
-        seed: of the initial weights and the order of the text.
+        seed: the seed of the initial weights and the order of the text.
 
     """
 
@@ -215,28 +216,27 @@ def check_shares(settings: object, *names: str, optional: bool = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """A whole run: from a target's GGUF to a draft's. A kind of draft adds what it alone knows.
+    """A whole run: from a target's GGUF to a draft's. Each kind of draft adds its options.
 
     Attributes:
-        kind: of the draft, as the command line has it.
-        options, flags: what a kind adds to the options of all, each with the field that it sets,
-            and the value of the field that a flag stands for.
+        kind: the kind of draft, as on the command line.
+        options, flags: the further options of a kind, each with the field that it sets, and a
+            flag with the value that it sets.
         target: the GGUF to draft for, in the type that will decode.
         out: the GGUF to write.
-        work: the folder of all that lies between them; None for the output's name with ".train".
-        init: a draft to begin with; its shape and draft vocabulary are taken over. None for a new
-            one.
-        n_top: likeliest next tokens that are kept of each distribution of the target.
-        max_disk_bytes: the most that features may take on disk; what does not fit is computed
-            again in every epoch.
-        export_type: of the matrices in the file.
-        n_threads: None for the machine's cores.
-        n_gpu_layers, devices: layers of the target on devices, and on which; None for all.
+        work: the folder of text, features and checkpoints; None for the output's name with
+            ".train".
+        init: a draft whose weights, shape and vocabulary the run continues; None for a new one.
+        n_top: likeliest next tokens to keep of each of the target's distributions.
+        max_disk_bytes: the maximum size of features on disk; others are computed in every epoch.
+        export_type: the type of the matrices in the file.
+        n_threads: the CPU threads; None for the machine's cores.
+        n_gpu_layers, devices: layers of the target on devices, and the devices; None for all.
         device: "cpu" or "cuda" for the head; None for a GPU where PyTorch sees one.
         checkpoint_s: seconds between checkpoints.
-        restart: begin the training again, with the text that is there.
-        n_ngrams: the most contexts of the n-gram table beside the draft, of 9 bytes each; 0 for no
-            table, as stock llama.cpp wants it. None for 800,000.
+        restart: train again from step 0, with the existing text.
+        n_ngrams: maximum contexts of the n-gram table beside the draft, of 9 bytes each; 0 for no
+            table, as stock llama.cpp requires. None for 800,000.
         use: the source of train_from_use(), instead of the target's own text.
 
     """
@@ -271,12 +271,12 @@ class RunConfig:
         begun_with = self.init if self.use is None else self.begun_with
         if begun_with is not None and self.head != type(self.head)():
             raise ArgumentError(
-                f"a run that begins with {begun_with.name} has its shape; leave out what describes "
-                "the head (target layers, sizes, plain)"
+                f"a run that continues {begun_with.name} has its shape; omit the options of the "
+                "head (target layers, sizes, plain)"
             )
         if self.use is not None and (self.work is not None or self.restart):
             raise ArgumentError(
-                "a run from use keeps only the draft: it has no work folder, and nothing to restart"
+                "a run from use has no work folder and cannot restart: omit work and restart"
             )
         n_ctx, min_answer = self.corpus.n_ctx, self.corpus.min_answer
         if self.use is None and n_ctx <= min_answer:
@@ -286,7 +286,7 @@ class RunConfig:
             )
         if self.n_top > self.corpus.n_candidates:
             raise ArgumentError(
-                f"n_top={self.n_top} is more than n_candidates={self.corpus.n_candidates}"
+                f"n_top={self.n_top} is more than n_candidates={self.corpus.n_candidates}; lower it"
             )
         if self.n_threads is not None:
             count(self.n_threads, "n_threads", 0)
@@ -301,12 +301,12 @@ class RunConfig:
 
     @property
     def begun_with(self) -> Path:
-        """The draft that a run from use continues: by default its output."""
+        """The draft that a run from use continues; by default its output."""
         return self.init or self.out
 
     @property
     def max_ngrams(self) -> int:
-        """The most contexts of the n-gram table."""
+        """The maximum number of contexts of the n-gram table."""
         return self.default_ngrams if self.n_ngrams is None else self.n_ngrams
 
     @property

@@ -1,4 +1,4 @@
-"""The errors of training, and the optional packages that it needs."""
+"""The errors of training, and checks of its optional packages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SMALL_TORCH = (
 
 
 class TrainError(PyllamaSpecError):
-    """A draft could not be made.
+    """The training of a draft failed.
 
     What was made so far is kept, and a second run resumes there; a run from use leaves the draft
     as it was, and nothing else.
@@ -27,7 +27,7 @@ class TrainError(PyllamaSpecError):
 
 
 class DivergedError(TrainError):
-    """The loss is not finite. The last good checkpoint is kept."""
+    """The loss is not finite. The last good checkpoint stays."""
 
 
 class CheckpointError(TrainError):
@@ -35,7 +35,7 @@ class CheckpointError(TrainError):
 
 
 def need(*packages: str) -> None:
-    """Raises unless the packages can be imported.
+    """Raises if a package cannot be imported.
 
     Raises:
         TrainError: one is missing, with the command that installs it.
@@ -52,7 +52,7 @@ def need(*packages: str) -> None:
 
 @contextmanager
 def writing(path: Path, *, keeps: bool = True) -> Iterator[None]:
-    """Turns an OSError of a write into a TrainError with a remedy.
+    """Turns an OSError of a write into a TrainError with the remedy.
 
     Args:
         path: what is written.

@@ -1,4 +1,4 @@
-"""The files of a work folder, JSON and arrays, whole or not there; and the folder's lock."""
+"""Atomic files of a work folder, as JSON and arrays, and the folder's lock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Lets `write` fill a new file, then puts it in place of the old one.
+    """Calls `write` on a new file, then renames it to the path.
 
     Raises:
         TrainError: the disk is full or the folder cannot be written; the old file stays.
@@ -41,7 +41,7 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Writes a value as JSON, all or nothing.
+    """Writes a value as JSON, atomically.
 
     Raises:
         TrainError: as write_atomic().
@@ -52,7 +52,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What write_json() wrote; None if there is no such file.
+    """Reads a file of write_json(); None if there is none.
 
     Raises:
         TrainError: it is damaged.
@@ -69,7 +69,7 @@ def read_json(path: Path) -> Any:
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    """Writes an array as .npy, all or nothing.
+    """Writes an array as .npy, atomically.
 
     Raises:
         TrainError: as write_atomic().
@@ -79,7 +79,7 @@ def write_array(path: Path, array: npt.NDArray[Any]) -> None:
 
 
 def read_array(path: Path, *, mapped: bool = False) -> npt.NDArray[Any]:
-    """An array that write_array() wrote, mapped from the file instead of read if so asked.
+    """Reads an array of write_array(), or maps it.
 
     Raises:
         TrainError: it is missing or damaged.
@@ -115,12 +115,12 @@ def hash_file(path: Path) -> str:
 
 
 def hash_json(value: object) -> str:
-    """SHA-256 of a value's JSON, in hexadecimal: the same for equal settings."""
+    """SHA-256 of a value's JSON, in hexadecimal: equal for equal settings."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def keep_old(path: Path) -> Path | None:
-    """Gives a file a second name, under which it stays when another one takes the first.
+    """Links a file to a second name, which survives a replacement of the first.
 
     Returns:
         The first of NAME.bak, NAME.bak2, ... that is free; None where there is no such file.
@@ -152,7 +152,7 @@ def keep_old(path: Path) -> Path | None:
 
 
 def scratch_array(folder: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An array on a disk, in a file without a name: it is gone with the array or the process.
+    """An array in an unnamed file on disk, which disappears with the array or the process.
 
     Raises:
         TrainError: the disk is full or the folder cannot be written.
@@ -169,7 +169,7 @@ def scratch_array(folder: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) ->
 
 @contextlib.contextmanager
 def locked_file(path: Path) -> Iterator[None]:
-    """Holds a draft's file until the block ends; the system releases it when the process dies.
+    """Locks a draft's file within the block; the system unlocks it when the process dies.
 
     Raises:
         TrainError: another process holds it, or it cannot be opened.
@@ -185,7 +185,7 @@ def locked_file(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds a folder until the block ends; the system releases it when the process dies.
+    """Locks a folder within the block; the system unlocks it when the process dies.
 
     Raises:
         TrainError: another process works in it, or it cannot be made.

@@ -1,4 +1,4 @@
-"""Ctrl-C at a moment when everything is consistent."""
+"""Defers Ctrl-C to a moment when all state is consistent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @contextmanager
 def interruptions() -> Iterator[threading.Event]:
-    """Notes the first Ctrl-C instead of raising in the middle of a step; a second one raises.
+    """Records the first Ctrl-C instead of raising within a step; a second one raises.
 
     The caller checks the event after each step, and raises KeyboardInterrupt. Only the main
     thread gets Ctrl-C, and a process that ignores it keeps ignoring it.

@@ -1,4 +1,4 @@
-"""The progress of a run: a bar on a terminal, lines in a file."""
+"""Reports the progress of a run: a bar on a terminal, lines in a file."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Reporter(Protocol):
     """Receives the progress of a run."""
 
     def line(self, text: str) -> None:
-        """A lasting line: a stage that is done, a measurement."""
+        """Prints a lasting line, such as a finished stage or a measurement."""
         ...
 
     def progress(self, stage: str, fraction: float, note: str) -> None:
-        """How far a stage is, 0.0 .. 1.0, with its figures of the moment."""
+        """Reports a stage's progress, 0.0 .. 1.0, with its current figures."""
         ...
 
 
@@ -47,7 +47,7 @@ class SilentReporter:
 
 
 class WholeEstimate:
-    """How long text and training will take together, said once the pace of the text is known.
+    """Estimates the time of text and training together once the pace of the text is known.
 
     Args:
         epochs: passes over the text.
@@ -60,7 +60,7 @@ class WholeEstimate:
         self._is_said = False
 
     def tell(self, fraction: float, reporter: Reporter) -> None:
-        """A line for the reporter at 0.0 .. 1.0 of the text, if it is known and was not told."""
+        """The reporter's line at 0.0 .. 1.0 of the text, once, as soon as it is known."""
         now = monotonic()
         if self._begun is None:
             self._begun = now, fraction
@@ -82,7 +82,7 @@ def _minutes(seconds: float) -> str:
 
 
 class TerminalReporter:
-    """Prints lines, and how far a stage is, with the time left.
+    """Prints lines and a stage's progress with the remaining time.
 
     That is a bar on a terminal or in a notebook, and a line each minute where there is none: in the
     log of a job, or under nohup, an hour of silence looks like a hang.
@@ -100,13 +100,13 @@ class TerminalReporter:
         self._shown_at = 0.0
 
     def line(self, text: str) -> None:
-        """Prints it, in place of the bar."""
+        """Prints a line in place of the bar."""
         self._bar.clear()
         self._stream.write(f"{fitted(text, self._stream, 2)}\n")
         self._stream.flush()
 
     def progress(self, stage: str, fraction: float, note: str) -> None:
-        """Draws the bar, or prints a line if the last one was a minute ago."""
+        """Draws the bar; without a terminal, prints a line a minute."""
         now = monotonic()
         if stage != self._stage:
             if self._stage:

@@ -179,8 +179,8 @@ def test_one_that_ends_at_once_leaves_its_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"beside": "vllm"}, "there are llama-server, llama-cpp-python"),
-        ({"beside": "llama-server", "peer": "http://127.0.0.1:1"}, "give one of them"),
+        ({"beside": "vllm"}, "not one of llama-server, llama-cpp-python"),
+        ({"beside": "llama-server", "peer": "http://127.0.0.1:1"}, "give only one of them"),
         ({"beside_python": "python3"}, "name the system too"),
         ({"beside": "llama-server", "devices": ("CPU",)}, "omit devices and rpc_servers"),
         ({"beside": "llama-server", "rpc_servers": ("h:1",)}, "omit devices and rpc_servers"),

@@ -102,7 +102,7 @@ def test_spread_of_a_prompt_and_of_the_repeats() -> None:
     speedups = first.speedups
     assert speedups is not None
     assert (speedups.median, speedups.low, speedups.high) == (2.0, 1.0, 4.0)
-    # The third repeat was interrupted: it has no second prompt, and is no summary.
+    # The third repeat was interrupted: it has no second prompt, and is not a summary.
     repeats = repeats_of([first, second])
     assert [one.speedup for one in repeats] == [pytest.approx(4 / 3.5), pytest.approx(2.0)]
     assert repeats_of([]) == []

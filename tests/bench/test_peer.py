@@ -139,7 +139,7 @@ def test_a_strict_server_is_asked_without_what_it_refuses(server: _FakeServer) -
     ("mood", "says"),
     [
         ("broken", "HTTP 500 .*out of memory"),
-        ("no json", "no JSON but .*html"),
+        ("no json", "answered .*html.*, not JSON"),
         ("no choice", "without a choice"),
         ("empty", "nothing to measure: 0 tokens"),
     ],

@@ -45,7 +45,7 @@ def test_a_users_file_is_read(tmp_path: Path) -> None:
     chat, text = load_prompts(path)
     assert chat == Prompt("chat", "a", tuple(LINES[0]["messages"]))
     assert text == Prompt("text", "b", text="abc abc abc ab")
-    # Empty lines, and the mark that some editors put before a text, are no faults.
+    # Empty lines, and the mark that some editors put before a text, are not faults.
     path.write_bytes(b"\xef\xbb\xbf" + write_prompts(tmp_path).read_bytes() + b"\n\n")
     assert len(load_prompts(path)) == 2
 
@@ -252,7 +252,7 @@ def test_an_object_that_no_option_makes_has_no_command() -> None:
             assert BenchConfig(model_path="a", draft="suffix", also=(draft,)).command is None
             found = draft_file(draft)
             assert (None if found is None else str(found)) == file
-    # As a path it has both; a name is no file.
+    # As a path it has both; a name is not a file.
     path = str(model_path("llama"))
     assert f"-d {path}" in (BenchConfig(model_path="a", draft=path).command or "")
     assert (draft_file(path), draft_file("suffix")) == (model_path("llama"), None)

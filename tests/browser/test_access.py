@@ -133,7 +133,7 @@ def test_colours_can_be_told_apart_and_read(open_page: Open, scheme: str) -> Non
     for one in found:
         assert one["text"] >= 7, one
         if one["name"] != "target":
-            # A line is no text: 3 is enough.
+            # A line is not a text: 3 is enough.
             assert one["mark"] >= 3, one
     # Without colours: each has a line of its own.
     assert len({one["line"] for one in found}) == 6
@@ -143,7 +143,7 @@ def test_colours_can_be_told_apart_and_read(open_page: Open, scheme: str) -> Non
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [WIDE, NARROW])
 def test_rules_of_accessibility(open_page: Open, scheme: str, size: tuple[int, int]) -> None:
-    # The checker is a script that is no part of the page.
+    # The checker is a script that is not part of the page.
     page = open_page(color_scheme=scheme, size=size, bypass_csp=True)
     page.set(max_tokens="24")
     states = ["empty", "settings", "beside", "edit"]

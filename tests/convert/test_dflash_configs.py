@@ -34,9 +34,9 @@ class Case:
 
     config: Json
     arch: str
-    """Of the target."""
+    """The target's architecture."""
     n_layer: int
-    """Of the target."""
+    """The target's number of layers."""
     inputs: tuple[int, ...]
     """Which the GGUF should name."""
     draft: str = "DFlash"

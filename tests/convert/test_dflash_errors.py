@@ -166,7 +166,7 @@ ODD: tuple[object, ...] = (0, -1, True, 1.5, "x", [], [1], [[1]], {"a": 1}, 10**
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "layout"), [("dspark", "specforge"), ("dspark", "speculators")])
 def test_odd_values_are_no_crash(tmp_path: Path, kind: str, layout: str) -> None:
-    """Whatever stands at a key, the file is converted or refused."""
+    """Any odd value at a key is converted or refused."""
     base = json.loads(
         (write_draft(tmp_path / "d", layout, make_draft(kind)) / "config.json").read_text()
     )
@@ -193,7 +193,7 @@ NAMES = [
     ("layers.1.self_attn.q_proj.bias", r"q_proj\.bias has the shape \[2, 2\]"),
     ("layers.0.self_attn.q_proj.lora_A.weight", "LoRA adapter"),
     ("layers.0.self_attn.qkv_proj.weight", "several projections in one tensor"),
-    ("modality_head.proj.weight", r"nothing in config.json says .*modality_head\.proj\.weight"),
+    ("modality_head.proj.weight", r"config.json does not explain: .*modality_head\.proj\.weight"),
     ("layers.0.self_attn.sinks", r"layers\.0\.self_attn\.sinks \[2, 2\]"),
     ("layers.2.mlp.up_proj.weight", r"num_hidden_layers 2, .* \[0, 1, 2\]"),
     ("fc.bias", r"fc\.bias \[2, 2\]"),

@@ -202,7 +202,7 @@ def test_types(tmp_path: Path, kind: Any) -> None:
         (32,),
         stored(draft.gguf["output_norm.weight"], "F32")[1],
     )
-    # Rows of six numbers are no multiple of 32.
+    # Rows of six numbers are not a multiple of 32.
     assert tensors["markov_w1.weight"][0] == ("F16" if kind == "q8_0" else kind.upper())
 
 

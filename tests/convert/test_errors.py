@@ -1,4 +1,4 @@
-"""Whatever is wrong with a checkpoint is said by name, and nothing is written."""
+"""Errors of any faulty checkpoint name the fault, and nothing is written."""
 
 from __future__ import annotations
 
@@ -251,9 +251,9 @@ def test_output_is_an_input_or_nowhere(tmp_path: Path) -> None:
 
 def test_choices_are_checked(tmp_path: Path) -> None:
     folder = write_head(tmp_path / "draft", "specforge", make_head())
-    with pytest.raises(ArgumentError, match="no type 'q4_0'; there are f32, f16, bf16, q8_0"):
+    with pytest.raises(ArgumentError, match="type='q4_0' is not one of f32, f16, bf16, q8_0"):
         convert(folder, kind="q4_0")
-    with pytest.raises(ArgumentError, match="layer_ids is 'inputs'"):
+    with pytest.raises(ArgumentError, match="layer_ids='inputs'"):
         convert(folder, layer_ids="inputs")
 
 

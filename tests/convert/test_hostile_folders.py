@@ -1,4 +1,4 @@
-"""Checkpoints that are no plain files, that unpack to far more than they hold, and full disks."""
+"""Checkpoints that are not plain files, that unpack to far more than they hold, and full disks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_is_no_file(tmp_path: Path, file: str, make: Callable[[Path], None]
     folder = write_head(tmp_path / "draft", "specforge", make_head())
     (folder / file).unlink(missing_ok=True)
     make(folder / file)
-    # A loop is no file at all to who only looks whether it is there.
+    # A loop is not a file at all to who only looks whether it is there.
     if make is _loop and file == FILES[2]:
         convert(folder)
         return
@@ -127,7 +127,7 @@ sys.exit(main(["convert", *sys.argv[2:]]))
 
 
 def test_the_system_refuses_to_write(tmp_path: Path) -> None:
-    """As on a full disk, in mid-file: one line, and what was there is there as it was."""
+    """On a disk that fills in mid-file the error is one line, and the old file stays."""
     whole = convert_head(tmp_path, "specforge", make_head()).path
     before = whole.read_bytes()
     target = write_target(tmp_path / "target.gguf")

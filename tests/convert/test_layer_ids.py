@@ -27,7 +27,7 @@ Ids = tuple[int, ...]
         (None, (1, 17, 33), 36, (2, 18, 34), "output"),
         (None, (0,), 36, (1,), "output"),
         (None, (35,), 36, (36,), "output"),
-        # nvidia/gpt-oss-120b-Eagle3-v3: an id that is no block.
+        # nvidia/gpt-oss-120b-Eagle3-v3: an id that is not a block.
         (None, (24, 30, 36), 36, (24, 30, 36), "input"),
         ((24, 30, 36), (24, 30, 36), 36, (24, 30, 36), "input"),
         # speculators and flat files, as inputs.

@@ -168,7 +168,7 @@ def test_scores_survive_the_reordering(tmp_path: Path, gate: bool) -> None:
     a = np.random.default_rng(0).standard_normal(128)
 
     def scores(prefix: str, names: tuple[str, str], turn: Any, tensors: Any) -> list[float]:
-        """Of each head with its K head, at several distances."""
+        """The scores of each head with its K head, at several distances."""
         heads = {}
         for part, n_head in ((names[0], 4), (names[1], 2)):
             weight, bias = tensors[f"{prefix}{part}.weight"], tensors[f"{prefix}{part}.bias"]

@@ -72,7 +72,7 @@ def fault(words: list[str]) -> str | None:
 def _planned(
     plan: Callable[[list[str], dict[str, str]], object],
 ) -> Callable[[list[str]], str | None]:
-    """Of a program with others' flags: what its own reader says of them."""
+    """Parses a program with others' flags by its own reader."""
 
     def fault_of(words: list[str]) -> str | None:
         try:

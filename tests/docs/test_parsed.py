@@ -96,7 +96,7 @@ def test_how_lines_are_read() -> None:
 
 
 def test_an_extra_by_the_packages_name_compiles_nothing() -> None:
-    """As docs/start.md says: what is installed already is neither looked for nor built again."""
+    """The command of docs/start.md neither looks for nor builds what is installed."""
     command = ["-m", "pip", "--disable-pip-version-check", "install", "--dry-run", "--no-index"]
     done = subprocess.run(
         [sys.executable, *command, "pyllama_spec[bench,convert,chat,llguidance]"],

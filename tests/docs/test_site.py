@@ -101,7 +101,7 @@ def anchors_of(path: Path) -> set[str]:
     "source", ["README.md", "CONTRIBUTING.md", "examples/drafts/README.md", "CHANGELOG.md"]
 )
 def test_links_of_pages_that_are_not_of_the_site(source: str) -> None:
-    """Those of docs/ are checked by mkdocs."""
+    """The links of pages outside docs/; mkdocs checks those of docs/."""
     text = (ROOT / source).read_text(encoding="utf-8")
     links = re.findall(r"\]\((?!https?:|#)([^()\s#]+)(?:#([^()\s]*))?\)", text)
     assert links

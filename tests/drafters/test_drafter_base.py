@@ -274,7 +274,7 @@ def test_a_view_shows_the_newest_tokens() -> None:
 
 
 class OldProtocol:
-    """As drafters were before: no base, and other arguments."""
+    """A drafter of the old interface: no base, and other arguments."""
 
     name, target_layers, max_draft = "old", (), 4
 

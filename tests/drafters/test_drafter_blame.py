@@ -24,7 +24,7 @@ WRONG: list[Any] = [None, [1, 2], 5, Draft([1.5]), Draft([1], [2.0]), Draft([400
 
 
 class Wrong(Drafter):
-    """Returns what is no draft."""
+    """Returns what is not a draft."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
@@ -130,7 +130,7 @@ def test_so_is_that_of_llama_cpp_pythons_form(model: Any, name: str, line: str) 
 
 
 def test_where_there_is_no_line_the_function_is_named() -> None:
-    """Of compiled code Python knows no line."""
+    """Python knows no line of compiled code."""
     said = _said(None, draft_model=len)
     assert "(builtins.len). The text goes on" in str(said.message)
 

@@ -84,7 +84,7 @@ class Toy(Drafter):
         return drafts
 
     def truncate(self, seq: int, n_keep: int) -> None:
-        """Its row goes with the token."""
+        """Drops the row of a dropped token."""
         if seq in self.newest and self.newest[seq][0] >= n_keep:
             del self.newest[seq]
 

@@ -162,7 +162,7 @@ def test_a_draft_that_is_cut_loses_its_other_columns_too() -> None:
 NO_IDS: list[Any] = [None, 5, "abc", [1.5], ["a"], [None], [[1]], [1, "b"], [1, 2.0]]
 NAN, INF = float("nan"), float("inf")
 NO_PROBABILITIES: list[Any] = [NAN, 7.0, -1.0, INF, -INF, 1.001, np.float32(7), 2]
-# What controllers calculate with: too few probabilities, and what is no number.
+# What controllers calculate with: too few probabilities, and what is not a number.
 NO_COLUMNS: list[Any] = [
     *(Draft([1, 2], p) for p in ([], [0.5], ["a", "b"], [None, 0.5], 0.5)),  # type: ignore[arg-type]
     *(Draft([1, 2], [0.5, p]) for p in NO_PROBABILITIES),
@@ -337,7 +337,7 @@ def test_a_list_of_another_length_is_a_failure_of_all(answer: Any) -> None:
 
 @pytest.mark.parametrize("what", ["resume_at", "save", "restore", "truncate", "copy"])
 def test_nonsense_and_failures_elsewhere_cost_no_text(what: str) -> None:
-    """Whatever a method gives or raises: the next prompt begins anew, with the same text."""
+    """After any result or error of a method the next prompt starts anew, with the same text."""
 
     def fails(*args: Any) -> Any:
         raise KeyError(what)

@@ -32,7 +32,7 @@ def open_llama(path: Path, **options: Any) -> Llama:
 
 
 def test_architectures() -> None:
-    """Those that are known here are those that have a builder, whose numbers are computed again."""
+    """The known architectures are those with a builder, whose numbers are computed again."""
     assert all(most_heads(arch) for arch in ARCHS)
     assert set(ARCHS) == set(HEADS)
     assert {arch for arch in ARCHS if most_heads(arch) > 1} == set(SEVERAL)
@@ -168,7 +168,7 @@ def test_a_head_whose_matrices_are_not_joined(tmp_path: Path) -> None:
 
 
 def test_a_head_without_an_output_matrix(tmp_path: Path) -> None:
-    """Of a file with a head alone; where it has none of its own it needs the target's."""
+    """A file with a head alone and without an output matrix needs the target's."""
     names = [n for n in _tensors(model_path("step35", n_heads=2)) if n.startswith("blk.")]
     layers = [n for n in names if int(n.split(".")[1]) < 4]
     path = without(model_path("step35", n_heads=2), tmp_path / "h.gguf", "output.weight", *layers)
@@ -243,7 +243,7 @@ def test_half_a_pair(ids: bool, rows: bool) -> None:
 
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35",)))
 def test_the_context_of_a_head(arch: str) -> None:
-    """Whatever its parameters say: no embeddings, pooling, snapshots; and the target's threads."""
+    """Any parameters give no embeddings, pooling or snapshots, and the target's threads."""
     model, drafter = with_head(arch, n_heads=1), Mtp(max_draft=2)
     with mtp_context(model, drafter, n_threads=2) as target:
         drafter.attach(target)

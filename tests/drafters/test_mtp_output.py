@@ -59,7 +59,7 @@ def step(context: Context, pos: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35", "cohere2moe")))
 @pytest.mark.parametrize("kind", TYPES)
 def test_logits_are_those_of_the_whole_matrix(arch: str, kind: str) -> None:
-    """Of the ids that have a slot; on and off again, and with other ids in the slots."""
+    """The logits of the ids with a slot: on and off again, and with other ids in the slots."""
     model = with_head(arch, n_heads=1, **TYPES[kind])
     with head_context(model) as context:
         whole = step(context)
@@ -183,7 +183,7 @@ def test_what_was_given_does_not_count() -> None:
 
 
 def test_rows_are_read_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those side by side at once, in pieces."""
+    """Adjacent rows are read in one piece."""
     monkeypatch.setattr(output_part, "_N_READ", 7)
     path, row_bytes = model_path("qwen35", n_heads=1), 4 * 64
     rows, rng = OutputRows(path, "output.weight", row_bytes), np.random.default_rng(2)
@@ -323,7 +323,7 @@ def test_what_cannot_be_used_in_part_is_left_whole(
 
 
 def test_a_large_vocabulary_through_llama() -> None:
-    """Whatever the steps took, the text is that of plain decoding."""
+    """The text is that of plain decoding, whatever the steps cost."""
     path = model_path("qwen35", n_heads=1, n_vocab=70000, output_scale=3.0)
     texts = []
     for draft in (None, Mtp(max_draft=3)):

@@ -75,7 +75,7 @@ def said(draft: Draft, n_seqs: int) -> tuple[np.ndarray, list[list[tuple[int, fl
 @pytest.mark.parametrize("n_seqs", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_the_whole_matrix(kind: str, n_seqs: int) -> None:
-    """Of the ids that have a slot; on and off again, and with other ids in the slots."""
+    """The logits of the ids with a slot: on and off again, and with other ids in the slots."""
     draft = opened(kind)
     with target_context(
         tiny("llama"), draft, n_seq_max=n_seqs, n_ctx=256 * n_seqs, kv_unified=True
@@ -321,7 +321,7 @@ def test_a_selector_has_choices() -> None:
 
 @pytest.mark.slow
 def test_a_large_vocabulary() -> None:
-    """Whatever the steps took: the text is that of plain decoding."""
+    """The text is that of plain decoding, whatever the steps cost."""
     options = {"n_vocab": 70000}
     texts = []
     for kind in (None, "eagle3", "dflash"):

@@ -39,7 +39,7 @@ def told(tokens: Sequence[int], drafter: PromptLookup | None = None, seq: int = 
 
 
 def proposal(drafter: PromptLookup, tokens: Sequence[int], n: int = 10, seq: int = 0) -> list[int]:
-    """Its proposal, as a list."""
+    """The drafter's proposal as a list."""
     return proposed(drafter, tokens, n, seq)
 
 

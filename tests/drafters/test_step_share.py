@@ -68,7 +68,7 @@ def test_the_share_of_an_eagle3_head(own: dict[str, Any]) -> None:
 
 
 def test_the_controller_is_told_the_price_before_the_first_round() -> None:
-    """Of a draft is known what each of its tokens will take, though none was drafted."""
+    """The cost of a draft's token is known before the first draft."""
     model = with_head("qwen35", n_heads=1)
     for drafter in (Mtp(n_output=0), make_drafter("mtp", DraftOptions())):
         controller = ProfitController()

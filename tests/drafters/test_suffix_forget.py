@@ -96,7 +96,7 @@ def test_a_short_text_that_lies_in_the_text(store: Store, vocab: Vocab) -> None:
 def test_texts_of_different_files_are_not_read_as_one(
     store: Store, vocab: Vocab, tmp_path: Path
 ) -> None:
-    """Of two short files one lies behind the other in the store; neither goes on in the other."""
+    """Two short files are adjacent in the store; neither continues the other."""
     parts = built(store, vocab, tmp_path, letters(5, 20), letters(6, 20))
     assert len(parts) == 2
     assert upkeep.forget(store, vocab, parts[0][-3:] + parts[1].strip()[:3]) == (0, 0)

@@ -223,7 +223,7 @@ def test_what_is_forgotten_is_not_on_the_disk(path: Path) -> None:
     assert all(knows(reader, fresh(seed)) for seed in range(20) if seed != 7)
 
 
-# ---- what is no store, or another one's
+# ---- what is not a store, or another one's
 
 
 def test_another_tokenizer(path: Path) -> None:

@@ -59,7 +59,7 @@ def held(path: Path) -> list[list[int]]:
 
 @pytest.mark.parametrize("n_kills", N_KILLS)
 def test_a_store_that_grows_and_is_opened_again(tmp_path: Path, n_kills: int) -> None:
-    """Of each text whose writing had ended all is there, and of no other one a part."""
+    """Each text whose write had ended is complete, and no part of another one is there."""
     path, rng = tmp_path / "a.memory", random.Random(n_kills)
     done: set[int] = set()
     sizes = set()
@@ -131,7 +131,7 @@ def test_forgetting(tmp_path: Path, n_kills: int) -> None:
 
 @pytest.mark.parametrize("n_kills", N_KILLS)
 def test_merging(tmp_path: Path, n_kills: int) -> None:
-    """Of each store all texts came in, or none; what was there before is there."""
+    """All texts of each store are merged, or none; the old texts stay."""
     path, rng = tmp_path / "a.memory", random.Random(n_kills)
     folder = tmp_path / "others"
     folder.mkdir()

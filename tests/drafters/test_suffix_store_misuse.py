@@ -24,7 +24,7 @@ TEXT = list(range(1000, 1060))
 
 
 def leave_busy(path: Path) -> None:
-    """As a writer that was killed in the first text."""
+    """Leaves the store as a writer that was killed in the first text does."""
     store = Store(path, DIGEST)
     store.write_all([[7] * 40])
     store.index.n = 0

@@ -111,7 +111,7 @@ def test_memory_is_taken_for_what_the_disk_holds(
 
 @pytest.mark.parametrize("n_texts", [1, 100])
 def test_a_copy_with_holes_is_a_store(tmp_path: Path, n_texts: int) -> None:
-    """As `cp` makes it. Before the first text is written it gets its room from the disk."""
+    """A copy of `cp` has holes; it reserves its room before the first write."""
     path, copy = tmp_path / "a.memory", tmp_path / "b.memory"
     store = Store(path, DIGEST)
     texts = [list(range(100 * i, 100 * i + 60)) for i in range(n_texts)]

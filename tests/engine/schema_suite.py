@@ -52,7 +52,7 @@ def judge(group: dict[str, Any]) -> tuple[str, Counter[str], list[str]]:
         text = json.dumps(one["data"], ensure_ascii=False)
         try:
             is_taken = walk.takes(text.encode().decode())
-        except UnicodeEncodeError:  # half of a UTF-16 pair
+        except UnicodeEncodeError:  # an unpaired surrogate
             is_taken = walk.takes(json.dumps(one["data"]))
         counts["valid" if one["valid"] else "invalid"] += 1
         counts["valid, not written"] += one["valid"] and not is_taken

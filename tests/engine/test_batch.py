@@ -127,7 +127,7 @@ def test_a_full_batch() -> None:
     with pytest.raises(ArgumentError, match="made for 2 tokens"):
         batch.extend([1, 2, 3], 0)
     batch.extend([1, 2], 0)
-    with pytest.raises(ArgumentError, match="made for 2 tokens"):
+    with pytest.raises(ArgumentError, match="has room for 2 tokens"):
         batch.add(3, 2)
     for n_max in (0, -1):
         with pytest.raises(ArgumentError):

@@ -19,7 +19,7 @@ FIRST = tuple(range(0xC0, 0x100))
 
 
 def allowed(chain: Sampler, tokens: list[int]) -> set[int]:
-    """Those of the tokens that may follow."""
+    """The ids of the tokens that may follow."""
     sampled = set()
     for token in tokens:
         row = np.full(N_VOCAB, -math.inf, dtype=np.float32)
@@ -32,7 +32,7 @@ def allowed(chain: Sampler, tokens: list[int]) -> set[int]:
 
 
 def beginnings() -> set[bytes]:
-    """Of all characters of more than one byte."""
+    """The first bytes of all characters of more than one byte."""
     return {
         char[:n]
         for code in range(0x80, 0x110000)

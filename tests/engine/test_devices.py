@@ -23,7 +23,7 @@ _FEWER = "n_gpu_layers=-1 puts 5 layers of .* on a device, but all are on the CP
 @pytest.mark.parametrize("vocab_only", [False, True])
 @pytest.mark.parametrize("split_mode", ["none", "layer", "row", "tensor"])
 def test_no_layers_are_on_no_device(split_mode: SplitMode, vocab_only: bool) -> None:
-    """Whatever the build finds: none is opened, and none is missed."""
+    """No device of the build is opened, and none is missed."""
     path = model_path("llama")
     with Model(path, n_gpu_layers=0, split_mode=split_mode, vocab_only=vocab_only) as model:
         assert model.info.n_device_layers == 0 and not model.is_on_gpu

@@ -200,7 +200,7 @@ def test_a_chain_without_a_counterpart_ends() -> None:
 
 
 def test_chains_end_each_for_itself() -> None:
-    """Of three in one call each is what it is alone, and stands where it ended."""
+    """Each of three chains in one call equals the chain alone, and stops where that does."""
     steps = {0: 1, 1: 4, 2: 2}
     with tiny_context(tiny("llama"), n_seq_max=3) as context:
 

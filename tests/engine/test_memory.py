@@ -120,7 +120,7 @@ def test_a_recurrent_state_goes_back_as_far_as_its_last_batch(arch: str) -> None
 @pytest.mark.parametrize("arch", RECURRENT)
 @pytest.mark.parametrize("kv_unified", [False, True])
 def test_recurrent_states_of_several_sequences(arch: str, kv_unified: bool) -> None:
-    """Whatever the others do in between, a rollback is right or refused.
+    """A rollback is exact or refused, whatever the other sequences do in between.
 
     Where sequences share a cache, its holes are filled out of order, and sums over the cells round
     differently. A wrong state is off by tens.

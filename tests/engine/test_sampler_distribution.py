@@ -25,7 +25,7 @@ N_DRAWS = 3000
 
 @pytest.fixture(scope="module")
 def context() -> Context:
-    """Of the CONSTANT model, behind a token."""
+    """A context of the CONSTANT model, after a token."""
     return behind_a_token("constant", n_layer=1, n_embd=32)
 
 

@@ -20,7 +20,7 @@ from tests.models.vocab import MIN_VOCAB, SPECIAL_TOKENS
 
 # Signs between which templates write the names of control tokens.
 _NAME = re.compile(r"<\|\w+\|>|\[/?[A-Z_]{3,}\]|\[gMASK\]|<sop>")
-# What is no control token of a template's own, and what its answers are made of.
+# What is not a control token of a template's own, and what its answers are made of.
 _HALVES = (
     "<", "</", "<t", "<tool", "<tool_call", "<tool_call>", "</tool_call>", "<think", "</think", "[",
     "[TOOL", "{", '{"name', "<|", "<|channel|", ">>", ">>>", "<function=", "\n<", "\u00e9<",

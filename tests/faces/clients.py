@@ -173,7 +173,7 @@ class Clients:
             return
         assert isinstance(error, CancelledError), repr(error)
         assert self.texts[i].startswith(text)
-        # What was computed and not read yet is in the error too, without bytes that are no text.
+        # What was computed and not read yet is in the error too, without bytes that are not text.
         assert error.partial_text.startswith(text.replace("\ufffd", ""))
 
     # ---- in an event loop
@@ -222,7 +222,7 @@ class Clients:
         self._count("left")
 
     async def _acancelled(self, rng: random.Random, i: int) -> None:
-        """As a server does with the task of a client that has gone."""
+        """Cancels the task, as a server does for a client that has disconnected."""
         prompt, options = asked(i)
         task = asyncio.ensure_future(self.llm.acreate_completion(prompt, **options))
         await asyncio.sleep(rng.choice([0.0, 0.001, 0.01, 0.05]))

@@ -56,7 +56,7 @@ def bare(text: str) -> str:
 
 @pytest.mark.parametrize("family", _ALL)
 def test_an_answer_that_is_cut_anywhere(family: str) -> None:
-    """Its text is there up to the cut, and no part of it contradicts what follows."""
+    """The text up to the cut is there, and contradicts nothing that follows."""
     head = _HEADS.get(family, "")
     thought = _THOUGHTS.get(family, "").format("Hm, <tool_call> then")
     with Model(model_path("llama")) as model:
@@ -207,7 +207,7 @@ def test_a_call_without_arguments(family: str, arguments: Any) -> None:
 
 
 def test_a_template_s_own_refusal_with_tools() -> None:
-    """Its words, whichever way the engine reads the template; else what the engine says of it."""
+    """The template's own message, or the engine's error if it reads the template."""
     refuse = (
         "{% for m in messages %}{% if 'bad' in m.content %}{{ raise_exception('No bad words') }}"
     )

@@ -295,7 +295,7 @@ def test_a_prompt_ends_with_the_last_messages_text(template: str, content: str) 
             or llm.detokenize(prompt, special=True)
             == llm.detokenize(head, special=True) + shown.encode()
         )
-        # What the caller wrote is no control token.
+        # What the caller wrote is not a control token.
         assert [t for t in prompt if t in (IM_START, IM_END)] == [IM_START, IM_END, IM_START]
         same = prompt_of(
             llm, [USER, last], continue_final_message="content", add_generation_prompt=False

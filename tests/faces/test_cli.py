@@ -388,7 +388,7 @@ def test_a_text_that_is_cut_says_so_and_figures_can_be_silenced(command: str, pe
 
 
 def test_an_answer_of_a_chat_is_longer_than_a_text(perm: Path) -> None:
-    """Of a model that never ends: 1,024 tokens, not the 128 of `generate`."""
+    """A chat with a model that never ends stops at 1,024 tokens, not at the 128 of `generate`."""
     done = cli("chat", "-m", perm, "-t", 1, stdin="hello\n")
     assert "cut at 1024 tokens" in done.stderr
 

@@ -102,5 +102,5 @@ def test_a_role_that_the_template_does_not_name(
         ["bench", "-m", "MODEL", "-d", "prompt-lookup", "-n", "2", "-t", "1", *files], capsys
     )
     assert code == 0
-    assert "names no role 'wizard'" in err
+    assert "the role 'wizard' does not occur" in err
     assert "'user'" not in err

@@ -102,7 +102,7 @@ class Interrupted:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Interrupted:
-    """Of the test's model."""
+    """Interrupts the test's model."""
     return Interrupted(monkeypatch)
 
 

@@ -133,7 +133,7 @@ def test_how_many_ids_a_head_chooses_among(
     ],
 )  # fmt: skip
 def test_a_wider_batch_takes_no_less(verify_ms: dict[int, float]) -> None:
-    """Of times that something else disturbed: a round pays above one token, never below."""
+    """With disturbed times a round pays above one token, never below."""
     rounds = pays_above(verify_ms, [0.0] * 16)
     said = [one["pays_above"] for one in rounds]
     assert said[0] == 1.0
@@ -185,7 +185,7 @@ def test_what_a_file_says_of_its_training(
 
 
 class Plain(Drafter):
-    """Of a file, and says of itself what it is given."""
+    """A drafter with a file, which describes itself as it is told."""
 
     name, max_draft = "trigrams", 4
 

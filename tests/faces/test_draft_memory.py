@@ -245,7 +245,7 @@ def test_a_store_says_where_a_head_was_wrong(
 
 
 def test_nothing_is_noted_of_what_is_not_remembered(store: Path) -> None:
-    """Of a private turn, and of what the next one says again of it."""
+    """Nothing of a private turn is noted, nor what the next turn repeats of it."""
     draft = str(model_path("eagle3"))
     with open_tiny(draft, draft_memory=store) as llm:
         before = store.read_bytes()
@@ -487,7 +487,7 @@ def test_generate_with_a_store(store: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_same_text_of_smollm2(smollm2_q4_0: Path, store: Path) -> None:
-    """Of records of one schema, greedy and seeded, before anything is known and behind it."""
+    """Records of one schema, greedy and seeded, with an empty and a filled store."""
     letter = "Letter: {} from {} wants {} lamps.\nJSON:"
     example = letter.format("Mona", "Kiel", 3) + ' {"name": "Mona", "city": "Kiel", "lamps": 3}\n'
     asked = [("Ada", "Oslo", 4), ("Ben", "Graz", 17), ("Cora", "Lyon", 5)]

@@ -59,7 +59,7 @@ def test_a_drafter_may_only_read_its_target() -> None:
         found = llm.create_completion(_PROMPT, max_tokens=12, temperature=0)
         assert llm.create_completion(_PROMPT, max_tokens=12, temperature=0)
     assert found["choices"][0]["text"] == plain["choices"][0]["text"]
-    assert "may not change its target" in found["speculation"]["reason_off"]
+    assert "must not change the target" in found["speculation"]["reason_off"]
 
 
 def test_threads_beyond_the_machine_are_not_made() -> None:
@@ -84,7 +84,7 @@ def test_a_callback_may_only_read_the_target(where: str, n_parallel: int) -> Non
             return logits if where == "logits_processor" else False
 
         options: dict[str, Any] = {where: clear}
-        with pytest.raises(ArgumentError, match="a callback of the request may not") as caught:
+        with pytest.raises(ArgumentError, match="a callback of the request must not") as caught:
             llm.create_completion(_PROMPT, max_tokens=12, temperature=0, **options)
         assert len(caught.value.partial_tokens) >= 3
         assert (

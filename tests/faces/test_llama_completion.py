@@ -60,7 +60,7 @@ def test_end_token_at_each_offset_of_a_run(offset: int) -> None:
     plain = dictated(script, None)
     assert text_of(plain) == bytes(SCRIPT[:offset]).decode()
     assert finish_of(plain) == "stop"
-    # An end token is no part of the text, and not counted.
+    # An end token is not part of the text, and not counted.
     assert plain["usage"]["completion_tokens"] == offset
     for draft in drafters([*PROMPT, *script]):
         assert lasting(dictated(script, draft)) == lasting(plain)

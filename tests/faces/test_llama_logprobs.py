@@ -89,7 +89,7 @@ def test_shapes_of_completion_and_chat() -> None:
 @pytest.mark.parametrize("n_top", [0, 1, 5, 300])
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_the_likeliest_is_first(n_top: int, options: dict[str, Any]) -> None:
-    """Of completions too, whose ids that are no whole characters share one text."""
+    """Completions too, where ids of incomplete characters share one text."""
     with open_tiny(PromptLookup(), logits_all=True) as llm:
         whole = llm(PROMPT, max_tokens=20, logprobs=n_top, echo=True, **options)
         chunks = llm(PROMPT, max_tokens=20, logprobs=n_top, stream=True, **options)

@@ -60,7 +60,7 @@ def test_doctor(perm: Path, tmp_path: Path) -> None:
 
 
 def test_doctor_advises_only_what_it_takes() -> None:
-    """It measures no draft without weights, so prompt-lookup is no advice."""
+    """It measures no draft without weights, so the remedy is not prompt-lookup."""
     done = cli("doctor", "-m", model_path("llama"), "-d", "mtp")
     assert done.returncode == 1
     said = " ".join(done.stderr.split())

@@ -108,7 +108,7 @@ def test_doctor_measures_a_wrapper_of_a_file(
         ("{}.part:make", "there is no module"),
         ("{}:other", "has no other"),
         ("{}:a_number", "has a a_number of type int; name a function"),
-        ("{}:number", "number() gives 5, which is no Drafter"),
+        ("{}:number", "number() returns 5, which is not a Drafter"),
         ("{}:fails", "fails() failed: IndexError: list index out of range (mine_"),
         ("{}:refuses", "refuses() failed: max_draft=0 is outside 1"),
         ("{}:Big", "Big() failed: TypeError: "),
@@ -160,7 +160,7 @@ def test_no_module_of_the_standard_library_is_hidden(folder: Path) -> None:
 
 
 def test_llama_runs_no_code_of_a_text(folder: Path) -> None:
-    """As a server's list of models has it."""
+    """A server's list of models has such a text."""
     with pytest.raises((ArgumentError, ModelLoadError), match="make"):
         Llama(model_path("perm"), draft=f"{folder.name}:make")
     assert folder.name not in sys.modules

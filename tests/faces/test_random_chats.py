@@ -107,7 +107,7 @@ def _options(one: Chat) -> dict[str, Any]:
 
 
 def control_tokens(llm: Llama, one: Chat) -> list[int]:
-    """Of the prompt."""
+    """The control tokens of the prompt."""
     names = ("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls")
     asked = [one.options.get(name) for name in (*names, "reasoning_format")]
     generation, _ = llm._chats.begin(
@@ -138,7 +138,7 @@ def check_answer(llm: Llama, one: Chat) -> dict[str, Any]:
     everything = told + "".join(call["arguments"] for call in found["calls"])
     for mark in one.marks:
         assert mark not in text or mark in everything, (mark, text)
-    names = (*control_names(), *SPECIAL_TOKENS)  # which are no text where nothing is taken apart
+    names = (*control_names(), *SPECIAL_TOKENS)  # which are not text where nothing is taken apart
     if not found["calls"] and not any(name in said for name in names):
         # A stop may begin in the last token that is shown, and end in one that is not.
         heads = {stop[:n] for stop in stops for n in range(1, len(stop))}

@@ -128,7 +128,7 @@ def test_nothing_stays_open_where_a_target_cannot_be_loaded(tmp_path: Path) -> N
 
 
 def test_nothing_stays_open_where_there_is_no_memory(tmp_path: Path) -> None:
-    """Of the target's context: the draft fits, and both are loaded by then."""
+    """The target's context has no memory: the draft fits, and both are loaded by then."""
     target = _copy(model_path("llama"), tmp_path / "target.gguf")
     draft = _copy(model_path("eagle3"), tmp_path / "draft.gguf")
     with pytest.raises(PyllamaSpecError) as caught:

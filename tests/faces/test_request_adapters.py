@@ -88,7 +88,7 @@ def test_streams_with_different_adapters_side_by_side(
 def test_a_change_under_a_running_request(
     n_parallel: int, files: list[Path], texts: dict[str, str]
 ) -> None:
-    """Its text was that of the new adapters from there on."""
+    """The text is the new adapter's from the change on."""
     began, changed = threading.Event(), threading.Event()
 
     def wait(ids: Any, scores: Any) -> Any:

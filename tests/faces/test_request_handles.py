@@ -343,7 +343,7 @@ def test_errors_in_event_loops(n_parallel: int) -> None:
 
 
 def test_a_loop_that_has_ended_leaves_nothing_behind() -> None:
-    """Its streams are dropped with it, or put aside for those that come."""
+    """The loop's streams are dropped with it, or suspended for later requests."""
     with open_wide(n_parallel=2) as llm:
         kept = []
 
@@ -586,7 +586,7 @@ def test_a_deadline_counts_from_the_call_in_an_event_loop() -> None:
     with open_tiny(n_ctx=128) as llm:
 
         async def ask() -> None:
-            with pytest.raises(DeadlineError, match="not made yet"):
+            with pytest.raises(DeadlineError, match="did not start within"):
                 await llm.acreate_completion(
                     PROMPT, max_tokens=4, timeout_s=0.05, response_format=Slow(type="text")
                 )

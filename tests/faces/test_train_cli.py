@@ -136,13 +136,13 @@ def test_bad_files_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFi
     [
         (["--type", "f32"], "--type f32: a draft from use keeps its type"),
         (["--work", "w"], "has no work folder"),
-        (["--restart"], "nothing to restart"),
-        (["--plain"], "a run that begins with d.gguf has its shape"),
-        (["--n-ff", "64"], "a run that begins with d.gguf has its shape"),
+        (["--restart"], "cannot restart"),
+        (["--plain"], "a run that continues d.gguf has its shape"),
+        (["--n-ff", "64"], "a run that continues d.gguf has its shape"),
         (["--tokens", "0"], "--tokens 0 is outside"),
         (["--prompts", "none.jsonl"], "cannot read the prompts file none.jsonl"),
-        ([], "d.gguf: there is no such draft"),
-        (["--init", "other.gguf"], "other.gguf: there is no such draft"),
+        ([], "d.gguf: the draft to train further does not exist"),
+        (["--init", "other.gguf"], "other.gguf: the draft to train further does not exist"),
     ],
 )
 def test_what_does_not_go_with_use_is_told_in_one_line(

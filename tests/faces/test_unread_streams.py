@@ -17,7 +17,7 @@ __all__ = ["nothing_stays_behind"]
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen35", "mamba2", "lfm2"])
 @pytest.mark.parametrize("n_copies", [0, 1])
 def test_streams_without_copies_are_read_again(kind: str, n_copies: int) -> None:
-    """Those aside take no more memory than they may, and lose nothing."""
+    """The copies of suspended streams stay within their limit, and no text is lost."""
     drafts: list[Any] = [None, "prompt-lookup"]
     drafts += [model_path("eagle3"), model_path("dflash")] if kind == "llama" else []
     prompts = [[*PROMPT, 97], PROMPT * 3, [*PROMPT * 3, 98], PROMPT * 2]

@@ -65,7 +65,7 @@ def test_a_chain_of_four(target: int, head: int) -> None:
 @pytest.mark.parametrize("arch", ["qwen35", "glm4moe", "deepseek2"])
 @pytest.mark.parametrize("target", [ALL, NONE])
 def test_a_chain_of_a_head(arch: str, target: int) -> None:
-    """Of each drafted token its row and two candidates, and no logits."""
+    """Each drafted token transfers its row and two candidates, and no logits."""
     model = Model(model_path("perm_mtp", arch=arch), load_mtp=True, n_gpu_layers=target)
     drafter = Mtp(max_draft=N_DRAFT)
     _, _, draft = rounds_on(model, drafter)

@@ -160,7 +160,7 @@ int main() {
                 }
             }
         }
-        // Weight rows that are no multiple of a tile's height.
+        // Weight rows that are not a multiple of a tile's height.
         for (int64_t n_out : { 1, 3, 17 }) {
             if (!kind.is_repacked) {
                 const Case c = { kind.type, false, 5, is_super ? 256 : 128, n_out, 2 };

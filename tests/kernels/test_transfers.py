@@ -19,7 +19,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("n_in", "n_out", "n_rows"), [(64, 96, 5), (32, 256, 1)])
 def test_a_product_on_a_device(program: Path, n_in: int, n_out: int, n_rows: int) -> None:
-    """Its rows go there, its result comes back; weights, and copies on the host, do not count."""
+    """Counts the rows to the device and the results back, not weights or copies on the host."""
     lines = printed(program, str(n_in), str(n_out), str(n_rows))
     found = {name: Transfers(*map(int, counts)) for name, *counts in map(str.split, lines)}
     rows, result, weights = 4 * n_in * n_rows, 4 * n_out * n_rows, 4 * n_in * n_out

@@ -38,11 +38,11 @@ class TinyConfig:
     n_ff_exp: int = 64
     sliding_window: int = 16
     attention_interval: int = 2
-    """Of qwen35 and its relatives: every so many layers one has attention."""
+    """The interval of the attention layers of qwen35 and its relatives."""
     state_size: int = 0
     state_heads: int = 0
     conv_kernel: int = 4
-    """Of recurrent layers; 0: as the architecture's builder has it. lfm2's kernel is one less."""
+    """The kernel of recurrent layers; 0: the builder's default. lfm2's kernel is one less."""
     norm_eps: float = 1e-5
     rope_freq_base: float = 10000.0
     quantised: str = ""
@@ -55,7 +55,7 @@ class TinyConfig:
     n_heads: int = 0
     """MTP heads behind the layers, of the architectures in mtp.HEADS."""
     control_names: tuple[str, ...] = ()
-    """Of control tokens, in place of the first padding words."""
+    """The names of control tokens, in place of the first padding words."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that the engine cannot load."""

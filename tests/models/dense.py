@@ -18,7 +18,7 @@ def llama(m: Sketch) -> None:
 
 
 def qwen2(m: Sketch) -> None:
-    """As llama with half-split RoPE and biases on Q, K and V."""
+    """Adds half-split RoPE and biases on Q, K and V to llama."""
     parts.header(m)
     m.embedding()
     for _, blk in parts.layers(m):
@@ -29,7 +29,7 @@ def qwen2(m: Sketch) -> None:
 
 
 def qwen3(m: Sketch) -> None:
-    """As llama with half-split RoPE and per-head Q and K norms."""
+    """Adds half-split RoPE and per-head Q and K norms to llama."""
     parts.header(m)
     m.key("attention.key_length", m.cfg.head_dim)
     m.key("attention.value_length", m.cfg.head_dim)
@@ -87,7 +87,7 @@ def phi3(m: Sketch) -> None:
 
 
 def granite(m: Sketch) -> None:
-    """As llama with scales on the embedding, the residual, the attention and the logits."""
+    """Adds scales on the embedding, the residual, the attention and the logits to llama."""
     embedding_scale, logit_scale = 6.0, 4.0
     parts.header(m)
     m.key("embedding_scale", embedding_scale)

@@ -92,7 +92,7 @@ class DFlashConfig:
     output_scale: float = 8.0
     """Standard deviation of the logits of ordinary tokens."""
     weight_type: Literal["f32", "bf16", "f16", "q8_0"] = "f32"
-    """Of matrices; norms, convolution bases, biases and RoPE factors are F32."""
+    """The type of matrices; norms, convolution bases, biases and RoPE factors are F32."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that make no draft."""

@@ -31,7 +31,7 @@ class RopeScaling:
 
     kind: RopeKind = "none"
     factor: float = 8.0
-    """Of linear, yarn and llama3; longrope's factors are drawn from the seed."""
+    """The factor of linear, yarn and llama3; longrope's factors are drawn from the seed."""
     original_context: int = 256
     attn_factor: float | None = None
     """Key `rope.scaling.attn_factor`, which belongs to longrope; None leaves it out."""
@@ -74,7 +74,7 @@ class Eagle3Config:
     output_scale: float = 8.0
     """Standard deviation of the logits of ordinary tokens."""
     weight_type: Literal["f32", "bf16"] = "f32"
-    """Of matrices; norms, biases and RoPE factors are F32."""
+    """The type of matrices; norms, biases and RoPE factors are F32."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that make no head."""

@@ -158,7 +158,7 @@ def nemotron_h(m: Sketch) -> None:
 
 
 def nemotron_h_moe(m: Sketch) -> None:
-    """As nemotron_h, with squared experts in place of a dense feed-forward block."""
+    """Replaces nemotron_h's dense feed-forward block by squared experts."""
     cfg = m.cfg
     nemotron_h(m)
     parts.moe_header(m)

@@ -88,7 +88,7 @@ def _bailingmoe3(m: Sketch, blk: str) -> None:
 
 
 _LATENT = frozenset({"bailingmoe3", "glm5-next"})
-"""Of those with a list of key heads: where all heads attend to one latent row."""
+"""Of the architectures with a list of key heads, those where all heads attend to one latent row."""
 
 HEADS: dict[str, Callable[[Sketch, str], None]] = {
     "qwen35": _qwen35,
@@ -112,20 +112,20 @@ HEADS: dict[str, Callable[[Sketch, str], None]] = {
 
 
 SEVERAL = ("step35", "mimo2", "hy_v3")
-"""Those whose files may have several heads, each for a further token."""
+"""The architectures whose files may have several heads, each for a further token."""
 
 STREAMS = frozenset({"qwen4exp", "deepseek4"})
-"""Those whose rows are several residual streams side by side."""
+"""The architectures whose rows are several residual streams side by side."""
 
 MIXED = frozenset({"qwen4exp"})
-"""Of those the ones whose heads have a mixer of their own at the end, which is the last norm."""
+"""Of these, the ones whose heads end with a mixer of their own, which is the last norm."""
 
 LAST_NORM = "nextn.shared_head_norm"
 LAST_NORMS = {"mimo2": "layer_output_norm", "bailingmoe3": "layer_output_norm"}
 """What the norm before the output is called, where it is not as elsewhere."""
 
 MEANS_OF_STREAMS = frozenset({"glm5-next"})
-"""Those whose head reads one row, which is the mean of streams: no layer's input is one row."""
+"""The architectures whose head reads the mean of streams: no layer's input is that row."""
 
 READS_NORMED = frozenset(HEADS) - {"step35", "mimo2"} - STREAMS
-"""Those whose head reads the row behind the final norm; of the others it is the one before."""
+"""The architectures whose head reads the row after the final norm, not the one before."""

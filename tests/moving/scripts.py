@@ -36,7 +36,7 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Its name among all."""
+        """The unique name of the case."""
         return f"{self.family} / {self.name}"
 
     @property
@@ -75,7 +75,7 @@ class Case:
 
 
 def read(response: dict[str, Any]) -> dict[str, Any]:
-    """Of an answer what does not differ each time."""
+    """The part of an answer that is equal each time."""
     choice = response["choices"][0]
     message = choice["message"]
     calls = [

@@ -19,13 +19,13 @@ CALL = {
 
 
 class Dumped:
-    """What an object of pydantic is here: it gives its fields, and is no dict."""
+    """What an object of pydantic is here: it gives its fields, and is not a dict."""
 
     def __init__(self, **fields: Any) -> None:
         self.fields = fields
 
     def model_dump(self, exclude_none: bool = False) -> dict[str, Any]:
-        """As pydantic's."""
+        """Returns the fields, as pydantic does."""
         return {k: v for k, v in self.fields.items() if v is not None or not exclude_none}
 
 
@@ -75,7 +75,7 @@ def test_a_registered_format_and_a_handler_of_ones_own() -> None:
 
 
 def test_a_handler_can_add_to_what_ends_a_text() -> None:
-    """As theirs do: `stop + [...]`, which needs a list."""
+    """llama-cpp-python's handlers compute `stop + [...]`, which needs a list."""
     with open_tiny(chat_handler=lambda **keywords: keywords["stop"] + ["zzz"]) as llm:
         found: Any = llm.create_chat_completion([USER])
         assert found == ["zzz"]

@@ -142,7 +142,7 @@ def test_speed_over_time_looks_back_one_second() -> None:
 
 
 def test_chunks_in_any_form_make_an_answer() -> None:
-    """Whatever a server leaves out or sends in another type, nothing but text is taken for text."""
+    """Only text becomes text, whatever a server omits or sends in another type."""
     chunks: list[Any] = [
         {},
         {"choices": []},

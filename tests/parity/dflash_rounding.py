@@ -26,7 +26,7 @@ class Float32Rope(Rope):
         self._factor = float(draft.own("rope.scaling.factor", 1.0))
 
     def turn(self, x: Array, positions: NDArray[np.int64]) -> Array:
-        """As of Rope."""
+        """Rotates as Rope does."""
         n_pairs = self.n_turned // 2
         step = np.power(self._base, np.float32(-2.0 / self.n_turned))
         # what stretches each pair: 1 where there is no scaling

@@ -36,7 +36,7 @@ QUANTISED_SIZES = 1
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the attention: heads, and what a head has with and without rotation, and of values."""
+    """The sizes of the attention: heads, and their rotated, unrotated and value dimensions."""
 
     n_head: int = 4
     n_embd: int = 64

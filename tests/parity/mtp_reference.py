@@ -118,7 +118,7 @@ class Head:
         return mixed
 
     def step(self, token: int, row: Array, position: int) -> tuple[Array, Array]:
-        """Of a pair at a position: the logits, [n_vocab], and the head's own row, [n_embd]."""
+        """The logits, [n_vocab], and the head's own row, [n_embd], of a pair at a position."""
         table = self["nextn.embed_tokens"] if self.has("nextn.embed_tokens") else self.tensors[
             "token_embd.weight"
         ]  # fmt: skip
@@ -488,7 +488,7 @@ def _glm5_next(head: Head, x: Array, position: int) -> tuple[Array, Array]:
 
 
 def _chosen_pools(head: Head, x: Array, position: int) -> list[int]:
-    """As _chosen(); the key of a block is a mean of its own, weighted for each number apart."""
+    """Chooses as _chosen() does; a block's key is a mean, weighted for each number apart."""
     size, width = head.keys["attention.indexer.kpool"], head.keys["attention.indexer.key_length"]
     key: Array = head["indexer.attn_k"] @ x
     centred = key - key.mean()

@@ -90,7 +90,7 @@ _COMPARED = ("error", "text", "tokens", "finish", "usage", "logprobs", "held")
 
 
 def lasting_usage(usage: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A usage without how much of a prompt was held: that is no part of the answer."""
+    """A usage without how much of a prompt was held: that is not part of the answer."""
     return usage and {k: n for k, n in usage.items() if k != "prompt_tokens_details"}
 
 
@@ -238,7 +238,7 @@ def _adapter(target: Path, arch: str) -> Path:
 
 
 def _values(options: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Of a request's options, where a Session has names for them."""
+    """Translates a request's options whose values a Session names."""
     values = dict(options)
     if "response_format" in values:
         values["response_format"] = FORMATS[values["response_format"]]

@@ -163,7 +163,7 @@ def _fitting(opened: Opened) -> Opened:
         cache = None if cache in QUANTISED_CACHES else cache
         sizes = QUANTISED_SIZES + 1 if sizes == QUANTISED_SIZES else sizes
     if arch == "mimo2" and cache in QUANTISED_CACHES:
-        cache = None  # its values are 16 wide, which is no block
+        cache = None  # its values are 16 wide, which is not a block
     if arch == "plm":
         # The engine's graph does not fit its own cache with flash attention.
         cache, flash_attn = None if cache in QUANTISED_CACHES else cache, False

@@ -157,7 +157,7 @@ def test_what_is_cut_is_not_verified() -> None:
 
 @pytest.mark.parametrize("where", ["decide", "stop_of", "verify_lengths", "learn"])
 def test_a_controller_that_fails(where: str) -> None:
-    """Its exception comes out, and the next request gets its text."""
+    """The controller's exception is raised, and the next request gets its text."""
 
     class Broken(Controller):
         def __init__(self) -> None:

@@ -103,7 +103,7 @@ def test_graphs(graph: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", release_except(quantize_types(), ("Q4_0",)))
 def test_types_on_smollm2(kind: str, tmp_path: Path) -> None:
-    """Some of its matrices are no multiple of 256 wide: K-quants leave those to others.
+    """Some of its matrices are not a multiple of 256 wide: K-quants leave those to others.
 
     The types together have all widths behind 0 and 100 tokens.
     """

@@ -33,7 +33,7 @@ class Counted:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [1, 3, 6])
 def test_a_round_is_two_calls(kind: str, n: int) -> None:
-    """As many rows as were accepted, and a block as long as was asked for."""
+    """Feeds as many rows as were accepted, and a block of the requested length."""
     whole = perm(**KINDS[kind])
     drafter = DFlash(whole.model, n)
     loop = perm_loop(drafter)

@@ -117,7 +117,7 @@ def test_a_draft_of_random_weights(arch: str, kind: str) -> None:
 @pytest.mark.parametrize("n_seqs", range(1, 9))
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("llama",)))
 def test_sequences_that_share_rounds(arch: str, n_seqs: int) -> None:
-    """Of all temperatures and lengths: each gets the text that it would get alone."""
+    """Requests of all temperatures and lengths each get the text that they get alone."""
     model = tiny(arch, output_scale=3.0)
     requests = [
         Request(

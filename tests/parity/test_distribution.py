@@ -57,7 +57,7 @@ def normed(q: Array) -> Array:
 
 
 def tempered(p: Array, temperature: float) -> Array:
-    """Of each the power 1 / temperature, normed."""
+    """Raises each probability to the power 1 / temperature, and normalises."""
     return normed(p ** (1.0 / temperature))
 
 
@@ -74,7 +74,7 @@ def top_p(p: Array, mass: float) -> Array:
 
 
 def min_p(p: Array, share: float) -> Array:
-    """Those with at least a share of the largest, normed."""
+    """Keeps the probabilities of at least a share of the largest, and normalises."""
     return normed(np.where(p >= share * p.max(), p, 0.0))
 
 
@@ -107,7 +107,7 @@ class Guessing(Drafter):
         self._choose, self.max_draft, self._random = choose, max_draft, random.Random(1)
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """As many guesses as are wanted."""
+        """Proposes the requested number of guesses."""
         return Draft([self._choose(self._random) for _ in range(request.n_requested)])
 
 
@@ -156,7 +156,7 @@ def params_of(chain: str, seed: int = 12) -> SamplerParams:
 
 @pytest.fixture(scope="module")
 def context() -> Context:
-    """As small as it can be: the cost is that of the loop."""
+    """The smallest possible context: the cost is that of the loop."""
     return tiny_context(tiny("constant", n_layer=1, n_embd=32))
 
 

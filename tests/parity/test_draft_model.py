@@ -166,7 +166,7 @@ class Deaf(SmallModel):
         )
 
     def can_draft(self, request: DraftRequest) -> bool:
-        """Whatever it heard."""
+        """Whether tokens are requested, whatever text it has."""
         return request.n_requested > 0
 
 

@@ -110,7 +110,7 @@ def test_a_draft_of_few_bits_is_told(kind: str, is_told: bool, tmp_path: Path) -
         told = llm.create_completion([3, 4, 5], max_tokens=3)["speculation"]["note"]
     assert (told is not None) == is_told
     if told is not None:
-        # It is no head: nobody trained it to be right about the target.
+        # It is not a head: nobody trained it to be right about the target.
         assert told == (
             f"the weights of the draft are {kind}: below 6 bits it may agree with the target less "
             "often than with 8 bits"

@@ -178,7 +178,7 @@ def is_calm(options: dict[str, Any]) -> bool:
     """Whether a chain of eight steps keeps rounding small.
 
     Three and more random layers are chaotic: what the eighth step makes of a last bit in the first
-    one is no figure of the graph. Fed the same rows, each step is as exact as the others.
+    one is not a figure of the graph. Fed the same rows, each step is as exact as the others.
     """
     n_layer: int = options.get("n_layer", 1)
     return n_layer < 3

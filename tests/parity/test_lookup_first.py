@@ -177,7 +177,7 @@ def test_the_head_is_asked_where_nothing_repeats() -> None:
 
 @pytest.mark.parametrize("is_named", [False, True], ids=["of all", "of one"])
 def test_a_copy_needs_no_head(is_named: bool) -> None:
-    """What the head fails in is no failure of a sequence that it was not asked for."""
+    """What the head fails in is not a failure of a sequence that it was not asked for."""
 
     class Failing(Drafter):
         def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:

@@ -138,7 +138,7 @@ def test_every_row_of_a_head_is_its_own(n_seqs: int, kv_unified: bool) -> None:
 
 @pytest.mark.parametrize("n_seqs", WIDTHS)
 def test_a_script_that_is_right_is_accepted_whole(n_seqs: int) -> None:
-    """As many tokens a round as the width that is exact leaves for each sequence."""
+    """A round gives as many tokens as the exact width leaves for each sequence."""
 
     class Right(ManyScripts):
         def propose_one(self, request: DraftRequest) -> Draft:

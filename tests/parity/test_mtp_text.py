@@ -32,7 +32,7 @@ PROMPTS = [[int(i) for i in np.random.default_rng(n).integers(0, 256, n)] for n 
 
 
 def _texts(arch: str, kind: str, params: SamplerParams, k: int, n_heads: int = 1) -> list[LoopRun]:
-    """Of all prompts, one after the other on one sequence; k 0: plain, from a model without."""
+    """The texts of all prompts, one after the other on one sequence; k 0: plain, without a head."""
     name, options = (arch, KINDS[kind]) if kind == "random" else ("perm_mtp", KINDS[kind])
     more = {"arch": arch} if kind != "random" else {}
     options = {**options, **more, "n_heads": n_heads}

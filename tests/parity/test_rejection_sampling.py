@@ -169,7 +169,7 @@ class Doubting(Controller):
     """Wants to leave out what it does not like, by what was drawn; that is not for it to say."""
 
     def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
-        """Up to the first that is no a."""
+        """Up to the first that is not an a."""
         return [next((i for i, id_ in enumerate(span.draft.ids) if id_ != A), 3) for span in spans]
 
 
@@ -418,7 +418,7 @@ class Guessing(Drafter):
     max_draft = 3
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """As many as are wanted."""
+        """Proposes the requested number of tokens."""
         assert request.draws is None
         return Draft([A] * request.n_requested)
 
@@ -442,7 +442,7 @@ class Drawing(Drafter):
         self.n_less, self.wrong = n_less, wrong
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """As the draft model does."""
+        """Proposes as the draft model does."""
         assert request.draws is not None
         ids, drawn_from, last = [], [], request.tokens[-1]
         for _ in range(request.n_requested):

@@ -119,7 +119,7 @@ def test_anothers_cancel_in_a_common_decode(arch: str) -> None:
 
 
 def interrupt() -> None:
-    """As Ctrl-C does."""
+    """Raises as Ctrl-C does."""
     raise KeyboardInterrupt
 
 

@@ -119,7 +119,7 @@ def test_what_is_kept(name: str) -> None:
 @pytest.mark.parametrize("arch", release_except((*STATES, "glm5-next"), ("mamba", "qwen35")))
 @pytest.mark.parametrize("n_parallel", [1, 2])
 def test_a_context_that_is_smaller_than_a_draft(arch: str, n_parallel: int) -> None:
-    """As many snapshots of a state as a physical batch has room for, and no more than n_ctx."""
+    """The context gets as many snapshots as a physical batch has room for, at most n_ctx."""
     for n_ctx in (4, 9, 24, 31, 32, 33, 34):
         opened = Opened(arch, n_ctx=n_ctx, n_parallel=n_parallel, sizes=int(arch in LATENT))
         asks = Ask(tail=(104,), options=(*_GREEDY, ("max_tokens", None)))

@@ -85,7 +85,7 @@ def test_a_cell_that_a_fork_left_is_cleared(arch: str) -> None:
 @pytest.mark.parametrize("kv_unified", [False, True])
 @pytest.mark.parametrize("arch", release_except(STATES, _QUICK))
 def test_a_cancelled_decode_harms_no_other_sequence(arch: str, kv_unified: bool) -> None:
-    """Its cells are exchanged before anything is computed: whose state was lost is told so."""
+    """A cancelled decode has exchanged cells; the sequence whose state was lost is told."""
     with Context(
         tiny(arch), n_ctx=256, n_seq_max=4, n_rs_seq=8, n_threads=1, kv_unified=kv_unified
     ) as context:

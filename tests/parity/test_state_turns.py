@@ -28,7 +28,7 @@ def test_a_second_turn_on_the_whole_text(arch: str) -> None:
 
 @all_states
 def test_a_turn_that_leaves_the_answer_in_its_middle(arch: str) -> None:
-    """As templates do that drop what was thought: read again from the end of the prompt on."""
+    """Templates that drop thoughts do so: the text is read again from the end of the prompt on."""
     session = Session(arch, make("pattern"), GREEDY)
     prompt = prompt_tokens(60)
     for turn in range(4):

@@ -1,4 +1,4 @@
-"""Batches that are no blocks and no rows, given to the context of a DFlash draft."""
+"""Batches that are not blocks and no rows, given to the context of a DFlash draft."""
 
 from __future__ import annotations
 

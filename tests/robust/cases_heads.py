@@ -27,7 +27,7 @@ def _write(
     heads: int | list[int] | None,
     more: dict[str, int | list[int] | None] | None = None,
 ) -> Path:
-    """As much of a model as the engine looks at before it misses the first tensor."""
+    """Writes the part of a model that the engine reads before it misses the first tensor."""
     more = more or {}
     w = GGUFWriter(path, arch)
     for name in ("context_length", "embedding_length", "feed_forward_length", "vocab_size"):

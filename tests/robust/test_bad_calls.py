@@ -82,7 +82,7 @@ _THROWN = {
 
 
 def _without_a_case(faces: Iterable[str]) -> set[str]:
-    """Those of the names that no case has."""
+    """The names without a case."""
     sources = "".join((_HERE / f"{module}.py").read_text(encoding="utf-8") for module in MODULES)
     return {name for name in faces if not re.search(rf"\b{name}\b", sources)}
 

@@ -59,7 +59,7 @@ def test_all_tokens_of_a_grammar_have_one_bound() -> None:
 
 @pytest.mark.slow
 def test_a_copy_has_what_is_left_and_a_reset_has_all() -> None:
-    """Of a sampler that has taken nearly all of it: the copy had ten seconds, the reset none."""
+    """A sampler has used nearly all of its budget: a copy got ten seconds, and a reset none."""
     context = decoded(n_threads=1)
     sampler = Sampler(context.model, SamplerParams(temperature=0, grammar=AMBIGUOUS))
     with pytest.raises(UnsupportedError, match="more than ten seconds"):

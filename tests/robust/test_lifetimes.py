@@ -150,7 +150,7 @@ import numpy as np
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.engine.binding import lib
 
-# Rows of 192 KiB: what is freed under a view is no memory of the process any more.
+# Rows of 192 KiB: what is freed under a view is not a memory of the process any more.
 model = Model(sys.argv[1])
 tokens = list(range(1, 30))
 

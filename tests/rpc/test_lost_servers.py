@@ -177,7 +177,7 @@ def test_a_server_that_hangs(server: Server) -> None:
 
 @contextlib.contextmanager
 def interrupted(after_s: float) -> Iterator[None]:
-    """As Ctrl-C after so long, which has to be answered within about a second."""
+    """Sends Ctrl-C after a delay; it has to be handled within about a second."""
     begin: list[float] = []
 
     def interrupt() -> None:
@@ -216,7 +216,7 @@ def test_ctrl_c_while_a_server_hangs(server: Server) -> None:
 
 
 def test_ctrl_c_while_a_server_computes(server: Server) -> None:
-    """Its answer comes within the second: nothing is lost."""
+    """The server answers within the second: nothing is lost."""
     with opened(server.address) as llm:
         llm(PERM_PROMPT, max_tokens=2)
         server.process.send_signal(signal.SIGSTOP)

@@ -56,7 +56,7 @@ def check_whole(llm: Llama) -> None:
 def test_a_head_in_the_targets_file_lies_with_it(
     servers: tuple[Server, Server], n_layers: int
 ) -> None:
-    """Its rows come from a server, or stay here, and go back to where the head is."""
+    """The head's rows come from a server, or stay here, and go to where the head is."""
     path, address = model_path("perm_mtp", arch="qwen35"), servers[0].address
     options: dict[str, Any] = {"draft": "mtp", "model_path": path, "n_gpu_layers": n_layers}
     with Llama(**{
@@ -175,7 +175,7 @@ def test_equal_logits_are_settled_as_on_the_cpu(
 
 
 def test_a_build_without_a_server_in_use_is_a_cpu(servers: tuple[Server, Server]) -> None:
-    """Whatever was opened before: the CPU, without flash attention, with rows that are exact."""
+    """After any earlier device: the CPU, without flash attention, with exact rows."""
     (found,) = server_devices(servers[0].address)
     assert found.name == f"RPC0[{servers[0].address}]" and found.total_bytes > 0
     if supports_gpu():  # another backend of this build
@@ -198,7 +198,7 @@ def test_a_build_without_a_server_in_use_is_a_cpu(servers: tuple[Server, Server]
         (["a:99999"], "is not 'host:port'"),
         (["::1:50052"], "is not 'host:port'"),
         ([3], "must be a str, not int"),
-        (["a:1", "a:1"], "names one twice"),
+        (["a:1", "a:1"], "names a server twice"),
     ],
 )
 def test_servers_that_are_none(servers_given: Any, said: str) -> None:
@@ -209,10 +209,10 @@ def test_servers_that_are_none(servers_given: Any, said: str) -> None:
 @pytest.mark.parametrize("mode", ["row", "tensor"])
 def test_servers_that_would_share_layers(mode: Any) -> None:
     """Said before anybody is connected to."""
-    with pytest.raises(UnsupportedError, match="split_mode is 'layer'"):
+    with pytest.raises(UnsupportedError, match=r"split layers, .* give 'layer'"):
         Model(model_path("llama"), n_gpu_layers=-1, rpc_servers=["127.0.0.1:1"], split_mode=mode)
 
 
 def test_servers_without_layers() -> None:
-    with pytest.raises(ArgumentError, match="n_gpu_layers=0 puts nothing there"):
+    with pytest.raises(ArgumentError, match="n_gpu_layers=0 puts no layer on the rpc_servers"):
         Model(model_path("llama"), rpc_servers=["127.0.0.1:1"])

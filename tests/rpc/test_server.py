@@ -159,7 +159,7 @@ def test_out_of_descriptors() -> None:
     ("options", "said"),
     [
         ({"host": ""}, "host is empty"),
-        ({"devices": ["CPU", "CPU"]}, "devices names one twice"),
+        ({"devices": ["CPU", "CPU"]}, "names a device twice"),
         ({"timeout": 0}, "timeout=0 is not a finite number of at least 1"),
     ],
 )

@@ -27,7 +27,7 @@ SEEDS = {"a": 0, "b": 1, "c": 2}
 
 
 def keywords(name: str, **more: Any) -> dict[str, Any]:
-    """Of Llama(), for a model that says other things than those of other names."""
+    """The keywords of Llama() for a model whose text differs by its name."""
     return {
         "model_path": str(model_path("llama", seed=SEEDS[name])), "n_ctx": 256, "n_threads": 1,
         "n_parallel": 2, "max_waiting": 20, "controller": "fixed", "prefix_cache_bytes": 0, **more,
@@ -40,7 +40,7 @@ def spec(name: str, more: Mapping[str, Any] | None = None, **options: Any) -> Mo
 
 
 class Held(Models):
-    """Its loads wait until the test lets them go on.
+    """Models whose loads wait until the test releases them.
 
     Attributes:
         begun: the names of the models whose loads began, in order.

@@ -38,7 +38,7 @@ TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 N_CLIENTS, N_KINDS = 8, 12
 # A chat of 8 MiB takes 13 s of a core, and the machine may have others to serve.
 _PATIENCE_S = 900.0
-# What was in the works a moment ago is no leak.
+# What was in the works a moment ago is not a leak.
 _QUIET_S = 3.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 

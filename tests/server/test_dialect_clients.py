@@ -280,7 +280,7 @@ def test_the_same_under_the_names_of_other_servers(thinker: Served) -> None:
 
 
 def test_an_answer_has_what_clients_of_llama_server_look_for(thinker: Served) -> None:
-    """Its build, and its times."""
+    """The answer names the build and its times."""
     thinker.say("It rains.")
     asked = {"model": "m", "messages": _ASK, "temperature": 0.0}
     whole = _gpt(thinker).chat.completions.create(**asked)

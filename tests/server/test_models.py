@@ -245,7 +245,7 @@ def kinds(events: str) -> list[Any]:
 
 @pytest.mark.parametrize("path", release_except(STREAMS, (TEXT, "/v1/messages")))
 def test_a_stream_that_waits_for_a_load_is_not_silent(path: str) -> None:
-    """Its end is the one it has elsewhere, and an error is its last event."""
+    """The stream ends as elsewhere, and an error is its last event."""
     body = {**STREAMS[path], "stream": True}
     gone = spec("b", {"model_path": "/no/such/private.gguf"})
     for name, end in (("a", ""), ("b", "cannot be loaded: ")):
@@ -351,7 +351,7 @@ def test_what_is_preloaded_closes_nothing() -> None:
         until(lambda: client.get("/ready")[0] == 200)
         assert models.named("a").state == "loaded"
         assert models.named("b").state == "unloaded"
-        # That is no failure: who asks for it has it, and what was loaded is closed for that.
+        # That is not a failure: who asks for it has it, and what was loaded is closed for that.
         assert text_of(asked(client, "b")) == own_text("b")
         assert states(client) == {"a": "unloaded", "b": "loaded"}
         assert "model_load_failures_total{" not in client.get("/metrics")[1]

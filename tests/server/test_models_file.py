@@ -99,7 +99,7 @@ def test_paths_from_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert {key: path for key, (path, _) in found.adapters.items()} == {
         "poet": home / "p.gguf", "clerk": home / "c.gguf",
     }  # fmt: skip
-    with pytest.raises(ArgumentError, match=r"models\.a: '~nobody-here/a.gguf': there is no such"):
+    with pytest.raises(ArgumentError, match=r"models\.a: '~nobody-here/a.gguf': the home folder"):
         read_models(written(tmp_path, '[models.a]\nmodel_path = "~nobody-here/a.gguf"\n'))
 
 
@@ -138,7 +138,7 @@ A = '[models.a]\nmodel_path = "a.gguf"\n'
         ("", "models"),
         ("[models]", "there are no models"),
         ("models = 1", "object"),
-        ("[models.a", "no TOML"),
+        ("[models.a", "not TOML"),
         ("[models.a]\nn_ctx = 1", "models.a: .*model_path"),
         (A + "n_ctc = 4", "models.a: there is no 'n_ctc'; did you mean n_ctx"),
         (A + "chat_handler = 'f'", "there is no 'chat_handler'"),
@@ -169,7 +169,7 @@ A = '[models.a]\nmodel_path = "a.gguf"\n'
         (A + "adapters = {b = {path = 'x', scale = inf}}", "scale"),
         (A + "requests = {temperatur = 1}", "temperatur"),
         (A + "requests = {temperature = 'hot'}", "temperature"),
-        ("default = 'b'\n" + A, "default='b' is no model"),
+        ("default = 'b'\n" + A, "default='b' is not a model"),
         ("memory_mib = 0\n" + A, "memory_mib"),
         ("memory_mib = 'all'\n" + A, "memory_mib"),
         ("max_loaded = 0\n" + A, "max_loaded"),
@@ -263,7 +263,7 @@ def test_the_command_serves_the_models_of_a_file(tmp_path: Path) -> None:
 def test_a_file_that_may_not_be_seen_is_not_called_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its folder may not be entered: what opens it says why, and the other models are served."""
+    """The file's folder is not accessible: opening it gives the reason; other models are served."""
 
     def refuse(self: Path, **_: object) -> None:
         raise PermissionError(13, "Permission denied")

@@ -155,10 +155,10 @@ def client() -> Iterator[Client]:
 @pytest.mark.parametrize(
     ("path", "raw", "said"),
     [
-        ("/v1/chat/completions", b"", "no JSON"),
-        ("/v1/chat/completions", b"nul", "no JSON"),
-        ("/v1/chat/completions", b'{"messages": [], "n": NaN}', "no JSON"),
-        ("/v1/chat/completions", b"\xff\xfe", "no JSON"),
+        ("/v1/chat/completions", b"", "not JSON"),
+        ("/v1/chat/completions", b"nul", "not JSON"),
+        ("/v1/chat/completions", b'{"messages": [], "n": NaN}', "not JSON"),
+        ("/v1/chat/completions", b"\xff\xfe", "not JSON"),
         ("/v1/chat/completions", b'{"messages": [{"role": "' + b"\xc3(" + b'"}]}', "UTF-8"),
         ("/v1/chat/completions", b"[" * 100_000, "Expected"),
         ("/v1/chat/completions", b'{"messages":' + b'[{"a":' * 50_000, "deep"),

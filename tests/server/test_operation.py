@@ -102,7 +102,7 @@ def test_keys_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 def test_a_server_without_a_file_of_keys_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "pyllama_spec.server"), served(open_tiny()) as client:
         client.server.read_again()
-        until(lambda: any("no file of API keys" in one for one in caplog.messages))
+        until(lambda: any("without a file of keys" in one for one in caplog.messages))
         assert client.get("/v1/models")[0] == 200
 
 
@@ -249,7 +249,7 @@ def test_a_server_behind_a_proxy_is_reached_on_its_own_machine() -> None:
     "::1%lo", "a@b",
 ])  # fmt: skip
 def test_a_name_that_no_host_header_has_is_refused(name: str) -> None:
-    with pytest.raises(ArgumentError, match=r"no name of a host: .*such as llm\.example"):
+    with pytest.raises(ArgumentError, match=r"not a host name: .*such as llm\.example"):
         with_loopback(["fine.example", name])
 
 

@@ -113,7 +113,7 @@ class Drawn:
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it."""
+    """The value as JSON has it."""
     return json.loads(json.dumps(value))
 
 

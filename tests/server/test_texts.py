@@ -305,5 +305,5 @@ def without_call_ids(answer: dict[str, Any]) -> Any:
 
 
 def as_json(answer: Any) -> Any:
-    """As JSON has it: tuples are lists, keys are text."""
+    """The answer as JSON has it: tuples are lists, keys are text."""
     return json.loads(json.dumps(answer))

@@ -131,7 +131,7 @@ def test_the_environment_counts_where_a_flag_does_not() -> None:
     ("-m t.gguf --ssl-key-file k", "belong together", ArgumentError),
     ("-m t.gguf --models-dir d", "pyllama-spec serve --config FILE.toml", UnsupportedError),
     ("-m t.gguf --log-file", "--log-file has no value", ArgumentError),
-    ("-m t.gguf --allowed-hosts a:1", "is no name of a host", ArgumentError),
+    ("-m t.gguf --allowed-hosts a:1", "is not a host name", ArgumentError),
     ("-hf ggml-org/x", "-hf: no model is fetched", UnsupportedError),
     ("-m t.gguf -mm x", "-mm: models see no images", UnsupportedError),
 ])  # fmt: skip
@@ -250,14 +250,14 @@ def test_the_draft_of_llama_server_is_not_taken_for_the_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["serve", "-m", "t.gguf", "-md", "draft.gguf"]) == 2
-    assert "-md: it is -d here" in capsys.readouterr().err
+    assert "-md: the draft is -d here" in capsys.readouterr().err
     assert main(["generate", "-m", "t.gguf", "-p", "a", "--jinja"]) == 2
     assert "llama-server" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line, said", [
     ("--max-waiting -1", "--max-waiting -1"), ("--parallel 0", "--parallel 0"),
-    ("--max-tokens 0", "--max-tokens 0"), ("--allowed-hosts https://a", "no name of a host"),
+    ("--max-tokens 0", "--max-tokens 0"), ("--allowed-hosts https://a", "not a host name"),
 ])  # fmt: skip
 def test_a_bound_is_refused_before_a_model_is_opened(
     line: str, said: str, capsys: pytest.CaptureFixture[str]
@@ -390,7 +390,7 @@ def test_a_config_file_that_is_refused(models: Any, tmp_path: Path) -> None:
 
 
 def test_a_config_file_of_several_models(tmp_path: Path) -> None:
-    """Of which one is loaded at a time, the first one from the start and for unknown names."""
+    """One of the models is loaded at a time: the first at the start and for unknown names."""
     file = tmp_path / "config.json"
     file.write_text(json.dumps({
         "n_ctx": 64, "port": 1,

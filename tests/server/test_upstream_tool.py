@@ -61,7 +61,7 @@ def test_nothing_is_run_before_the_server_waits(tmp_path: Path) -> None:
 
 
 def test_a_socket_that_is_there_answers(tmp_path: Path) -> None:
-    """Whatever a run that was killed has left."""
+    """A killed run may have left anything."""
     with socket.socket(socket.AF_UNIX) as old:
         old.bind(str(tmp_path / "waiting.part"))
     code = (

@@ -76,7 +76,7 @@ def test_an_untrained_draft_repeats_what_it_sees_again(head: DFlashHead) -> None
 
 
 def test_an_untrained_draft_looks_at_the_row_before_the_block(head: DFlashHead) -> None:
-    """Of all rows it changes the known token's slot the most."""
+    """The row before the block changes the known token's slot more than any other row."""
     assert begin(head) > 0.5
     ids = np.random.default_rng(8).permutation(256)[:40]
     first, last = rows_of(head, ids)

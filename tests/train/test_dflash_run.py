@@ -176,7 +176,7 @@ def test_followers_and_confidence_are_learned(tmp_path: Path) -> None:
 
 
 def test_bfloat16_learns_as_well(tmp_path: Path) -> None:
-    """Its losses follow float32's on the same blocks."""
+    """The losses follow float32's on the same blocks."""
     courses = []
     for precision in ("bf16", "fp32"):
         folder = tmp_path / precision

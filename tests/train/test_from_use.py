@@ -61,7 +61,7 @@ def _use(draft: Path, store: Path) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Of a kind: a folder with a draft that has learned little, and a store of its use."""
+    """Makes for a kind a folder with a hardly trained draft, and a store of its use."""
 
     @cache
     def make(kind: str) -> Path:
@@ -375,8 +375,8 @@ def test_what_does_not_belong_together_is_refused_by_name(
         (replace(eagle3, init=alien), TrainError, "is not a head as train makes"),
         (replace(eagle3, init=model_path("eagle3", n_vocab=512)), TrainError, "512"),
         (replace(eagle3, init=perm()), TrainError, "is a llama, not a draft of kind eagle3"),
-        (replace(eagle3, init=folder / "no.gguf"), TrainError, r"no\.gguf: there is no such draft"),
-        (replace(eagle3, max_disk_bytes=1000), TrainError, "--max-disk is too small"),
+        (replace(eagle3, init=folder / "no.gguf"), TrainError, r"no\.gguf: the draft to train"),
+        (replace(eagle3, max_disk_bytes=1000), TrainError, "--max-disk 1e-06 is too small"),
     ]
     for config, error, reason in cases:
         with pytest.raises(error, match=reason):

@@ -33,7 +33,7 @@ PROMPT = prompt_tokens(9, seed=5)
 
 
 def options(arch: str) -> dict[str, Any]:
-    """Of a target whose next token is quick to learn, and whose rows show its states."""
+    """The options of a target with an easily learned next token, whose rows show its states."""
     return {"kind": "hybrid_perm", "arch": arch, **PERM}
 
 

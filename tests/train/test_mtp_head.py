@@ -142,7 +142,7 @@ def _loss(head: MtpHead, texts: Texts, n_steps: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_gradients_flow_through_all_steps(arch: str) -> None:
-    """Of chains of 8 the loss changes along a direction as its gradient says.
+    """The loss of chains of 8 changes along a direction as its gradient says.
 
     The direction is one of the joining matrix, which every step goes through with the row of the
     step before: with the rows cut off from each other the gradient would be another one. A larger
@@ -317,7 +317,7 @@ def test_a_text_that_is_longer_than_the_heads_window(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"head": HeadSettings(n_ff=8)}, "has the shape that its file says"),
+        ({"head": HeadSettings(n_ff=8)}, "the file of an MTP head sets its shape"),
         ({"n_ngrams": 10}, "n_ngrams=10"),
         ({"fit": {"train_output": True}}, "train_output=True"),
         ({"fit": {"n_steps": 0}}, "n_steps"),

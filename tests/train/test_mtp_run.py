@@ -203,7 +203,7 @@ def test_a_head_without_a_norm_of_its_own_gets_the_targets(tmp_path: Path) -> No
         (lambda: model_path("perm_mtp", arch="qwen35moe"), "architecture of qwen35moe"),
         (lambda: model_path("qwen35", n_heads=1, n_layer=2), "rows of 64"),
         (lambda: model_path("perm_mtp", arch="qwen35", n_layer=4), "layers of 4"),
-        (lambda: Path("missing.gguf"), "there is no such file"),
+        (lambda: Path("missing.gguf"), "does not exist"),
     ],
 )
 def test_a_file_that_was_made_for_another_model(
@@ -220,7 +220,7 @@ def test_a_file_that_was_made_for_another_model(
 def test_damaged_weights_are_refused_before_any_text(
     tmp_path: Path, name: str, value: float, begins_with: str
 ) -> None:
-    """Those that stay as they are as well."""
+    """The fixed weights are checked too."""
     target = model_path("perm_mtp", arch="qwen35moe")
     damaged = tmp_path / "damaged.gguf"
     if begins_with == "target":

@@ -27,7 +27,7 @@ def texts(seed: int, n_texts: int, n_kinds: int, n_tokens: int = 60) -> list[Tex
 
 
 def by_hand(sequences: list[TextSequence]) -> dict[Context, tuple[dict[int, float], int]]:
-    """Of every context the probabilities of what it can go on with, and how often it stands."""
+    """The probabilities of every context's next tokens, and the context's count."""
     after: dict[Context, Counter[int]] = defaultdict(Counter)
     for s in sequences:
         tokens = s.tokens.tolist()

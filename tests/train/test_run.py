@@ -319,7 +319,7 @@ def test_the_output_matrix_is_trained_where_asked(
 
 @pytest.mark.release
 def test_bfloat16_learns_as_well(tmp_path: Path) -> None:
-    """Its losses follow float32's on the same chains, at every depth."""
+    """The losses follow float32's on the same chains, at every depth."""
     # Not tokens per round: a run as short as this one measures them on a dozen rounds. And all
     # chains go on: where wrong picks end some, one pick that differs makes other chains.
     courses = []
@@ -352,7 +352,7 @@ def test_the_target_writes_its_own_prompts(tmp_path: Path) -> None:
     ("changes", "error", "reason"),
     [
         ({"target_layers": (0, 9)}, ArgumentError, "9"),
-        ({"n_head": 3}, ArgumentError, "n_head=3 does not cut a width of 320"),
+        ({"n_head": 3}, ArgumentError, "n_head=3 does not divide the width 320"),
         ({"n_draft_vocab": 400}, ArgumentError, r"n_draft_vocab=400 is outside \d+ \.\. 320"),
         ({"device": "cuda"}, TrainError, "no CUDA device"),
         ({"n_ctx": 9}, TrainError, r"every prompt of .* is longer than 1 tokens, which n_ctx=9"),

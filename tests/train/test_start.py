@@ -159,7 +159,7 @@ def test_what_cannot_be_gone_on_with_is_refused(first: TrainReport, tmp_path: Pa
     ):
         with pytest.raises(TrainError if init.exists() else Exception, match=reason):
             train_eagle3(replace(config, init=init))
-    with pytest.raises(ArgumentError, match="leave out what describes the head"):
+    with pytest.raises(ArgumentError, match="omit the options of the head"):
         replace(config, head=HeadConfig(n_ff=64))
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(first.path.read_bytes()[:-1000])

@@ -81,7 +81,7 @@ FOR_TYPES = "if TYPE_CHECKING:\n    from pyllama_spec.engine.model import Model"
 )
 @pytest.mark.parametrize("third", ["", "from pyllama_spec.engine.identity import digest_of"])
 def test_a_circle_is_found_where_an_import_is_for_types_alone(second: str, third: str) -> None:
-    """Of two modules, and of three that close it together."""
+    """A cycle of two modules, and of three."""
     between = "identity" if not third else "adapter"
     sources = {
         "model": f"from pyllama_spec.engine.{between} import name",

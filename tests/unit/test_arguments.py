@@ -29,7 +29,7 @@ from tests.robust.tools import tiny
 
 
 class _Odd:
-    """Of a caller's: it has all methods, and none of them works."""
+    """A caller's object that has all methods, all of which raise."""
 
     def _fail(self, *_: object) -> Any:
         raise TypeError("odd")

@@ -119,7 +119,7 @@ def test_no_message_writes_a_control_token(name: str, attack: str, vocab: Vocab)
         assert all(found.count(token) <= wanted.count(token) for token in SPECIAL_IDS)
     else:
         assert found == wanted
-    # Nothing is lost or added: what is no control token is text.
+    # Nothing is lost or added: what is not a control token is text.
     clean = chat.text.encode("utf-8", "replace")
     assert vocab.detokenize(chat.tokenize(vocab), special=True) == clean
 
@@ -287,7 +287,7 @@ def test_what_cannot_be_followed_stays_as_it_is_while_nobody_forges(vocab: Vocab
     # A name in full: the template's own are text as well, and a warning says that.
     evil = render(source, EVIL, "Thanks")
     assert evil.located == "nothing"
-    with pytest.warns(UserWarning, match=r"<\|im_end\|>, <\|im_start\|> are read as text"):
+    with pytest.warns(UserWarning, match=r"<\|im_end\|>, <\|im_start\|> become text"):
         assert controls(evil.tokenize(vocab)) == []
 
 

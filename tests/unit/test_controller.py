@@ -161,7 +161,7 @@ def test_a_price_that_was_told_bounds_the_first_ones_that_are_measured(n_timed: 
 
 @pytest.mark.parametrize("says", [True, False])
 def test_a_chain_that_asks_nobody_where_to_end_is_asked_for_what_pays(says: bool) -> None:
-    """Of one that asks, all that may be drafted is wanted: it ends where it does not pay."""
+    """A drafter that calls the stop is asked for the maximum: the stop ends its chain."""
     controller = ProfitController()
     controller.attach(ControllerLimits(8, is_stepwise=True, step_share=0.3))
     controller.learn_costs({n: 1.0 + 0.1 * n for n in range(1, 10)})
@@ -409,7 +409,7 @@ def test_what_a_round_of_it_costs() -> None:
 
 
 def test_a_copy_that_says_how_sure_it_is_is_judged_by_that() -> None:
-    """As it turned out: and copies that say nothing are judged by their length as before."""
+    """Such copies are judged by their outcome; others by their length as before."""
     acceptance, text = Acceptance(), TextState()
     sure = Draft([1, 2], [0.95, 0.6], match_length=4)
     silent = Draft([1, 2], match_length=4)

@@ -104,7 +104,7 @@ def drafted_by_head(n: int, seed: int, says: str) -> list[Place]:
 @pytest.mark.parametrize("step_ms", [16, 67], ids=["a part of the ids", "all ids"])
 @pytest.mark.parametrize("says", ["sure", "shy", "silent", "honest"])
 def test_a_head_is_near_the_best_fixed_length_within_a_text(says: str, step_ms: int) -> None:
-    """Of many texts alone, each with a controller that knows nothing of the draft."""
+    """Many texts alone, each with a new controller."""
     costs = Costs(lambda rows, n: HEAD_ROWS[rows - 1], lambda k: step_ms * k)
     for n_tokens, least in ((62, 0.93), (128, 0.95)):
         written = [drafted_by_head(n_tokens, seed, says) for seed in range(16)]
@@ -125,7 +125,7 @@ SMALL_ROWS, SMALL_STEP_MS = (44.8, 44.9, 55.3, 67.3, 83.2, 91.8, 105.1), 3.5
 
 
 class OpenedInABadMoment(ProfitController):
-    """Its target's decodes of several rows were timed beside a busy program."""
+    """A controller whose target's decodes were timed beside a busy program."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class OpenedInABadMoment(ProfitController):
 
 @pytest.mark.parametrize(("factor", "least"), [(1.5, 0.95), (2.0, 0.92), (3.0, 0.8)])
 def test_a_good_head_survives_an_opening_in_a_bad_moment(factor: float, least: float) -> None:
-    """Of texts alone. If nothing is verified, nothing shows its price, or that drafts are right."""
+    """Texts alone. Without verification neither its cost nor the acceptance would show."""
     costs = Costs(lambda rows, n: SMALL_ROWS[rows - 1], lambda k: SMALL_STEP_MS * k)
 
     def taken(made: Callable[[], ProfitController]) -> float:

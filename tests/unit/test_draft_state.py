@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
 
 def _stats(rounds: Sequence[Part], *, before: str | None = None) -> SpeculationStats:
-    """Of rounds in which all that was verified was accepted, and why the drafter was off behind."""
+    """Rounds whose verified tokens were all accepted, and the reason why the drafter was off."""
     stats = SpeculationStats(drafter="some")
     stats.note_off(before, is_plain=False)
     for part in rounds:

@@ -152,7 +152,7 @@ def test_a_table_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_a_file_of_twenty_thousand_keys_is_refused(tmp_path: Path) -> None:
-    """Its metadata took seven seconds of a processor to read."""
+    """Reading the metadata would take seven seconds of a processor."""
     path = tmp_path / "many.gguf"
     path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 20_000) + bytes(20_000 * 14))
     with pytest.raises(ModelLoadError, match="has 20000 metadata keys; 4096 are the most"):

@@ -23,7 +23,7 @@ def class_of(path: Path) -> ast.ClassDef:
 
 
 def functions(path: Path) -> dict[str, list[ast.FunctionDef]]:
-    """Of Llama by name; setters and overloads are several of one name."""
+    """The functions of Llama by name; setters and overloads share one."""
     out: dict[str, list[ast.FunctionDef]] = {}
     for node in class_of(path).body:
         if isinstance(node, ast.FunctionDef):

@@ -21,7 +21,7 @@ _HOUR = 3600
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of this test's own, with a file that is no built model."""
+    """A cache of this test's own, with a file that is not a built model."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     (tmp_path / "SmolLM2.gguf").write_bytes(b"kept")
     return tmp_path

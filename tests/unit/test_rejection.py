@@ -142,7 +142,7 @@ def test_a_wrong_rule_shows(rule: Rule) -> None:
 
 
 def test_another_ones_distribution_shows() -> None:
-    """As where that of the place before is taken."""
+    """The test finds the distribution of the position before."""
 
     def stale(_: Distribution, q: Distribution, token: int, u: float, v: float) -> tuple[int, bool]:
         return accept_or_redraw(P, Distribution([0, 1, 2, 4], [0.7, 0.1, 0.1, 0.1]), token, u, v)

@@ -25,7 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def random_limits(rng: random.Random, kind: str, n_seqs: int) -> Limits:
-    """As Round makes them: each sequence has room for a token with logits in a batch."""
+    """Limits as Round makes them: a batch has room for a token with logits per sequence."""
     n_batch = rng.choice([n_seqs, n_seqs + 1, 8, 16, 40, 512])
     n_batch = max(n_batch, n_seqs)
     n_draft = rng.randrange(9)

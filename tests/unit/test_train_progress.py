@@ -95,7 +95,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_whole_is_estimated_once(
     first: float, epochs: float, left: int, training: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a text of 100 minutes."""
+    """The estimate for a text of 100 minutes."""
     clock = 1000.0
     monkeypatch.setattr(progress, "monotonic", lambda: clock)
     whole = progress.WholeEstimate(epochs)

@@ -131,5 +131,5 @@ def test_every_patch_of_ours_says_why() -> None:
 
 
 def test_the_engines_own_test_is_linked_with_every_backend() -> None:
-    """As `python -m tests.upstream.backend_ops` does; one backend was added and left out there."""
+    """`python -m tests.upstream.backend_ops` links every backend; one was once left out."""
     assert sorted(libraries()) == sorted(ggml_libraries().rglob("*.a")) != []

@@ -50,11 +50,11 @@ class Environment:
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """The environment's interpreter."""
         return self.folder / "bin" / "python"
 
     def variables(self) -> dict[str, str]:
-        """Those of this process, without what leads to a compiler, CMake or our tree."""
+        """The variables of this process, without the compiler, CMake or our tree."""
         hidden = ("CC", "CXX", "CMAKE", "PYTHON", "SKBUILD", "VIRTUAL_ENV", "PYTEST", "LD_")
         kept = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
         kept["PATH"] = str(self.folder / "bin")

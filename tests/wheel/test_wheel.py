@@ -90,7 +90,7 @@ def test_module_needs_the_system_only(unpacked: Path, module: str) -> None:
 
 
 def test_no_path_of_the_builder(unpacked: Path) -> None:
-    # Assertions of the engine name their source file; its place on the builder's disk is no part.
+    # Assertions of the engine name their source file; its place on the builder's disk is not part.
     source = re.compile(rb"/[\w.+-]+(?:/[\w.+-]+)*/[\w.+-]+\.(?:cpp|cc|c|hpp|h|cu)\b")
     places = [str(place).encode() for place in (ROOT, Path.home())]
     for path in (p for p in unpacked.rglob("*") if p.is_file()):

@@ -1,4 +1,4 @@
-"""What a draft gains inside of libraries that import llama_cpp.
+"""The gain of a draft inside libraries that import llama_cpp.
 
 ``python -m tools.comparison.app_speed [--repeat 3] [--kind BF16] [--threads 2]``
 
@@ -107,7 +107,7 @@ def child(app: str, side: str, model: str, engine: str, threads: int) -> None:
 
 
 def run(python: Path, *words: str) -> dict[str, Any]:
-    """What a child prints."""
+    """The output of a child."""
     variables = {**os.environ, "PYLLAMA_SPEC_COSTS": "off", "HF_HUB_OFFLINE": "1"}
     command = [str(python), "-m", "tools.comparison.app_speed", "--child", *words]
     done = subprocess.run(

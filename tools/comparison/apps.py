@@ -40,7 +40,7 @@ OURS = ("cffi", "numpy", "jinja2")
 
 
 def run_app(python: Path, app: str, side: str) -> dict[str, Any]:
-    """What the calls of an app give on one side."""
+    """The results of an app's calls on one side."""
     engine = environments.engine()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"

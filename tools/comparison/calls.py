@@ -74,7 +74,7 @@ def top(scores, n=3):
 
 
 def read() -> list[Call]:
-    """All of them, in the file's order."""
+    """All calls, in the file's order."""
     group, calls = "", []
     for line in Path(__file__).with_name("calls.txt").read_text("utf-8").splitlines():
         if line.startswith("## "):

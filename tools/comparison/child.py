@@ -85,7 +85,7 @@ def run(code: str, names: dict[str, Any]) -> Any:
 
 
 def attempt(code: str, names: dict[str, Any]) -> dict[str, Any]:
-    """What a call gives, or how it fails."""
+    """The result of a call, or its error."""
     start = time.perf_counter()
     try:
         outcome: dict[str, Any] = {"value": shape_of(run(code, names))}

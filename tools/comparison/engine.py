@@ -26,7 +26,7 @@ class _Engine(importlib.abc.MetaPathFinder):
 
 
 def find_engine(path: str) -> None:
-    """From here on `import pyllama_spec` works where its sources can be found.
+    """Makes `import pyllama_spec` work where its sources can be found.
 
     Args:
         path: of the compiled module, which is the same for every Python from 3.10 on.

@@ -41,7 +41,7 @@ def engine() -> str:
 
 
 def source() -> Path:
-    """Its source package."""
+    """The archive of the source package."""
     archive = cache_directory() / f"llama_cpp_python-{VERSION}.tar.gz"
     if not archive.is_file():
         archive.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def vocabulary() -> Path:
 
 
 def real_wheel() -> Path:
-    """Its wheel, built from source the first time, as the index has no other."""
+    """The wheel, built from source the first time, as the index has no other."""
     folder = cache_directory() / "wheels" / "beside"
     if not (wheels := list(folder.glob("*.whl"))):
         _pip(sys.executable, "wheel", "--no-deps", "-w", folder, source(), CMAKE_ARGS=_OPTIONS)

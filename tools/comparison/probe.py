@@ -31,7 +31,7 @@ from tools.comparison.verdict import Verdict, judge
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = Path(__file__).with_name("theirs.json.gz")
-# Of the calls that work there, so many must be the same or better.
+# The number of working calls that must be equal or better.
 BAR = 270 / 286
 WORDS = {
     "same": "the same shapes, keys, types and values",
@@ -44,7 +44,7 @@ WORDS = {
 
 
 def models() -> dict[str, str]:
-    """What the calls run on: SmolLM2 in Q4_0, and toys."""
+    """The models that the calls run on: SmolLM2 in Q4_0, and toys."""
     toy = model_path("llama")
     adapter = write_adapter(toy, cache_directory() / "adapter-for-tiny-llama.gguf")
     return {
@@ -54,7 +54,7 @@ def models() -> dict[str, str]:
 
 
 def run_side(python: Path, side: str, paths: dict[str, str], only: str) -> dict[str, Any]:
-    """What one side gives for every call; a call that ends the process is one that fails."""
+    """The results of every call on one side; a call that ends the process counts as failed."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.jsonl"
         variables = {
@@ -127,12 +127,12 @@ def record(theirs: dict[str, Any]) -> None:
 
 
 def recorded() -> dict[str, Any]:
-    """What the real one gave when the table was made."""
+    """The real package's results when the table was made."""
     return dict(json.loads(gzip.decompress(RECORD.read_bytes())))
 
 
 def verdicts_of(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Verdict]:
-    """Of all calls that were made on both sides."""
+    """The verdicts on all calls that were made on both sides."""
     return {
         code: judge(theirs["calls"][code], ours["calls"][code], mark)
         for _, code, mark in CALLS

@@ -1,4 +1,4 @@
-"""What the engine's own server reads in the answers of tests/moving/scripts.py, kept for CI.
+"""How the engine's own server reads the answers of tests/moving/scripts.py, kept for CI.
 
 ``python -m tools.comparison.server`` makes an environment with xllamacpp, the package whose source
 this tree is built from: its wheel has that engine's server. tests/moving/test_server.py compares.
@@ -43,13 +43,13 @@ with open(sys.argv[2], "w") as out:
 
 
 def version() -> str:
-    """Of the package that the engine's source comes from."""
+    """The version of the package that the engine's source comes from."""
     lines = (ROOT / "vendor" / "llama.cpp.lock").read_text().splitlines()
     return next(line.partition("=")[2].strip() for line in lines if line.startswith("version"))
 
 
 def answers() -> dict[str, dict[str, Any]]:
-    """By the case's key; what the server cannot read is "refused", with its message."""
+    """The results by the case's key; an answer that the server cannot read is "refused"."""
     jobs, lengths = [], []
     for case in cases():
         path, n_prompt, n_ctx = case.model()

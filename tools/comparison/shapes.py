@@ -1,4 +1,4 @@
-"""What a value is, as JSON: its type, its keys, and as much of what is in it as can be compared."""
+"""The shape of a value as JSON: its type, its keys, and its comparable content."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _row_or_object(value: Any, kind: str, depth: int) -> Shape:
     if isinstance(value, (set, frozenset)):
         value = sorted(value, key=str)
     if isinstance(value, (list, tuple)) or kind == "deque":
-        # Lists that say more by their class are still lists to whoever reads them.
+        # A subclass of list is still a list to a reader.
         return {
             "type": kind, "length": [len(value)],
             "items": [shape_of(one, depth + 1) for one in list(value)[:MOST]],

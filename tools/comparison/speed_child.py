@@ -20,7 +20,7 @@ N_PROMPT, N_TEXT = 512, 96
 
 
 def timed(call: Callable[[], Any], clock: Callable[[], float] = process_time) -> tuple[Any, float]:
-    """What a call gives, and the processor seconds that it took."""
+    """The result of a call, and its processor seconds."""
     start = clock()
     value = call()
     return value, clock() - start

@@ -56,7 +56,7 @@ def child(side: str, model: str, engine: str) -> None:
 
 
 def run(python: Path, side: str, model: Path, engine: str) -> list[dict[str, Any]]:
-    """What a child prints."""
+    """The output of a child."""
     variables = {**os.environ, "PYLLAMA_SPEC_COSTS": "off", "OMP_WAIT_POLICY": "PASSIVE"}
     command = [str(python), "-m", "tools.comparison.texts", "--child", side, str(model), engine]
     done = subprocess.run(
@@ -68,7 +68,7 @@ def run(python: Path, side: str, model: Path, engine: str) -> list[dict[str, Any
 
 
 def parting(theirs: str, ours: dict[str, Any]) -> str:
-    """Where two texts part, and how sure the model was there; "the same" if nowhere."""
+    """The first difference of two texts, and the model's margin there; "the same" without one."""
     if theirs == ours["text"]:
         return "the same |"
     at = 0

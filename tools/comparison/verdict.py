@@ -1,4 +1,4 @@
-"""What two answers to one call are to each other."""
+"""Compares two answers to one call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ANY_ERROR = frozenset(("Exception", "BaseException"))
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one call.
+    """The verdict on one call.
 
     Attributes:
         word: "same", "better", "differs", "refused", "missing", "worse"; or "fails there" where
@@ -119,7 +119,7 @@ def _of_items(there: Shape, here: Shape, at: str, values: bool) -> str:
 def _of_chunks(there: list[Shape], here: list[Shape], at: str, values: bool) -> str:
     """The first chunk, the last one, and all that lies between as one text.
 
-    Where a text is cut into chunks is nobody's business, as long as none is of another shape.
+    The borders of a text's chunks do not matter, as long as the chunks have the same shape.
     """
     if not there or not here:
         return "" if len(there) == len(here) else f"{at}: {len(there)} there, {len(here)} here"
@@ -138,7 +138,7 @@ def _of_chunks(there: list[Shape], here: list[Shape], at: str, values: bool) -> 
 
 
 def text_of(chunks: list[Shape]) -> str:
-    """What the chunks of a stream say together."""
+    """The joined content of a stream's chunks."""
     pieces = []
     for chunk in chunks:
         for choice in chunk.get("keys", {}).get("choices", {}).get("items", []):

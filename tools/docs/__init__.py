@@ -1,1 +1,1 @@
-"""What makes the site of docs/: hooks of mkdocs, and pages that are written by programs."""
+"""Builds the site of docs/: hooks of mkdocs, and pages that are written by programs."""

@@ -31,7 +31,7 @@ IMAGES = ROOT / "docs" / "images"
 _WIDTH, _HEIGHT = 80, 200
 _LIMIT_S = 1800.0
 _SHELL = "$ "
-# Of the page around them (mkdocs-material), with a green that can be read on each ground.
+# The colours of the page (mkdocs-material), with a green that is readable on each ground.
 _NORMAL = [
     (0, 0, 0), (190, 60, 60), (79, 181, 115), (190, 150, 40), (80, 120, 200), (170, 90, 170),
     (60, 150, 170), (180, 180, 184),
@@ -107,7 +107,7 @@ def _wait(pattern: str) -> None:
 
 
 def take(capture: Capture, folder: Path) -> str:
-    """What a terminal shows of it, with its colours as escape sequences."""
+    """The terminal's content with its colours as escape sequences."""
     bash = f"env PS1='{_SHELL}' PATH={Path(sys.executable).parent}:$PATH TERM=tmux-256color"
     size = ("-x", str(_WIDTH), "-y", str(_HEIGHT))
     _tmux("new-session", "-d", *size, "-c", str(folder), f"{bash} bash --norc --noprofile")

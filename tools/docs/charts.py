@@ -97,12 +97,12 @@ def by_processor(run: Result) -> bool:
 
 
 def speed(run: Result, figures: Result) -> float:
-    """Of a run's summary, category or prompt: over plain decoding."""
+    """The speed-up over plain decoding of a run's summary, category or prompt."""
     return float(figures["cpu_speedup" if by_processor(run) else "speedup"])
 
 
 def draft_name(run: Result) -> str:
-    """What drafted; of a small model its file."""
+    """The name of the drafter; a small model's file."""
     name = str(run["settings"]["drafter"])
     if name != "draft-model":
         return name
@@ -219,7 +219,7 @@ def in_categories(files: Sequence[Sequence[Result]]) -> list[list[Result]]:
 
 
 def table_of(runs: Sequence[Result]) -> Table:
-    """Of runs over the same prompts."""
+    """The table of runs over the same prompts."""
     names = tuple(runs[0]["categories"])
     rows = [
         (draft_name(run), tuple(speed(run, run["categories"][name]) for name in names))

@@ -52,7 +52,7 @@ def _cell(text: str) -> str:
 
 
 def _value(action: argparse.Action) -> str:
-    """What stands behind an option; nothing where choices are listed."""
+    """The metavar of an option; nothing where choices are listed."""
     if action.nargs == 0 or (action.choices is not None and action.metavar is None):
         return ""
     return str(action.metavar or action.dest.upper())

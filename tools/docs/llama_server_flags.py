@@ -109,7 +109,7 @@ def options_of_serve() -> dict[str, tuple[str, ...]]:
 
 
 def of_serve(field: str) -> str:
-    """What `serve` has for a field of the table.
+    """The option of `serve` for a field of the table.
 
     Raises:
         KeyError: nothing says what.
@@ -128,7 +128,7 @@ def of_serve(field: str) -> str:
 
 
 def _outcome(name: str) -> tuple[str, str]:
-    """What a name is, under llama-server's face and for `serve`."""
+    """How a name is handled, under llama-server's face and by `serve`."""
     if name in REFUSED:
         return REFUSED_WORD, _FLAG.sub(r"`\g<0>`", REFUSED[name])
     if name in IDLE:

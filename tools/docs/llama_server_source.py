@@ -44,12 +44,12 @@ class TheirFlag(NamedTuple):
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        """Those of either kind."""
+        """The names of either kind."""
         return (*self.names, *self.negated)
 
 
 def _calls(source: str) -> Iterator[str]:
-    """What is between the parentheses of each add_opt(), without comments."""
+    """The arguments of each add_opt(), without comments."""
     at = source.find(_BEGIN)
     while at >= 0:
         depth = 0

@@ -161,7 +161,7 @@ def _depths(run: Result) -> Iterator[str]:
 
 def _section(path: Path, run: Result) -> Iterator[str]:
     yield f"\n## {_name(run)}"
-    if run["command"] is not None:  # of a draft that no option makes there is none
+    if run["command"] is not None:  # None for a draft that no option names
         yield f"```text\n{run['command']}\n```\n"
     line = f"{run['started'][:10]}; {_machine(run)}. All figures: docs/results/{path.name}."
     spread = run["summary"]["speedup_over_repeats"]

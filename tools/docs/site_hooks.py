@@ -61,7 +61,7 @@ _GOES_ON = re.compile(
 )
 _CODE = re.compile(r"<pre\b.*?</pre>", re.DOTALL)
 _IMAGES = (".png", ".svg", ".jpg")
-# A canonical link, and those to the pages before and after, are loaded by nobody.
+# Browsers do not load a canonical link, nor those to the pages before and after.
 _FROM_ELSEWHERE = re.compile(
     r"<(?:script|img|iframe|link(?! rel=\"(?:canonical|prev|next)\"))\b[^>]*"
     r"\s(?:src|href)=\"?(?:https?:)?//[^>]*>"
@@ -81,7 +81,7 @@ def target_of(link: str, source: str) -> str | None:
 
 
 def place_on_site(path: str) -> str:
-    """Where a file of the repository lies among the site's sources."""
+    """The path of a file of the repository among the site's sources."""
     if path.startswith(f"{DOCS}/"):
         return path.removeprefix(f"{DOCS}/")
     is_as_it_is = path.endswith((".md", *_IMAGES))

@@ -151,7 +151,7 @@ private:
                 throw std::runtime_error("the draft chose no token");
             }
             if (std::isnan(scores[c])) {
-                throw std::runtime_error("the draft computed NaN: rows of the target, or its own weights, have");
+                throw std::runtime_error("the draft computed NaN: the target's rows or its own weights are NaN");
             }
         }
         std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return scores[a] > scores[b]; });

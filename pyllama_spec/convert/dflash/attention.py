@@ -20,16 +20,16 @@ from pyllama_spec.convert.dflash.options import Options
 from pyllama_spec.errors import ConversionError
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-# Its own model code, which has no use_sliding_window.
+# The model type with its own code, which has no use_sliding_window.
 _MUSE = "muse_glimmer_assistant"
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """The masks of the layers.
+    """The attention masks of the layers.
 
     Attributes:
-        window: of the sliding layers, None where there are none.
+        window: the window of the sliding layers, None where there are none.
         is_sliding, is_causal: one per layer.
 
     """
@@ -51,12 +51,12 @@ class Attention:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some layers are causal and others not."""
+        """Whether some layers are causal and others are not."""
         return len(set(self.is_causal)) > 1
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know."""
+        """The remarks for the user."""
         if not self.is_mixed:
             return ()
         note = (
@@ -67,7 +67,7 @@ class Attention:
 
 
 def read_attention(options: Options, n_layer: int, is_speculators: bool) -> Attention:
-    """The masks.
+    """Reads the masks.
 
     Raises:
         ConversionError: a window is missing, or keys contradict each other.

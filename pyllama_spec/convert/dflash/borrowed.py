@@ -38,7 +38,7 @@ def own_matrices(
     *,
     is_scaled: bool,
 ) -> tuple[list[PlannedTensor], list[str]]:
-    """token_embd and output, as far as the file needs them, and what the user should know.
+    """Plans token_embd and output, as far as the file needs them; returns remarks for the user.
 
     Args:
         config: the draft's config.json.
@@ -78,7 +78,7 @@ def own_matrices(
 
 
 def read_mask(path: Path, config: DflashConfig) -> SourceTensor:
-    """The vector of the mask token, `[n_embd]`: a tensor alone, or one in a dict with its token.
+    """Reads the mask token's vector, `[n_embd]`: a lone tensor, or a dict with its token.
 
     Raises:
         ConversionError: the file is damaged, or holds something else or of another token.
@@ -101,7 +101,7 @@ def read_mask(path: Path, config: DflashConfig) -> SourceTensor:
 
 
 def with_row(matrix: SourceTensor, index: int, row: SourceTensor) -> SourceTensor:
-    """The matrix with another row; in the matrix' type, to which the row is rounded."""
+    """Replaces a row of the matrix, rounded to the matrix's type."""
 
     def read() -> Raw:
         raw = np.array(matrix.read())
@@ -125,7 +125,7 @@ def _as_stored(values: Floats, dtype: str) -> Raw:
 def target_matrix(
     path: Path, target: Target, names: tuple[str, ...], why: str, notes: list[str]
 ) -> SourceTensor:
-    """A matrix of the target's vocabulary, `[n_vocab, n_embd]`, of its GGUF.
+    """Reads a matrix of the target's vocabulary, `[n_vocab, n_embd]`, from its GGUF.
 
     Args:
         path: the target's GGUF.

@@ -24,7 +24,7 @@ _PROJECTORS = (None, "dflash", "dflash2", "dspark")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DflashConfig(Sizes):
-    """A draft as its config.json describes it, but for the heads after its layers.
+    """A draft as its config.json describes it, without the heads after its layers.
 
     Attributes:
         layout: the tool that wrote the files, as far as they tell; for people.
@@ -36,7 +36,7 @@ class DflashConfig(Sizes):
         mask_token: what stands in the others.
         layer_ids: which rows of the target it reads, as written.
         counted: what these ids count.
-        activation: of the MLP.
+        activation: the activation of the MLP.
         attention: windows and causality.
         has_sinks: whether each head has an attention sink.
         has_bias: whether queries, keys and values have a bias.
@@ -72,7 +72,7 @@ class DflashConfig(Sizes):
 
 
 def read_config(config: Mapping[str, Any]) -> DflashConfig:
-    """Reads what the draft is. Nothing is guessed; there is no default for what a block is.
+    """Reads the config. Raises where a value that decides the block is missing.
 
     Raises:
         ConversionError: a key is missing, wrong, unknown, contradicts another, or asks for
@@ -126,7 +126,7 @@ def _layout(top: Fields, is_speculators: bool) -> str:
 
 
 def _layer_ids(options: Options, top: Fields) -> tuple[Ids, Convention]:
-    """The list and what it counts: its name says it, in all published files."""
+    """The layer ids and what they count, which the key's name tells in all published files."""
     outputs = options.at("target_layer_ids").ids("target_layer_ids")
     inputs = top.ids("aux_hidden_state_layer_ids")
     if outputs and inputs and inputs != tuple(k + 1 for k in outputs):
@@ -191,7 +191,7 @@ def _number(options: Options, key: str) -> float | None:
 
 
 def _scale(options: Options, key: str) -> float | None:
-    """A factor; 1 is none."""
+    """Reads a scale factor; None for 1, and if there is none."""
     value = _number(options, key)
     return None if value == 1 else value
 
@@ -204,7 +204,7 @@ def _logit_cap(options: Options) -> float | None:
 
 
 def _rope(body: Fields, head_size: int, is_speculators: bool) -> Rope:
-    # Of files of speculators nobody agrees whether the share, left from the target, counts.
+    # Readers of speculators' files disagree whether the share, left from the target, applies.
     rope = read_rope(body, head_size, ignored=_MROPE, partial=not is_speculators)
     if rope.keys.get("rope.scaling.type") == "longrope":
         raise ConversionError(
@@ -228,7 +228,7 @@ def _rope(body: Fields, head_size: int, is_speculators: bool) -> Rope:
 
 
 def _refuse_options(options: Options, body: Fields) -> None:
-    """Options that the engine's DFlash graph lacks."""
+    """Refuses options that the engine's DFlash graph lacks."""
     refuse_layer_options(body)
     if body.flag("attn_output_gate"):
         raise body.fail("attn_output_gate", "false: the engine's DFlash graph has no gate")

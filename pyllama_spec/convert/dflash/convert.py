@@ -1,4 +1,4 @@
-"""A DFlash, DFlash2 or DSpark checkpoint, of whichever tool, and its target -> one GGUF."""
+"""Converts a DFlash, DFlash2 or DSpark checkpoint of any tool, and its target, to one GGUF."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_CHAIN = 32
 
 
 def make_dflash(conversion: Conversion) -> Draft:
-    """Plans a draft of the layouts of z-lab, SpecForge, DeepSpec or speculators / RedHat.
+    """Plans the conversion of a draft of z-lab, SpecForge, DeepSpec or speculators / RedHat.
 
     Raises:
         ConversionError: the engine has no graph for it, or its parts contradict each other or the
@@ -67,7 +67,7 @@ def make_dflash(conversion: Conversion) -> Draft:
 
 
 def _check_target(config: DflashConfig, conversion: Conversion, target: Target) -> int:
-    """How many rows of the target fc reads."""
+    """The number of the target's rows that fc reads."""
     if config.n_embd != target.n_embd:
         raise ConversionError(
             f"the draft is {config.n_embd} wide and the target {target.n_embd}; a DFlash draft is "
@@ -90,7 +90,7 @@ def _check_target(config: DflashConfig, conversion: Conversion, target: Target) 
 
 
 def _check_logits(config: DflashConfig, plan: Plan) -> None:
-    """Block sizes and logits that heads would be computed wrongly with."""
+    """Refuses block sizes and logits for which the heads would compute wrong results."""
     least = 1 if plan.heads.sample_from_anchor else 2
     if config.block_size < least:
         raise config.options.refuse("block_size", f"a block that drafts has {least} slots or more")
@@ -101,13 +101,13 @@ def _check_logits(config: DflashConfig, plan: Plan) -> None:
     if plan.heads.markov_rank is None:
         return
     if config.logit_scale is not None:
-        # vLLM multiplies what the head adds as well; nobody else says.
+        # vLLM scales what the head adds as well; other readers do not document it.
         key = "output_multiplier"
         raise config.options.refuse(key, "readers disagree how a Markov head adds to such logits")
 
 
 def _embedding_scale(config: DflashConfig, target: Target) -> tuple[float | None, tuple[str, ...]]:
-    """What the rows of token_embd are multiplied with.
+    """The factor for the rows of token_embd.
 
     Gemma's embedding is scaled by the root of its width, and drafts that borrow it are trained with
     that (vllm-project/vllm pull request 41703); speculators trains with a plain copy of the table.

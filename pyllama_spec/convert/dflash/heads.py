@@ -67,7 +67,7 @@ class Heads:
 def read_heads(
     options: Options, tensors: CheckpointTensors, is_speculators: bool, n_embd: int
 ) -> Heads:
-    """The heads, by config.json and by the tensors, which must agree.
+    """Reads the heads from config.json and the tensors, which must agree.
 
     Raises:
         ConversionError: they do not, or ask for a head that the engine does not have.

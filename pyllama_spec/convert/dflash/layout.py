@@ -37,7 +37,7 @@ _NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All of them, and what they say of the draft.
+    """The planned tensors, and the facts of the draft that they tell.
 
     Attributes:
         tensors: in the GGUF's order, but for token_embd and output.
@@ -57,14 +57,14 @@ class Plan:
 
 
 def common_name(name: str) -> str:
-    """The name that most checkpoints have."""
+    """The name that most checkpoints use."""
     for pattern, instead in _NAMES:
         name = pattern.sub(instead, name)
     return name
 
 
 def half_rows(n_head: int, head_size: int) -> Rows:
-    """The order of rows that turns RoPE's neighbours (2i, 2i + 1) into (i, i + head_size / 2).
+    """The row order that turns RoPE's neighbours (2i, 2i + 1) into (i, i + head_size / 2).
 
     int `[n_head * head_size]`.
     """
@@ -80,7 +80,7 @@ def plan_tensors(
     n_target_layers: int,
     n_vocab: int,
 ) -> Plan:
-    """Says where each tensor of the GGUF comes from.
+    """Maps each tensor of the GGUF to its source.
 
     Args:
         config: the draft's config.json.
@@ -123,7 +123,7 @@ def plan_tensors(
 def _heads(
     config: DflashConfig, heads: Heads, tensors: CheckpointTensors, vocabulary: Vocabulary
 ) -> list[PlannedTensor]:
-    """Markov and confidence head, or selector. Their tables have a row per token of the target."""
+    """Plans the Markov and confidence heads or the selector, with a row per target token."""
     n_vocab, n_embd, planned = vocabulary.n_target, config.n_embd, list[PlannedTensor]()
 
     def table(name: str, source: str, n: int, n_rows: int, rank: int) -> None:
@@ -154,7 +154,7 @@ def _heads(
 def _layer(
     config: DflashConfig, heads: Heads, tensors: CheckpointTensors, index: int
 ) -> list[PlannedTensor]:
-    """One decoder layer."""
+    """Plans one decoder layer."""
     blk, src, n_embd = f"blk.{index}.", f"layers.{index}.", config.n_embd
     norms = (("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm"))
     planned = [

@@ -1,4 +1,4 @@
-"""The places of a DFlash draft's options in config.json.
+"""Finds a DFlash draft's options in config.json.
 
 z-lab's files have some in dflash_config and some at the top, SpecForge's likewise, RadixArk's have
 a dspark_config as well, DeepSpec's have all at the top, and speculators' have the draft's at the
@@ -46,7 +46,7 @@ _FLAT = {"draft_vocab_size", "markov_head_type", *INNER}
 
 
 class Options:
-    """The options, wherever they stand.
+    """The options, wherever they are in config.json.
 
     Args:
         top: config.json.
@@ -71,7 +71,7 @@ class Options:
 
     @staticmethod
     def _check(place: Fields, known: set[str]) -> None:
-        """An option that is off has no effect, known or not."""
+        """Refuses an unknown option that is on."""
         for key in sorted(place.values.keys() - known):
             value = place.values[key]
             if value in (None, False, "", [], {}) or key.startswith("_"):
@@ -82,11 +82,11 @@ class Options:
             )
 
     def has(self, key: str) -> bool:
-        """Whether it stands anywhere."""
+        """Whether the option is set anywhere."""
         return any(place.has(key) for place in self._places)
 
     def at(self, key: str) -> Fields:
-        """The object that has the option; the first one where none has.
+        """The object that holds the option; the first object if none does.
 
         Raises:
             ConversionError: two places differ.
@@ -102,12 +102,12 @@ class Options:
         return holders[0] if holders else self._places[0]
 
     def refuse(self, key: str, why: str) -> ConversionError:
-        """The error that an option asks for something that is not there."""
+        """The error for an option that is not supported."""
         place = self.at(key)
         return ConversionError(
             f"config.json: {place.where}{key} is {place.values.get(key)!r}: {why}"
         )
 
     def value(self, key: str) -> Any:
-        """The value as it stands there, None where there is none."""
+        """The value of the option; None if it is not set."""
         return self.at(key).values.get(key)

@@ -1,4 +1,4 @@
-"""DFlash drafts that the engine has no graph for, refused by their names with the reason."""
+"""Refuses DFlash drafts that the engine has no graph for, with the reason."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OWN = re.compile(
 
 
 def is_dflash(config: Mapping[str, Any], shapes: Shapes) -> bool:
-    """Whether a checkpoint is of this family, by its options or by what EAGLE-3 heads never have.
+    """Whether a checkpoint is a DFlash draft, by its options or by keys that EAGLE-3 never has.
 
     EAGLE-3 heads norm the target's rows in their first layer, and not before all of them.
     """
@@ -45,7 +45,7 @@ def is_dflash(config: Mapping[str, Any], shapes: Shapes) -> bool:
 
 
 def refuse_other_kinds(config: Mapping[str, Any], shapes: Shapes) -> None:
-    """Raises where the engine lacks the draft's graph, or the files are stored otherwise.
+    """Raises if the engine lacks the draft's graph, or the file format is not supported.
 
     Raises:
         ConversionError: with the kind that it is and the reason.

@@ -1,4 +1,4 @@
-"""config.json of a draft -> DraftConfig, whichever tool wrote it."""
+"""Reads config.json of a draft, of any tool, into DraftConfig."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class DraftConfig(Sizes):
 
 
 def read_config(config: Mapping[str, Any]) -> DraftConfig:
-    """Reads what the head is.
+    """Reads the config of a head.
 
     Raises:
         ConversionError: a key is missing, wrong, contradicts another, or asks for something that
@@ -108,7 +108,7 @@ def _layout(top: Fields, eagle: Fields) -> str:
 
 
 def _flag(top: Fields, eagle: Fields, key: str) -> bool:
-    """An option that NVIDIA's files have in eagle_config, others at the top, and some in both."""
+    """Reads an option that NVIDIA's files have in eagle_config, and others at the top."""
     outer, inner = top.optional_flag(key), eagle.optional_flag(key)
     if outer is not None and inner is not None and outer is not inner:
         raise ConversionError(
@@ -138,7 +138,7 @@ def _norm_output_note(norm_output: bool, is_speculators: bool) -> tuple[str, ...
 
 
 def _refuse_options(body: Fields) -> None:
-    """Options of decoder layers that the engine's EAGLE-3 graph lacks."""
+    """Refuses options of decoder layers that the engine's EAGLE-3 graph lacks."""
     act = body.values.get("hidden_act")
     if act not in (None, "silu"):
         raise body.fail("hidden_act", "'silu', the only activation that is supported")

@@ -1,4 +1,4 @@
-"""An EAGLE-3 draft checkpoint, of whichever tool, and its target -> one GGUF (docs/eagle3.md)."""
+"""Converts an EAGLE-3 checkpoint of any tool, and its target, to one GGUF (docs/eagle3.md)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
 def make_eagle3(conversion: Conversion) -> Draft:
-    """Plans an EAGLE-3 head: SafeAILab, SpecForge, speculators / RedHat or NVIDIA layout.
+    """Plans the conversion of a head of SafeAILab, SpecForge, speculators / RedHat or NVIDIA.
 
     Raises:
         ConversionError: the draft is of another kind, or its parts contradict each other or the

@@ -1,4 +1,4 @@
-"""Which rows of the target an EAGLE-3 head reads, and how checkpoints write that down.
+"""Finds the target rows that an EAGLE-3 head reads, from the ids in its checkpoint.
 
 pyllama_spec/convert/layer_ids.py says what is counted; no key of a checkpoint says it.
 
@@ -37,7 +37,7 @@ _CHOOSE = (
 
 @dataclass(frozen=True, slots=True)
 class WrittenIds:
-    """The lists of a config.json, as they stand there.
+    """The lists of layer ids as config.json has them.
 
     Attributes:
         flat: eagle_aux_hidden_state_layer_ids at the top level, None where there is none.
@@ -57,7 +57,7 @@ def default_inputs(n_layer: int) -> Ids:
 def resolve(
     written: WrittenIds, n_layer: int, n_wanted: int, override: Convention | None
 ) -> ResolvedIds:
-    """The target's layer inputs, by the rule above.
+    """The target's layer inputs, by the rule of the module's docstring.
 
     Args:
         written: the lists of config.json.

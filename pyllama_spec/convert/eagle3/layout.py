@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint -> those of the GGUF, each used exactly once.
+"""Maps the tensors of a checkpoint to those of the GGUF; each is used once.
 
 docs/eagle3.md lists the GGUF's names and shapes. Names of checkpoints differ in three things: an
 optional "model." in front, "midlayer." for "layers.0.", and what norms before fc are called.
@@ -26,7 +26,7 @@ from pyllama_spec.gguf.tensors import PlannedTensor, Rows, SourceTensor
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All of them, and what they say of the head.
+    """The planned tensors, and the facts of the head that they tell.
 
     Attributes:
         tensors: in the GGUF's order.
@@ -43,17 +43,17 @@ class Plan:
 
 
 def common_name(name: str) -> str:
-    """model.midlayer.x -> layers.0.x; other names lose "model." alone."""
+    """The common name: model.midlayer.x becomes layers.0.x; others lose "model."."""
     name = name.removeprefix("model.")
     return f"layers.0.{name[9:]}" if name.startswith("midlayer.") else name
 
 
 def neighbour_rows(n_head: int, head_size: int, n_between: int = 0) -> Rows:
-    """The order of rows that turns RoPE's pairs (i, i + head_size / 2) into (2i, 2i + 1).
+    """The row order that turns RoPE's pairs (i, i + head_size / 2) into (2i, 2i + 1).
 
-    Row j of a head in the GGUF is row j / 2 of the checkpoint for even j, and head_size / 2 further
-    for odd j. `n_between` rows after each head's stay as they are (gates). int `[n_head *
-    (head_size + n_between)]`.
+    Row j of a head in the GGUF is row j / 2 of the checkpoint for even j, and row
+    (j - 1) / 2 + head_size / 2 for odd j. The `n_between` rows after each head (gates) keep their
+    order. int `[n_head * (head_size + n_between)]`.
     """
     pairs = np.arange(head_size).reshape(2, head_size // 2).T.ravel()
     head = np.concatenate([pairs, head_size + np.arange(n_between)])
@@ -70,7 +70,7 @@ def plan_tensors(
     target_n_embd: int,
     n_vocab: int,
 ) -> Plan:
-    """Says where each tensor of the GGUF comes from.
+    """Maps each tensor of the GGUF to its source.
 
     Args:
         config: the head's config.json.
@@ -115,7 +115,7 @@ def _count_layers(
 def _features(
     config: DraftConfig, tensors: CheckpointTensors, n_layers: int, width: int
 ) -> list[PlannedTensor]:
-    """fc, and the norms before it."""
+    """Plans fc and the norms before it."""
     for option, name, is_on in (
         ("norm_before_fc", "input_norm.weight", config.norm_before_fc),
         ("fc_norm", "fc_norm.0.weight", config.fc_norm),
@@ -140,7 +140,7 @@ def _features(
 def _embeddings(
     config: DraftConfig, tensors: CheckpointTensors, vocabulary: Vocabulary, can_share: bool
 ) -> tuple[list[PlannedTensor], list[str]]:
-    """Token embedding, output, its norm and d2t."""
+    """Plans token embedding, output, output norm and d2t."""
     planned = [plain("output_norm.weight", tensors.take("norm.weight", config.n_embd))]
     notes: list[str] = []
     embedding = None
@@ -163,7 +163,7 @@ def _embeddings(
 def _shared_output(
     config: DraftConfig, embedding: SourceTensor | None, vocabulary: Vocabulary, can_share: bool
 ) -> list[PlannedTensor]:
-    """The output of a head that brings none: its embedding where it is tied, or the target's."""
+    """The output of a head without its own: its tied embedding, or the target's output."""
     missing = "the tensor lm_head.weight is missing"
     if not vocabulary.is_whole:
         raise ConversionError(
@@ -184,7 +184,7 @@ def _shared_output(
 
 
 def _layer(config: DraftConfig, tensors: CheckpointTensors, index: int) -> list[PlannedTensor]:
-    """One decoder layer; the first one reads a token and a row side by side."""
+    """Plans a decoder layer; the first one reads a token and a row side by side."""
     blk, src = f"blk.{index}.", f"layers.{index}."
     n_embd = config.n_embd
     planned = [

@@ -1,4 +1,4 @@
-"""Drafts that are no EAGLE-3 heads, refused by their names with the reason.
+"""Refuses drafts that are not EAGLE-3 heads, by name and with the reason.
 
 The kind of a checkpoint is told from its tensors and options: architectures mislead (EAGLE-3 heads
     of
@@ -46,11 +46,11 @@ _DEEP = r"(^|\.)midlayer\.\d+\."
 
 
 def refuse_other_kinds(config: Mapping[str, Any], shapes: Shapes) -> None:
-    """Raises where the checkpoint is no EAGLE-3 head, or one whose graph the engine lacks.
+    """Raises if the checkpoint is not an EAGLE-3 head, or the engine lacks its graph.
 
     Args:
         config: config.json.
-        shapes: of the tensors, by their names in the files.
+        shapes: the shapes of the tensors, by their names in the files.
 
     Raises:
         ConversionError: with the kind that it is and the reason.
@@ -89,7 +89,7 @@ def _refuse_by_config(top: Fields) -> None:
 
 
 def _refuse_by_eagle_config(options: Fields) -> None:
-    """What NVIDIA ModelOpt can leave out of a head, or add to it."""
+    """Refuses what NVIDIA ModelOpt can omit from a head or add to it."""
     if not options.flag("use_aux_hidden_state", default=True):
         raise ConversionError(
             "eagle_config.use_aux_hidden_state is false: the head reads the last hidden row alone, "
@@ -114,7 +114,7 @@ def _refuse_by_eagle_config(options: Fields) -> None:
 
 
 def _refuse_by_shape(shapes: Shapes) -> None:
-    """fc, hidden_norm and projections of two rows side by side make an EAGLE-3 head."""
+    """Refuses heads without fc, hidden_norm and projections of two rows side by side."""
     names = {name.removeprefix("model."): shape for name, shape in shapes.items()}
     fc = names.get("fc.weight")
     if fc is None or len(fc) != 2:

@@ -1,4 +1,4 @@
-"""DFlash drafts: a block of tokens in one call, from the target's own hidden rows."""
+"""DFlash drafts: a block of tokens in one call, from the target's hidden rows."""
 
 from pyllama_spec.drafters.dflash.drafter import DFlash, open_dflash
 

@@ -1,4 +1,4 @@
-"""DFlash: a small model that guesses a block of tokens in one call (arXiv 2602.06036).
+"""DFlash: a small model that drafts a block of tokens in one call (arXiv 2602.06036).
 
 Its layers attend to keys and values that are made of the target's own hidden rows, and to the slots
 of a block, which see each other:
@@ -39,7 +39,7 @@ _DEFAULT_MAX_DRAFT = 15
 
 
 class DFlash(ModelDrafter[DFlashMemory]):
-    """Drafts with a DFlash draft, a block at a time; DFlash2 and DSpark are read from the file.
+    """Drafts a block at a time with a DFlash draft; the file tells DFlash2 and DSpark.
 
     Args:
         model: the draft, or the path of its GGUF (docs/dflash.md).
@@ -95,7 +95,7 @@ class DFlash(ModelDrafter[DFlashMemory]):
         self.max_draft = min(longest, _DEFAULT_MAX_DRAFT) if max_draft is None else max_draft
 
     def open_memory(self, target: Context) -> DFlashMemory:
-        """Room for the rows that it sees, and for a block."""
+        """Opens room for the rows that the draft reads, and for a block."""
         params, block = target.params, self.block
         n_useful = target.n_ctx_seq
         if block.n_window is not None:
@@ -110,7 +110,7 @@ class DFlash(ModelDrafter[DFlashMemory]):
         return memory
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """Feeds the rows that were committed since the last draft, and decodes a block.
+        """Feeds the rows committed since the last draft, then decodes a block.
 
         Raises:
             SequenceErrors: with the drafts of those sequences that did not fail.
@@ -136,7 +136,7 @@ class DFlash(ModelDrafter[DFlashMemory]):
         return [drafts.get(request.seq, NO_DRAFT) for request in requests]
 
     def _read(self, request: DraftRequest, row: int) -> Draft:
-        """The guesses of a block from a row of the last batch on, from left to right."""
+        """Reads the guesses of a block from the last batch, left to right."""
         context = self.memory_or_fail().context
         ids: list[int] = []
         probabilities: list[float] = []
@@ -159,12 +159,12 @@ class DFlash(ModelDrafter[DFlashMemory]):
         return Draft(ids, probabilities, candidates)
 
     def describe(self) -> dict[str, Any]:
-        """Its file, its sizes, the layers that it reads and how long a block is."""
+        """The draft's file, sizes, target layers and block length."""
         return {**super().describe(), "block_size": self.block.n_slots}
 
 
 def open_dflash(path: Path, options: DraftOptions) -> Drafter:
-    """The draft of a file, with lookups and n-grams beside it unless options.lookup is 0.
+    """Opens a draft, with lookups and n-grams beside it unless options.lookup is 0.
 
     More tokens than a block was trained with are not guessed, however many are asked for.
 

@@ -13,13 +13,13 @@ from pyllama_spec.errors import PyllamaSpecError
 
 
 class DFlashMemory(RowMemory):
-    """The rows of all sequences, in the context of a draft; and the blocks that it guesses.
+    """The rows of all sequences in a draft's context, and the blocks after them.
 
     Args:
         context: the draft's.
         n_features: the width of a row of features.
         n_window: how many rows of a sequence fit.
-        block: of the draft.
+        block: the block of the draft.
 
     """
 
@@ -30,15 +30,15 @@ class DFlashMemory(RowMemory):
         self._slots.logits = False
 
     def n_ready(self, s: SequenceMemory) -> int:
-        """A row needs nothing beside it."""
+        """Every row: none needs a token beside it."""
         return s.rows.end
 
     def put(self, batch: Batch, seq: int, s: SequenceMemory, n: int, is_read: bool) -> None:
-        """Rows alone; they give no output."""
+        """Adds rows; they give no output."""
         batch.extend(None, s.n_fed, seq, rows=[s.rows.view(s.n_fed, s.n_fed + n)])
 
     def guess(self, seqs: Sequence[int], n: int) -> list[int]:
-        """Feeds what waits, and decodes a block of each sequence after its rows.
+        """Feeds the waiting rows, then decodes a block after the rows of each sequence.
 
         The slots are forgotten at once: their keys and values are of guesses. What was guessed can
         be read until the next decode.
@@ -76,7 +76,7 @@ class DFlashMemory(RowMemory):
         return rows
 
     def try_block(self, _: int) -> None:
-        """Decodes a block of one sequence after nothing, for timing."""
+        """Decodes a block of an empty sequence, for timing."""
         slots, guesses_behind = self._slots, self._block.guesses_behind
         slots.clear()
         slots.add(0, 0, 0, output=guesses_behind)
@@ -92,12 +92,12 @@ class DFlashMemory(RowMemory):
         return s.rows.end > s.n_fed
 
     def known(self, s: SequenceMemory, n_keep: int) -> int:
-        """Those that were fed, or wait."""
+        """How many of the first n_keep tokens have rows that were fed, or wait."""
         n_known = s.rows.end if s.rows.start <= s.n_fed else s.n_fed
         return min(n_keep, max(n_known, s.n_fed))
 
     @property
     def n_seen(self) -> int:
-        """No more than its layers look back over."""
+        """At most the window of its layers."""
         n = super().n_seen
         return n if self._block.n_window is None else min(n, self._block.n_window)

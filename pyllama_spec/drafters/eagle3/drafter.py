@@ -1,4 +1,4 @@
-"""EAGLE-3: a small head that drafts from the target's own hidden rows (arXiv 2503.01840).
+"""EAGLE-3: a small head that drafts from the target's hidden rows (arXiv 2503.01840).
 
 At position P the head reads the token x[P+1] and the row of x[P], its *pair*:
 
@@ -73,13 +73,13 @@ class Eagle3(ChainDrafter[Eagle3Memory]):
         )  # fmt: skip
 
     def open_memory(self, target: Context) -> Eagle3Memory:
-        """Room for as many pairs as the target has tokens, and for the guesses after them."""
+        """Opens room for as many pairs as the target has tokens, and for guesses after them."""
         context, n_window = self.open_head(target)
         return Eagle3Memory(context, self._n_features, n_window)
 
 
 def open_eagle3(path: Path, options: DraftOptions) -> Drafter:
-    """The head of a file, with lookups and n-grams beside it unless options.lookup is 0.
+    """Opens a head, with lookups and n-grams beside it unless options.lookup is 0.
 
     Raises:
         ModelLoadError: the file cannot be read, or its parts contradict each other.

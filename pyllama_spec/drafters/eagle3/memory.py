@@ -1,4 +1,4 @@
-"""What a head remembers: pairs of a token and a row of the target (see drafter.py)."""
+"""The memory of a head: pairs of a token and a target row (see drafter.py)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pyllama_spec.engine.batch import Batch
 
 
 class Eagle3Memory(ChainMemory):
-    """The pairs of all sequences, in the context of a head.
+    """The pairs of all sequences, in a head's context.
 
     A sequence's n_fed may be as many as it has tokens: then the last pair was fed with the token
-    `ahead`, which truncate() has taken back.
+    `ahead`, which truncate() has removed.
     """
 
     def n_ready(self, s: SequenceMemory) -> int:
-        """A pair is complete with the token after the row's."""
+        """The complete pairs: a row needs the token after it."""
         return len(s.tokens) - 1
 
     def put(self, batch: Batch, seq: int, s: SequenceMemory, n: int, is_read: bool) -> None:
-        """Each row with the token after it."""
+        """Adds each row with the token after it."""
         first = s.n_fed
         batch.extend(
             s.tokens[first + 1 : first + n + 1], first, seq,
@@ -29,13 +29,13 @@ class Eagle3Memory(ChainMemory):
         )  # fmt: skip
 
     def meet(self, seq: int, s: SequenceMemory, tokens: Sequence[int]) -> None:
-        """The pair that truncate() left at the end is right if the text continues as it did."""
+        """Drops the pair that truncate() left at the end if the text continues differently."""
         if tokens and s.n_fed and s.n_fed == len(s.tokens) and s.ahead != tokens[0]:
             self.roll_back(seq, s, len(s.tokens) - 1)
         s.ahead = None
 
     def known(self, s: SequenceMemory, n_keep: int) -> int:
-        """The pair of the token that follows them needs the row of the last one.
+        """How many of the first n_keep tokens have rows here; the next pair needs the last row.
 
         Where that row is gone, the target has to make it again.
         """
@@ -43,5 +43,5 @@ class Eagle3Memory(ChainMemory):
         is_held = s.rows.holds(n_keep - 1) and s.rows.start <= s.n_fed
         if n_keep == 0 or is_held or (n_keep - 1 in s.pinned and n_keep - 1 <= s.n_fed):
             return n_keep
-        # Its own pair, with the row of the token before, is in the memory and stays there.
+        # The last token's own pair, with the row before it, stays in the memory.
         return min(n_keep - 1, s.n_fed)

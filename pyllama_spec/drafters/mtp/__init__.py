@@ -1,4 +1,4 @@
-"""MTP: the head for further tokens that the target's own file carries (docs/mtp.md)."""
+"""MTP: the head in the target's own file that predicts further tokens (docs/mtp.md)."""
 
 from pyllama_spec.drafters.mtp.drafter import Mtp, open_mtp
 

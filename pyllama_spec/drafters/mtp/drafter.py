@@ -1,4 +1,4 @@
-"""MTP ("nextn"): a head that was trained with the target and lies in the target's own file.
+"""MTP ("nextn"): a head trained with the target, in the target's own file.
 
 At position P the head reads the token x[P] and the row of x[P-1], its *pair*, as the engine's own
 driver has it; before the first token stands a row of zeros:
@@ -37,7 +37,7 @@ from pyllama_spec.errors import ArgumentError
 _MAX_DRAFT = 3
 # And with a controller that ends drafts where they do not pay.
 _MAX_ADAPTIVE = 6
-# Of a context: the engine's.
+# The engine's limit of a context.
 _MAX_SEQUENCES = 256
 
 
@@ -87,19 +87,19 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
         self._max_draft = self.max_draft
 
     def load(self, path: Any, **how: Any) -> Model:
-        """The file of a head."""
+        """Loads a head's file."""
         return Model(path, load_mtp=True, **how)
 
     def why_not(self, model: Model, kind: str) -> str:
-        """Why a model has no head to draft with; "" if it has one."""
+        """The reason why a model has no head to draft with; "" if it has one."""
         return "" if model.info.has_head else why_no_head(model)
 
     def layers_read(self) -> tuple[int, ...]:
-        """The rows that the head reads of the target."""
+        """The target rows that the head reads."""
         return (HEAD_ROWS,)
 
     def check(self, target: Model) -> None:
-        """Raises unless the target has a head, or this one was made for it.
+        """Raises unless the target has a head, or this head was made for it.
 
         From here on max_draft is known: of several heads each drafts one token, and buffers, bounds
         and costs depend on it before attach(). With copies beside the heads they depend on the
@@ -113,7 +113,7 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
         self.max_draft = self._max_draft if n_heads == 1 else min(self._max_draft, n_heads)
 
     def attach(self, target: Context) -> None:
-        """Opens the head's context beside the target's, whose threads it shares.
+        """Opens the head's context, which shares the target's threads.
 
         Raises:
             ArgumentError: the target has no head, or the head was made for another one.
@@ -126,7 +126,7 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
         super().attach(target)
 
     def open_memory(self, target: Context) -> MtpMemory | HeadsMemory:
-        """Room for as many pairs as the target has tokens, and for the guesses after them.
+        """Opens room for as many pairs as the target has tokens, and for guesses after them.
 
         Raises:
             ArgumentError: several heads, and too many sequences for them.
@@ -149,7 +149,7 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
         return MtpMemory(context, self._n_features, n_window, is_short=is_short)
 
     def step_all(self, chains: Sequence[Chain]) -> None:
-        """Feeds each chain its newest token; of several heads to the next one."""
+        """Feeds each chain its newest token; with several heads, to the next head."""
         memory = self.memory_or_fail()
         if not isinstance(memory, HeadsMemory):
             super().step_all(chains)
@@ -164,7 +164,7 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
             one.choice = choices[one.seq]
 
     def describe(self) -> dict[str, Any]:
-        """The head's file, its sizes and where it lies; {} of a target's before attach()."""
+        """The head's file, sizes and devices; {} for a target's head before attach()."""
         if self._model is None:
             return {}
         weights = self._model.head_weights
@@ -179,7 +179,7 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
 
 
 def why_no_head(model: Model) -> str:
-    """What keeps a model from drafting with a head of its own, as the end of a sentence."""
+    """The reason why a model cannot draft with its own head, as the end of a sentence."""
     info = model.info
     if not info.n_heads:
         return f"({info.arch}) has no MTP head; {_INSTEAD}"
@@ -194,7 +194,7 @@ _INSTEAD = 'give a draft\'s file, or draft="prompt-lookup"'
 
 
 def open_mtp(path: Path | None, options: DraftOptions) -> Drafter:
-    """The head of the target, or of a file, with lookups beside it unless options.lookup is 0.
+    """Opens the target's or a file's head, with lookups unless options.lookup is 0.
 
     Raises:
         ModelLoadError: the file cannot be read, or its parts contradict each other.

@@ -1,4 +1,4 @@
-"""Several MTP heads in a file, of which head k drafts the token k + 1 after the pending one.
+"""Several MTP heads in a file; head k drafts token k + 1 after the pending one.
 
 Each head has a layer of its own and remembers a text of its own. The pairs that are committed are
 those of memory.py for all of them, with rows of the target. Where head k is asked, the pairs after
@@ -32,14 +32,14 @@ from pyllama_spec.errors import ArgumentError
 
 
 class Guesses(NamedTuple):
-    """What the heads before one have drafted of a sequence: tokens, and the row of each."""
+    """The draft of the earlier heads for a sequence: tokens and the row of each."""
 
     ids: Sequence[int]
     rows: Sequence[Rows]
 
 
 class HeadsMemory:
-    """The pairs of all sequences, once for each head, in lanes of one context.
+    """The pairs of all sequences once per head, in lanes of one context.
 
     The engine's memory has places for tokens, and each place a part for the layer of each head: two
     heads cannot take turns at the same places, since what one head feeds again may come to lie
@@ -50,7 +50,7 @@ class HeadsMemory:
         n_features: the width of a row.
         n_window: how many pairs of a sequence fit.
         n_heads: how many heads the file has.
-        is_short: as of MtpMemory.
+        is_short: see MtpMemory.
 
     Attributes:
         n_calls: how many decodes were made, to count the cost.
@@ -67,28 +67,28 @@ class HeadsMemory:
         ]
 
     def decode(self, batch: Batch) -> None:
-        """A decode of the head that the batch names."""
+        """Runs a decode of the head that the batch names."""
         self.n_calls += 1
         self.context.decode(batch)
 
     def of(self, seq: int) -> SequenceMemory:
-        """What the first head knows of a sequence."""
+        """The first head's memory of a sequence."""
         return self._heads[0].of(seq)
 
     def n_unread(self, seq: int) -> int:
-        """None: several heads are never paused."""
+        """0: several heads are never paused."""
         return self._heads[0].n_unread(seq)
 
     def n_fed(self, seq: int) -> int:
-        """How many pairs of a sequence the first head was fed: the position of the first guess."""
+        """The pairs of a sequence fed to the first head: the position of the first guess."""
         return self._heads[0].n_fed(seq)
 
     def ask(self, seqs: Iterable[int]) -> Mapping[int, Choice]:
-        """Feeds the first head what waits, and says what follows the text of each sequence."""
+        """Feeds the first head the waiting pairs; returns its guess for each sequence."""
         return self._heads[0].ask(seqs)
 
     def guess(self, head: int, guesses: Mapping[int, Guesses]) -> Mapping[int, Choice]:
-        """A head's guess after the guesses of the heads before it, by sequence."""
+        """A head's guess after those of the earlier heads, by sequence."""
         return self._heads[head].guess(guesses)
 
     def commit(self, done: Sequence[Committed]) -> None:
@@ -102,7 +102,7 @@ class HeadsMemory:
             head.feed_due(done)
 
     def resume_at(self, seq: int, n_keep: int) -> int:
-        """How many of the first n_keep tokens the target may keep: as many as suit every head."""
+        """How many of the first n_keep tokens the target may keep: the minimum over all heads."""
         while n_keep:
             n = min(head.resume_at(seq, n_keep) for head in self._heads)
             if n == n_keep:
@@ -111,21 +111,21 @@ class HeadsMemory:
         return n_keep
 
     def truncate(self, seq: int, n_keep: int) -> None:
-        """Keeps what belongs to the first n_keep tokens."""
+        """Keeps the part of the first n_keep tokens."""
         for head in self._heads:
             head.truncate(seq, n_keep)
 
     def copy(self, seq: int, to: int) -> None:
-        """Lets `to` begin as a copy of `seq`."""
+        """Starts `to` as a copy of `seq`."""
         for head in self._heads:
             head.copy(seq, to)
 
     def save(self, seq: int, fingerprint: str) -> bytes:
-        """What is known of a sequence, for restore()."""
+        """The state of a sequence, for restore()."""
         return pack({}, [head.save(seq, fingerprint) for head in self._heads])
 
     def restore(self, seq: int, data: bytes, fingerprint: str) -> int:
-        """Puts back what save() gave with the same fingerprint; returns the number of tokens.
+        """Restores a state of save() with an equal fingerprint; returns the number of tokens.
 
         Raises:
             ArgumentError: the state is damaged, or of another draft. The sequence is forgotten.
@@ -134,7 +134,7 @@ class HeadsMemory:
         try:
             _, parts = unpack(data)
             if len(parts) != len(self._heads):
-                raise ArgumentError("the state was saved with another draft")
+                raise ArgumentError("the state was saved with another draft: read the text again")
             counts = [
                 head.restore(seq, part, fingerprint)
                 for head, part in zip(self._heads, parts, strict=True)
@@ -154,11 +154,11 @@ class _Lane(MtpMemory):
         self._owner = owner
 
     def decode(self, batch: Batch) -> None:
-        """A decode of this head."""
+        """Runs a decode of this head."""
         self._owner.decode(batch)
 
     def guess(self, guesses: Mapping[int, Guesses]) -> dict[int, Choice]:
-        """Feeds the waiting rows and the guesses after them, and guesses one token more."""
+        """Feeds the waiting rows and the guesses after them; returns the next guess."""
         seqs = sorted(guesses)
         for seq in seqs:
             s = self.of(seq)

@@ -1,4 +1,4 @@
-"""What an MTP head remembers: pairs of a token and the row before it (see drafter.py)."""
+"""The memory of an MTP head: pairs of a token and the row before it (see drafter.py)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _FEED_FROM = 64
 
 
 class MtpMemory(ChainMemory):
-    """The pairs of all sequences, in the context of a head.
+    """The pairs of all sequences, in a head's context.
 
     A sequence's n_fed may be one more than it has tokens: then the last pair was fed with the token
-    `ahead`, which truncate() has taken back.
+    `ahead`, which truncate() has removed.
 
     Args:
         context: the head's.
@@ -30,7 +30,7 @@ class MtpMemory(ChainMemory):
         n_window: how many pairs of a sequence fit.
         is_short: a text may be longer than that. The rows of a prompt wait for its end then, so
             that none is fed which has left the window by that time.
-        lanes: as of RowMemory.
+        lanes: see RowMemory.
 
     """
 
@@ -42,7 +42,7 @@ class MtpMemory(ChainMemory):
         self._is_short = is_short
 
     def feed_due(self, done: Sequence[Committed]) -> None:
-        """Feeds what should not wait, and forgets what will not be fed any more."""
+        """Feeds the rows that are due, and drops rows that will never be fed."""
         super().feed_due(done)
         for seq in {one.seq for one in done} if self._is_short else ():
             s = self.of(seq)
@@ -51,18 +51,18 @@ class MtpMemory(ChainMemory):
                 s.rows.keep_last(s.rows.end - s.n_fed + 1)
 
     def _is_due(self, s: SequenceMemory) -> bool:
-        """Whether rows should be fed now."""
+        """Whether to feed rows now."""
         if not self._is_short:
             return super()._is_due(s)
         is_in_prompt = s.rows.end >= len(s.tokens)
         return not is_in_prompt and self.n_ready(s) - s.n_fed > _FEED_FROM
 
     def n_ready(self, s: SequenceMemory) -> int:
-        """The pair of a token has the row of the one before, which is always known with it."""
+        """All pairs: the row before a token is known with the token."""
         return len(s.tokens)
 
     def put(self, batch: Batch, seq: int, s: SequenceMemory, n: int, is_read: bool) -> None:
-        """Each token with the row before it, the first one of a text with a row of zeros."""
+        """Adds each token with the row before it; the first of a text gets a row of zeros."""
         first = s.n_fed
         rows: Rows = s.rows.view(max(first - 1, 0), first + n - 1)
         if first == 0:
@@ -73,13 +73,13 @@ class MtpMemory(ChainMemory):
         )
 
     def meet(self, seq: int, s: SequenceMemory, tokens: Sequence[int]) -> None:
-        """The pair that truncate() left at the end is right if the text continues as it did."""
+        """Drops the pair that truncate() left at the end if the text continues differently."""
         if tokens and s.n_fed > len(s.tokens) and s.ahead != tokens[0]:
             self.roll_back(seq, s, len(s.tokens))
         s.ahead = None
 
     def truncate(self, seq: int, n_keep: int) -> None:
-        """Keeps what belongs to the first n_keep tokens, and the pair of the next one."""
+        """Keeps the pairs of the first n_keep tokens, and the pair of the next one."""
         s = self._sequences.get(seq)
         if s is None:
             return
@@ -94,7 +94,7 @@ class MtpMemory(ChainMemory):
             self.roll_back(seq, s, end)
 
     def known(self, s: SequenceMemory, n_keep: int) -> int:
-        """The pair of the token that follows them needs the row of the last one.
+        """How many of the first n_keep tokens have rows here; the next pair needs the last row.
 
         Where that row is gone, the target has to make it again: of a token whose pair is there.
         """

@@ -1,4 +1,4 @@
-"""A small ordinary model as the draft of a larger one (docs/draft-models.md)."""
+"""A small ordinary model that drafts for a larger one (docs/draft-models.md)."""
 
 from pyllama_spec.drafters.small_model.drafter import SmallModel, open_small_model
 

@@ -39,7 +39,7 @@ _MAX_PER_GUESS = 16
 
 
 class SmallModel(ChainDrafter[TokenMemory]):
-    """Drafts with an ordinary model, in a chain.
+    """Drafts in a chain with an ordinary model.
 
     Args:
         model: the small model, or the path of its GGUF.
@@ -78,7 +78,7 @@ class SmallModel(ChainDrafter[TokenMemory]):
         self._type = type_of_weights(self.model)
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """As ChainDrafter.propose(); draws for those requests that want it."""
+        """Drafts as ChainDrafter.propose(); draws for requests that want it."""
         memory = self.memory_or_fail()
         memory.draws = {r.seq: r.draws for r in requests if r.draws is not None}
         try:
@@ -87,11 +87,11 @@ class SmallModel(ChainDrafter[TokenMemory]):
             memory.draws = {}
 
     def layers_read(self) -> tuple[int, ...]:
-        """It reads nothing of the target but its text."""
+        """None: it reads only the target's text."""
         return ()
 
     def why_not(self, model: Model, kind: str) -> str:
-        """Why a model cannot draft by itself."""
+        """The reason why a model cannot draft by itself."""
         info = model.info
         if info.n_target_layers:
             return f"({info.arch}) is a draft that reads rows of its target, not {kind}"
@@ -100,7 +100,7 @@ class SmallModel(ChainDrafter[TokenMemory]):
         return ""
 
     def check(self, target: Model) -> None:
-        """Raises unless it shares enough of the target's vocabulary.
+        """Raises unless the draft shares enough of the target's vocabulary.
 
         Raises:
             ArgumentError: it shares next to nothing of it, with the numbers.
@@ -112,7 +112,7 @@ class SmallModel(ChainDrafter[TokenMemory]):
         self._vocab.check(self.model.path.name)
 
     def open_memory(self, target: Context) -> TokenMemory:
-        """Room for as many tokens as the target has, and for the guesses after them."""
+        """Opens room for as many tokens as the target has, and for guesses after them."""
         assert self._vocab is not None  # attach() checks first
         params = target.params
         n_window = min(self._n_ctx or target.n_ctx_seq, target.n_ctx_seq)
@@ -127,11 +127,11 @@ class SmallModel(ChainDrafter[TokenMemory]):
         return TokenMemory(context, self._vocab, n_window + n_guesses, n_guesses)
 
     def can_draft(self, request: DraftRequest) -> bool:
-        """Whether anything is wanted, and it can read the text."""
+        """Whether tokens are requested and the draft can read the text."""
         return super().can_draft(request) and self.memory_or_fail().can_ask(request.seq)
 
     def go_on(self, going: list[Chain], errors: dict[int, Exception]) -> None:
-        """All further tokens in one call of the engine, unless a prior or chance chooses."""
+        """Drafts all further tokens in one engine call, unless a prior or chance chooses."""
         if any(c.request.prior is not None or c.request.draws is not None for c in going):
             super().go_on(going, errors)
         elif going:
@@ -144,7 +144,7 @@ class SmallModel(ChainDrafter[TokenMemory]):
             memory.draft_on({c.seq: c.ids[-1] for c in going}, goes_on)
 
     def step_all(self, chains: Sequence[Chain]) -> None:
-        """Reads each chain's newest token."""
+        """Feeds each chain's newest token."""
         memory = self.memory_or_fail()
         guesses = [(c.seq, memory.vocab.to_draft(c.ids[-1])[:_MAX_PER_GUESS]) for c in chains]
         choices = memory.guess([(seq, ids) for seq, ids in guesses if ids], self._step)
@@ -152,7 +152,7 @@ class SmallModel(ChainDrafter[TokenMemory]):
             chain.choice = choices.get(chain.seq)
 
     def describe(self) -> dict[str, Any]:
-        """Its file, its sizes, and how much of the target's vocabulary it shares."""
+        """The draft's file, sizes, and share of the target's vocabulary."""
         facts = super().describe()
         del facts["target_layers"], facts["n_output"]
         facts["reads"] = "the text"
@@ -165,7 +165,7 @@ class SmallModel(ChainDrafter[TokenMemory]):
 
 
 def open_small_model(path: Path, options: DraftOptions) -> Drafter:
-    """The model of a file, with lookups and n-grams beside it unless options.lookup is 0.
+    """Opens a model, with lookups and n-grams beside it unless options.lookup is 0.
 
     Raises:
         ModelLoadError: the file cannot be read, or its parts contradict each other.

@@ -1,4 +1,4 @@
-"""What a draft model has processed of each sequence, and how it rolls back a wrong guess.
+"""The tokens that a draft model has processed, and the rollback of wrong guesses.
 
     the text           x[0] ... x[n-1]                    committed, the last one pending
     the model holds    x[0] ... x[n-1] d[1] ... d[k-1]    after a draft d[1] ... d[k]
@@ -35,7 +35,7 @@ _NO_ROW = np.zeros(0, np.float32)
 
 @dataclass(slots=True)
 class SequenceText:
-    """What is known of one sequence.
+    """The memory of one sequence.
 
     Attributes:
         tokens: ids of the target, the last one pending.
@@ -65,7 +65,7 @@ class SequenceText:
 
 
 class TokenMemory:
-    """The texts of all sequences, in the context of a draft model.
+    """The texts of all sequences, in a draft model's context.
 
     Args:
         context: the draft's.
@@ -91,7 +91,7 @@ class TokenMemory:
         self.draws: Mapping[int, TokenDraws] = {}
 
     def of(self, seq: int) -> SequenceText:
-        """What is known of a sequence."""
+        """The memory of a sequence."""
         if seq not in self._sequences:
             text = SequenceText()
             if self.vocab.is_identity:
@@ -102,13 +102,13 @@ class TokenMemory:
     # ---- what it is given
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """Notes tokens. Nothing is computed."""
+        """Notes tokens without computing."""
         for one in done:
             s = self.of(one.seq)
             if one.start != len(s.tokens):
                 raise ArgumentError(
-                    f"tokens from position {one.start} on were committed, and {len(s.tokens)} are "
-                    "known"
+                    f"tokens were committed from position {one.start}, but {len(s.tokens)} tokens "
+                    "are known: commit them in order"
                 )
             s.tokens.extend(one.tokens)
             if not self.vocab.is_identity:
@@ -117,7 +117,7 @@ class TokenMemory:
                     s.ends.append(len(s.ids))
 
     def truncate(self, seq: int, n_keep: int) -> None:
-        """Keeps the first n_keep tokens. What the draft holds is compared when it is next asked."""
+        """Keeps the first n_keep tokens. The next ask() compares what the context holds."""
         s = self._sequences.get(seq)
         if s is None:
             return
@@ -130,16 +130,16 @@ class TokenMemory:
         s.n_equal = min(s.n_equal, len(s.ids))
 
     def resume_at(self, seq: int, n_keep: int) -> int:
-        """All of them: no row of the target is needed."""
+        """n_keep: the draft needs no row of the target."""
         return n_keep
 
     def forget(self, seq: int) -> None:
-        """Forgets a sequence."""
+        """Drops a sequence."""
         if self._sequences.pop(seq, None) is not None:
             self.context.memory.remove(seq)
 
     def copy(self, seq: int, to: int) -> None:
-        """Lets `to` begin as a copy of `seq`."""
+        """Starts `to` as a copy of `seq`."""
         s = self.of(seq)
         self.forget(to)
         self.context.memory.copy(seq, to)
@@ -157,16 +157,16 @@ class TokenMemory:
         return len(self._sequences[seq].ids)
 
     def n_unread(self, seq: int) -> int:
-        """How many ids of the text are not in the memory."""
+        """The number of the text's ids that the context does not hold."""
         s = self.of(seq)
         return len(s.ids) - self._n_common(s)
 
     def can_ask(self, seq: int) -> bool:
-        """Whether the draft can read anything of the text."""
+        """Whether the draft can read any of the text."""
         return bool(self.of(seq).ids)
 
     def ask(self, seqs: Iterable[int]) -> dict[int, Choice]:
-        """Reads what is missing of each text, and says what follows it."""
+        """Feeds the missing ids of each text; returns the guess after it."""
         left = sorted(seqs)
         for seq in left:
             self._go_back(seq, self._sequences[seq])
@@ -189,7 +189,7 @@ class TokenMemory:
         return choices
 
     def _go_back(self, seq: int, s: SequenceText) -> None:
-        """Brings what is held to a beginning of the text, shorter by a token at least."""
+        """Rolls the context back to a prefix of the text, at least one token shorter."""
         n = min(self._n_common(s), len(s.ids) - 1)
         # A window that has moved on is kept for a text that was cut, unless little of it is left.
         n_seen = min(len(s.ids), self._n_window - self._n_window // 4)
@@ -201,7 +201,7 @@ class TokenMemory:
         self._make_room(seq, s)
 
     def _n_common(self, s: SequenceText) -> int:
-        """How many ids of the text the memory begins with."""
+        """The number of the text's first ids that the context holds."""
         n, most = s.n_equal, min(len(s.held), len(s.ids))
         while n < most and s.held[n] == s.ids[n]:
             n += 1
@@ -224,13 +224,13 @@ class TokenMemory:
             self._empty(seq, s, 0)
 
     def _empty(self, seq: int, s: SequenceText, first: int) -> None:
-        """Begins anew, with the text from position `first` on."""
+        """Empties the context; the text then starts at position `first`."""
         self.context.memory.remove(seq)
         s.held, s.base, s.first, s.n_equal = s.ids[:first], first, first, first
         s.checkpoint, s.n_checkpoint = None, 0
 
     def _make_room(self, seq: int, s: SequenceText) -> None:
-        """Forgets the oldest tokens, so that the text and the guesses after it fit the window."""
+        """Drops the oldest tokens so that the text and its guesses fit the window."""
         n = len(s.ids) + self._n_guesses
         if n - s.first <= self._n_window:
             return
@@ -243,7 +243,7 @@ class TokenMemory:
             s.first = first
 
     def _fill(self, left: list[int]) -> list[tuple[int, int, int | None]]:
-        """Fills the batch with what the first of these sequences have not been read.
+        """Fills the batch with unread ids of these sequences, in order.
 
         Returns:
             Of each that is in it: how many tokens, and the batch's index of the last one of those
@@ -267,10 +267,10 @@ class TokenMemory:
     def guess(
         self, guesses: Sequence[tuple[int, Sequence[int]]], batch: Batch
     ) -> dict[int, Choice]:
-        """Reads guesses after the texts of some sequences, and says what follows each.
+        """Feeds guesses after the texts of some sequences; returns the guess after each.
 
         Args:
-            guesses: of each sequence, the draft's ids, at least one.
+            guesses: for each sequence the draft's ids, at least one.
             batch: with room for them.
 
         """
@@ -286,10 +286,10 @@ class TokenMemory:
         return {seq: self.choice(seq, end) for (seq, _), end in zip(guesses, ends, strict=True)}
 
     def draft_on(self, guesses: dict[int, int], goes_on: Callable[[int, Choice], bool]) -> None:
-        """Reads a guess after the text of each sequence, and further ones as long as they continue.
+        """Feeds a guess after the text of each sequence, and further ones while they continue.
 
         Args:
-            guesses: of each sequence, the target's id that choice() gave last.
+            guesses: for each sequence the target's id that choice() gave last.
             goes_on: told of what follows the newest guess of one of them, counted from 0; whether
                 it is a guess as well.
 
@@ -314,14 +314,14 @@ class TokenMemory:
         self.n_read += sum(n_steps)
 
     def choice(self, seq: int, row: int) -> Choice:
-        """What the draft chooses, of what the target has, at a row of the last batch."""
+        """The draft's choice at a row of the last batch, among ids that the target has."""
         if seq in self.draws:
             return self._drawn(self.draws[seq], row)
         likely = self.context.likeliest(row, self.vocab.counterparts)
         return self._choice(-1, 0.0) if likely is None else self._choice(*likely)
 
     def _drawn(self, draws: TokenDraws, row: int) -> Choice:
-        """A token of the target's, drawn from what the draft says of those that both have."""
+        """Draws a target token from the draft's distribution over the ids that both have."""
         try:
             q = draws.distribution(self.context, row)
         except EngineError:
@@ -350,7 +350,7 @@ class TokenMemory:
             s.is_torn = False
 
     def decode(self, batch: Batch) -> None:
-        """A decode of the draft."""
+        """Runs a decode of the draft."""
         self.n_calls += 1
         self.n_read += batch.n_tokens
         self.context.decode(batch)
@@ -358,7 +358,7 @@ class TokenMemory:
     # ---- a state that outlasts a request
 
     def save(self, seq: int, fingerprint: str) -> bytes:
-        """What is known of a sequence, for restore()."""
+        """The state of a sequence, for restore()."""
         s = self.of(seq)
         facts = {
             "draft": fingerprint, "base": s.base, "first": s.first,
@@ -369,7 +369,7 @@ class TokenMemory:
         return pack(facts, [tokens, held, state, bytes(s.checkpoint or b"")])
 
     def restore(self, seq: int, data: bytes, fingerprint: str) -> int:
-        """Puts back what save() gave with the same fingerprint; returns the number of tokens.
+        """Restores a state of save() with an equal fingerprint; returns the number of tokens.
 
         Raises:
             ArgumentError: the state is damaged, or of another draft. The sequence is forgotten.
@@ -378,7 +378,7 @@ class TokenMemory:
         facts, parts = unpack(data)
         self.forget(seq)
         if facts["draft"] != fingerprint:
-            raise ArgumentError("the state was saved with another draft")
+            raise ArgumentError("the state was saved with another draft: read the text again")
         self.context.memory.restore(seq, parts[2])
         s = self.of(seq)
         self.commit([Committed(seq, np.frombuffer(parts[0], dtype="<i4").tolist(), 0)])

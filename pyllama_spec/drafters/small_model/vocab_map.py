@@ -1,4 +1,4 @@
-"""Ids of a target in the vocabulary of its draft model, and back.
+"""Maps ids between a target's vocabulary and its draft model's.
 
 Two models of one family have the same ids, but for padding at the end. Others have the same texts
 under other ids, as far as they have them at all: an id of the one stands for the id of the other
@@ -20,14 +20,14 @@ from pyllama_spec.errors import ArgumentError
 
 # Ids by which vocabularies of one family are padded differently, as in the engine's own pairing.
 MAX_PADDING = 128
-# Of the target's tokens at least so many have to have a counterpart.
+# The minimum share of the target's tokens with a counterpart.
 _LEAST_SHARE = 0.05
 # End tokens have another name in each family: where the names differ, roles are compared.
 _ROLES = ("bos", "eos", "eot", "sep", "pad", "fim_pre", "fim_suf", "fim_mid")
 
 
 class VocabMap:
-    """Between the vocabularies of a target and a draft model.
+    """The map between the vocabularies of a target and a draft model.
 
     Attributes:
         target: the vocabulary of the target.
@@ -92,21 +92,21 @@ class VocabMap:
             )
 
     def of_draft(self, token: int) -> int:
-        """The target's id of one of the draft's; -1 where there is none."""
+        """The target's id of a draft id; -1 for none."""
         if self.is_identity:
             return token if token < self.n_shared else -1
         return self._to_target[token]
 
     @cached_property
     def counterparts(self) -> npt.NDArray[np.int32] | None:
-        """[ids of the draft] int32, of_draft() of each; None where each is its own counterpart."""
+        """[draft ids] int32, of_draft() of each; None if the map is the identity."""
         n = self._draft.n_tokens
         if self.is_identity and n == self.n_shared:
             return None
         return np.array([self.of_draft(i) for i in range(n)], np.int32)
 
     def to_draft(self, token: int) -> tuple[int, ...]:
-        """The draft's ids of one of the target's: one, or those of its text; () for none."""
+        """The draft's ids of a target id: one, or those of its text; () for none."""
         if self.is_identity:
             return (token,) if token < self._n_draft else ()
         ids = self._to_draft[token]
@@ -115,7 +115,7 @@ class VocabMap:
         return ids
 
     def all_to_draft(self, tokens: Iterable[int]) -> list[int]:
-        """The draft's ids of a run of the target's."""
+        """The draft's ids of a run of target ids."""
         return [id_ for token in tokens for id_ in self.to_draft(token)]
 
     def _tokenized(self, token: int) -> tuple[int, ...]:
@@ -129,6 +129,6 @@ class VocabMap:
 
 
 def _key(vocab: Vocab, token: int) -> tuple[bytes, bytes]:
-    """The bytes of a token; of a control token its name."""
+    """The bytes of a token, or a control token's name."""
     piece = vocab.piece(token)
     return (piece, b"") if piece else (b"", vocab.piece(token, special=True))

@@ -1,4 +1,4 @@
-"""Copies from the text itself and from earlier ones: an index, a memory, and a store on disk."""
+"""Copies tokens from the text itself and from earlier texts: an index, a memory, a disk store."""
 
 from pyllama_spec.drafters.suffix.drafter import Suffix, can_look_up, copies_beside, open_suffix
 

@@ -1,4 +1,4 @@
-"""How often a copied token is right, by the length of its match and how its places continue.
+"""The chance that a copied token is right, by match length and by its earlier continuations.
 
 A drafter that only knows that two texts were alike for eight tokens cannot say how likely the
 ninth is: that depends on the owner's texts. So the drafter counts. A kind of copy that
@@ -18,7 +18,7 @@ _MATCH_EDGES = (4, 5, 6, 7, 8, 10, 13, 17, 22, 32, 48)
 # How many places there are that have the same beginning, and the share that continues this way.
 _PLACE_EDGES = (2, 4, 9)
 _SHARE_EDGES = (0.26, 0.45, 0.6, 0.8, 0.999)
-# Of a copy that resumed: how many tokens are equal after the difference, and how long that is.
+# For a resumed copy: bins of the equal tokens after the difference, and of its length.
 _EQUAL_EDGES = (1, 2, 3, 4, 6, 9, 14, 22)
 _GAP_EDGES = (1, 2, 4)
 # Beyond the cells of matches.
@@ -35,7 +35,7 @@ _OF_OTHERS = 0.8
 
 
 class CopyKind(NamedTuple):
-    """What is known of a copied token before it is verified.
+    """The features of a copied token before it is verified.
 
     Attributes:
         match_length: how many tokens before it are equal, those of the draft among them.
@@ -55,14 +55,14 @@ class CopyKind(NamedTuple):
 
 
 class Chances:
-    """Counts of right copied tokens by kind, over all texts of the drafter."""
+    """Counts of right copied tokens by kind, over all the drafter's texts."""
 
     def __init__(self) -> None:
         # By cell: how many there were, and how many of them were right, both faded.
         self._seen: dict[int, tuple[float, float]] = {}
 
     def chance(self, kind: CopyKind) -> float:
-        """The chance of such a token, given that those before it are right."""
+        """The chance of a token of this kind, given that those before it are right."""
         cell, prior = _cell(kind)
         n, right = self._seen.get(cell, (0.0, 0.0))
         p = (right + _PRIOR * prior) / (n + _PRIOR)
@@ -84,7 +84,7 @@ class Chances:
 
 @lru_cache(maxsize=1 << 13)
 def _cell(kind: CopyKind) -> tuple[int, float]:
-    """Which kinds count as one, as a number, and the chance of one that was never seen."""
+    """The cell that counts a kind, and the prior chance of a cell without counts."""
     m, share = kind.match_length, kind.n_agree / kind.n_places
     if kind.n_gap is not None:
         cell = bisect_right(_EQUAL_EDGES, m) * 8 + bisect_right(_GAP_EDGES, kind.n_gap)

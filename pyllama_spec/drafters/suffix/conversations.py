@@ -1,4 +1,4 @@
-"""Which texts of a store are parts of one conversation.
+"""Finds the texts of a store that belong to one conversation.
 
 A store holds a conversation in parts: what a turn added, behind the MAX_MATCH tokens that lead on
 to it. Where a turn goes on from the middle of a text, behind its whole question, the rest of that
@@ -26,7 +26,7 @@ Parents = dict[int, tuple[int, int] | None]
 
 
 def parents_of(texts: Sequence[RememberedText], chosen: set[int]) -> Parents:
-    """What each of some texts goes on from, and what that does, and so on.
+    """The parents of some texts, and their parents, up to the first text.
 
     Returns:
         By its place the place of the text before and how many tokens of that count, the leading
@@ -109,7 +109,7 @@ def with_their_conversations(
 def _first_places(
     texts: Sequence[RememberedText], leads: set[bytes]
 ) -> dict[bytes, tuple[int, int]]:
-    """The first text that has each of some n-grams, and how many of its tokens end with it."""
+    """The first text with each of some n-grams, and the number of its tokens up to the n-gram."""
     whole = [lead for lead in leads if len(lead) == _LEAD_BYTES]
     hashes = np.array([_hashes(np.frombuffer(lead, np.int32))[0] for lead in whole], np.uint64)
     out: dict[bytes, tuple[int, int]] = {}
@@ -123,7 +123,7 @@ def _first_places(
 
 
 def _hashes(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
-    """Of each n-gram of MAX_MATCH tokens."""
+    """The hash of each n-gram of MAX_MATCH tokens."""
     n = max(len(ids) - MAX_MATCH + 1, 0)
     values, out = ids.astype(np.uint64), np.zeros(n, np.uint64)
     for k in range(MAX_MATCH):

@@ -1,4 +1,4 @@
-"""Copies what followed where this text, or an earlier one, had the same last tokens.
+"""Copies the tokens after an earlier occurrence of the last tokens, in this or earlier texts.
 
 Each place with the longest match that continues alike has a vote, token by token, as in
 SuffixDecoding (arXiv 2411.04975); the winner's chance is learnt by the length of the match
@@ -49,7 +49,7 @@ _CHOSEN = bytes([TokenOrigin.CHOSEN])
 
 
 class OwnText:
-    """The text of one sequence, and its user.
+    """The text of one sequence and its user.
 
     Attributes:
         index: its tokens.
@@ -72,7 +72,7 @@ class OwnText:
         self.lengths = Lengths()
 
     def append(self, tokens: Sequence[int] | npt.NDArray[np.int32], n_chosen: int = 0) -> None:
-        """Writes tokens behind the others, of which the target chose the last n_chosen."""
+        """Appends tokens; the target chose the last n_chosen."""
         self.origins += bytes(len(tokens) - n_chosen) + _CHOSEN * n_chosen
         wanted = self.index.n + len(tokens)
         if wanted > self.index.capacity:
@@ -81,14 +81,14 @@ class OwnText:
         self.index.append(tokens)
 
     def cut(self, n: int) -> None:
-        """Forgets the tokens from the n-th on."""
+        """Drops the tokens from n on."""
         self.index.cut(n)
         del self.origins[n:]
         self.gap = None
         self.n_settled, self.n_private = min(self.n_settled, n), min(self.n_private, n)
 
     def settle(self) -> tuple[list[int], bytes]:
-        """The new part to remember, with the tokens that lead to it, and each token's origin."""
+        """The part to remember, with the tokens before it, and each token's origin."""
         begin, self.n_settled = self.n_settled, self.index.n
         if not self.remembers:
             self.n_private = self.index.n
@@ -101,12 +101,12 @@ class OwnText:
 
 
 class _Copied(NamedTuple):
-    """A draft whose tokens have not been compared with the text yet.
+    """A draft whose tokens were not compared with the text yet.
 
     Attributes:
         ids: the tokens, and after them the one that was too unlikely for the draft, if one was.
         kinds: the known facts of each.
-        p: of each token of the draft its chance, given that those before are right.
+        p: for each token of the draft its chance given that those before are right.
         n_expected: how many of them are right, if the chances are.
         source: where it was copied from; None for the text itself.
         at: the index of the first one there.
@@ -126,7 +126,7 @@ class _Copied(NamedTuple):
 
 
 class Suffix(Drafter):
-    """Proposes what followed the longest match in the text itself and in earlier ones.
+    """Proposes the tokens after the longest match in the text itself and in earlier ones.
 
     Args:
         max_draft: the most tokens that it proposes at once.
@@ -176,11 +176,11 @@ class Suffix(Drafter):
     # ---- the target
 
     def check(self, target: Model) -> None:
-        """Opens the store, if it has one.
+        """Opens the store if there is one.
 
         Raises:
             ArgumentError: the store was made with another vocabulary.
-            ModelLoadError: it cannot be opened, is none, or is damaged.
+            ModelLoadError: the file cannot be opened, is not a store, or is damaged.
 
         """
         if self._store_path is None:
@@ -200,13 +200,13 @@ class Suffix(Drafter):
         self._store, self._vocab = Store(self._store_path, digest), ref(vocab)
 
     def attach(self, target: Context) -> None:
-        """As check()."""
+        """Opens the store as check() does."""
         self.check(target.model)
 
     # ---- a request begins and ends
 
     def begin_request(self, seq: int, *, remember: bool = True, user: str = "") -> None:
-        """Remembers the sequence's text, if that is allowed; then the next request begins."""
+        """Remembers the sequence's text if allowed; then the next request starts."""
         text = self._text(seq)
         try:
             self.end_request(seq)
@@ -218,7 +218,7 @@ class Suffix(Drafter):
             source.refresh()
 
     def end_request(self, seq: int) -> None:
-        """A request has ended: later ones may copy from its text."""
+        """Remembers the text of the ended request, from which later ones may copy."""
         text = self._texts.get(seq)
         ids, origins = ([], b"") if text is None else text.settle()
         if text is None or not ids:
@@ -242,7 +242,7 @@ class Suffix(Drafter):
             yield memory
 
     def _memory(self, user: str) -> Memory:
-        """A user's memory; the users longest without a request are dropped for room."""
+        """A user's memory; for room, drops the memories unused for longest."""
         memory = self._memories.get(user)
         if memory is None:
             memory = self._memories[user] = Memory(_USER_TOKENS)
@@ -255,14 +255,14 @@ class Suffix(Drafter):
     # ---- what it is given
 
     def commit_one(self, done: Committed) -> None:
-        """Appends tokens, and learns from the outcome of the last draft."""
+        """Appends tokens, and learns from the verdict on the last draft."""
         copied = self._copied.pop(done.seq, None)
         if copied is not None:
             self._learn(copied, done.tokens, self._text(done.seq))
         self._text(done.seq).append(done.tokens, done.n_chosen)
 
     def note_miss(self, seq: int, at: int) -> None:
-        """Notes that a draft model had guessed another token at a place of the sequence."""
+        """Notes a position of the sequence at which a draft model was wrong."""
         origins = self._text(seq).origins
         if at < len(origins) and origins[at] == TokenOrigin.CHOSEN:
             origins[at] = TokenOrigin.MISSED
@@ -312,7 +312,7 @@ class Suffix(Drafter):
     # ---- drafting
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """What followed the longest match, as far as it is likely to come again.
+        """Proposes the tokens after the longest match, as far as they are likely.
 
         Of the text's copy and the memory's, the one that is likely right for longer counts.
         """
@@ -344,7 +344,7 @@ class Suffix(Drafter):
     def _follow(
         self, source: Source | None, index: TokenIndex, tail: list[int], n: int
     ) -> _Copied | None:
-        """Continues after the longest match, token by token, as most of the places do."""
+        """Continues after the longest match, token by token, as most occurrences do."""
         found = index.places(tail)
         if not found or found[0].match_length < self.min_match:
             return None
@@ -376,7 +376,7 @@ class Suffix(Drafter):
         match_length: int,
         resumed: ResumePoint | None = None,
     ) -> _Copied | None:
-        """Ends a copy after its first token that is not likely to be right; None for no token."""
+        """Cuts a copy after its first unlikely token; None if no token is left."""
         chance_of = self.chances.chance
         ids, kinds, p = [], [], []
         survival, n_expected, begin = 1.0, 0.0, 0
@@ -399,12 +399,12 @@ class Suffix(Drafter):
     # ---- for people
 
     def describe(self) -> dict[str, Any]:
-        """How much it remembers."""
+        """The amount of remembered text."""
         path = None if self._store_path is None else str(self._store_path)
         return {"min_match": self.min_match, "n_users": len(self._memories), "store": path}
 
     def close(self) -> None:
-        """Frees what it holds. A store keeps what it was given."""
+        """Frees the memories. A store keeps its texts."""
         for seq in list(self._texts):
             self.end_request(seq)
         self._texts.clear()
@@ -415,19 +415,19 @@ class Suffix(Drafter):
 
 
 def open_suffix(options: DraftOptions) -> Suffix:
-    """The drafter that draft="suffix" means."""
+    """Opens the drafter of draft="suffix"."""
     return Suffix(options.length(_FIXED_DRAFT, _ADAPTIVE_DRAFT), store=options.memory)
 
 
 def can_look_up(min_match: int) -> bool:
-    """Whether an index tells matches of so many tokens from shorter ones."""
+    """Whether an index can tell matches of this length from shorter ones."""
     return min(ORDERS) <= min_match <= MAX_MATCH
 
 
 def copies_beside(
     max_draft: int, min_match: int, store: str | os.PathLike[str] | None = None
 ) -> Suffix:
-    """The copier in front of a draft model, which drafts where a copy is unlikely.
+    """The copier before a draft model, which drafts where a copy is unlikely.
 
     It copies from the text itself, and from a store if one is named. Beside a model, texts of
     earlier requests are remembered only where the owner asks for it.
@@ -438,8 +438,8 @@ def copies_beside(
     """
     if not can_look_up(min_match):
         raise ArgumentError(
-            f"lookup={min_match} with a draft_memory: an index has matches of {min(ORDERS)} to "
-            f"{MAX_MATCH} tokens"
+            f"lookup={min_match} with a draft_memory is outside {min(ORDERS)} .. {MAX_MATCH}, the "
+            "match lengths of an index"
         )
     return Suffix(
         max_draft, min_match=min_match, remembers=False, store=store,
@@ -448,7 +448,7 @@ def copies_beside(
 
 
 def _index_of(source: Source | None, text: OwnText) -> TokenIndex:
-    """The index of a source; of the text itself for None."""
+    """The index of a source; None means the text itself."""
     return text.index if source is None else source.index
 
 
@@ -465,7 +465,7 @@ def _differs(copied: _Copied, index: TokenIndex, tokens: Sequence[int], n_right:
 def _votes(
     index: TokenIndex, found: Sequence[Place], n: int, *, is_own: bool
 ) -> Iterator[tuple[int, CopyKind, int]]:
-    """The most frequent next token, one by one, among the places that agreed until then.
+    """The most frequent next tokens among the places that agreed so far, one by one.
 
     Yields:
         The token, what is known of it, and the newest of those places.
@@ -486,7 +486,7 @@ def _votes(
 
 
 def _continuation(index: TokenIndex, at: int, n: int, *, is_own: bool) -> list[int]:
-    """The n tokens from a place on; MARK from where the text there ends.
+    """The n tokens after a place; MARK after the end of the text there.
 
     A copy that reaches the text's end continues with the draft, which follows it.
     """
@@ -498,7 +498,7 @@ def _continuation(index: TokenIndex, at: int, n: int, *, is_own: bool) -> list[i
 
 
 def _no_vocab() -> None:
-    """Where no store is open."""
+    """Does nothing: no store is open."""
 
 
 def _new_index(capacity: int) -> TokenIndex:

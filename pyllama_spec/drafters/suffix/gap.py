@@ -1,10 +1,9 @@
-"""Where a copy differed from the text, and where it may resume: after a changed name or number.
+"""Differences between a copy and the text, such as a name, and where the copy may resume.
 
 After a difference no n-gram matches until some tokens are equal again, though the text often
-continues as the copied one does. So the place of the difference is kept for a while, and the copy
-resumes there: after the next tokens that are equal, and before there are any, after as many tokens
-as the last such difference had. How often such a copy is right is counted as for any other
-(chances.py).
+continues as the copied one does. So the drafter remembers the difference for some tokens, and
+resumes the copy: after the next equal tokens, or, before there are any, after as many tokens as the
+last difference had. chances.py counts the acceptance of such copies as of any other.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ _MAX_EQUAL = 3
 
 
 class Lengths(NamedTuple):
-    """How many tokens a difference has: in the copied text, and in this one."""
+    """The length of a difference: in the copied text, and in this one."""
 
     in_source: int = 1
     in_text: int = 1
 
 
 class Gap(NamedTuple):
-    """A difference between a text and the one that it was copied from.
+    """A difference between a text and the text it was copied from.
 
     Attributes:
         source: where that is; None for the text itself.
@@ -49,7 +48,7 @@ class Gap(NamedTuple):
 
 
 class ResumePoint(NamedTuple):
-    """Where a copy may resume.
+    """A position at which a copy may resume.
 
     Attributes:
         at: the index of its next token, in the copied text.
@@ -64,20 +63,20 @@ class ResumePoint(NamedTuple):
 
 
 def is_too_long(n: int) -> bool:
-    """Whether a difference of n tokens is no longer a name or a number within the same text."""
+    """Whether a difference of n tokens is longer than a name or number within a text."""
     return n > _MAX_GAP
 
 
 def resume_point(
     gap: Gap, index: TokenIndex, text: Sequence[int], last: Lengths
 ) -> ResumePoint | None:
-    """Where the copy may continue.
+    """The position at which the copy may continue.
 
     Args:
         gap: the difference.
-        index: of what was copied. It may have changed since then: gap.at may be beyond its end.
+        index: the index of the copied text. It may have changed since: gap.at may be past its end.
         text: the tokens of the text from the difference on.
-        last: of the last difference after which a copy was right.
+        last: the lengths of the last difference after which a copy was right.
 
     Returns:
         None where there is nothing to continue.

@@ -1,4 +1,4 @@
-"""Texts of earlier requests to copy from: as many as fit, the most useful for longest.
+"""Texts of earlier requests to copy from, kept within a bound by usefulness.
 
 The texts lie one after the other in a TokenIndex. Each begins with a header of negative numbers,
 which no n-gram of a text is equal to: its mark, when it came, how many of its tokens were copied
@@ -56,7 +56,7 @@ class TokenOrigin(IntEnum):
 
 @dataclass(slots=True)
 class RememberedText:
-    """One of them.
+    """A remembered text.
 
     Attributes:
         ids: [n] int32, a view.
@@ -75,7 +75,7 @@ class RememberedText:
 
     @property
     def n_entry(self) -> int:
-        """How many numbers of the log it takes, with all that belongs to it."""
+        """The number of the log's entries that the text takes, header and origins included."""
         return HEADER_TOKENS + len(self.ids) + len(self.packed_origins)
 
     @property
@@ -85,27 +85,27 @@ class RememberedText:
 
 
 class Source(Protocol):
-    """What a drafter copies from besides the text itself."""
+    """A source of texts to copy from, beside the text itself."""
 
     @property
     def index(self) -> TokenIndex:
-        """The texts as they are now."""
+        """The current index of the texts."""
         ...
 
     def refresh(self) -> None:
-        """Called as a request begins: takes over what other processes have written."""
+        """Called when a request begins: reads what other processes have written."""
 
     def add(self, ids: Sequence[int], origins: Sequence[int] = ()) -> None:
         """Takes the text of a request that has ended, with the TokenOrigin of each; () for none."""
 
     def note_use(self, at: int, n: int) -> None:
-        """Counts tokens from a place on that were copied and turned out right."""
+        """Counts the tokens from a place on that were copied and accepted."""
 
 
 def texts_of(index: TokenIndex) -> Iterator[RememberedText]:
-    """All texts of an index, the oldest first; of a damaged one those that can be read.
+    """All texts of an index, oldest first; of a damaged index, the readable ones.
 
-    A text ends where its file has a hole: what no disk holds is no text.
+    A text ends where its file has a hole: a part that no disk holds is not text.
     """
     for begin, end in index.held_tokens():
         yield from _texts_between(index.array(), begin, end)
@@ -138,7 +138,7 @@ def _texts_between(
 def with_header(
     ids: npt.NDArray[np.int32], minute: int, n_used: int, packed_origins: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.int32]:
-    """A text as it lies in the log."""
+    """A text in the log's format."""
     head = [MARK, _coded(minute), _coded(n_used), _coded(len(ids))]
     out: npt.NDArray[np.int32] = np.concatenate([np.array(head, np.int32), ids, packed_origins])
     return out
@@ -149,7 +149,7 @@ def _n_packed(n: int) -> int:
 
 
 def pack_origins(origins: Sequence[int] | npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
-    """TokenOrigins as negative numbers for the log; none of them where all were given."""
+    """Packs TokenOrigins as negative numbers for the log; () if all tokens were given."""
     values = np.asarray(origins, np.int32)
     if not values.any():
         return _NO_ORIGINS
@@ -161,7 +161,7 @@ def pack_origins(origins: Sequence[int] | npt.NDArray[np.uint8]) -> npt.NDArray[
 
 
 def unpack_origins(packed: npt.NDArray[np.int32], n: int) -> npt.NDArray[np.uint8]:
-    """[n] what pack_origins() packed."""
+    """[n] Unpacks the numbers of pack_origins()."""
     out = np.zeros(n, np.uint8)
     if len(packed):
         shifts = 2 * np.arange(_ORIGINS_PER_NUMBER, dtype=np.int32)
@@ -183,7 +183,7 @@ def now_minute() -> int:
 
 
 def n_known(index: TokenIndex, ids: Sequence[int]) -> int:
-    """How many of a text's first tokens other texts hold already, one text leading to another.
+    """The number of a text's first tokens that other texts already hold, chained text by text.
 
     A conversation is one text after the first turn, and a part of a new one for each turn more.
     """
@@ -214,7 +214,7 @@ def _is_there(index: TokenIndex, ids: Sequence[int]) -> bool:
 
 
 def new_part(index: TokenIndex, ids: Sequence[int]) -> Sequence[int]:
-    """The part of a text that is new: () for none.
+    """The new part of a text; () for none.
 
     A common beginning is left out, except for the last tokens that lead to the new part.
     """
@@ -225,7 +225,7 @@ def new_part(index: TokenIndex, ids: Sequence[int]) -> Sequence[int]:
 
 
 def most_useful(texts: Iterable[RememberedText], n_tokens: int) -> list[RememberedText]:
-    """Those that fit into so many tokens, in their order.
+    """The most useful texts that fit into n tokens, in their order.
 
     The newest stay; of the others those of which most was copied and right for their length.
     """
@@ -263,7 +263,7 @@ def fill(index: TokenIndex, texts: Sequence[RememberedText], *, ages: bool) -> N
 
 
 def note_use(index: TokenIndex, at: int, n: int) -> None:
-    """Counts tokens of the text around a place that were copied and turned out right."""
+    """Counts the text's tokens around a place that were copied and accepted."""
     tokens = index.array()
     low = max(at - (1 << 16), 0)
     marks = np.flatnonzero(tokens[low:at] == MARK)
@@ -282,7 +282,7 @@ def entry_of(
     n_used: int = 0,
     origins: Sequence[int] = (),
 ) -> npt.NDArray[np.int32]:
-    """What is new of a text as it lies in the log; empty for nothing.
+    """The new part of a text in the log's format; empty for none.
 
     Args:
         index: what is there already.
@@ -311,7 +311,7 @@ def entry_of(
 
 
 class Room(NamedTuple):
-    """What takes the place of an index that is too small.
+    """The replacement for an index that is too small.
 
     Attributes:
         texts: those that it begins with; the ids are views of the one before.
@@ -328,7 +328,7 @@ class Room(NamedTuple):
 def room_for(
     index: TokenIndex, n_more: int, max_tokens: int, *, is_due: bool = False
 ) -> Room | None:
-    """A larger index for more tokens, or one with the most useful texts; None where they fit.
+    """A larger index for more tokens, or one with the most useful texts; None if they fit.
 
     Args:
         index: the present one. What it says of its size may be forged: its texts count.
@@ -348,7 +348,7 @@ def room_for(
 
 
 class Memory:
-    """Texts in this process's memory, gone with it.
+    """Texts in this process's memory; they are lost when it ends.
 
     Args:
         max_tokens: the most tokens, headers and all.
@@ -360,16 +360,16 @@ class Memory:
         self.index = _new_index(min(_FIRST_CAPACITY, max_tokens))
 
     def refresh(self) -> None:
-        """Nobody else writes here."""
+        """Does nothing: no other process writes here."""
 
     def note_use(self, at: int, n: int) -> None:
         """See Source."""
         note_use(self.index, at, n)
 
     def add(self, ids: Sequence[int], origins: Sequence[int] = ()) -> None:
-        """Takes what is new of a text; where there is no room the least useful ones go.
+        """Adds the new part of a text; drops the least useful texts for room.
 
-        Origins are not kept: nobody trains on a memory that ends with the process.
+        Origins are not kept: training never reads a memory that ends with the process.
         """
         entry = entry_of(self.index, ids, self.max_tokens)
         if not len(entry):

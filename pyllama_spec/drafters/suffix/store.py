@@ -1,4 +1,4 @@
-"""A store: texts on disk that a draft copies from, of one vocabulary, named by its owner.
+"""A store on disk of texts to copy from, of one vocabulary, under a name the owner gives.
 
 Several processes read one file at once, and one at a time writes. A process that finds it locked
 keeps its texts until the next time, so none waits for a file. A fault of the store while
@@ -58,7 +58,7 @@ _STARTED = time.time() - 1.0
 
 
 def vocabulary_digest(vocab: Vocab) -> bytes:
-    """A digest of a vocabulary: ids have a meaning only with it."""
+    """A digest of a vocabulary, which gives the store's ids their meaning."""
     import hashlib  # loads a library of its own
 
     digest = hashlib.sha256()
@@ -69,7 +69,7 @@ def vocabulary_digest(vocab: Vocab) -> bytes:
 
 
 def _remedy(path: Path, error: OSError, *, is_read_only: bool) -> str:
-    """What to do where a store cannot be opened."""
+    """The remedy for a store that cannot be opened."""
     if isinstance(error, PermissionError):  # first: the folder cannot be looked at either
         rights = "read it" if is_read_only else "read and write it"
         return f"give this user the right to {rights}, or name another file"
@@ -79,8 +79,8 @@ def _remedy(path: Path, error: OSError, *, is_read_only: bool) -> str:
 
 
 def _erase(path: Path) -> None:
-    """Overwrites a store's file that nobody has open: what was forgotten since may be in it."""
-    with contextlib.suppress(OSError, ModelLoadError):  # what is no store has no texts
+    """Overwrites a store's closed file, which may still hold forgotten text."""
+    with contextlib.suppress(OSError, ModelLoadError):  # what is not a store has no texts
         file = StoreFile(
             os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW), path, is_writable=True
         )
@@ -89,12 +89,12 @@ def _erase(path: Path) -> None:
 
 
 class Store:
-    """A store that is open.
+    """An open store.
 
     Args:
         path: its file, or a link to it. It is made where there is none, with mode 0600, and its
             mode is set to that.
-        digest: of the vocabulary, [32] bytes; None for whatever it was made for.
+        digest: the digest of the vocabulary, [32] bytes; None for whatever it was made for.
         max_bytes: to which a new one may grow; None for DEFAULT_BYTES, 256 MiB.
         is_read_only: whether nothing may be written.
         whose: whose vocabulary `digest` is of, for messages.
@@ -102,7 +102,7 @@ class Store:
     Raises:
         ArgumentError: it was made for another vocabulary, or there is none and nothing says which
             one is wanted.
-        ModelLoadError: it cannot be opened or made, is no store, or is damaged.
+        ModelLoadError: it cannot be opened or made, is not a store, or is damaged.
 
     """
 
@@ -139,7 +139,7 @@ class Store:
             raise
         except (ValueError, RuntimeError) as error:  # a NUL, a lone surrogate, a loop of links
             raise ArgumentError(
-                f"draft_memory={shown(os.fspath(path))} is no name of a file: {error}; name another"
+                f"draft_memory={shown(os.fspath(path))} is not a file name: {error}; give another"
             ) from None
         if self._is_read_only and not is_read_only:
             warnings.warn(
@@ -153,7 +153,7 @@ class Store:
 
     @property
     def index(self) -> TokenIndex:
-        """What it holds."""
+        """The index of the texts."""
         return self._file.index
 
     @property
@@ -163,16 +163,16 @@ class Store:
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens that it may grow to."""
+        """The maximum number of tokens of the store."""
         return self._file.facts.max_tokens
 
     @property
     def digest(self) -> bytes:
-        """Of the vocabulary that its ids belong to."""
+        """The digest of the vocabulary of its ids."""
         return self._file.facts.digest
 
     def _open(self) -> StoreFile:
-        """The file as it is now; a new one where there is none."""
+        """Opens the file, and creates it if it is missing."""
         number, is_writable = self._descriptor()
         file = StoreFile(number, self.path, is_writable=is_writable)
         digest = file.facts.digest
@@ -203,11 +203,11 @@ class Store:
             with contextlib.suppress(FileExistsError):  # another process was quicker
                 self._create_new()
         raise ModelLoadError(
-            f"the draft memory {self.path} is created and deleted all the time; name another file"
+            f"the draft memory {self.path} was deleted at each try to open it; name another file"
         )
 
     def _create_new(self) -> None:
-        """Makes an empty one beside it, and gives it the name if nobody has it yet."""
+        """Creates an empty file beside the name, and links it unless the name was taken since."""
         assert self._digest is not None
         draft = self._draft_name()
         facts = Facts(min(_FIRST_CAPACITY, self._max_tokens), self._max_tokens, self._digest)
@@ -226,7 +226,7 @@ class Store:
     # ---- while requests are served
 
     def refresh(self) -> None:
-        """Called as a request begins: takes over what other processes have written."""
+        """Called when a request begins: reads what other processes have written."""
         with self._harmless():
             if not self._is_current():
                 self._reopen()
@@ -245,15 +245,15 @@ class Store:
         old.close()
 
     def note_use(self, at: int, n: int) -> None:
-        """Counts copied tokens that turned out right; written with the next text."""
+        """Counts copied tokens that were accepted; written with the next text."""
         self._uses.append((at, n))
 
     def add(self, ids: Sequence[int], origins: Sequence[int] = ()) -> None:
-        """Takes the text of a request that has ended; it may be written later, or never.
+        """Adds the text of an ended request; it may be written later, or never.
 
         Args:
             ids: the text.
-            origins: [len(ids)] TokenOrigin of each token; () where nobody knows them.
+            origins: [len(ids)] TokenOrigin of each token; () where they are unknown.
 
         """
         if self._is_read_only:
@@ -266,7 +266,7 @@ class Store:
 
     @contextlib.contextmanager
     def _harmless(self) -> Iterator[None]:
-        """Turns a failure beside a request into one warning."""
+        """Turns an error beside a request into one warning."""
         try:
             yield
         except (OSError, ArgumentError, ModelLoadError, ValueError) as error:
@@ -282,13 +282,13 @@ class Store:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the lock: no other process writes meanwhile.
+        """Holds the lock, which excludes other writers.
 
         Raises:
             ArgumentError: it was opened to be read, or this user may only read it.
             BusyError: another process writes now.
             ForkedError: it was opened before this process was forked: its lock is the parent's.
-            OSError, ModelLoadError: the file is gone, or what has its name is no store.
+            OSError, ModelLoadError: the file is gone, or what has its name is not a store.
 
         """
         import fcntl  # on systems that have it
@@ -336,7 +336,7 @@ class Store:
         return (info.st_dev, info.st_ino) == self._file.inode
 
     def _write(self, ids: Sequence[int], **about: Any) -> None:
-        """With the lock held: writes what is new of a text; see entry_of() for the rest."""
+        """With the lock held: writes the new part of a text; see entry_of() for the rest."""
         entry = entry_of(self.index, ids, self.max_tokens, **about)
         if not len(entry):
             return
@@ -348,7 +348,7 @@ class Store:
         self._file.publish()
 
     def _has_holes_to_fill(self) -> bool:
-        """Whether it is a copy with holes: on a full disk, to write into one ends the process."""
+        """Whether the file has holes to fill: writing into one on a full disk kills the process."""
         if not self._file.has_holes:
             return False
         if self._reserves_room is None:
@@ -370,7 +370,7 @@ class Store:
                 self._write(ids)
 
     def take(self, texts: Iterable[RememberedText]) -> int:
-        """Writes texts of other stores of the same vocabulary now: all of them, or none.
+        """Writes texts of other stores of the same vocabulary now, all or none.
 
         Returns:
             How many were new.
@@ -423,7 +423,7 @@ class Store:
         return list(texts_of(self.index))
 
     def keep(self, texts: Sequence[RememberedText], *, max_tokens: int | None = None) -> None:
-        """With the lock held: makes the store one of these texts alone.
+        """With the lock held: reduces the store to these texts.
 
         What it held is overwritten on the disk.
 
@@ -456,7 +456,7 @@ class Store:
         self._adopt(*self._drafted(texts, capacity, limit, ages=ages), erases=erases)
 
     def _delete_left_behind(self) -> None:
-        """With the lock held: erases and deletes what killed writers left."""
+        """With the lock held: erases and deletes the files of killed writers."""
         for left in self.path.parent.glob(glob.escape(self.path.name) + ".*.new"):
             if self._is_left_behind(left):
                 _erase(left)
@@ -470,7 +470,7 @@ class Store:
         *,
         ages: bool = False,
     ) -> tuple[StoreFile, Path]:
-        """With the lock held: a new file with these texts, locked, and its present name."""
+        """With the lock held: creates a new file with these texts, and returns its current name."""
         import fcntl
 
         draft = self._draft_name()
@@ -487,7 +487,7 @@ class Store:
         return file, draft
 
     def _adopt(self, file: StoreFile, draft: Path, *, erases: bool = False) -> None:
-        """With the lock held: a file that was drafted takes the name, and is the store."""
+        """With the lock held: gives the store's name to a file of _drafted(), and opens it."""
         try:
             draft.replace(self.path)
         except BaseException:
@@ -500,7 +500,7 @@ class Store:
         old.close()
 
     def delete_if_made(self) -> None:
-        """Deletes the file if this object made it and nobody has written to it yet."""
+        """Deletes the file if this object created it and nobody wrote to it since."""
         if not self._is_made:
             return
         with contextlib.suppress(BusyError, OSError, ModelLoadError), self.locked():
@@ -508,7 +508,7 @@ class Store:
                 self.path.unlink()
 
     def _is_left_behind(self, path: Path) -> bool:
-        """Whether a writer of this store made a file, and was killed before it gave it the name."""
+        """Whether a writer of this store was killed before it renamed this file."""
         found = _DRAFT_NAME.fullmatch(path.name.removeprefix(self.path.name))
         if found is None or path.is_symlink() or not path.is_file():
             return False

@@ -1,4 +1,4 @@
-"""The file of a store: a header, two slots that say how far it is written, and an index.
+"""The file of a store: a header, two slots with the written length, and an index.
 
 Everything is in the machine's own byte order; a file of another one is refused. The header never
 changes. A slot says how many tokens count, and has a check sum; the two are written in turn, so
@@ -37,12 +37,12 @@ _LEAST_CAPACITY = 1 << 10
 
 
 class Facts(NamedTuple):
-    """The header.
+    """The facts in the header.
 
     Attributes:
         capacity: tokens that there is room for.
         max_tokens: to which it may grow.
-        digest: of the vocabulary.
+        digest: the digest of the vocabulary.
 
     """
 
@@ -53,7 +53,7 @@ class Facts(NamedTuple):
 
 @dataclass(slots=True)
 class _Slot:
-    """How far it is written, and whether a writer has begun to write more."""
+    """The written length, and whether a writer has started to write more."""
 
     generation: int
     n: int
@@ -61,7 +61,7 @@ class _Slot:
 
 
 class _Held:
-    """Which parts of a file's index the disk holds. The others are holes, and read as zeros.
+    """The parts of a file's index that are on disk. The others are holes, which read as zeros.
 
     It knows nothing of the StoreFile: the index has it, and a circle would keep a file that was
     replaced mapped, and on the disk.
@@ -75,7 +75,7 @@ class _Held:
         self.number = number
 
     def parts(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Those of the index's bytes begin .. end - 1; all of them where nobody can tell.
+        """The stored parts of bytes begin .. end - 1; the whole range if the system cannot tell.
 
         A file that was made here is held as a whole; a copy of it may have holes, and a forged one
         hardly anything else.
@@ -99,7 +99,7 @@ class _Held:
 
 
 class StoreFile:
-    """An open file of a store, mapped.
+    """An open, mapped store file.
 
     Args:
         number: its descriptor, which belongs to this object from here on.
@@ -107,7 +107,7 @@ class StoreFile:
         is_writable: whether it was opened for writing.
 
     Raises:
-        ModelLoadError: it is no store, or a damaged one.
+        ModelLoadError: it is not a store, or a damaged one.
 
     Attributes:
         facts: its header.
@@ -157,14 +157,14 @@ class StoreFile:
         return _Slot(generation, n, bool(busy))
 
     def refresh(self) -> None:
-        """Takes over what other processes have written."""
+        """Reads what other processes have written."""
         slot = self._newest()
         n = 0 if slot is None else slot.n
         if n != self.index.n:
             self.index.show(n)
 
     def recover(self) -> None:
-        """With the lock held: repairs what a killed writer left."""
+        """With the lock held: repairs the file after a killed writer."""
         slot = self._newest()
         if slot is not None and not slot.is_busy:
             return
@@ -177,7 +177,7 @@ class StoreFile:
         self.is_damaged = False
 
     def publish(self, *, is_busy: bool = False) -> None:
-        """Says how far it is written."""
+        """Publishes the written length."""
         slot = self._newest()
         generation = 1 if slot is None else slot.generation + 1
         body = _SLOT.pack(generation, self.index.n, is_busy)
@@ -185,7 +185,7 @@ class StoreFile:
         self._bytes[at : at + _SLOT.size + _SUM.size] = body + _SUM.pack(zlib.crc32(body))
 
     def erase(self) -> None:
-        """Overwrites its content: the file was or will be replaced."""
+        """Overwrites the content of a file that was or will be replaced."""
         zeros = bytes(1 << 20)
         size = len(self._bytes) - HEADER_BYTES
         for begin, end in self._held.parts(0, size):
@@ -195,11 +195,11 @@ class StoreFile:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return len(self._bytes)
 
     def close(self) -> None:
-        """Releases it. The map is freed with its last view."""
+        """Closes the file. The last view frees the mapping."""
         if self.number >= 0:
             with contextlib.suppress(OSError):
                 os.close(self.number)
@@ -213,7 +213,7 @@ def _has_holes(info: os.stat_result) -> bool:
 
 
 def reserves_room(path: Path, digest: bytes) -> bool:
-    """Whether the disk holds all of a new store from the beginning; one is made and deleted.
+    """Whether the disk reserves a new store's room at once; creates and deletes one to see.
 
     File systems that compress, or never overwrite, do not.
 
@@ -263,7 +263,7 @@ def _read_header(head: bytes, path: Path) -> Facts:
 
 
 def create_file(path: Path, facts: Facts) -> int:
-    """Makes an empty store. All of its room is taken at once: a full disk shows here, as an error.
+    """Creates an empty store and reserves all its room: a full disk raises here.
 
     Returns:
         The descriptor.
@@ -295,7 +295,7 @@ def create_file(path: Path, facts: Facts) -> int:
 
 
 def capacity_of(n_bytes: int) -> int:
-    """How many tokens a store of so many bytes has room for.
+    """The number of tokens that a store of n bytes has room for.
 
     Raises:
         ArgumentError: it is too small for any.

@@ -1,4 +1,4 @@
-"""Where the last tokens of a text occurred before: chains of places with equal last tokens.
+"""Finds earlier places with the same last tokens: chains of places by hash.
 
 It is how compressors of Lempel and Ziv's kind find repetitions. For each length in ORDERS a table
 says, by a hash of that many tokens, the newest place after them, and each place says the one
@@ -34,12 +34,12 @@ _INT = np.dtype("=i4")
 _MIN_BITS, _MAX_BITS = 10, 26
 # Numbers of a table that are looked through at once: what is derived from them takes memory.
 _BLOCK = 1 << 18
-# Of bytes from one place to another the parts that are stored: the others are zeros.
+# Returns the stored parts of a range of bytes: the others are zeros.
 Held = Callable[[int, int], Sequence[tuple[int, int]]]
 
 
 class Place(NamedTuple):
-    """A place in a text that ends as another one does.
+    """A place in a text, with the length of its match.
 
     Attributes:
         match_length: how many tokens before it are equal, up to MAX_MATCH.
@@ -52,18 +52,18 @@ class Place(NamedTuple):
 
 
 def table_bits(capacity: int) -> int:
-    """The bits of a hash: about an entry of the table for each token."""
+    """The number of bits of the hash: about one table entry per token."""
     return min(max((capacity - 1).bit_length(), _MIN_BITS), _MAX_BITS)
 
 
 def index_bytes(capacity: int) -> int:
-    """The bytes that an index of so many tokens takes."""
+    """The size in bytes of an index of n tokens."""
     n_orders = len(ORDERS)
     return _INT.itemsize * ((1 + n_orders) * capacity + n_orders * (1 << table_bits(capacity)))
 
 
 class TokenIndex:
-    """Tokens, and the places of each n-gram of them.
+    """Tokens, and the places of each of their n-grams.
 
     Args:
         block: index_bytes(capacity) bytes; zeros for none. Bytes that cannot be written to make an
@@ -105,11 +105,11 @@ class TokenIndex:
         return np.frombuffer(self.tokens, _INT)[: self.n]
 
     def held_tokens(self) -> list[tuple[int, int]]:
-        """The parts of the tokens that are stored, each from one place to another."""
+        """The stored parts of the tokens, as ranges."""
         return self._held_ints(0, 0, self.n)
 
     def _held_ints(self, at: int, begin: int, end: int) -> list[tuple[int, int]]:
-        """The stored parts of numbers begin .. end - 1 of an array that begins at a number."""
+        """The stored parts of numbers begin .. end - 1 of an array that starts at an offset."""
         if self._held is None or begin >= end:
             return [(begin, end)] if begin < end else []
         size = _INT.itemsize
@@ -119,11 +119,11 @@ class TokenIndex:
     # ---- writing
 
     def show(self, n: int) -> None:
-        """Takes over what another process wrote: there are n tokens, which the tables know."""
+        """Accepts tokens of another process: n tokens, which its tables index."""
         self.n, self._n_indexed = n, max(n - 1, 0)
 
     def append(self, tokens: Sequence[int] | npt.NDArray[np.int32]) -> None:
-        """Writes tokens behind the others. There has to be room."""
+        """Appends tokens. The caller checks that there is room."""
         begin, end = self.n, self.n + len(tokens)
         if len(tokens) <= _FEW:
             for at, token in enumerate(tokens, begin):
@@ -155,7 +155,7 @@ class TokenIndex:
         return ((hash_ * _FINAL) & _MASK) >> self._shift
 
     def _buckets(self, k: int, first: int, end: int) -> npt.NDArray[np.uint32]:
-        """Of the places first .. end."""
+        """The hash buckets of places first .. end."""
         tokens = np.frombuffer(self.tokens, _INT)[first - k : end].astype(np.uint32)
         n = end + 1 - first
         hashes = np.zeros(n, np.uint32)
@@ -179,7 +179,7 @@ class TokenIndex:
         heads[grouped[is_last]] = places[is_last]
 
     def cut(self, n: int) -> None:
-        """Forgets the tokens from the n-th on, and what they did to the tables."""
+        """Drops the tokens from n on, and their entries in the tables."""
         if n >= self.n:
             return
         begin = max(n, 1)  # the last gram that is kept leads to the first place that is gone
@@ -189,12 +189,12 @@ class TokenIndex:
                 continue
             buckets = self._buckets(k, first, self._n_indexed)[::-1]
             links, heads = np.frombuffer(self._links[k], _INT), np.frombuffer(self._heads[k], _INT)
-            # Of several values for one entry the last one counts: that of the oldest place.
+            # The last of several values for an entry counts: that of the oldest place.
             heads[buckets] = links[first : self._n_indexed + 1][::-1]
         self.n, self._n_indexed = n, min(self._n_indexed, max(n - 1, 0))
 
     def drop_heads(self) -> None:
-        """Lets no table lead to a place from n on: a writer may have ended in the middle."""
+        """Removes table entries for places from n on, which an interrupted writer may have left."""
         self._n_indexed = max(self.n - 1, 0)
         for k in ORDERS:
             heads, links = np.frombuffer(self._heads[k], _INT), self._links[k]
@@ -218,7 +218,7 @@ class TokenIndex:
         links: memoryview,
         n_left: int,
     ) -> int:
-        """Lets some heads lead to places before n, in n_left steps; returns how many are left."""
+        """Points some heads to places before n, in n_left steps; returns the steps left."""
         for bucket in buckets:
             at = int(heads[bucket])
             while at >= self.n:
@@ -231,7 +231,7 @@ class TokenIndex:
     # ---- reading
 
     def places(self, tail: Sequence[int]) -> list[Place]:
-        """The places where the text has the tokens of `tail`; only those with the longest match.
+        """The places where the text has the tokens of `tail`, those with the longest match only.
 
         Args:
             tail: the end of a text, the last token last. More than MAX_MATCH are of no use.
@@ -275,7 +275,7 @@ class TokenIndex:
         return places[:_MAX_PLACES]
 
     def _n_equal(self, k: int, at: int, ending: list[int], gram: list[int]) -> int:
-        """How many tokens before a place are those of the ending; 0 for fewer than k."""
+        """The number of equal tokens before a place and the tail's end; 0 for fewer than k."""
         n = len(ending)
         if n <= at:
             there = self.tokens[at - n : at].tolist()

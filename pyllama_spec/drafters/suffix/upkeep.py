@@ -1,4 +1,4 @@
-"""What an owner does with a store: fills it from files, measures its value, removes texts."""
+"""Maintains a store: adds files, measures its value, removes texts."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from pyllama_spec.errors import ArgumentError
 PART_TOKENS = 1 << 14
 # Files with more bytes than this are data, not written text.
 MAX_FILE_BYTES = 16 << 20
-# Of the held-out part so many tokens are played, at most.
+# The maximum number of held-out tokens to replay.
 _PLAYED_TOKENS = 20_000
 _HELD_OUT_EVERY = 10
-# Of a text that was remembered in two parts, so much of the one that is to be forgotten is enough.
+# The overlap that shows a text remembered in two parts.
 _PIECE_BYTES = 16
 _MINUTES_PER_DAY = 24 * 60
 
@@ -38,7 +38,7 @@ Told = Callable[[list[int], int], Iterable[Committed]]
 
 
 class Played(NamedTuple):
-    """How a drafter did on known answers.
+    """The result of a drafter on known answers.
 
     Attributes:
         n_rounds: how many rounds they took.
@@ -53,21 +53,21 @@ class Played(NamedTuple):
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens the rounds gave."""
+        """The number of tokens that the rounds gave."""
         return self.n_rounds + self.n_accepted
 
     @property
     def tokens_per_round(self) -> float:
-        """1 for plain decoding."""
+        """Tokens per round; 1 for plain decoding."""
         return self.n_tokens / max(self.n_rounds, 1)
 
     def plus(self, other: Played) -> Played:
-        """The counts of both."""
+        """The sum of both counts."""
         return Played(*map(sum, zip(self, other, strict=True)))
 
 
 class Found(NamedTuple):
-    """The files that somebody named.
+    """The files that the user named.
 
     Attributes:
         files: named, or in named folders; in order.
@@ -80,7 +80,7 @@ class Found(NamedTuple):
 
 
 def files_below(paths: Iterable[Path]) -> Found:
-    """Files, and those in folders, without what is hidden.
+    """The named files, and those in named folders except hidden ones.
 
     A link that is named is followed. One in a folder is not: it may lead out of what was named.
 
@@ -118,7 +118,7 @@ def _check_readable(path: Path) -> None:
 
 
 def text_of(path: Path) -> str:
-    """A file's text; "" where it is none, or nobody may read it."""
+    """A file's text; "" if it is not text or cannot be read."""
     try:
         if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
             return ""
@@ -129,7 +129,7 @@ def text_of(path: Path) -> str:
 
 
 def ids_of(vocab: Vocab, text: str) -> list[list[int]]:
-    """A text as parts of PART_TOKENS ids. Names of special tokens in it are text."""
+    """A text as parts of PART_TOKENS ids. Names of special tokens stay text."""
     ids = vocab.tokenize(text, add_special=False, parse_special=False) if text else []
     return [ids[at : at + PART_TOKENS] for at in range(0, len(ids), PART_TOKENS)]
 
@@ -137,7 +137,7 @@ def ids_of(vocab: Vocab, text: str) -> list[list[int]]:
 def build(
     store: Store, vocab: Vocab, files: Sequence[Path], progress: Progress
 ) -> tuple[int, Played | None]:
-    """Adds files to a store, all but a tenth first, to measure the store on that tenth.
+    """Adds files to a store; measures it on every tenth file before adding those.
 
     Args:
         store: where to.
@@ -173,7 +173,7 @@ def build(
 def play(
     drafter: Drafter, prompt: Sequence[int], answer: Sequence[int], told: Told | None = None
 ) -> Played:
-    """Has a drafter draft a known answer, as with a target that generates it.
+    """Replays a known answer with a drafter, as if a target generated it.
 
     Args:
         drafter: it may learn from this one.
@@ -209,7 +209,7 @@ def play(
 
 
 def play_all(drafter: Drafter, requests: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Played:
-    """Prompts with their answers, one after the other; see play()."""
+    """Replays prompts with their answers, one after the other; see play()."""
     out = Played()
     for prompt, answer in requests:
         out = out.plus(play(drafter, prompt, answer))
@@ -217,7 +217,7 @@ def play_all(drafter: Drafter, requests: Iterable[tuple[Sequence[int], Sequence[
 
 
 def played(store: Store, texts: Iterable[Sequence[int]]) -> Played:
-    """How a store would do on the first of some texts; nothing is written."""
+    """Replays the first of some texts with a store, without writing to it."""
     parts: list[tuple[Sequence[int], Sequence[int]]] = []
     room = _PLAYED_TOKENS
     for text in texts:
@@ -228,23 +228,23 @@ def played(store: Store, texts: Iterable[Sequence[int]]) -> Played:
 
 
 class _Untouched:
-    """A store that is only read."""
+    """A read-only store."""
 
     def __init__(self, store: Store) -> None:
         self.index = store.index
 
     def refresh(self) -> None:
-        """It stays as it is."""
+        """Does nothing."""
 
     def add(self, ids: Sequence[int], origins: Sequence[int] = ()) -> None:
-        """Takes nothing."""
+        """Does nothing."""
 
     def note_use(self, at: int, n: int) -> None:
-        """Notes nothing."""
+        """Does nothing."""
 
 
 def later_parts(store: Store, texts: Sequence[RememberedText]) -> list[bool]:
-    """Of each text whether it continues another one.
+    """For each text, whether it continues another one.
 
     Of a conversation a store keeps each turn's new part, and of a file parts of PART_TOKENS.
     """
@@ -256,7 +256,7 @@ def later_parts(store: Store, texts: Sequence[RememberedText]) -> list[bool]:
     parents = parents_of(known, {places[one.at] for one in texts})
 
     def continues(text: RememberedText) -> bool:
-        """Whether it starts with tokens that stand within an earlier text (see new_part())."""
+        """Whether the text starts with tokens from within an earlier text (see new_part())."""
         parent = parents[places[text.at]]
         return parent is not None and parent[1] > MAX_MATCH
 
@@ -264,7 +264,7 @@ def later_parts(store: Store, texts: Sequence[RememberedText]) -> list[bool]:
 
 
 def is_part(data: bytes, wanted: bytes) -> bool:
-    """Whether a text has another one in it, lies in it, or has a piece of it at one of its ends.
+    """Whether a text contains another one, lies in it, or overlaps it at one of its ends.
 
     A conversation is remembered in parts: what one has the end of, the other one has the rest of.
     """
@@ -279,7 +279,7 @@ def is_part(data: bytes, wanted: bytes) -> bool:
 def borders_of(
     texts: Sequence[RememberedText], parents: Parents
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Where one text of a store goes on in another one.
+    """The borders at which one text of a store continues in another.
 
     Args:
         texts: all of a store, the oldest first.
@@ -297,7 +297,7 @@ def borders_of(
         if not j:
             continue
         before = texts[j - 1]
-        # Of a part whose beginning was known only the rest is stored.
+        # If a part's beginning was known, only the rest is stored.
         is_part_of_file = len(before.ids) == PART_TOKENS or parents[j - 1] is not None
         is_given = not len(before.packed_origins) and not len(text.packed_origins)
         if is_part_of_file and is_given and before.at + before.n_entry == text.at:
@@ -305,7 +305,7 @@ def borders_of(
 
 
 def is_across(first: bytes, second: bytes, wanted: bytes) -> bool:
-    """Whether a text spans the border of two others, one of which goes on in the other one.
+    """Whether a text spans the border between a text and its continuation.
 
     Either of them may lie in it as a whole.
     """
@@ -324,7 +324,7 @@ def is_across(first: bytes, second: bytes, wanted: bytes) -> bool:
 def _across_borders(
     vocab: Vocab, texts: Sequence[RememberedText], parents: Parents, wanted: bytes
 ) -> set[int]:
-    """The places of texts that have a text only together with the one that goes on from them."""
+    """The texts that contain a text only together with their continuation."""
     out: set[int] = set()
     for i, j, end, begin in borders_of(texts, parents):
         ids = texts[i].ids[:end]
@@ -338,7 +338,7 @@ def _across_borders(
 
 
 def forget(store: Store, vocab: Vocab, text: str) -> tuple[int, int]:
-    """Takes out of a store all texts that have a text in them, with their whole conversations.
+    """Removes from a store all texts that contain a text, with their whole conversations.
 
     What lies in the text as a whole goes too, and parts of a file or a conversation that have it
     together.
@@ -370,12 +370,12 @@ def forget(store: Store, vocab: Vocab, text: str) -> tuple[int, int]:
 
 
 def bytes_of(vocab: Vocab, ids: npt.NDArray[np.int32]) -> bytes:
-    """The text of ids. Those of a damaged store that the vocabulary lacks are left out."""
+    """The bytes of ids. Skips ids of a damaged store that the vocabulary lacks."""
     return vocab.detokenize([i for i in ids.tolist() if i < vocab.n_tokens], special=True)
 
 
 def prune(store: Store, *, max_tokens: int | None = None, days: float | None = None) -> int:
-    """Takes out what is old, and what is least useful of what does not fit; returns how many.
+    """Removes old texts, then the least useful until the rest fits; returns how many.
 
     Args:
         store: of which.
@@ -383,7 +383,7 @@ def prune(store: Store, *, max_tokens: int | None = None, days: float | None = N
         days: texts that came earlier go; None for none.
 
     Raises:
-        ArgumentError: days is no finite number of at least 0: it would take out everything.
+        ArgumentError: days is not a finite number of at least 0: it would take out everything.
         BusyError: another process writes to the store.
 
     """

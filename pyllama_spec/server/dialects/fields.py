@@ -1,4 +1,4 @@
-"""Fields of a request's JSON, read with their types; errors name the place."""
+"""Reads typed fields of a request's JSON; errors name the field."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _T = TypeVar("_T")
 
 
 def own_figures(answer: Json) -> Json:
-    """The library's own fields of an answer, or of a chunk of one."""
+    """The library's own fields of an answer or chunk."""
     return {name: answer[name] for name in ("speculation", "note") if answer.get(name)}
 
 
 class Fields:
-    """An object of a request, and its place.
+    """An object of a request, and its path.
 
     A field that is null counts as one that is not there.
 
@@ -28,7 +28,7 @@ class Fields:
         place: of it in the request; "" for the request itself.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: it is not an object.
 
     """
 
@@ -38,26 +38,26 @@ class Fields:
         self._value, self._place = value, place
 
     def place(self, name: str) -> str:
-        """The place of a field."""
+        """The path of a field."""
         return f"{self._place}.{name}" if self._place else name
 
     def as_dict(self) -> Json:
-        """The object itself, in a dict of its own."""
+        """A copy of the object as a dict."""
         return dict(self._value)
 
     def raw(self, name: str) -> Any:
-        """A field as it is; None where it is not there."""
+        """A field as it is; None if missing."""
         return self._value.get(name)
 
     def _of_type(self, name: str, kind: type[_T], what: str) -> _T | None:
-        """A field of a type of JSON's, or None."""
+        """A field of a JSON type, or None."""
         value = self.raw(name)
         if value is not None and not isinstance(value, kind):
             raise ArgumentError(f"{self.place(name)} is {shown(value)}, not {what}")
         return value
 
     def text(self, name: str) -> str:
-        """A text that has to be there.
+        """A required text.
 
         Raises:
             ArgumentError: it is missing, or no text.
@@ -92,7 +92,7 @@ class Fields:
         return real(value, self.place(name))
 
     def count(self, name: str, low: int = 0) -> int | None:
-        """A whole number of at least `low`, or None; 8.0 is one too.
+        """A whole number of at least `low`, or None; 8.0 counts as whole.
 
         Raises:
             ArgumentError: it is something else.
@@ -128,7 +128,7 @@ class Fields:
         return None if value is None else Fields(value, self.place(name))
 
     def values(self, name: str) -> list[Any]:
-        """A list as it is; empty where it is not there.
+        """A list as it is; empty if missing.
 
         Raises:
             ArgumentError: it is something else.
@@ -140,7 +140,7 @@ class Fields:
         """The objects of a list.
 
         Raises:
-            ArgumentError: it is no list of objects.
+            ArgumentError: it is not a list of objects.
 
         """
         for i, value in enumerate(self.values(name)):
@@ -150,7 +150,7 @@ class Fields:
         """The texts of a list.
 
         Raises:
-            ArgumentError: it is no list of texts.
+            ArgumentError: it is not a list of texts.
 
         """
         for i, value in enumerate(self.values(name)):
@@ -159,7 +159,7 @@ class Fields:
         return self.values(name)
 
     def refuse(self, names: Mapping[str, str]) -> None:
-        """Refuses fields that ask for unsupported features.
+        """Refuses fields that request unsupported features.
 
         Args:
             names: of them, with what to do instead.
@@ -195,7 +195,7 @@ class Thoughts(NamedTuple):
 
     @property
     def take_effort(self) -> bool:
-        """Whether an effort changes anything."""
+        """Whether an effort has an effect."""
         return self.are_marked or self.reads_effort
 
 
@@ -203,7 +203,7 @@ NO_THOUGHTS = Thoughts()
 
 
 def passed_on(fields: Fields, names: tuple[str, ...]) -> Json:
-    """The fields of these names that are there, for the chat request under the same name."""
+    """The given fields of these names, which the chat request has too."""
     return {name: fields.raw(name) for name in names if fields.raw(name) is not None}
 
 
@@ -220,12 +220,12 @@ OWN_OPTIONS = (
 
 
 def add_thought(turn: Json, text: str) -> None:
-    """Adds to the thoughts of a turn of the assistant, which joined() makes one text."""
+    """Adds a thought to an assistant's turn; joined() makes one text of them."""
     turn.setdefault("reasoning_content", []).append(text)
 
 
 def joined(messages: list[Json]) -> list[Json]:
-    """The messages, once all their parts are there: joining each as it comes would take long."""
+    """The messages with their parts joined once at the end, in linear time."""
     for message in messages:
         if "reasoning_content" in message:
             message["reasoning_content"] = "".join(message["reasoning_content"])
@@ -233,7 +233,7 @@ def joined(messages: list[Json]) -> list[Json]:
 
 
 def turn_apart(messages: list[Json], role: str) -> Json:
-    """The last message where it has the role, else a new one of it.
+    """The last message if it has the role, else a new one of it.
 
     Templates want turns to alternate: what follows in the same role becomes one turn, with an
     empty line between the parts.

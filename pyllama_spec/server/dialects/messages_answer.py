@@ -1,4 +1,4 @@
-"""Answers to chat requests in the shape of Anthropic's messages API: whole, as events, as errors.
+"""Answers in the format of Anthropic's messages API: whole, as events, as errors.
 
 The usage counts as it does there: `input_tokens` are those that were computed, and
 `cache_read_input_tokens` those that were found in the prefix cache.
@@ -33,7 +33,7 @@ def error(status: int, message: str, request_id: str | None = None) -> Json:
     """The body of an error.
 
     Args:
-        status: of the HTTP response.
+        status: the status of the HTTP response.
         message: what is wrong, and what to do.
         request_id: of the request, where it has one.
 
@@ -177,7 +177,7 @@ def _event(name: str, **fields: Any) -> Event:
 
 
 def message_id(answer_id: str) -> str:
-    """The id of the message that a chat completion is shown as."""
+    """The message id of a chat completion."""
     return f"msg_{answer_id.rpartition('-')[2]}"
 
 
@@ -187,7 +187,7 @@ def _head(answer: Json) -> Json:
 
 
 def _stop(choice: Json) -> Json:
-    """Why a message ended. A stop string is told; an end token's id is the model's own end."""
+    """The stop reason: names a stop string, and no end token."""
     reason, by = choice.get("finish_reason"), choice.get("stop_reason")
     if reason == "stop" and isinstance(by, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": by}
@@ -217,7 +217,7 @@ def _call_block(call_id: str, name: str, arguments: Json) -> Json:
 
 
 def _input(arguments: str) -> Json:
-    """The input of a call; empty where the answer was cut within it, which stop_reason says."""
+    """The arguments of a call as an object; empty if they were cut, as stop_reason then says."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):

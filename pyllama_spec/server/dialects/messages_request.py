@@ -1,4 +1,4 @@
-"""Requests of Anthropic's messages API as chat requests.
+"""Translates requests of Anthropic's messages API to chat requests.
 
 Shapes: https://platform.claude.com/docs/en/api/messages. Fields that nothing here depends on, such
 as cache_control or service_tier, and those that newer clients may add, pass without effect.
@@ -35,7 +35,7 @@ _STAMP = re.compile(r"(\Ax-anthropic-billing-header:[^\n]*?\bcch=)[0-9a-fA-F]+(?
 
 
 def chat_request(body: object, thoughts: Thoughts = NO_THOUGHTS) -> Json:
-    """The chat request that means the same.
+    """The equivalent chat request.
 
     A last message of the assistant is the beginning of the answer. The request's
     `thinking` counts where the model's template marks thoughts, and changes nothing elsewhere.
@@ -70,7 +70,7 @@ def chat_request(body: object, thoughts: Thoughts = NO_THOUGHTS) -> Json:
 
 
 def shows_thoughts(body: object) -> bool:
-    """Whether the request wants to read the thoughts: `thinking.display` is not "omitted"."""
+    """Whether the answer includes the thoughts: `thinking.display` is not "omitted"."""
     thinking = Fields(body).object("thinking")
     return thinking is None or thinking.raw("display") != "omitted"
 
@@ -130,7 +130,7 @@ def _system(fields: Fields) -> str:
 
 
 def _blocks(fields: Fields, name: str) -> list[Fields]:
-    """The blocks of a content; a text is one of them."""
+    """The blocks of a content; a text becomes one block."""
     value = fields.raw(name)
     if isinstance(value, str):
         return [Fields({"type": "text", "text": value}, fields.place(name))]
@@ -142,7 +142,7 @@ def _texts(fields: Fields, name: str) -> list[Json]:
 
 
 def _text_part(block: Fields) -> Json:
-    """A block that is text, or can be written as text."""
+    """A block as text, if it can be written as text."""
     kind = block.text("type")
     if kind == "text":
         text = block.text("text")
@@ -174,7 +174,7 @@ def _document(block: Fields) -> str:
 
 
 def _add_user(message: Fields, out: list[Json], names: dict[str, str]) -> None:
-    """The results of tools first: they belong to the calls before them."""
+    """Adds a user message; tool results come first, after the calls they answer."""
     blocks = _blocks(message, "content")
     results = [block for block in blocks if block.raw("type") == "tool_result"]
     others = [block for block in blocks if block.raw("type") != "tool_result"]

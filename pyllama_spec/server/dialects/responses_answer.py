@@ -1,4 +1,4 @@
-"""Answers to chat requests in the shape of OpenAI's responses API: whole, and as events.
+"""Answers in the format of OpenAI's responses API: whole and as events.
 
 One state, `ResponseEvents`, makes both: a whole response is the state after the events of the
 whole answer.
@@ -218,12 +218,12 @@ class ResponseEvents:
 
 
 def response_id(answer_id: str) -> str:
-    """The id of the response that a chat completion is shown as."""
+    """The response id of a chat completion."""
     return f"resp_{answer_id.rpartition('-')[2]}"
 
 
 def _echoed(body: Json) -> Json:
-    """The fields of its request that a response repeats."""
+    """The fields of the request that a response repeats."""
     given: Callable[[str, Any], Any] = lambda name, default: (  # noqa: E731 - null is the default
         default if body.get(name) is None else body[name]
     )
@@ -269,7 +269,7 @@ def _of(details: Json) -> int:
 
 
 def _copy(value: Any) -> Any:
-    """Of an item as it is now: events that were made before do not change with it."""
+    """A copy of an item, so that later changes do not alter sent events."""
     if isinstance(value, dict):
         return {key: _copy(one) for key, one in value.items()}
     return [_copy(one) for one in value] if isinstance(value, list) else value

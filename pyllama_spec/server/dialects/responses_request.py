@@ -1,4 +1,4 @@
-"""Requests of OpenAI's responses API as chat requests.
+"""Translates requests of OpenAI's responses API to chat requests.
 
 Shapes: https://platform.openai.com/docs/api-reference/responses. Nothing is stored: a request
 brings the whole conversation as `input`. Tools that OpenAI's own servers run are not offered to the
@@ -36,7 +36,7 @@ _INPUT_TEXTS = ("input_text", "output_text", "text")
 
 
 def chat_request(body: object, thoughts: Thoughts = NO_THOUGHTS) -> Json:
-    """The chat request that means the same.
+    """The equivalent chat request.
 
     Args:
         body: the request's JSON.
@@ -69,7 +69,7 @@ def chat_request(body: object, thoughts: Thoughts = NO_THOUGHTS) -> Json:
 
 
 def offered_tools(body: object) -> list[Json]:
-    """The tools of the request that the model is offered: functions.
+    """The function tools of the request that the model gets.
 
     Raises:
         ArgumentError: one of them is malformed.
@@ -144,7 +144,7 @@ def _chat_tool(tool: Json) -> Json:
 
 
 def _allowed(fields: Fields) -> set[str] | None:
-    """The names that tool_choice leaves of the tools; None for all."""
+    """The tool names that tool_choice allows; None for all."""
     choice = fields.raw("tool_choice")
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return None
@@ -237,7 +237,7 @@ def _add_message(item: Fields, out: list[Json]) -> None:
 
 
 def _assistant(out: list[Json]) -> Json:
-    """The turn of the assistant that the items belong to: each item is a part of one."""
+    """The assistant's turn of these items, each of which is a part of it."""
     if out and out[-1]["role"] == "assistant":
         return out[-1]
     return turn_apart(out, "assistant")

@@ -1,4 +1,4 @@
-"""How long a draft each round asks for and verifies: policy alone, no engine."""
+"""Controllers decide how many tokens each round drafts and verifies; they call no engine."""
 
 from pyllama_spec.lazy_imports import public_names
 from pyllama_spec.speculative.controller.base import (

@@ -1,10 +1,9 @@
 """The interface of controllers: a controller decides how many tokens a round drafts and verifies.
 
-A round calls it four times: decide() before anything is drafted, stop_of() for drafts that are made
-a token at a time, verify_lengths() once drafts are there, learn() when the round is over. It sees
-counts, probabilities and seconds and answers with counts, so that nothing of what it does reaches
-the text. Where rejection sampling accepts, it changes which text a seed gives, and not the text's
-distribution.
+A round calls four methods: decide() before drafting, stop_of() for drafts made token by token,
+verify_lengths() after drafting, and learn() at the end. A controller gets counts, probabilities and
+seconds and returns counts, so its decisions cannot change the text. With rejection sampling they
+change which text a seed gives, but not the text's distribution.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftStop, name_of_class
 
 @dataclass(frozen=True, slots=True)
 class ControllerLimits:
-    """The bounds within which a controller decides.
+    """The bounds of a controller's decisions.
 
     Attributes:
         max_draft: the most tokens that a sequence drafts in a round.
@@ -41,7 +40,7 @@ class ControllerLimits:
 
 
 class DraftDecision(NamedTuple):
-    """What a controller wants drafted for one sequence in one round.
+    """How many tokens a controller wants for one sequence in one round.
 
     Attributes:
         n_requested: how many tokens the drafter is asked for; 0 for not at all.
@@ -61,7 +60,7 @@ NOT_ASKED = DraftDecision()
 
 
 class DraftGain(NamedTuple):
-    """A controller's expectation of a draft and the outcome, for the statistics.
+    """A controller's expectation of a draft and its outcome, for the statistics.
 
     Attributes:
         n_expected: how many of the verified tokens were expected to be accepted.
@@ -81,7 +80,7 @@ NO_GAIN = DraftGain()
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """The part of one sequence in one round: the numbers, and none of the request's objects.
+    """The part of one sequence in one round: numbers only.
 
     The scheduler makes it, the controller decides on it, the round fills in what came of it.
 
@@ -123,13 +122,13 @@ class Span:
     tokens: Sequence[int] = ()
 
     def decide(self, decision: DraftDecision) -> None:
-        """Takes a decision: as many tokens are asked for as are wanted and may be drafted."""
+        """Sets the decision: requests n_requested tokens, at most as many as may be drafted."""
         self.decision = decision
         self.n_requested = n = max(min(decision.n_requested, self.max_draft), 0)
         self.asks_model = n > 0 and not decision.lookup_only
 
     def verify(self, n: int) -> None:
-        """Has the first n tokens of the draft verified, or as many as it has."""
+        """Limits the verified tokens of the draft to the first n."""
         ids = self.draft.ids
         if n < len(ids):
             n = max(n, 0)
@@ -138,17 +137,17 @@ class Span:
 
     @property
     def is_retry(self) -> bool:
-        """Whether the drafter was off and is tried again."""
+        """Whether the drafter was disabled and is tried again."""
         return self.decision is not None and self.decision.is_retry
 
     @property
     def is_forced(self) -> bool:
-        """Whether its draft is text that has to follow: nobody was asked for it."""
+        """Whether the draft is forced text, for which no drafter was asked."""
         return self.decision is None and bool(self.draft.ids)
 
     @property
     def n_rows(self) -> int:
-        """Its tokens in a decode, without padding."""
+        """The number of rows in a decode, without padding."""
         return self.n_prompt or 1 + self.n_verified
 
 
@@ -171,13 +170,13 @@ class Spent:
 
     @property
     def total_s(self) -> float:
-        """All of it."""
+        """The total seconds."""
         return self.draft_s + self.verify_s + self.rest_s
 
 
 @dataclass(frozen=True, slots=True)
 class KnownCosts:
-    """Seconds of one sequence in a short context, for a controller to begin with.
+    """Measured seconds for one sequence in a short context, with which a controller starts.
 
     Attributes:
         verify: of a verify batch, by its rows.
@@ -192,7 +191,7 @@ class KnownCosts:
 
 
 class Controller:
-    """Asks for as many tokens as may be drafted and verifies all. Others override what they do.
+    """Drafts as many tokens as allowed and verifies all. Subclasses override this.
 
     One controller belongs to one Round. Its answers may depend on clocks: the text does not, but
     for one that rejection sampling accepts.
@@ -211,67 +210,67 @@ class Controller:
         """Called by the round before anything else."""
 
     def learn_costs(self, seconds: dict[int, float]) -> None:
-        """Takes the seconds of verify batches by their rows, measured when a target is opened."""
+        """Learns the seconds of verify batches by rows, measured when the target opens."""
 
     def known_costs(self) -> KnownCosts | None:
-        """The costs it has learnt, for begin_with() of a later program; None for none."""
+        """The measured costs, for begin_with() of a later program; None for none."""
         return None
 
     def begin_with(self, known: KnownCosts) -> None:
-        """Takes the costs of an earlier program, before anything is measured."""
+        """Loads an earlier program's costs, before any measurement."""
 
     def begin(self, seq: int) -> None:
         """A request begins on a sequence."""
 
     def catch_up(self, seq: int, n_tokens: int) -> None:
-        """The drafter has so many tokens of the sequence to read before its next draft."""
+        """Notes that the drafter reads n tokens of the sequence before its next draft."""
 
     def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
-        """What is wanted of the drafter for each span, in their order."""
+        """The decision for each span, in order."""
         return [DraftDecision(span.max_draft) for span in spans]
 
     def stop_of(self, span: Span) -> DraftStop | None:
-        """What ends the draft of a sequence; None for n_requested tokens."""
+        """The stop function of a sequence's draft; None to draft n_requested tokens."""
         return None
 
     def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
-        """How many tokens of each span's draft are verified; more than it has means all."""
+        """The number of each span's drafted tokens to verify; more than drafted means all."""
         return [len(span.draft.ids) for span in spans]
 
     def learn(self, spans: Sequence[Span], spent: Spent) -> Sequence[DraftGain] | None:
-        """Takes what a round committed and what it took.
+        """Learns the committed tokens and the seconds of a round.
 
         Returns:
-            For each span what was expected of its draft, for the statistics; None, or nothing, of a
-            controller that expects nothing.
+            For each span the expected and measured gain of its draft, for the statistics; None or
+            an empty sequence if the controller estimates no gain.
 
         """
         return None
 
     def reason_off(self, seq: int) -> str | None:
-        """Why drafting is disabled for a sequence now; None where it is not."""
+        """The reason why drafting is disabled for a sequence; None if it is enabled."""
         return None
 
     def describe(self) -> dict[str, Any]:
-        """Its facts, for `doctor` and `bench`; {} for none."""
+        """Facts for `doctor` and `bench`; {} for none."""
         return {}
 
 
 class FixedLength(Controller):
-    """As many tokens as the drafter gives, in every round."""
+    """Drafts as many tokens as the drafter gives, in every round."""
 
     name = "fixed"
 
 
 class Off(Controller):
-    """Plain decoding with whatever drafter."""
+    """Plain decoding with any drafter."""
 
     name = "off"
 
     def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
-        """Nothing."""
+        """Requests no draft."""
         return [NOT_ASKED] * len(spans)
 
     def reason_off(self, seq: int) -> str | None:
-        """Drafting was switched off."""
+        """Drafting is switched off."""
         return "the controller is off"

@@ -1,4 +1,4 @@
-"""Calibration: how often drafted tokens are accepted, given what is known of them.
+"""Calibration: the acceptance rate of drafted tokens, by what is known before verifying.
 
 Every drafted token that is reached (all before it were right) is evidence, verified or not: the
 text comes out the same either way, so what was drafted and cut is compared with what came.
@@ -32,12 +32,12 @@ _NEXT_MIDDLES = (0.1, 0.3, 0.5, 0.7, 0.85, 0.95)
 
 
 def clipped(p: float) -> float:
-    """Nothing is certain."""
+    """A probability, clipped away from 0 and 1."""
     return _LOW if p < _LOW else _HIGH if p > _HIGH else p
 
 
 class Cell:
-    """A rate with a memory that fades."""
+    """An exponentially weighted rate."""
 
     __slots__ = ("n", "right")
 
@@ -45,17 +45,17 @@ class Cell:
         self.n = self.right = 0.0
 
     def add(self, was_right: bool) -> None:
-        """An observation."""
+        """Adds an observation."""
         self.n = self.n * _KEEP + 1.0
         self.right = self.right * _KEEP + was_right
 
     def rate(self, prior: float) -> float:
-        """Its rate, drawn towards the prior."""
+        """The rate, weighted with the prior."""
         return (self.right + _PRIOR * prior) / (self.n + _PRIOR)
 
 
 class Local:
-    """How much more or less often than expected tokens are right in the current text."""
+    """The ratio of the current text's acceptance to the expected one."""
 
     __slots__ = ("expected", "right")
 
@@ -63,18 +63,18 @@ class Local:
         self.expected = self.right = 0.0
 
     def add(self, expected: float, was_right: bool) -> None:
-        """An observation beside what was expected of it."""
+        """Adds an observation and its expected rate."""
         self.expected = self.expected * _KEEP_LOCAL + expected
         self.right = self.right * _KEEP_LOCAL + was_right
 
     @property
     def ratio(self) -> float:
-        """1 for as often."""
+        """The ratio; 1 if tokens are accepted as often as expected."""
         return (self.right + _LOCAL_PRIOR) / (self.expected + _LOCAL_PRIOR)
 
 
 class Calibration:
-    """From a draft's probability and a depth to a rate of acceptance, given that it is reached.
+    """Maps a draft's probability and depth to an acceptance rate, given that it is reached.
 
     A cell per depth and step of probability begins with the rate of that step over all depths,
     which begins with the probability. Where a draft says no probabilities, there are the depths.
@@ -87,7 +87,7 @@ class Calibration:
         self._next = [Cell() for _ in _NEXT_MIDDLES]
 
     def rate(self, depth: int, p: float | None) -> float:
-        """The chance that the token at a depth, from 0, is right."""
+        """The chance that the token at a depth, counted from 0, is accepted."""
         if p is None:
             return clipped(self.mean(depth))
         i = _bin(p)
@@ -95,22 +95,22 @@ class Calibration:
         return clipped(self._cells[at][i].rate(self._bins[i].rate(_MIDDLES[i])))
 
     def mean(self, depth: int) -> float:
-        """The same before anything is known of the token: by its depth alone."""
+        """The chance by depth alone, before the token is drafted."""
         rate = 0.5
         for cell in self._depths[: depth + 1]:
             rate = cell.rate(rate)  # a depth begins as the one before
         return rate
 
     def next_rate(self, kind: int) -> float:
-        """The chance of a token that is not drafted yet, after one of a kind of next_kind()."""
+        """The chance of the next token, after a token of a kind of next_kind()."""
         return clipped(self._next[kind].rate(_NEXT_MIDDLES[kind]))
 
     def add_next(self, rate: float, was_right: bool) -> None:
-        """Learns the outcome of a token that was reached, after one with such a rate."""
+        """Learns the outcome of a reached token, after a token with this rate."""
         self._next[next_kind(rate)].add(was_right)
 
     def add(self, depth: int, p: float | None, was_right: bool) -> None:
-        """Learns the outcome of a token that was reached."""
+        """Learns the outcome of a reached token."""
         while len(self._depths) <= depth:
             self._depths.append(Cell())
         self._depths[depth].add(was_right)
@@ -120,7 +120,7 @@ class Calibration:
             self._cells[min(depth, _N_DEPTHS - 1)][i].add(was_right)
 
     def table(self) -> list[tuple[float, float, float]]:
-        """For a plot: the middle of each step of probability, its rate, its weight."""
+        """For a plot: the centre of each probability bin, its rate, its weight."""
         return [
             (middle, cell.rate(middle), cell.n)
             for middle, cell in zip(_MIDDLES, self._bins, strict=True)
@@ -128,7 +128,7 @@ class Calibration:
 
 
 def next_kind(rate: float) -> int:
-    """Which step of likelihood a rate is in: a draft that was sure stays so, mostly."""
+    """The bin of a rate: a draft that was sure mostly stays sure."""
     return bisect_right(_NEXT_EDGES, rate)
 
 
@@ -137,7 +137,7 @@ def _bin(p: float) -> int:
 
 
 class LookupCalibration:
-    """From how long a match is to a rate: a token that is right makes the match longer by one.
+    """Maps a match length to an acceptance rate; each accepted token extends the match by one.
 
     A length begins with Laplace's rule of succession: what held m times in a row holds the next
     time with (m + 1) / (m + 2). A copy that says how sure it is, by what else it knows of the
@@ -151,7 +151,7 @@ class LookupCalibration:
         self._sure = [Cell() for _ in _MIDDLES]
 
     def rate(self, match_length: int, p: float | None = None) -> float:
-        """The chance that the token after match_length equal ones is right.
+        """The chance that the token after match_length equal ones is accepted.
 
         Args:
             match_length: those of the draft among them.
@@ -164,7 +164,7 @@ class LookupCalibration:
         return clipped(self._cells[self._index(match_length)].rate(prior))
 
     def add(self, match_length: int, p: float | None, was_right: bool) -> None:
-        """Learns the outcome of one."""
+        """Learns the outcome of a token."""
         cell = self._cells[self._index(match_length)] if p is None else self._sure[_bin(p)]
         cell.add(was_right)
 
@@ -174,7 +174,7 @@ class LookupCalibration:
 
 @dataclass(slots=True)
 class Watched:
-    """A draft whose tokens have not all been compared with the text yet.
+    """A draft whose tokens were not all compared with the text yet.
 
     Attributes:
         ids: the tokens.
@@ -194,7 +194,7 @@ class Watched:
 
 @dataclass(slots=True)
 class TextState:
-    """What is known of the text of one sequence.
+    """The statistics of one sequence's text.
 
     Attributes:
         watched: drafts that continue beyond what was committed.
@@ -208,7 +208,7 @@ class TextState:
 
 
 def survivals_in(rates: Sequence[float], text: TextState, draft: Draft) -> list[float]:
-    """Of each token of a draft, the chance in a text that it and all before are right.
+    """For each token of a draft, the chance in this text that it and all before are accepted.
 
     Where copies go wrong more often than expected, the next ones are taken for worse. Where they go
     wrong less often, they are not taken for better: nearly every token of a copy is right, and a
@@ -230,14 +230,14 @@ def survivals_in(rates: Sequence[float], text: TextState, draft: Draft) -> list[
 
 
 class Acceptance:
-    """Both calibrations, and what each text adds to them."""
+    """Both calibrations, and each text's deviation from them."""
 
     def __init__(self) -> None:
         self.model = Calibration()
         self.lookups = LookupCalibration()
 
     def rates(self, draft: Draft) -> list[float]:
-        """The chance of each token, given those before, in no text in particular."""
+        """The chance of each token, given those before, in an average text."""
         n, p = len(draft.ids), draft.probabilities
         if draft.match_length:
             rate = self.lookups.rate
@@ -247,11 +247,11 @@ class Acceptance:
         return [self.model.rate(i, None if p is None else p[i]) for i in range(n)]
 
     def watch(self, text: TextState, draft: Draft, rates: Sequence[float]) -> None:
-        """Will compare a draft with the text that comes."""
+        """Notes a draft to compare with the text that follows."""
         text.watched.append(Watched(draft.ids, rates, draft.probabilities, draft.match_length))
 
     def meet(self, text: TextState, tokens: Sequence[int]) -> None:
-        """Compares what is watched with what was committed, and learns from it."""
+        """Compares the watched draft with committed tokens, and learns from it."""
         watched = text.watched
         for _ in range(len(watched)):
             one = watched.popleft()
@@ -259,7 +259,7 @@ class Acceptance:
                 watched.append(one)
 
     def _meet(self, text: TextState, one: Watched, tokens: Sequence[int]) -> bool:
-        """Whether the draft continues."""
+        """Compares one token; returns whether the draft continues."""
         ids, at, n = one.ids, one.n_met, len(one.ids)
         for token in tokens:
             was_right = ids[at] == token

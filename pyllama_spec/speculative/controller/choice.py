@@ -1,4 +1,4 @@
-"""From a caller's `controller=` to a controller."""
+"""Makes a controller of a caller's `controller=`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ NAMES: Mapping[str, Callable[[], Controller]] = {
 
 
 def make_controller(choice: ControllerChoice, p_min: float | None = None) -> Controller:
-    """The controller that is meant.
+    """The controller of `controller=`.
 
     Args:
         choice: see ControllerChoice.
         p_min: of the caller; one that is given by hand says where drafts end.
 
     Raises:
-        ArgumentError: there is none of that name, or it is no Controller.
+        ArgumentError: the name is unknown, or the value is not a Controller.
 
     """
     if choice is None:

@@ -1,4 +1,4 @@
-"""The cost of batches here and now: running medians, apart from the machine's speed."""
+"""The measured cost of batches: running medians, separate from the machine's current speed."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ _MIN_BUCKET = 8  # 2 ** 8 positions
 
 # Two lines each: the module that has them takes longer to import than all of this folder.
 def median_low(values: Collection[float]) -> float:
-    """The value in the middle; of an even number the lower one of both."""
+    """The median; of an even number of values the lower middle one."""
     return sorted(values)[(len(values) - 1) // 2]
 
 
 def median(values: Collection[float]) -> float:
-    """The value in the middle; of an even number the mean of both."""
+    """The median; of an even number of values the mean of the middle two."""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 class Curve:
-    """Seconds by a size, from running medians; between sizes that were seen on a straight line.
+    """Seconds by size as running medians, interpolated linearly between measured sizes.
 
-    A larger size never takes less: where its samples say so, they and the smaller size's are one
-    lot, whose median both have (isotonic regression by pooling adjacent violators, with medians in
-    place of means). So a size that was seen once, in a bad moment, says little beside one that was
-    seen often. Of two samples the lower counts: what disturbs a clock makes it show more.
+    The curve never falls: where the samples of a larger size are faster, both sizes share the
+    median of their joint samples (isotonic regression by pooling adjacent violators, with medians
+    in place of means). So one slow sample of a size counts little beside a size with many samples.
+    Of two samples the lower counts, since disturbances only make a measurement slower.
 
     Args:
-        is_proportional: whether beyond what was seen cost grows with the size, through zero; else
-            it stays.
-        is_line: whether sizes lie on a line: one that was seldom seen then takes no more than those
-            that were seen often say. A draft's first call is slow, and a length that looked slow
-            once would never be asked for again.
-        start: a curve to begin with: each of its points counts as one sample.
+        is_proportional: whether the cost beyond the largest size grows in proportion to the size;
+            else it is constant.
+        is_line: whether the cost is linear in the size: a size with few samples then costs at most
+            what the line through frequent sizes gives. A draft's first call is slow; a length
+            with one slow sample would otherwise never be requested again.
+        start: an initial curve, each of whose points counts as one sample.
 
     """
 
@@ -68,7 +68,7 @@ class Curve:
         return bool(self._medians)
 
     def add(self, size: int, seconds: float) -> None:
-        """A sample."""
+        """Adds a sample."""
         self._check_guess(size, seconds)
         samples = self._seen.get(size)
         if samples is None:
@@ -86,7 +86,7 @@ class Curve:
             self._rising = {}
 
     def guess(self, size: int, seconds: float) -> None:
-        """A point of another time, until there is a sample; all such where one was far too high."""
+        """Sets a guess until there is a sample; rejects all guesses if one was far too high."""
         self.add(size, seconds)
         self._guesses[size] = seconds
 
@@ -122,7 +122,7 @@ class Curve:
         return self._rising
 
     def _line(self) -> Callable[[int], float] | None:
-        """The line through the smallest and the largest size that were seen often."""
+        """The line through the smallest and largest sizes with many samples."""
         often = [size for size in self._sizes if len(self._seen[size]) >= _N_OFTEN]
         if not often:
             return None
@@ -133,15 +133,15 @@ class Curve:
         return lambda size: max(m[first] + slope * (size - first), 0.0)
 
     def seen(self, size: int) -> float | None:
-        """The median of a size; None where it is a guess."""
+        """The median of a size; None for a guess."""
         return self._medians.get(size)
 
     def is_known(self, size: int) -> bool:
-        """Whether a size was seen often enough for a bad moment to count for little."""
+        """Whether a size has so many samples that one slow one counts little."""
         return len(self._seen.get(size, ())) >= _N_OFTEN
 
     def at(self, size: int) -> float:
-        """Seconds; 0 where nothing was seen."""
+        """The seconds of a size; 0 without samples."""
         m = self._made()
         exact = m.get(size)
         if exact is not None:
@@ -164,12 +164,12 @@ class Curve:
         return m[below] + share * (m[above] - m[below])
 
     def points(self) -> dict[int, float]:
-        """What was seen."""
+        """The median of each measured size."""
         return dict(self._made())
 
 
 class Speed:
-    """The machine's speed now, relative to the curves: shared cores drift by half.
+    """The machine's current speed relative to the curves: shared cores vary by half.
 
     Curves hold seconds at speed 1. What all sizes have in common goes into the speed, at once; what
     a size has for itself goes into its median.
@@ -183,19 +183,19 @@ class Speed:
         self.now = 1.0
 
     def add(self, ratio: float) -> None:
-        """Seconds that something took, over what its curve says."""
+        """Adds the ratio of measured seconds to the curve's."""
         self._ratios.append(ratio)
         if self.is_known:
             self.now = median(self._ratios)
 
     @property
     def is_known(self) -> bool:
-        """Whether two bad moments among what was seen count for nothing."""
+        """Whether there are so many samples that two slow ones count for nothing."""
         return len(self._ratios) >= _N_SETTLED
 
 
 class VerifyCosts:
-    """Seconds of a round's decodes by their rows, for each number of sequences and context.
+    """Seconds of a round's decodes by rows, for each number of sequences and context length.
 
     A context of more than 256 positions has a curve of its own for each doubling, which begins
     with that of the one before.
@@ -207,13 +207,13 @@ class VerifyCosts:
         self.n_samples = 0
 
     def start(self, seconds: Mapping[int, float]) -> None:
-        """What was measured when the target was opened."""
+        """Sets the seconds measured when the target was opened."""
         curve = self.curve(1, 0)
         for rows, value in seconds.items():
             curve.add(rows, value)
 
     def curve(self, n_seqs: int, n_past: int) -> Curve:
-        """That of a number of sequences and a context."""
+        """The curve of a number of sequences and a context length."""
         key = (n_seqs, max(n_past.bit_length(), _MIN_BUCKET))
         curve = self._curves.get(key)
         if curve is None:
@@ -222,7 +222,7 @@ class VerifyCosts:
         return curve
 
     def _nearest(self, key: tuple[int, int]) -> Curve | None:
-        """The curve that is most alike: of as many sequences, else of one."""
+        """The most similar curve: of as many sequences, else of one."""
         best = None
         for (n, bucket), curve in self._curves.items():
             distance = (abs(n - key[0]), abs(bucket - key[1]))
@@ -231,7 +231,7 @@ class VerifyCosts:
         return None if best is None else best[1]
 
     def add(self, n_seqs: int, n_past: int, rows: int, seconds: float) -> None:
-        """A round's."""
+        """Adds a round's decode."""
         curve = self.curve(n_seqs, n_past)
         expected = curve.seen(rows)
         # Before the speed is known, one that took twice as long says nothing of its size.

@@ -1,4 +1,4 @@
-"""Whether drafting pays: what rounds with a drafter gained, against its present cost."""
+"""Estimates whether drafting pays: the gain of rounds with a drafter, against its current cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FIRST_GAIN, _FIRST_WEIGHT = 0.05, 2.0
 
 @dataclass(slots=True)
 class GainEstimate:
-    """Faded sums over the rounds in which a drafter was asked.
+    """Exponentially weighted sums over the rounds that asked a drafter.
 
     What asking costs is not in the gain but taken at today's price: one slow call, or a price that
     another program left behind, would be held against a drafter long after it is known better.
@@ -34,12 +34,12 @@ class GainEstimate:
     n_steps: float = 0.0
 
     def add(self, gain: float, n_steps: int, keep: float) -> None:
-        """A round; n_steps is 0 for a lookup.
+        """Adds a round; n_steps is 0 for a lookup.
 
         Args:
             gain: see GainEstimate.gain.
-            n_steps: tokens that a model drafted.
-            keep: what the rounds before still count.
+            n_steps: the number of tokens that a model drafted.
+            keep: the factor on the weight of earlier rounds.
 
         """
         self.gain = self.gain * keep + gain
@@ -48,7 +48,7 @@ class GainEstimate:
         self.n_steps = self.n_steps * keep + n_steps
 
     def with_long(self, long: GainEstimate) -> GainEstimate:
-        """Of a text, together with what all texts say."""
+        """Combines a text's estimate with that of all texts."""
         share = _LONG_WEIGHT / long.weight
         return GainEstimate(
             self.gain + share * long.gain, self.weight + _LONG_WEIGHT,
@@ -56,7 +56,7 @@ class GainEstimate:
         )  # fmt: skip
 
     def per_round(self, prices: Prices) -> float:
-        """Plain rounds that a round with the drafter gains, at these prices."""
+        """The gain of a round with the drafter at these prices, in plain rounds."""
         plain = prices.plain_s
         if plain <= 0.0:
             return self.gain / self.weight

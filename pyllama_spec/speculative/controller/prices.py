@@ -1,4 +1,4 @@
-"""What drafting and verifying n tokens costs one sequence, and from which chance on it pays."""
+"""The cost of drafting and verifying n tokens for one sequence, and the chance that pays for it."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Prices:
 
     @property
     def is_dear_lookup(self) -> bool:
-        """Whether asking for lookups costs something."""
+        """Whether a request for lookups costs a notable time."""
         return self.lookup_s >= FREE_SHARE * self.plain_s > 0.0
 
     def drafting_s(self, n: float) -> float:
-        """Drafting n tokens, which may be a mean."""
+        """The seconds to draft n tokens; n may be a mean."""
         draft = self.draft
         low = min(int(n), len(draft) - 1)
         if low + 1 >= len(draft):
@@ -58,7 +58,7 @@ class Prices:
 
     @property
     def most_gain(self) -> float:
-        """Plain rounds that a token gains where every drafted one is right."""
+        """The maximum gain per token in plain rounds, if every drafted token is accepted."""
         plain = self.plain_s
         if plain <= 0.0:
             return 0.0
@@ -67,7 +67,7 @@ class Prices:
         return 1.0 - least_s / plain
 
     def reading_s(self, n_tokens: int, step_share: float) -> float:
-        """What a draft takes to read so many tokens at once, by what rows take the target.
+        """The seconds that a draft needs to read n tokens at once, from the target's cost of rows.
 
         Args:
             n_tokens: of a prompt.
@@ -80,11 +80,11 @@ class Prices:
 
     @property
     def plain_s(self) -> float:
-        """A round of plain decoding, which gives a token."""
+        """The seconds of a plain round, which gives one token."""
         return self.verify[0] + self.rest
 
     def best(self, survivals: Sequence[float], switch_s: float, last: int) -> tuple[int, float]:
-        """How many tokens of a draft to verify, and the seconds that it is expected to save.
+        """The number of a draft's tokens to verify, and the seconds it is expected to save.
 
         Args:
             survivals: of the tokens of a draft that is there: what it has cost does not count.
@@ -106,7 +106,7 @@ class Prices:
         return best, best_gain
 
     def length(self, drafts: Iterable[Sequence[float]], means: Sequence[float]) -> int:
-        """How long a block to ask for, before anything is known of its tokens; at least 1.
+        """The length of a block to request before any of its tokens is known; at least 1.
 
         A longer one costs more to draft, and may be cut where it turns out to be unsure: how often
         that is, the last drafts say.
@@ -140,17 +140,17 @@ class Prices:
 def thresholds(
     verify: Sequence[float], draft: Sequence[float], token_s: float, chance: float
 ) -> list[float]:
-    """[0 .. n] the survival of i drafted tokens under which drafting more of them does not pay.
+    """[0 .. n] the minimum survival of i drafted tokens at which drafting further tokens pays.
 
-    Going on from i tokens with survival P up to m gives P * A seconds, A = token_s times the sum of
-    chance, chance ** 2, ... for verify[m] - verify[i] + draft[m] - draft[i]. It pays for some m
-    where P is at least the smallest quotient.
+    Extending a draft from i to m tokens at survival P saves P * A seconds, A = token_s times the
+    sum of chance, chance ** 2, ..., and costs verify[m] - verify[i] + draft[m] - draft[i]. It pays
+    for some m if P is at least the smallest quotient of cost and A.
 
     Args:
         verify: see Prices.
         draft: see Prices.
         token_s: see Prices.
-        chance: of each token after the last one, given that those before are right.
+        chance: of each further token to be accepted, given that those before are.
 
     """
     n = len(verify) - 1
@@ -171,7 +171,7 @@ def thresholds(
 def lengths_together(
     prices: Prices, drafts: Sequence[Sequence[float]], n_seqs: int, limits: ControllerLimits
 ) -> list[int]:
-    """Sequences that share a batch share its cost: the likeliest tokens of all come first.
+    """The lengths for sequences that share a batch: the likeliest tokens of all come first.
 
     Args:
         prices: of n_seqs sequences.
@@ -210,7 +210,7 @@ def lengths_together(
 
 
 def _batch_s(curve: Sequence[float], n_seqs: int, n_taken: int) -> float:
-    """A decode of n_seqs sequences with n_taken drafted tokens together."""
+    """The seconds of a decode of n_seqs sequences with n_taken drafted tokens in total."""
     n, part = divmod(n_taken, n_seqs)
     if n + 1 >= len(curve):
         return n_seqs * curve[-1]

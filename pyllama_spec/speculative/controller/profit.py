@@ -1,4 +1,4 @@
-"""The profit controller: drafts where that is faster on this machine, and as much as pays."""
+"""The profit controller: drafts where that is faster on this machine, as long as it pays."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _KEEP_PACE = 0.5 ** (1 / 16)
 _N_BLOCKS = 16
 # Prices are made anew after so many rounds.
 _REFRESH = 12
-# Of rounds without a model's draft and without verified tokens, one in so many is learnt from.
+# One in this number of rounds without a model's draft and verified tokens is learned.
 _IDLE_EVERY = 4
 # A draft that was not asked for so many times the tokens of a round has something to catch up with.
 _LATE = 8
@@ -130,7 +130,7 @@ class _Sequence:
 
 
 class _ChainStop:
-    """Ends a chain where a step more is not worth it. Called with each token's probability."""
+    """Stops a chain where another step does not pay. Called with each token's probability."""
 
     __slots__ = ("_calibration", "_n", "_prices", "_ratio", "rates", "survivals")
 
@@ -160,7 +160,7 @@ class _ChainStop:
 
 
 class ProfitController(Controller):
-    """Each round, for each sequence: the n, 0 and the cap among them, that saves most seconds.
+    """Chooses the draft length of each sequence and round, from 0 to the cap, that saves most.
 
     Chances come from the drafts' own probabilities, or the lengths of matches, calibrated by the
     outcomes until now; costs from running medians of this machine's rounds. A drafter that loses is
@@ -174,7 +174,7 @@ class ProfitController(Controller):
         self._limits = ControllerLimits(0)
         self.costs = RoundCosts()
         self.acceptance = Acceptance()
-        # Whether the drafter drafts what it is asked for, and asks nobody where to end; None while
+        # Whether the drafter drafts the requested length without calling the stop; None while
         # no chain of it was seen.
         self._is_silent: bool | None = None
         # Survivals of the last blocks.
@@ -194,35 +194,35 @@ class ProfitController(Controller):
         self._n_last_try = 0
 
     def attach(self, limits: ControllerLimits) -> None:
-        """Another target has other costs."""
+        """Resets the costs for a new target."""
         self._limits = self.costs.limits = limits
         self._prices.clear()
 
     def learn_costs(self, seconds: dict[int, float]) -> None:
-        """Begins with what was measured at opening."""
+        """Starts with the costs measured when the target was opened."""
         self.costs.start(seconds)
         self._prices.clear()
 
     def known_costs(self) -> KnownCosts | None:
-        """After some rounds."""
+        """The measured costs, after some rounds."""
         return self.costs.known() if self._n_rounds >= _KEEP_AFTER else None
 
     def begin_with(self, known: KnownCosts) -> None:
-        """Each point counts as one sample."""
+        """Loads costs; each point counts as one sample."""
         self.costs.begin_with(known)
         self._prices.clear()
 
     # ---- before a round
 
     def begin(self, seq: int) -> None:
-        """A new text: the other texts' results are all that is known."""
+        """Starts a new text with the statistics of all other texts."""
         state = self._sequences[seq] = _Sequence()
         state.is_on = self._worth.per_round(self._prices_of_last) >= 0.0
         # Not every short text is worth a trial draft.
         state.wait = max(_FIRST_RETRY // 2, int(min(self._debt / _RETRY_SHARE, _DEAR_RETRY)))
 
     def catch_up(self, seq: int, n_tokens: int) -> None:
-        """As if the model had not been asked for that long."""
+        """Counts the unread tokens as rounds in which the model was not asked."""
         state = self._of(seq)
         state.n_waiting = max(state.n_waiting, n_tokens)
 
@@ -234,7 +234,7 @@ class ProfitController(Controller):
         return state
 
     def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
-        """The whole length of a chain, which stop_of() ends; the best one of a block."""
+        """Requests the maximum for a chain, which stop_of() stops; the best length for a block."""
         prices = self._priced(spans)
         return [self._decision(self._of(span.seq), span.max_draft, prices) for span in spans]
 
@@ -262,17 +262,17 @@ class ProfitController(Controller):
 
     @property
     def _ends_chains(self) -> bool:
-        """Whether stop_of() says where a draft ends; else what is asked for is drafted."""
+        """Whether stop_of() stops drafts; else the requested length is drafted."""
         return self._limits.is_stepwise and not self._is_silent
 
     def _is_free(self, prices: Prices, n: int) -> bool:
-        """Whether asking costs next to nothing."""
+        """Whether a request costs next to nothing."""
         first = 1 if self._ends_chains else min(n, prices.n_requested)
         dearest = max(prices.draft[first], prices.lookup_s)
         return dearest < FREE_SHARE * prices.plain_s
 
     def _is_early(self, state: _Sequence, prices: Prices) -> bool:
-        """Whether a text is too short yet to be worth it that the draft reads its prompt."""
+        """Whether a text is too short for the draft to read its prompt."""
         if state.was_asked or not self._limits.step_share:
             return False
         n_hoped = state.n_tokens + _LEAST_LENGTH
@@ -280,7 +280,7 @@ class ProfitController(Controller):
         return prices.reading_s(state.n_waiting, self._limits.step_share) > hoped_s
 
     def stop_of(self, span: Span) -> DraftStop | None:
-        """What ends the chain of a sequence."""
+        """The stop function of a sequence's chain."""
         decision = span.decision or NOT_ASKED
         if not self._limits.is_stepwise or decision.lookup_only:
             return None
@@ -291,12 +291,12 @@ class ProfitController(Controller):
         return state.stop
 
     def _priced(self, spans: Sequence[Span]) -> Prices:
-        """The prices for as many sequences with such contexts."""
+        """The prices for a number of sequences with such contexts."""
         n_seqs, n_on = len(spans), 1
         n_past = spans[0].n_past
         if n_seqs > 1:
             n_past = sum(span.n_past for span in spans) // n_seqs
-            # Those that draft together share what drafting costs.
+            # Sequences that draft together share the cost.
             n_on = max(sum(self._of(span.seq).is_on for span in spans), 1)
         key = (n_seqs, n_on, n_past.bit_length())
         kept = self._prices.get(key)
@@ -329,7 +329,7 @@ class ProfitController(Controller):
     # ---- once drafts are there
 
     def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
-        """As many of each draft as pay."""
+        """The number of each draft's tokens that pays."""
         prices = self._prices_of_last
         drafted = [i for i, span in enumerate(spans) if span.draft.ids]
         lengths = [0] * len(spans)
@@ -419,7 +419,7 @@ class ProfitController(Controller):
         return tried
 
     def _survivals(self, span: Span) -> list[float]:
-        """Of each token of a draft, the chance that it and all before are right."""
+        """For each token of a draft, the chance that it and all before are accepted."""
         state, draft = self._of(span.seq), span.draft
         stop, state.stop = state.stop, None
         n = len(draft.ids)
@@ -436,13 +436,13 @@ class ProfitController(Controller):
         return out
 
     def _hear(self, was_asked: bool) -> None:
-        """A chain came: whether its drafter asked where to end."""
+        """Notes of a chain whether its drafter called the stop function."""
         if self._is_silent is None or self._is_silent is was_asked:
             self._is_silent = not was_asked
             self._prices.clear()
 
     def _now_expected(self, state: _Sequence, span: Span) -> float:
-        """How many of its verified tokens one would expect to be accepted, given the outcome.
+        """The expected number of accepted tokens among the verified ones, with today's calibration.
 
         Before the first rounds of a draft little is expected of it. To hold that against a slow one
         which is always right would end it before it is known.
@@ -453,7 +453,7 @@ class ProfitController(Controller):
     # ---- after a round
 
     def learn(self, spans: Sequence[Span], spent: Spent) -> Sequence[DraftGain]:
-        """Costs, acceptance, and whether the model pays."""
+        """Learns the costs, the acceptance, and whether the model pays."""
         n_done = len([span for span in spans if span.tokens])
         if not n_done:
             return ()
@@ -514,7 +514,7 @@ class ProfitController(Controller):
         return gain
 
     def _note_reading(self, state: _Sequence, is_retry: bool, read: float) -> None:
-        """A draft read what it had missed, for so many plain rounds: that is worth some drafts."""
+        """Notes that a draft read missed tokens, a cost that some drafts have to earn."""
         state.patience = _PATIENCE + min(_READING_SHARE * read, _MOST_PATIENCE)
         if is_retry:
             self._debt += read
@@ -524,7 +524,7 @@ class ProfitController(Controller):
     def _note_gain(
         self, state: _Sequence, is_retry: bool, gain: float, n_steps: int, prices: Prices
     ) -> None:
-        """Enables or disables: by the gain of this text's last rounds and of all texts."""
+        """Enables or disables drafting, by the gain of this text's last rounds and of all texts."""
         state.worth.add(gain, n_steps, _KEEP_LOCAL)
         self._worth.add(gain, n_steps, _KEEP_LONG)
         value = state.worth.with_long(self._worth).per_round(prices)
@@ -546,7 +546,7 @@ class ProfitController(Controller):
                 state.is_on = state.is_trial = False
                 state.wait = self._interval(state, prices)
         elif value > _HYSTERESIS or (is_retry and may_lose and state.patience >= _READER_PATIENCE):
-            # A retry that had to read much goes on: that is paid for, and each draft more is cheap.
+            # A retry that had to read much continues: the reading is paid, and drafts are cheap.
             state.is_on, state.earned = True, 0.0
         elif is_retry:
             state.is_trial = False
@@ -554,7 +554,7 @@ class ProfitController(Controller):
             state.wait = self._interval(state, prices)
 
     def _interval(self, state: _Sequence, prices: Prices) -> int:
-        """Rounds to the next retry: no sooner than its costs are a small share of."""
+        """The rounds to the next retry, so that retries cost a small share of the time."""
         if prices.plain_s <= 0.0:
             return state.interval
         share = _RETRY_SHARE * prices.plain_s
@@ -568,14 +568,14 @@ class ProfitController(Controller):
     # ---- for people
 
     def reason_off(self, seq: int) -> str | None:
-        """While it is off."""
+        """The reason while drafting is disabled."""
         state = self._sequences.get(seq)
         if state is None or state.is_on:
             return None
         return REASON
 
     def describe(self) -> dict[str, Any]:
-        """Curves, calibration and the gain of a round."""
+        """The curves, the calibration and the gain of a round."""
         return {
             **self.costs.describe(),
             "gain": self._worth.per_round(self._prices_of_last),

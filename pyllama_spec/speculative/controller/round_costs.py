@@ -1,4 +1,4 @@
-"""The costs of a round's parts: verifying, drafting, the rest, and a change of width."""
+"""The costs of a round's parts: verifying, drafting, the rest, and a change of batch width."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class RoundCosts:
         self._last_rows = 0
 
     def start(self, seconds: dict[int, float]) -> None:
-        """What verify batches took when the target was opened."""
+        """Sets the seconds of verify batches measured when the target was opened."""
         self._verify.start(seconds)
 
     def known(self) -> KnownCosts:
-        """Of one sequence in a short context."""
+        """The costs of one sequence in a short context."""
         draft = self._draft.get(1)
         verify = self._verify.curve(1, 0).points()
         return KnownCosts(verify, draft.points() if draft else {}, self._rest.points())
 
     def begin_with(self, known: KnownCosts) -> None:
-        """Takes what known() gave in another program."""
+        """Loads the costs of known() in another program."""
         self._verify.start(known.verify)
         for n, seconds in known.draft.items():
             self._draft_curve(1).guess(n, seconds)
@@ -61,7 +61,7 @@ class RoundCosts:
         return curve
 
     def verify(self, n_seqs: int, n_past: int, max_draft: int) -> list[float]:
-        """[0 .. max_draft] each one's share of a decode in which all have n drafted tokens."""
+        """[0 .. max_draft] a sequence's share of a decode in which all have n drafted tokens."""
         curve = self._verify.curve(n_seqs, n_past)
         return [curve.at(n_seqs * (1 + n)) / n_seqs for n in range(max_draft + 1)]
 
@@ -70,7 +70,7 @@ class RoundCosts:
         return self._verify.curve(n_seqs, n_past).is_known(rows)
 
     def is_worth_timing(self, spans: Sequence[Span], lengths: Sequence[int]) -> bool:
-        """Whether a decode was timed too seldom to know its price, and may be computed.
+        """Whether a batch width has too few samples for a price, and may be timed.
 
         Args:
             spans: all of the round.
@@ -87,7 +87,7 @@ class RoundCosts:
         return n_seqs + sum(lengths)
 
     def draft(self, n_seqs: int, max_draft: int) -> list[float]:
-        """[0 .. max_draft] each one's share of drafting n tokens for n_seqs of them together."""
+        """[0 .. max_draft] a sequence's share of drafting n tokens for n_seqs sequences."""
         timed = [n for n, curve in self._draft.items() if curve]
         nearest = min(timed, key=lambda n: (abs(n - n_seqs), n), default=None)
         told_s = self.limits.step_share * self._verify.curve(1, 0).at(1)
@@ -101,38 +101,38 @@ class RoundCosts:
 
     @property
     def lookup_s(self) -> float:
-        """Asking for lookups alone."""
+        """The seconds of a request for lookups alone."""
         return self._lookup.at(0)
 
     @property
     def knows_drafts(self) -> bool:
-        """Whether enough drafts were timed for one slow call to count for nothing."""
+        """Whether so many drafts were timed that one slow call counts for nothing."""
         return self._n_drafts >= _N_OFTEN
 
     def rest(self, n_seqs: int) -> float:
-        """Each one's share of all else."""
+        """A sequence's share of the other costs."""
         return self._rest.at(n_seqs) / n_seqs
 
     @property
     def speed(self) -> float:
-        """Seconds of now over seconds at speed 1."""
+        """The current seconds per second at speed 1."""
         return self._verify.speed.now
 
     @property
     def switch_s(self) -> float:
-        """The extra cost of a batch whose width differs from the one before."""
+        """The extra seconds of a batch whose width differs from the last one's."""
         return self._switch.at(0)
 
     def catch_up_s(self, n_tokens: int) -> float:
-        """The extra cost of a draft after so many tokens without one."""
+        """The extra seconds of a draft after n tokens without one."""
         return self._catch_up.at(n_tokens)
 
     def skip(self, rows: int) -> None:
-        """A batch of so many rows was computed, and nothing is to be learnt from it."""
+        """Notes a batch of n rows whose time is not learned."""
         self._last_rows = rows
 
     def learn(self, spans: Sequence[Span], spent: Spent, n_waiting: Sequence[int]) -> None:
-        """Takes a round.
+        """Learns the seconds of a round.
 
         Args:
             spans: all of it.
@@ -180,7 +180,7 @@ class RoundCosts:
             curve.add(n, seconds)
 
     def describe(self) -> dict[str, Any]:
-        """Milliseconds, of one sequence in a short context."""
+        """The milliseconds of one sequence in a short context."""
         draft = self._draft.get(1)
         return {
             "verify_ms": _ms(self._verify.curve(1, 0)),

@@ -1,1 +1,1 @@
-"""The text to train on: tasks, the target's answers, and their features."""
+"""The training text: tasks, the target's answers, and their features."""

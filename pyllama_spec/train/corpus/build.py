@@ -1,4 +1,4 @@
-"""The text to train on: the target's own answers, in the order of their tasks' numbers.
+"""Builds the training text: the target's own answers, in the order of their task numbers.
 
 Sequences end in any order; they are judged and stored in the order of their numbers, so that the
 same text comes out however often the work is interrupted.
@@ -36,7 +36,7 @@ from pyllama_spec.train.interrupt import interruptions
 
 # Counts up when the same settings and seed begin to give another text.
 _REVISION = 3
-# Tokens of a shard: what an interruption that nobody sees coming can cost.
+# Tokens of a shard: the most that a kill can lose.
 _SHARD_TOKENS = 16_384
 # Seconds between two writes of sequences that wait for a slower one.
 _SAVE_EVERY_S = 30.0
@@ -46,14 +46,14 @@ _N_JUDGED, _LEAST_KEPT = 256, 8
 
 @dataclass(frozen=True, slots=True)
 class CorpusProgress:
-    """How far it is.
+    """The progress of the corpus.
 
     Attributes:
         n_answer: answer tokens of finished sequences, those that wait for an earlier one included.
-        n_wanted: as many as there are to be.
-        n_texts, n_dropped: finished sequences that are kept, or wait to be judged; the others.
-        n_running: sequences that are being written.
-        n_begun: their answer tokens so far.
+        n_wanted: the wanted number of answer tokens.
+        n_texts, n_dropped: finished sequences that were not dropped; those that were.
+        n_running: running sequences.
+        n_begun: answer tokens of the running sequences so far.
 
     """
 
@@ -66,7 +66,7 @@ class CorpusProgress:
 
     @property
     def fraction(self) -> float:
-        """0.0 .. 1.0. What is begun counts on both sides: as much of it is left at the end."""
+        """0.0 .. 1.0. Running sequences count on both sides, as many are left at the end."""
         return min((self.n_answer + self.n_begun) / (self.n_wanted + self.n_begun), 1.0)
 
 
@@ -88,7 +88,7 @@ def corpus_identity(config: CorpusConfig, target_sha256: str) -> dict[str, Any]:
 
 
 class _Keeper:
-    """Judges finished sequences in order, and stores what is kept."""
+    """Filters finished sequences in order, and stores the accepted ones."""
 
     def __init__(
         self, store: CorpusStore, features: FeatureStore | None, config: CorpusConfig
@@ -115,7 +115,7 @@ class _Keeper:
                 self.take(done)
 
     def progress(self, running: tuple[int, int]) -> CorpusProgress:
-        """How far it is; `running` are sequences that are being written, and their answers."""
+        """The progress; `running` are the running sequences and their answer tokens."""
         waiting = [len(done.tokens) - done.n_prompt for done in self._waiting.values()]
         return CorpusProgress(
             self.n_answer + sum(waiting), self._config.n_tokens, self.n_kept + len(waiting),
@@ -124,26 +124,26 @@ class _Keeper:
 
     @property
     def next_number(self) -> int:
-        """The first task that has not been judged."""
+        """The first task that was not filtered yet."""
         return self._next
 
     @property
     def known(self) -> frozenset[int]:
-        """Tasks after it that are finished."""
+        """The finished tasks after it."""
         return frozenset(self._waiting)
 
     @property
     def n_dropped(self) -> int:
-        """Sequences that were dropped."""
+        """The number of dropped sequences."""
         return self._dropped.total()
 
     @property
     def is_done(self) -> bool:
-        """Whether there are enough answer tokens."""
+        """Whether the corpus has enough answer tokens."""
         return self.n_answer >= self._config.n_tokens
 
     def take(self, done: Generated) -> None:
-        """Takes a sequence; it is judged once all before it have been."""
+        """Takes a sequence, and filters it once all before it were."""
         self._waiting[done.number] = done
         while not self.is_done and (ready := self._waiting.pop(self._next, None)) is not None:
             self._next += 1
@@ -171,7 +171,7 @@ class _Keeper:
         self._note(sequence)
 
     def _check_worth(self) -> None:
-        """Raises where hardly any sequence is kept: the target's own prompts have no end."""
+        """Raises if nearly all sequences are dropped: the target's own prompts never end."""
         if self.n_kept == 0 and self.n_dropped >= _N_JUDGED:
             raise TrainError(_vain(self._dropped))
         n_kept, is_endless = sum(self._last), self._config.prompts is None
@@ -201,7 +201,7 @@ class _Keeper:
         self.n_kept += 1
 
     def flush(self) -> None:
-        """Stores what was judged so far."""
+        """Stores the filtered sequences."""
         sequences = [sequence for sequence, _ in self._kept]
         features = [f for _, f in self._kept if f is not None]
         # The features first: without an entry in the corpus's index they do not count.
@@ -217,7 +217,7 @@ class _Keeper:
         self._n_tokens = 0
 
     def close(self) -> None:
-        """Stores all that is finished; where the disk is full, as much of it as there is room for.
+        """Stores all finished sequences; on a full disk, those that fit.
 
         Raises:
             TrainError: the disk is full.
@@ -268,13 +268,13 @@ def build_corpus(
     n_threads: int | None = None,
     on_progress: Callable[[CorpusProgress], None] | None = None,
 ) -> Corpus:
-    """Generates until there are config.n_tokens answer tokens, or resumes where it stopped.
+    """Generates until there are config.n_tokens answer tokens; resumes an earlier run.
 
     Args:
         model: the target.
         config: what to generate.
-        folder: of the shards.
-        target_sha256: of the target's file.
+        folder: the folder of the shards.
+        target_sha256: the SHA-256 of the target's file.
         features: takes the features of the sequences as they are made; None to make them later.
         target_layers: layer inputs that features hold.
         n_top: likeliest next tokens that they hold.

@@ -1,4 +1,4 @@
-"""The draft vocabulary: the target's tokens that answers consist of."""
+"""The draft vocabulary: the target's tokens that are frequent in answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PROMPT_WEIGHT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class DraftVocab:
-    """The choice.
+    """A draft vocabulary and its coverage.
 
     Attributes:
         d2t: [n_draft_vocab] int64, the target's id of each draft id, rising.
@@ -35,7 +35,7 @@ class DraftVocab:
 def token_weights(
     sequences: Sequence[TextSequence], n_vocab: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """[n_vocab] how much each token counts for a choice, and how often it stands in answers."""
+    """[n_vocab] each token's weight for the choice, and its frequency in answers."""
     answers = np.zeros(n_vocab, np.int64)
     prompts = np.zeros(n_vocab, np.int64)
     for sequence in sequences:
@@ -47,7 +47,7 @@ def token_weights(
 def choose_draft_vocab(
     sequences: Sequence[TextSequence], n_vocab: int, size: int, always: Iterable[int]
 ) -> DraftVocab:
-    """The most frequent tokens of a corpus.
+    """Chooses the most frequent tokens of a corpus.
 
     Args:
         sequences: the corpus.
@@ -78,7 +78,7 @@ def choose_draft_vocab(
 def known_draft_vocab(
     sequences: Sequence[TextSequence], n_vocab: int, d2t: npt.NDArray[np.int64]
 ) -> DraftVocab:
-    """A choice that was made before, and what it covers of this corpus."""
+    """An earlier choice, and its coverage of this corpus."""
     t2d = np.full(n_vocab, -1, np.int64)
     t2d[d2t] = np.arange(len(d2t))
     _, answers = token_weights(sequences, n_vocab)

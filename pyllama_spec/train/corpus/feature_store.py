@@ -1,4 +1,4 @@
-"""Features on disk, in shards beside the corpus's, up to a bound.
+"""Stores features on disk beside the corpus's shards, within a size limit.
 
 Of each shard three arrays, in the order of its tokens (dtypes as in generate.TargetFeatures): rows,
 top_ids and top_log_p. A sequence's last token may have none: nothing follows it. A shard is known
@@ -33,7 +33,7 @@ _PARTS = ("rows", "top_ids", "top_log_p")
 
 
 def feature_folder(work: Path, layers: Sequence[int]) -> Path:
-    """Where the features of some layers lie: those of others, of another kind of draft, stay."""
+    """The folder of the features of some layers; other drafts' features have other folders."""
     first = work / "features"
     index = read_json(first / INDEX)
     if index is None or index["identity"].get("target_layers") == list(layers):
@@ -42,7 +42,7 @@ def feature_folder(work: Path, layers: Sequence[int]) -> Path:
 
 
 class FeatureStore:
-    """Features of whole shards.
+    """The features of whole shards.
 
     Args:
         folder: where they lie; made if need be.
@@ -66,25 +66,25 @@ class FeatureStore:
 
     @property
     def token_bytes(self) -> int:
-        """What the features of one token take."""
+        """The bytes of the features of one token."""
         return self._token_bytes
 
     @property
     def n_bytes(self) -> int:
-        """What they take on disk."""
+        """The bytes of all features on disk."""
         return sum(int(shard["bytes"]) for shard in self._index["shards"].values())
 
     def has(self, shard: int, sha256: str) -> bool:
-        """Whether the features of a shard with these tokens are here."""
+        """Whether it has the features of a shard with these tokens."""
         entry = self._index["shards"].get(str(shard))
         return entry is not None and entry["sha256"] == sha256
 
     def has_room(self, n_tokens: int) -> bool:
-        """Whether the features of so many tokens still fit the bound."""
+        """Whether the features of n tokens still fit the limit."""
         return self.n_bytes + n_tokens * self._token_bytes <= self._max_bytes
 
     def put(self, shard: int, sha256: str, features: Sequence[TargetFeatures]) -> None:
-        """Adds those of a whole shard, in place of what was there.
+        """Stores the features of a whole shard, and replaces earlier ones.
 
         Raises:
             TrainError: the disk is full; what was there before still is.
@@ -101,7 +101,7 @@ class FeatureStore:
         (self.folder / _BEGUN).unlink(missing_ok=True)
 
     def put_begun(self, sha256: str, features: Sequence[TargetFeatures]) -> None:
-        """Keeps those of a shard's first sequences, in place of what was kept so.
+        """Stores the features of a shard's first sequences, and replaces earlier ones.
 
         Raises:
             TrainError: the disk is full.
@@ -117,7 +117,7 @@ class FeatureStore:
         write_atomic(self.folder / _BEGUN, lambda file: np.savez(file, **arrays))
 
     def begun(self, sha256: str) -> list[TargetFeatures]:
-        """What put_begun() kept of the shard with these tokens; nothing if it cannot be read."""
+        """Loads the features of put_begun() for a shard with these tokens; none if unreadable."""
         try:
             with np.load(self.folder / _BEGUN, allow_pickle=False) as kept:
                 if str(kept["sha256"]) != sha256:
@@ -129,7 +129,7 @@ class FeatureStore:
         return [TargetFeatures(*arrays) for arrays in zip(*parts, strict=True)]
 
     def get(self, shard: int, start: int, end: int) -> TargetFeatures:
-        """Those of tokens start .. end - 1 of a shard: views into its files.
+        """The features of tokens start .. end - 1 of a shard: views of its files.
 
         Raises:
             TrainError: the shard is missing or damaged.

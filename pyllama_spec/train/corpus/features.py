@@ -34,7 +34,7 @@ _BATCH = 512
 
 
 class LiveFeatures:
-    """Computes features: the text is fed to the target, a sequence per decode.
+    """Computes features: decodes the text with the target, one sequence at a time.
 
     Args:
         model: the target.
@@ -67,7 +67,7 @@ class LiveFeatures:
         self._batch = Batch(_BATCH)
 
     def of(self, sequence: TextSequence) -> TargetFeatures:
-        """The features of one sequence, a batch of its tokens after the other."""
+        """The features of one sequence, computed batch by batch."""
         n = len(sequence.tokens)
         out = empty_features(n, self._width, self._n_top)
         wanted = wanted_rows(sequence.mask)
@@ -81,7 +81,7 @@ class LiveFeatures:
         return out
 
     def _go_back(self, tokens: npt.NDArray[np.uint32], wanted: npt.NDArray[np.bool_]) -> int:
-        """Forgets all but what the sequence before begins with as well; how much that is."""
+        """Rolls back to the prefix shared with the sequence before; returns its length."""
         memory, before = self._context.memory, self._read_before[0]
         n = min(len(before), len(tokens) - 1)
         if np.any(wanted[:n]):
@@ -116,22 +116,22 @@ class LiveFeatures:
 
 
 def wanted_rows(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Where the next token's distribution is wanted: before each token that is to be learned."""
+    """The rows whose next-token distribution is needed: before each token to learn."""
     wanted = np.zeros(len(mask), np.bool_)
     wanted[:-1] = mask[1:]
     return wanted
 
 
 class Features(Protocol):
-    """Features by sequence, wherever they come from."""
+    """Features by sequence, from any source."""
 
     def get(self, i: int) -> TargetFeatures:
-        """Those of sequence i; arrays that must not be written to."""
+        """The features of sequence i; do not write to the arrays."""
         ...
 
 
 class FeatureSource:
-    """The features of a corpus by sequence: from the disk, and computed where it has none.
+    """The features of a corpus by sequence: from disk, or computed if missing.
 
     Args:
         corpus: the sequences.
@@ -157,7 +157,7 @@ class FeatureSource:
             ends.append(ends[-1] + len(sequence.tokens))
 
     def get(self, i: int) -> TargetFeatures:
-        """Those of sequence i of the corpus; arrays that must not be written to."""
+        """The features of sequence i of the corpus; do not write to the arrays."""
         shard, place = self._corpus.places[i]
         if shard in self._stored:
             start, end = self._starts[shard][place : place + 2]
@@ -168,7 +168,7 @@ class FeatureSource:
 
     @property
     def n_live_tokens(self) -> int:
-        """Tokens whose features are not on disk."""
+        """The number of tokens without features on disk."""
         pairs = zip(self._corpus.places, self._corpus.sequences, strict=True)
         return sum(len(s.tokens) for (shard, _), s in pairs if shard not in self._stored)
 
@@ -185,7 +185,7 @@ def store_features(
     make_live: Callable[[], LiveFeatures],
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Computes the features of shards that have none, as many as fit the store's bound.
+    """Computes the missing features of shards, as far as the store's limit allows.
 
     Args:
         texts: the shards.

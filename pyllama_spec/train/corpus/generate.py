@@ -1,4 +1,4 @@
-"""The target's own answers, many at once: training's text on the round that everybody shares.
+"""Generates the target's answers, many in parallel, on the same round as requests.
 
 A task is one or two requests on a sequence: the user's turn, if the target writes it, and the
 answer. The prompt that all tasks share is decoded once per sequence; a longer rest has a decode of
@@ -32,7 +32,7 @@ _PREFILL = 512
 
 @dataclass(slots=True)
 class TargetFeatures:
-    """The target's features of the tokens of one sequence; see features.py.
+    """The target's features for the tokens of one sequence; see features.py.
 
     Attributes:
         rows: [n, n_layers * n_embd] float16 layer inputs, side by side.
@@ -61,7 +61,7 @@ def token_bytes(width: int, k: int) -> int:
 
 
 def set_top(features: TargetFeatures, i: int, top: TopK) -> None:
-    """Notes the distribution after token i."""
+    """Records the distribution after token i."""
     n = min(len(top.ids), features.top_ids.shape[1])
     features.top_ids[i, :n] = top.ids[:n]
     features.top_log_p[i, :n] = top.log_p[:n]
@@ -72,14 +72,14 @@ class Generated:
     """A finished sequence.
 
     Attributes:
-        number: of its task.
+        number: the number of its task.
         tokens: prompt and answer.
         n_prompt: where the answer begins.
         n_user: where the user's turn begins that the target wrote; n_prompt where it wrote none.
-        temperature: of the answer.
+        temperature: the temperature of the answer.
         finish: "stop", "length", "loop" (its first turns are there), or why there is no answer:
             "user".
-        features: of its tokens, where they were asked for.
+        features: the features of its tokens, where they were asked for.
 
     """
 
@@ -93,7 +93,7 @@ class Generated:
 
 
 class _Collector(Drafter):
-    """Keeps the target's rows of each sequence, and proposes nothing.
+    """Records the target's rows of each sequence, and proposes nothing.
 
     Args:
         layers: the layer inputs to keep; () for none.
@@ -112,7 +112,7 @@ class _Collector(Drafter):
         self._features: dict[int, TargetFeatures] = {}
 
     def of(self, seq: int) -> TargetFeatures | None:
-        """The features of a sequence so far; None where nothing is kept."""
+        """The features of a sequence so far; None if none are recorded."""
         if not self.target_layers:
             return None
         if seq not in self._features:
@@ -120,7 +120,7 @@ class _Collector(Drafter):
         return self._features[seq]
 
     def take(self, seq: int, n: int, n_shared: int) -> TargetFeatures | None:
-        """Hands over the features of the first n tokens, and keeps a copy of the shared rows."""
+        """Returns the features of the first n tokens, and keeps a copy of the shared rows."""
         features = self.of(seq)
         if features is None:
             return None
@@ -129,7 +129,7 @@ class _Collector(Drafter):
         return TargetFeatures(features.rows[:n], features.top_ids[:n], features.top_log_p[:n])
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """Takes rows; those of all sequences are made float16 at once."""
+        """Records rows; converts those of all sequences to float16 at once."""
         with_features = [c for c in done if c.features]
         if not with_features:
             return
@@ -143,7 +143,7 @@ class _Collector(Drafter):
 
 
 class _TaskSampler(StepSampler):
-    """Draws from the likeliest tokens of a row, and notes them where they are to be learned."""
+    """Draws from a row's likeliest tokens, and records them where they are to be learned."""
 
     def __init__(
         self, task: Task, n_candidates: int, temperature: float, state: SequenceState,
@@ -153,7 +153,7 @@ class _TaskSampler(StepSampler):
         self._state, self._features = state, features
 
     def sample(self, context: Context, i: int) -> int:
-        """A token of the task's own random numbers."""
+        """Samples a token with the task's own random numbers."""
         top = top_k_of(context.logits(i), self._n_candidates)
         if self._features is not None:
             set_top(self._features, len(self._state.tokens) - 1, top)
@@ -162,7 +162,7 @@ class _TaskSampler(StepSampler):
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """A sequence of the context and the task that runs on it.
+    """A sequence of the context with its current task.
 
     Attributes:
         n_prompt, n_user: see Generated.
@@ -179,11 +179,11 @@ class _Place:
 
 
 class Generator:
-    """Runs tasks.
+    """Runs tasks in parallel.
 
     Args:
         model: the target.
-        source: of the tasks.
+        source: the source of the tasks.
         config: lengths and temperatures.
         target_layers: layer inputs to keep of every token; () keeps no features.
         n_top: likeliest tokens to keep of every distribution.
@@ -219,7 +219,7 @@ class Generator:
 
     @property
     def running(self) -> tuple[int, int]:
-        """How many sequences are being written, and how many answer tokens they have so far."""
+        """The number of running sequences, and of their answer tokens so far."""
         busy = [p for p in self._places if p.task is not None]
         n = sum(len(p.state.tokens) - p.n_prompt for p in busy if not p.in_user)
         return len(busy), max(n, 0)
@@ -266,7 +266,7 @@ class Generator:
         self._context.close()
 
     def _begin(self, place: _Place, task: Task) -> None:
-        """Begins a task with its prompt, after what all tasks share."""
+        """Starts a task with its prompt, after the prefix that all tasks share."""
         shared = self._source.shared
         # Always cut there, so that what follows is read in the same pieces whatever ran before.
         if shared:
@@ -282,7 +282,7 @@ class Generator:
         self._ask(place, task.prompt)
 
     def _ask(self, place: _Place, prompt: Sequence[int]) -> None:
-        """Begins to generate after a prompt: the user's turn, or the answer."""
+        """Starts to generate after a prompt: the user's turn, or the answer."""
         config, task = self._config, place.task
         assert task is not None
         n_left = config.n_ctx - len(prompt)
@@ -297,7 +297,7 @@ class Generator:
         self._round.begin(place.run)
 
     def _finish(self, place: _Place, step: Step) -> str | None:
-        """Why the task is at its end; None if it is not."""
+        """The reason why the task ends; None if it continues."""
         tokens = place.state.tokens
         if place.in_user:
             return self._finish_user(place, step)
@@ -307,7 +307,7 @@ class Generator:
         return "loop" if is_due and ends_in_loop(tokens[place.n_prompt :]) else None
 
     def _finish_user(self, place: _Place, step: Step) -> str | None:
-        """Switches to the answer where the user's turn is over."""
+        """Switches to the answer when the user's turn has ended."""
         config, after = self._config, self._source.after_user
         tokens = list(place.state.tokens)
         n = len(tokens) - place.n_user
@@ -339,7 +339,7 @@ class Generator:
 
 
 def join_rows(layers: Sequence[npt.NDArray[np.float32]]) -> npt.NDArray[np.float16]:
-    """Layer inputs side by side in float16, within its range: [n, n_layers * n_embd]."""
+    """Joins layer inputs as float16, clipped to its range: [n, n_layers * n_embd]."""
     rows: npt.NDArray[np.float32] = np.concatenate(list(layers), axis=1)
     limit = np.float32(np.finfo(np.float16).max)
     return np.clip(rows, -limit, limit).astype(np.float16)

@@ -1,7 +1,8 @@
-"""Prompt seeds: how users' prompts begin, for all kinds of tasks (prompt_seeds.txt, subjects.txt).
+"""Prompt seeds: first words of users' prompts of many kinds (prompt_seeds.txt, subjects.txt).
 
-A small model left alone rarely asks for code or JSON, and what it asks about is seldom what people
-ask about. Two in five prompt seeds name subjects in braces, as in "Plan a day in {place}".
+Without a seed a small model rarely asks for code or JSON, and seldom asks about
+what people ask about. Two in five prompt seeds name subjects in braces, as in
+"Plan a day in {place}".
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ _SLOT = re.compile(r"\{(\w+)\}")
 
 
 def read_prompt_seeds() -> list[str]:
-    """One per line; {kind} stands for a subject of that kind."""
+    """Reads the seeds, one per line; {kind} stands for a subject of that kind."""
     return _SEEDS.read_text(encoding="utf-8").split("\n")[:-1]
 
 
 def read_subjects() -> dict[str, list[str]]:
-    """By kind."""
+    """Reads the subjects by kind."""
     subjects: dict[str, list[str]] = {}
     for line in _SUBJECTS.read_text(encoding="utf-8").split("\n")[:-1]:
         kind, _, subject = line.partition(": ")
@@ -37,18 +38,18 @@ def hash_prompt_seeds() -> str:
 
 
 def is_whole(prompt_seed: str) -> bool:
-    """Whether it is a whole prompt."""
+    """Whether the seed is a complete prompt."""
     return prompt_seed.endswith((".", "?", "!"))
 
 
 class PromptSeeds:
-    """Draws prompt seeds, each line alike."""
+    """Draws prompt seeds with equal probability."""
 
     def __init__(self) -> None:
         self._lines, self._subjects = read_prompt_seeds(), read_subjects()
 
     def draw(self, rng: np.random.Generator) -> str:
-        """One of them, with its subjects in place."""
+        """Draws a seed, and fills in its subjects."""
         line = self._lines[int(rng.integers(len(self._lines)))]
 
         def subject(slot: re.Match[str]) -> str:

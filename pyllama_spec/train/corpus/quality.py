@@ -23,7 +23,7 @@ _SAME = 12
 
 
 def distinct_ratio(tokens: Sequence[int], n: int = _NGRAM) -> float:
-    """The share of n-grams that come for the first time; 1 for text without any repetition."""
+    """The share of n-grams without an earlier occurrence; 1 for text without repetition."""
     grams = list(zip(*(tokens[i:] for i in range(n)), strict=False))
     return len(set(grams)) / len(grams) if grams else 1.0
 
@@ -35,7 +35,7 @@ def ends_in_loop(tokens: Sequence[int]) -> bool:
 
 
 def is_repetitive(tokens: Sequence[int]) -> bool:
-    """Whether too much of the whole text repeats itself."""
+    """Whether too large a part of the text is repeated."""
     return distinct_ratio(tokens) < _MIN_DISTINCT_WHOLE
 
 
@@ -50,7 +50,7 @@ def _sketch(tokens: Sequence[int]) -> tuple[bytes, ...]:
 
 
 class Seen:
-    """Prompts and answers so far."""
+    """The prompts and answers so far."""
 
     def __init__(self) -> None:
         self._prompts: set[bytes] = set()
@@ -58,18 +58,18 @@ class Seen:
         self._n_answers = 0
 
     def has_prompt(self, tokens: Sequence[int]) -> bool:
-        """Whether exactly this prompt was noted."""
+        """Whether this prompt was recorded."""
         return fingerprint(tokens) in self._prompts
 
     def has_answer_like(self, tokens: Sequence[int]) -> bool:
-        """Whether an answer was noted that shares at least 12 of 16 sampled 5-grams."""
+        """Whether an answer was recorded that shares at least 12 of 16 sampled 5-grams."""
         sketch = _sketch(tokens)
         shared = Counter(number for h in sketch for number in self._by_hash.get(h, ()))
         need = min(_SAME, len(sketch))
         return any(n >= need for n in shared.values())
 
     def note(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Remembers both."""
+        """Records a prompt and an answer."""
         self._prompts.add(fingerprint(prompt))
         for h in _sketch(answer):
             self._by_hash.setdefault(h, []).append(self._n_answers)

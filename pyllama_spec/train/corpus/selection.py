@@ -1,4 +1,4 @@
-"""Batches in an order that the seed decides, and held-out sequences."""
+"""Batches in an order by seed, and held-out sequences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _bucket(sequence: TextSequence) -> int:
 
 
 def split(corpus: Corpus, share: float, max_tokens: int) -> tuple[list[int], list[int]]:
-    """Sequences to train on, and greedy ones to measure on, of at most about `most` tokens.
+    """Splits sequences into training ones and greedy held-out ones of about `most` tokens.
 
     A greedy chain is compared with greedy text: sampled answers to held-out prompts are neither.
     One prompt is held out at least. A corpus with a single prompt is measured on itself.
@@ -49,12 +49,12 @@ def split(corpus: Corpus, share: float, max_tokens: int) -> tuple[list[int], lis
 
 
 def plan(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int) -> list[list[int]]:
-    """The batches of an epoch: places in `lengths`, shuffled, of at most batch_tokens tokens.
+    """The batches of an epoch: shuffled indices into `lengths`, up to batch_tokens tokens each.
 
     Args:
         lengths: tokens of each sequence.
         batch_tokens: the most of a batch; a longer sequence has one of its own.
-        seed: of the run.
+        seed: the seed of the run.
         epoch: which one; each has its own order.
 
     """
@@ -72,7 +72,7 @@ def plan(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int) -> li
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The statistics that a head is initialised from.
+    """The statistics that initialise a head.
 
     Attributes:
         rows: [n, n_embd] float32, the first of the layer inputs at some tokens.
@@ -91,7 +91,7 @@ class Sample:
 
 
 def sample(indices: Sequence[int], corpus: Corpus, source: Features, n_layers: int) -> Sample:
-    """Looks at some sequences; of layer inputs between the first and the last it keeps the size."""
+    """Samples sequences; of the middle layer inputs it keeps only the size."""
     rows, tokens, last = [], [], []
     squares: npt.NDArray[np.float64] | float = 0.0
     n = 0
@@ -114,7 +114,7 @@ def sample(indices: Sequence[int], corpus: Corpus, source: Features, n_layers: i
 
 
 def token_counts(corpus: Corpus, indices: Sequence[int], n_vocab: int) -> npt.NDArray[np.int64]:
-    """How often each token stands in some sequences: [n_vocab] int64."""
+    """The number of occurrences of each token in some sequences: [n_vocab] int64."""
     tokens = np.concatenate([corpus.sequences[i].tokens for i in indices]).astype(np.int64)
     return np.bincount(tokens, minlength=n_vocab).astype(np.int64)
 
@@ -122,7 +122,7 @@ def token_counts(corpus: Corpus, indices: Sequence[int], n_vocab: int) -> npt.ND
 def batches_from(
     lengths: Sequence[int], batch_tokens: int, seed: int, n_epochs: float, first: int
 ) -> Iterator[list[int]]:
-    """The batches of a whole run from number `first` on; a part of an epoch is its beginning."""
+    """The batches of a whole run from number `first` on; a partial epoch is its beginning."""
     number, epoch = 0, 0
     epochs_left = n_epochs
     while epochs_left > 0:
@@ -136,5 +136,5 @@ def batches_from(
 
 
 def count_batches(lengths: Sequence[int], batch_tokens: int, seed: int, n_epochs: float) -> int:
-    """How many batches batches_from() gives from the first on."""
+    """The number of batches of batches_from() from the first on."""
     return sum(1 for _ in batches_from(lengths, batch_tokens, seed, n_epochs, 0))

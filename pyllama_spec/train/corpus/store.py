@@ -1,4 +1,4 @@
-"""The corpus on disk: shards of token ids that are only ever appended, and an index.
+"""Stores the corpus on disk: append-only shards of token ids, and an index.
 
     index.json                  the origin of the text, the shards, where to continue
     shard-00000.tokens.npy      [n] uint32
@@ -31,7 +31,7 @@ class TextSequence:
     """One sequence of the corpus.
 
     Attributes:
-        number: of its task.
+        number: the number of its task.
         tokens: [n] uint32.
         mask: [n] bool, True for tokens of the answer.
         is_greedy: whether the answer was made at temperature 0.
@@ -47,12 +47,12 @@ class TextSequence:
 
     @property
     def n_answer(self) -> int:
-        """How many tokens there are to learn from."""
+        """The number of tokens to learn."""
         return int(self.mask.sum())
 
     @property
     def n_missed(self) -> int:
-        """At how many of them a draft is known to have been wrong."""
+        """The number of them at which a draft is known to have been wrong."""
         return 0 if self.missed is None else int(self.missed.sum())
 
 
@@ -61,7 +61,7 @@ class CorpusStore:
 
     Args:
         folder: where they lie; made if need be.
-        identity: of the text. Shards of another identity are refused.
+        identity: the identity of the text. Shards of another identity are refused.
 
     Raises:
         CheckpointError: the folder holds a corpus that was made otherwise.
@@ -78,27 +78,27 @@ class CorpusStore:
 
     @property
     def identity(self) -> str:
-        """A hash of the text's identity."""
+        """The hash of the text's identity."""
         return hash_json(self._index["identity"])
 
     @property
     def next_number(self) -> int:
-        """The task to continue."""
+        """The number of the next task."""
         return int(self._index["next_number"])
 
     @property
     def dropped(self) -> dict[str, int]:
-        """How many sequences were dropped, by reason."""
+        """The number of dropped sequences by reason."""
         return dict(self._index["dropped"])
 
     @property
     def n_shards(self) -> int:
-        """How many shards there are."""
+        """The number of shards."""
         return len(self._index["shards"])
 
     @property
     def n_answer(self) -> int:
-        """Answer tokens of all shards."""
+        """The answer tokens of all shards."""
         return sum(shard["n_answer"] for shard in self._index["shards"])
 
     def sha256(self, shard: int) -> str:
@@ -106,7 +106,7 @@ class CorpusStore:
         return str(self._index["shards"][shard]["sha256"])
 
     def n_tokens(self, shard: int) -> int:
-        """How many tokens a shard has."""
+        """The number of a shard's tokens."""
         return int(self._index["shards"][shard]["n_tokens"])
 
     def path(self, shard: int, part: str) -> Path:
@@ -116,7 +116,7 @@ class CorpusStore:
     def append(
         self, sequences: Sequence[TextSequence], next_number: int, dropped: dict[str, int]
     ) -> None:
-        """Adds a shard, and notes where to continue. Without sequences it only notes that.
+        """Appends a shard, and records the next task. Without sequences it only records that.
 
         Raises:
             TrainError: the disk is full; what was there before still is.
@@ -173,7 +173,7 @@ class Corpus:
     Attributes:
         sequences: the shortest beginning of the store with enough answer tokens.
         places: of each sequence its shard and its place there.
-        sha256: of all token ids and masks.
+        sha256: the SHA-256 of all token ids and masks.
 
     """
 
@@ -188,12 +188,12 @@ class Corpus:
 
     @property
     def n_answer(self) -> int:
-        """The tokens of answers."""
+        """The number of answer tokens."""
         return sum(s.n_answer for s in self.sequences)
 
 
 def load_corpus(store: CorpusStore, n_answer: int) -> Corpus:
-    """The beginning of a store that has n_answer answer tokens, or all of it."""
+    """Loads a store's first n_answer answer tokens, or all."""
     sequences: list[TextSequence] = []
     places: list[tuple[int, int]] = []
     n_loaded = 0

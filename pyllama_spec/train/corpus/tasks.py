@@ -1,4 +1,4 @@
-"""Tasks to generate: numbered, each with its own seed, so that their order does not matter."""
+"""Numbered tasks, each with its own seed, so that their order has no effect."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from pyllama_spec.train.config import CorpusConfig
 from pyllama_spec.train.corpus.prompt_seeds import PromptSeeds, is_whole
 from pyllama_spec.train.errors import TrainError
 
-# Of the prompt seeds that need no more words, so many get none.
+# The share of complete prompt seeds that get no further words.
 _WHOLE_SHARE = 0.5
 
 
 @dataclass(slots=True)
 class Task:
-    """One sequence to generate.
+    """A sequence to generate.
 
     Attributes:
         number: its place in the corpus.
         prompt: ids to begin with.
-        temperature: of the answer.
+        temperature: the temperature of the answer.
         rng: its own random numbers.
         writes_user: whether the target first writes the user's turn.
         max_user: the most tokens of it; None for the configuration's.
@@ -44,7 +44,7 @@ class Task:
 
 
 class TaskSource(Protocol):
-    """Gives tasks by number.
+    """The source of tasks by number.
 
     Attributes:
         shared: ids that every prompt begins with; shorter than every prompt.
@@ -68,7 +68,7 @@ def _new_task(config: CorpusConfig, number: int, prompt: list[int], *, writes_us
 
 
 class OwnPrompts:
-    """The target writes the user turns: its template is rendered up to where the user's text is.
+    """Tasks in which the target writes the user turn, up to which its template is rendered.
 
     A share of the turns begins with a prompt seed of ours, so that all kinds of tasks come up. What
     is a whole request already is asked as it stands every second time.
@@ -104,7 +104,7 @@ class OwnPrompts:
         self._vocab, self._prompt_seeds = vocab, PromptSeeds()
 
     def task(self, number: int) -> Task | None:
-        """There is always another one."""
+        """The task of a number; there is always one."""
         task = _new_task(self._config, number, list(self._before), writes_user=True)
         if task.rng.random() >= self._config.prompt_seed_share:
             return task
@@ -122,7 +122,7 @@ class OwnPrompts:
 
 
 class Documents:
-    """Documents of a model without a chat template: a base model knows no turns.
+    """Tasks for a model without a chat template: documents without turns.
 
     The first tokens are drawn at the temperature of user turns, so that no two documents begin
     alike; what follows is learned from, most of it written at temperature 0.
@@ -144,14 +144,14 @@ class Documents:
         self.after_user: list[int] = []
 
     def task(self, number: int) -> Task | None:
-        """There is always another one."""
+        """The task of a number; there is always one."""
         task = _new_task(self._config, number, [self._first], writes_user=True)
         task.max_user = int(task.rng.integers(self._MIN_BEGUN, self._MAX_BEGUN + 1))
         return task
 
 
 class FilePrompts:
-    """Prompts of a file, in an order that the seed decides; again and again up to max_passes.
+    """Tasks from a file's prompts, shuffled by seed, in up to max_passes passes.
 
     Raises:
         TrainError: the file is empty, cannot be read, or no prompt fits the context.
@@ -178,7 +178,7 @@ class FilePrompts:
         self.shared = _common(prompts)[: shortest - 1]
 
     def task(self, number: int) -> Task | None:
-        """The prompt of that number; the first pass takes every one once."""
+        """The prompt of a number; the first pass has each prompt once."""
         passes, i = divmod(number, len(self._prompts))
         if passes >= self._config.max_passes:
             return None
@@ -202,7 +202,7 @@ def _tokens(prompt: Prompt, template: ChatTemplate, vocab: Vocab) -> list[int]:
 
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
-    """The prompts of a file; they need no names.
+    """Reads a file's prompts, which need no names.
 
     Raises:
         TrainError: it cannot be read, is empty, or a line is malformed, with its number.
@@ -217,7 +217,7 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
 
 
 def make_source(model: Model, config: CorpusConfig) -> TaskSource:
-    """The prompts of the file; without one the target's own, or documents of a base model.
+    """The source of tasks: a file's prompts, else the target's own, or documents of a base model.
 
     Raises:
         TrainError, UnsupportedError: as FilePrompts and OwnPrompts.
@@ -231,5 +231,5 @@ def make_source(model: Model, config: CorpusConfig) -> TaskSource:
 
 
 def has_template(model: Model) -> bool:
-    """Whether a model's file says how chats are written for it."""
+    """Whether the model's file has a chat template."""
     return not ChatTemplate.of_model(model).note

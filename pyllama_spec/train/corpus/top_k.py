@@ -14,7 +14,7 @@ _BLOCK = 64
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """The likeliest tokens of a distribution.
+    """The likeliest tokens of a distribution with their log-probabilities.
 
     Attributes:
         ids: [k] int64, the likeliest first, the smaller id first among equals.
@@ -27,7 +27,7 @@ class TopK:
 
 
 def top_k_of(logits: npt.NDArray[np.float32], k: int) -> TopK:
-    """The k likeliest tokens of a row; all of them if there are fewer.
+    """The k likeliest tokens of a row, or all if there are fewer.
 
     Args:
         logits: [n_vocab] float32.
@@ -57,7 +57,7 @@ def top_k_of(logits: npt.NDArray[np.float32], k: int) -> TopK:
 
 
 def _bound(logits: npt.NDArray[np.float32], k: int) -> float:
-    """A number that at least k logits reach: the k-th largest of the maxima of blocks.
+    """A value that at least k logits reach: the k-th largest of the blocks' maxima.
 
     A sort of a whole vocabulary takes several times longer than all the rest of a step in Python.
     """
@@ -73,7 +73,7 @@ def _at_least(logits: npt.NDArray[np.float32], bound: float) -> npt.NDArray[np.i
 
 
 def draw(top: TopK, temperature: float, rng: np.random.Generator) -> int:
-    """A token of the likeliest ones; the first one at temperature 0.
+    """Draws a token of the likeliest ones; the first one at temperature 0.
 
     The largest of log p / temperature + Gumbel noise has the distribution of a draw (Gumbel-max).
     """

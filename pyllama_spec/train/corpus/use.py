@@ -1,4 +1,4 @@
-"""Texts of a draft memory as training text: the target's answers to its owner.
+"""Training text from a draft memory: the target's answers to its owner.
 
 A store holds a conversation in parts: what a turn added, after the MAX_MATCH tokens that lead on
 to it. The target read all that came before, so that the parts are put together again. Of a text
@@ -35,7 +35,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(slots=True, eq=False)
 class Thread:
-    """A text as the target read it.
+    """A text as the target read it, joined from a store's parts.
 
     Attributes:
         key: 0 .. 1, by its first text; the same whenever the store is read.
@@ -51,10 +51,10 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The part of a thread that is read at once, and its windows that are learned from.
+    """A part of a thread to read at once, and the windows to learn from.
 
     Attributes:
-        key: of the thread.
+        key: the key of the thread.
         sequence: its tokens; the mask has what is learned.
         windows: where each begins, and the sequence that it is.
 
@@ -66,12 +66,12 @@ class Piece:
 
     @property
     def n_window_tokens(self) -> int:
-        """Tokens of all windows."""
+        """The number of tokens of all windows."""
         return sum(len(window.tokens) for _, window in self.windows)
 
 
 def newest_with_answers(texts: Sequence[RememberedText], n_tokens: int) -> set[int]:
-    """Places of the newest texts that have so many tokens of a target's own together."""
+    """The newest texts that together have n tokens of a target's own."""
     chosen: set[int] = set()
     n = 0
     for i in range(len(texts) - 1, -1, -1):
@@ -85,7 +85,7 @@ def newest_with_answers(texts: Sequence[RememberedText], n_tokens: int) -> set[i
 
 
 def threads_of(texts: Sequence[RememberedText], chosen: set[int]) -> list[Thread]:
-    """Joins texts with the texts that they continue.
+    """Joins texts with their continuations.
 
     Args:
         texts: all of a store, the oldest first.
@@ -97,7 +97,7 @@ def threads_of(texts: Sequence[RememberedText], chosen: set[int]) -> list[Thread
     """
     parents = parents_of(texts, chosen)
     threads: list[Thread] = []
-    # Of each text: its thread, and where its first token stands there.
+    # The thread of each text, and the position of its first token there.
     places: dict[int, tuple[Thread, int]] = {}
     for i in sorted(parents):
         text, parent = texts[i], parents[i]
@@ -123,7 +123,7 @@ def _key(ids: Sequence[int]) -> float:
 
 
 def pieces_of(threads: Sequence[Thread], n_piece: int, n_window: int) -> list[Piece]:
-    """Pieces of threads, each with its windows.
+    """The pieces of threads, each with its windows.
 
     Args:
         threads: the texts.
@@ -137,7 +137,7 @@ def pieces_of(threads: Sequence[Thread], n_piece: int, n_window: int) -> list[Pi
         ids = np.array(thread.ids, np.uint32)
         origins = np.frombuffer(bytes(thread.origins), np.uint8)
         for first, end, own in _cuts(origins, n_piece, n_piece // 4):
-            # As much of what came before as there is room for.
+            # The preceding tokens, as far as there is room.
             begin = max(min(first, end - n_piece), 0)
             part = _sequence(len(out), ids, origins, begin, end, own)
             windows = [
@@ -156,7 +156,7 @@ def _learned(origins: Bytes, own: int) -> Bytes:
 
 
 def _cuts(origins: Bytes, most: int, n_lead: int) -> Iterator[tuple[int, int, int]]:
-    """Where parts of a text begin and end, and from where on their tokens are their own.
+    """The ranges of a text's parts, and where the new tokens of each start.
 
     All that was not given is in one of them, and no part ends with what was.
     """
@@ -178,7 +178,7 @@ def _sequence(
 
 
 def apart(keys: Sequence[float], share: float) -> tuple[set[float], set[float]]:
-    """Which threads are not learned from: those to choose the best weights by, and those to judge.
+    """Which threads are held out: to choose the best weights, and for the final comparison.
 
     By a thread's text, so that a held-out thread is held out in later runs too.
 

@@ -1,4 +1,4 @@
-"""The size of a new head's vocabulary: as many tokens as are worth their cost."""
+"""Chooses the vocabulary size of a new head: the tokens that are worth their cost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
 
 @dataclass(frozen=True, slots=True)
 class HeadBytes:
-    """The size of a head by the size of its vocabulary.
+    """The bytes of a head by its vocabulary size.
 
     Attributes:
         fixed: bytes of what does not depend on it.
@@ -38,7 +38,7 @@ class HeadBytes:
     per_token: float
 
     def of(self, size: int) -> float:
-        """Bytes of a head with that many tokens."""
+        """The bytes of a head with n tokens."""
         return self.fixed + size * self.per_token
 
 
@@ -48,7 +48,7 @@ def head_bytes(
     n_more: int,
     export_type: str,
 ) -> HeadBytes:
-    """From the tensors of a head with one token, and of one with n_more more."""
+    """The bytes by vocabulary size, from the tensors of heads with one token and n_more more."""
     first, second = (sum(map(math.prod, sizes.values())) for sizes in (small, large))
     per_token = (second - first) / n_more * _BYTES[export_type]
     return HeadBytes(first * _BYTES[export_type] - per_token, per_token)
@@ -57,7 +57,7 @@ def head_bytes(
 def coverage(
     sequences: Sequence[TextSequence], n_vocab: int, always: Iterable[int]
 ) -> npt.NDArray[np.float64]:
-    """[n_vocab + 1] the share of answers' tokens that the n most frequent ones cover, by n.
+    """[n_vocab + 1] the share of answer tokens that the n most frequent tokens cover.
 
     Counted in answers that had no part in the choice: the tokens of either half of the texts are
     looked for in the other half. Tokens that are frequent by chance would look covered otherwise.
@@ -76,13 +76,13 @@ def coverage(
 def choose_size(
     covered: npt.NDArray[np.float64], weighs: HeadBytes, target_bytes: int, n_least: int
 ) -> int:
-    """The size with most tokens per byte, within a tenth of the target where that can be.
+    """Chooses the size with most tokens per byte, up to a tenth of the target if possible.
 
     Args:
-        covered: coverage().
-        weighs: the head.
-        target_bytes: of the target's weights.
-        n_least: tokens that it must have.
+        covered: the result of coverage().
+        weighs: the head's bytes by vocabulary size.
+        target_bytes: the bytes of the target's weights.
+        n_least: the minimum number of tokens.
 
     """
     n_vocab = len(covered) - 1

@@ -1,4 +1,4 @@
-"""Sequences that ended before one with a smaller number, on disk: an interruption loses none.
+"""Stores finished sequences that wait for an earlier one, so that an interrupt loses none.
 
 A corpus is judged and stored in the order of its tasks, so that its text does not depend on what
 was interrupted when. Finished sequences that are not stored yet are kept here meanwhile.
@@ -27,10 +27,10 @@ _FINISHES = ("stop", "length", "loop", "user")
 def save_waiting(
     folder: Path, identity: str, waiting: Collection[Generated], *, with_features: bool
 ) -> None:
-    """Replaces the kept sequences.
+    """Replaces the stored sequences.
 
     Args:
-        folder: of the corpus.
+        folder: the folder of the corpus.
         identity: a hash of what decides the text.
         waiting: the sequences.
         with_features: their features too, which may be hundreds of MB; without, they are made
@@ -62,7 +62,7 @@ def save_waiting(
 
 
 def load_waiting(folder: Path, identity: str) -> list[Generated]:
-    """The kept sequences; none where they are of another text, or cannot be read."""
+    """Loads the stored sequences; none if they belong to another text or are unreadable."""
     path = folder / _FILE
     if not path.exists():
         return []

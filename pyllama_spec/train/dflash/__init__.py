@@ -1,1 +1,1 @@
-"""DFlash drafts: their shape, their objective, their first weights and their file."""
+"""DFlash drafts: shape, objective, initial weights and file."""

@@ -1,4 +1,4 @@
-"""The configuration of a run of DFlash. With the target it decides the result."""
+"""The configuration of a DFlash run. With the target it determines the result."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ class DFlashHeadConfig(HeadSettings):
 
     @property
     def n_steps(self) -> int:
-        """Tokens that a block drafts."""
+        """The number of tokens that a block drafts."""
         return self.block_size - (0 if self.from_anchor else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class DFlashFitConfig(FitSettings):
-    """How a DFlash draft is fitted; see FitSettings.
+    """The options of fitting a DFlash draft; see FitSettings.
 
     A missed_share of 0, the default here, cuts the loss at the draft's first wrong pick (Spec-AUF,
     arXiv 2607.01893), 1 never does. The copied_share is 0.1 unless said, and the rate twice that of

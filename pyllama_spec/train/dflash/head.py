@@ -1,4 +1,4 @@
-"""The draft as a PyTorch module: layers shaped as Qwen3's, computed for many blocks at once.
+"""The draft as a PyTorch module: layers like Qwen3's, computed for many blocks at once.
 
 Rows of features become keys and values of every layer (they are injected); a block is the known
 token and masks, whose rows attend to the features before it and to each other. RoPE turns
@@ -33,7 +33,7 @@ class DFlashShape(DraftShape):
         block_size: slots of a block.
         mask_token: the target's id of what stands where nothing is known.
         causal: whether a slot sees only those before it.
-        markov_rank: of the matrix of followers, 0 for none.
+        markov_rank: the rank of the matrix of followers, 0 for none.
         confidence: whether there is a number of confidence per slot.
         sample_from_anchor: whether the first slot drafts.
 
@@ -50,20 +50,20 @@ class DFlashShape(DraftShape):
     def __post_init__(self) -> None:
         DraftShape.__post_init__(self)
         if not 0 <= self.mask_token < self.n_vocab:
-            raise ArgumentError(f"the mask token {self.mask_token} is outside of the vocabulary")
+            raise ArgumentError(f"mask_token={self.mask_token} is outside 0 .. {self.n_vocab - 1}")
 
     @property
     def first_slot(self) -> int:
-        """The first slot that drafts."""
+        """The first slot of a block that drafts."""
         return 0 if self.sample_from_anchor else 1
 
     @property
     def n_steps(self) -> int:
-        """Tokens that a block drafts."""
+        """The number of tokens that a block drafts."""
         return self.block_size - self.first_slot
 
     def keys(self) -> dict[str, Any]:
-        """The keys of its GGUF, without the architecture's prefix."""
+        """The keys of the GGUF, without the architecture's prefix."""
         keys = {
             **DraftShape.keys(self),
             "block_count": self.n_layer,
@@ -77,7 +77,7 @@ class DFlashShape(DraftShape):
         return keys
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """The weights by their names in the GGUF, with the output first: [n_out, n_in] or [n]."""
+        """The weights' shapes by GGUF name, the output first: [n_out, n_in] or [n]."""
         d, r = self.n_embd, self.markov_rank
         sizes: dict[str, tuple[int, ...]] = {
             "fc.weight": (d, len(self.target_layers) * self.n_embd_target),
@@ -112,7 +112,7 @@ class DFlashHead(DraftHead):
         self.shape = shape
 
     def inject(self, features: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of features in every layer.
+        """The keys and values of features, in every layer.
 
         Args:
             features: [n, n_layers * n_embd_target] float32.
@@ -139,13 +139,13 @@ class DFlashHead(DraftHead):
         injected: list[tuple[Tensor, Tensor]],
         spans: list[Span],
     ) -> Tensor:
-        """The rows of many blocks that give logits.
+        """Computes the rows of many blocks that give logits.
 
         Args:
-            anchors: [c] int64, the token that each block begins with.
-            positions: [c] int64, where it stands.
-            injected: of inject().
-            spans: which features each block sees.
+            anchors: [c] int64, the first token of each block.
+            positions: [c] int64, the position of that token.
+            injected: the result of inject().
+            spans: the features that each block sees.
 
         Returns:
             [c, block_size, n_embd] float32, normed.
@@ -171,7 +171,7 @@ class DFlashHead(DraftHead):
         return self._norm(h, "output_norm.weight")
 
     def followers(self, tokens: Tensor) -> Tensor | None:
-        """The rows of the matrix of followers for tokens [c]: [c, rank]; None where it has none."""
+        """The rows of the follower matrix for tokens [c]: [c, rank]; None without one."""
         return self.weight("markov_w1.weight")[tokens] if self.shape.markov_rank else None
 
     def step_logits(self, y: Tensor, before: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ class DFlashHead(DraftHead):
         return logits if low is None else logits + self._linear(low, "markov_w2.weight")
 
     def confidence(self, y: Tensor, before: Tensor) -> Tensor:
-        """How likely a slot's token is accepted, before the sigmoid: [c]; as step_logits().
+        """The logit of a slot token's acceptance: [c]; see step_logits().
 
         It learns, but no gradient flows into its inputs.
         """
@@ -205,7 +205,7 @@ def _as(pair: tuple[Tensor, Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """RoPE: x is [..., n_head, size], turn of DraftHead._angles()."""
+    """Applies RoPE: x is [..., n_head, size], turn of DraftHead._angles()."""
     cos, sin = rotation
     low, high = x.float().chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, low * sin + high * cos), dim=-1)
@@ -218,7 +218,7 @@ def initialise(
     channel_rms: npt.NDArray[np.float32],
     seed: int,
 ) -> None:
-    """Sets the weights to begin with.
+    """Sets the initial weights.
 
     The last layer input passes through `fc` nearly as it is, each number of a layer input made
     alike in size: nothing norms them before. The output's rows point where the target's do. The
@@ -229,7 +229,7 @@ def initialise(
         output: [n_vocab, n_embd] float32, the target's output rows.
         output_norm: [n_embd] float32, the target's last norm, which goes into the rows.
         channel_rms: [n_layers * n_embd_target] float32, the size of each number of a feature.
-        seed: of the rest.
+        seed: the seed of the rest.
 
     """
     shape, generator = head.shape, torch.Generator().manual_seed(seed)

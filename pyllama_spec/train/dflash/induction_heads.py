@@ -1,4 +1,4 @@
-"""Induction heads: attention that is initialised to copy what followed this token the last time.
+"""Induction heads: attention initialised to copy the token after an earlier occurrence.
 
 The row of a token x[j] says in its first layer input which token that is, and in its last one what
 the target says next, which is x[j+1] where the text is greedy. So heads of the first layer, whose
@@ -22,7 +22,7 @@ from torch import Tensor
 from pyllama_spec.train.dflash.head import DFlashHead
 from pyllama_spec.train.run.token_directions import MIN_R2, equal_directions, fit_token_map, normed
 
-# Of the heads; the others are free for all else.
+# The share of induction heads; the others are free.
 _SHARE = 2 / 3
 # Weights of the norms of queries and keys: how sharp a match is. And what a copy adds to a row, and
 # what is left of the drawn weights that add to it besides.
@@ -30,7 +30,7 @@ _SHARPNESS, _STRENGTH, _NOISE = 1.4, 6.0, 0.2
 # What the row before the block adds to a slot, and how large the number is that tells rows of
 # features from slots, before the norm that leaves its sign alone.
 _LAST_ROW, _SURE = 1.0, 50.0
-# Of the rows: else a slot cannot be told from a row of features.
+# The minimum share of rows; with fewer a slot looks like a row of features.
 _MIN_SURE = 0.98
 # Pairs of a head's numbers that tell positions: enough to be sharp, few enough to be told apart.
 _PAIRS = 4
@@ -56,7 +56,7 @@ def set_induction_heads(
         last: [n, n_embd_target] float32, the last layer input that it reads.
         counts: [n_vocab] int64, how often each token stands in the text.
         channel_rms: [n_layers * n_embd_target] float32, the size of each number of a feature.
-        seed: of the directions.
+        seed: the seed of the directions.
 
     Returns:
         The share of the tokens' directions that the first layer input tells; below 0.5 nothing is
@@ -94,7 +94,7 @@ def set_induction_heads(
 
 
 def _one_of(x: Tensor, weights: Tensor | None) -> Tensor:
-    """The direction [width] along which rows x [m, width] are nearest to 1."""
+    """The direction [width] in which rows x [m, width] are nearest to 1."""
     weights = torch.ones_like(x[:, 0]) if weights is None else weights
     gram = (x * weights[:, None]).T @ x
     ridge = 1e-3 * gram.diagonal().mean() * torch.eye(x.shape[1], dtype=x.dtype)
@@ -102,13 +102,13 @@ def _one_of(x: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def _is_sure(x: Tensor, weights: Tensor | None, direction: Tensor) -> bool:
-    """Whether nearly all rows [m, width], as often as they stand, are on one side of it."""
+    """Whether nearly all rows [m, width], weighted by frequency, are on one side of it."""
     weights = torch.ones_like(x[:, 0]) if weights is None else weights
     return float(weights[x @ direction > 0].sum() / weights.sum()) >= _MIN_SURE
 
 
 class _Space:
-    """The directions of a row, and what each of them is for at first.
+    """The directions of a row, and their initial use.
 
     Attributes:
         upright: [n_embd], which slots are on one side of, and rows of features on the other.
@@ -131,7 +131,7 @@ class _Space:
 def _set_first_layer(
     head: DFlashHead, space: _Space, directions: Tensor, token_map: Tensor, last: Tensor
 ) -> None:
-    """Sets the first layer, and what a row of features is made of.
+    """Sets the first layer and the encoding of features.
 
     Args:
         head: the draft.
@@ -174,7 +174,7 @@ def _set_first_layer(
 
 
 def _set_second_layer(head: DFlashHead, space: _Space, seed: int) -> None:
-    """Lets heads of the second layer hand on the row just before the block.
+    """Makes heads of the second layer copy the row before the block.
 
     All its queries are one vector and so are all keys of features, turned by RoPE so that a row at
     a distance of one fits best; keys of slots are the opposite.

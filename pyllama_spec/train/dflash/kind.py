@@ -1,4 +1,4 @@
-"""DFlash as a run of training asks for it."""
+"""DFlash as a kind of draft for training runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MIN_LENGTH = 0.1
 
 
 def shape_of(keys: Keys, n_draft_vocab: int) -> DFlashShape:
-    """The shape of a draft by the keys of its file."""
+    """Reads the shape of a draft from its file's keys."""
     return DFlashShape(
         n_vocab=keys.target.n_vocab,
         n_draft_vocab=n_draft_vocab,
@@ -54,7 +54,7 @@ class DFlashKind(Kind[DFlashHead]):
     """Drafts that propose a block in one pass.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
 
     """
 
@@ -84,7 +84,7 @@ class DFlashKind(Kind[DFlashHead]):
         return self._shape(start, 0).sizes()
 
     def new_head(self, start: Start, reporter: Reporter) -> DFlashHead:
-        """A draft whose output points where the target's does; the rest is drawn."""
+        """A head with induction heads and the target's output directions; the rest is random."""
         config, weights = self._config, start.weights
         counts = token_counts(start.corpus, start.train, start.model.info.n_vocab)
         mask = choose_mask_token(start.model.vocab, counts, weights.embedding)
@@ -103,7 +103,7 @@ class DFlashKind(Kind[DFlashHead]):
         return head
 
     def known_head(self, start: Start, init: InitDraft) -> DFlashHead:
-        """An earlier draft, with the block that it was made for."""
+        """A head for an earlier draft, with its block size."""
         assert isinstance(init.shape, DFlashShape)
         self.n_steps = init.shape.n_steps
         return DFlashHead(init.shape, start.weights.embedding, init.d2t)
@@ -111,7 +111,7 @@ class DFlashKind(Kind[DFlashHead]):
     def losses(
         self, head: DFlashHead, texts: Texts, dtype: torch.dtype, generator: torch.Generator
     ) -> Losses:
-        """Blocks from some of the places where decoding asks the draft."""
+        """The losses of blocks from some of the positions where decoding asks the draft."""
         fit = self._config.fit
         share = COPIED_SHARE if fit.copied_share is None else fit.copied_share
         texts = with_fewer(with_fewer_lookups(texts, share, generator), fit.anchor_share, generator)
@@ -124,18 +124,18 @@ class DFlashKind(Kind[DFlashHead]):
     def extra_tensors(
         self, sequences: Sequence[TextSequence], init: InitDraft | None, reporter: Reporter
     ) -> list[PlannedTensor]:
-        """The n-gram table of the texts that were learned from."""
+        """The n-gram table of the training texts."""
         return table_of(sequences, init, self._config.max_ngrams, reporter)
 
     def keys(self, head: DFlashHead) -> dict[str, Any]:
-        """The mask, in place of one that the target's tokenizer may name."""
+        """The mask token, in place of one that the target's tokenizer names."""
         return {MASK_KEY: head.shape.mask_token}
 
 
 def choose_mask_token(
     vocab: Vocab, counts: npt.NDArray[np.int64], embedding: npt.NDArray[np.float32]
 ) -> int:
-    """A token that no text has: its row in the target's embedding becomes the mask's.
+    """A token without occurrences: its row of the target's embedding becomes the mask's.
 
     A mask that the vocabulary names is taken first, then the last control token that neither ends a
     text nor stands in one, then the last ordinary one, then the rarest.

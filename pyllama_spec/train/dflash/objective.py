@@ -1,4 +1,4 @@
-"""The objective of a draft: blocks from many places of a text at once.
+"""The objective of a draft: blocks from many positions of a text at once.
 
 A block that begins at P0 sees the features of x[0] .. x[P0], has x[P0+1] in its first slot, and
 drafts x[P0+2], x[P0+3], ...: depth s is the text's token P0+2+s, which the target's distribution
@@ -21,7 +21,7 @@ from pyllama_spec.train.run.texts import Texts
 
 
 def block_rows(head: DFlashHead, texts: Texts) -> Tensor:
-    """The rows that give logits, of the blocks from all starts: [c, n_steps, n_embd] by depth."""
+    """The rows that give logits, for the blocks from all starts: [c, n_steps, n_embd] by depth."""
     ends, owner = texts.ends()
     starts = texts.starts
     injected = head.inject(texts.features, texts.positions)
@@ -31,7 +31,7 @@ def block_rows(head: DFlashHead, texts: Texts) -> Tensor:
 
 
 def drafted(texts: Texts, n_steps: int) -> Tensor:
-    """Where a block drafts a token that is to be learned: [c, n_steps] bool.
+    """Where a block drafts a token to learn: [c, n_steps] bool.
 
     It ends where its text does, where a token need not be learned, and after a token that the draft
     vocabulary lacks: no draft continues there.
@@ -49,7 +49,7 @@ def drafted(texts: Texts, n_steps: int) -> Tensor:
 
 
 def with_fewer(texts: Texts, share: float, generator: torch.Generator) -> Texts:
-    """The same texts with a share of their blocks, one at least."""
+    """The same texts with a share of their blocks, at least one."""
     n = len(texts.starts)
     kept = torch.randperm(n, generator=generator)[: max(round(share * n), 1)].sort().values
     return replace(texts, starts=texts.starts[kept.to(texts.starts.device)])
@@ -57,7 +57,7 @@ def with_fewer(texts: Texts, share: float, generator: torch.Generator) -> Texts:
 
 @dataclass(slots=True)
 class _Step:
-    """One depth of all blocks that go so far.
+    """One depth of all blocks that reach it.
 
     Attributes:
         blocks: [m] int64, which of Texts.starts.
@@ -90,7 +90,7 @@ def block_losses(
         head: the draft.
         texts: the batch.
         fit: which loss.
-        dtype: of the products with the output matrix.
+        dtype: the dtype of the products with the output matrix.
         generator: on the CPU, draws the blocks that are learned on after a wrong pick.
 
     """
@@ -133,7 +133,7 @@ def _step(
     head: DFlashHead, y: Tensor, output: Tensor, texts: Texts, blocks: Tensor, at: Tensor,
     hard_share: float, dtype: torch.dtype,
 ) -> tuple[_Step, Tensor]:  # fmt: skip
-    """One depth, and where its pick is the target's likeliest token."""
+    """Computes one depth, and where its pick is the target's likeliest token."""
     token = texts.tokens[at + 1]
     label = torch.searchsorted(head.d2t, token).clamp(max=len(head.d2t) - 1)
     known = head.d2t[label] == token
@@ -154,7 +154,7 @@ def _step(
 
 
 def _weighted(steps: list[_Step], n_blocks: int, fit: DFlashFitConfig) -> Tensor:
-    """All losses as one.
+    """The weighted sum of all losses.
 
     "decay": the mean over all steps, one at depth s counting step_decay ** s. "dpace": with q the
     draft's probability of the text's token and q' = (1 - alpha) q + alpha, a block is expected to
@@ -180,7 +180,7 @@ def _weighted(steps: list[_Step], n_blocks: int, fit: DFlashFitConfig) -> Tensor
 
 
 def count_accepted(head: DFlashHead, texts: Texts) -> Tensor:
-    """How many tokens of the block from each start are the text's, [n_starts] int64 on the CPU."""
+    """The number of accepted tokens of the block from each start, [n_starts] int64 on the CPU."""
     n_accepted = torch.zeros(len(texts.starts), dtype=torch.int64)
     with torch.no_grad():
         rows, runs = block_rows(head, texts), drafted(texts, head.shape.n_steps)

@@ -1,1 +1,1 @@
-"""EAGLE-3 heads: their shape, their objective, their first weights and their file."""
+"""EAGLE-3 heads: shape, objective, initial weights and file."""

@@ -1,4 +1,4 @@
-"""The training-time test of EAGLE-3 (arXiv 2503.01840, section 3): a draft from every place.
+"""The training-time test of EAGLE-3 (arXiv 2503.01840, section 3): a draft from each position.
 
 A chain starts at a position P0 and makes the steps of a draft that begins there. Step 0 reads the
 feature row of x[P0]; step s reads token x[P0+s+1] with the head's own row of step s-1:
@@ -28,7 +28,7 @@ from pyllama_spec.train.run.texts import Texts
 
 
 def run_chains(head: Eagle3Head, texts: Texts, n_steps: int) -> Iterator[ChainStep]:
-    """Makes n_steps steps from every start, all chains at once; they end as that_go_on() says."""
+    """Runs n_steps steps from every start, all chains at once; see that_go_on() for their ends."""
     ends, owner = texts.ends()
     # Pairs of features: K and V of every token, the one after it standing for x[P+1]. The last of
     # a sequence pairs with the next one's first token, and no chain looks at it.

@@ -1,4 +1,4 @@
-"""The configuration of a run of EAGLE-3. With the target it decides the result."""
+"""The configuration of an EAGLE-3 run. With the target it determines the result."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class HeadConfig(HeadSettings):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has nothing of EAGLE-3.1."""
+        """Whether the head uses no option of EAGLE-3.1."""
         return not self.fc_norm and not self.norm_output
 
 
 @dataclass(frozen=True, slots=True)
 class FitConfig(FitSettings):
-    """How an EAGLE-3 head is fitted; see FitSettings.
+    """The options of fitting an EAGLE-3 head; see FitSettings.
 
     The copied_share is 0.1 unless said, and all in a plain head: stock llama.cpp does not copy.
 

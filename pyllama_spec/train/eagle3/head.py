@@ -1,4 +1,4 @@
-"""The head as a PyTorch module: docs/eagle3.md, one draft layer, computed for many pairs at once.
+"""The head as a PyTorch module (docs/eagle3.md): one layer, computed for many pairs at once.
 
 RoPE turns neighbours (2i, 2i+1) here as in the GGUF.
 """
@@ -30,11 +30,11 @@ class HeadShape(DraftShape):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has nothing of EAGLE-3.1."""
+        """Whether the head uses no option of EAGLE-3.1."""
         return not self.fc_norm and not self.norm_output
 
     def keys(self) -> dict[str, Any]:
-        """The keys of its GGUF, without the architecture's prefix."""
+        """The keys of the GGUF, without the architecture's prefix."""
         return {
             **DraftShape.keys(self),
             "block_count": 1,
@@ -45,7 +45,7 @@ class HeadShape(DraftShape):
         }
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """The weights by their names in the GGUF, with the output first: [n_out, n_in] or [n]."""
+        """The weights' shapes by GGUF name, the output first: [n_out, n_in] or [n]."""
         d, t, n_layers = self.n_embd, self.n_embd_target, len(self.target_layers)
         return {
             "fc.weight": (d, n_layers * t),
@@ -68,7 +68,7 @@ class Eagle3Head(DraftHead):
         self.shape = shape
 
     def encode(self, features: Tensor) -> Tensor:
-        """Rows from features.
+        """Encodes features as rows.
 
         Args:
             features: [n, n_layers * n_embd_target] float32.
@@ -100,15 +100,15 @@ class Eagle3Head(DraftHead):
         return torch.cat((token_half, self._norm(rows, "blk.0.attn_norm_2.weight")), dim=-1)
 
     def queries(self, mixed: Tensor, positions: Tensor) -> Tensor:
-        """[n, n_head, head_size], turned to positions [n] int64."""
+        """The queries [n, n_head, head_size], rotated to positions [n] int64."""
         return self._turn(self._heads(mixed, "blk.0.attn_q.weight"), positions)
 
     def keys(self, mixed: Tensor, positions: Tensor) -> Tensor:
-        """[n, n_head_kv, head_size], turned to positions [n] int64."""
+        """The keys [n, n_head_kv, head_size], rotated to positions [n] int64."""
         return self._turn(self._heads(mixed, "blk.0.attn_k.weight"), positions)
 
     def values(self, mixed: Tensor) -> Tensor:
-        """[n, n_head_kv, head_size]."""
+        """The values [n, n_head_kv, head_size]."""
         return self._heads(mixed, "blk.0.attn_v.weight")
 
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class Eagle3Head(DraftHead):
         return turned.flatten(-2).to(x.dtype)
 
     def finish(self, rows: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
-        """The rest of the step, after attention.
+        """Computes the step after attention.
 
         Args:
             rows: [n, n_embd] float32, as for mix().
@@ -141,7 +141,7 @@ def initialise(
     feature_rms: npt.NDArray[np.float32],
     seed: int,
 ) -> None:
-    """Sets the weights to begin with.
+    """Sets the initial weights.
 
     The last layer input passes through `fc` as it is, and the output's rows point where the
     target's do: so the head begins with what the target was about to say, and learns the step
@@ -152,7 +152,7 @@ def initialise(
         output: [n_vocab, n_embd] float32, the target's output rows.
         output_norm: [n_embd] float32, the target's last norm, which goes into the rows.
         feature_rms: [n_layers] float32, the size of each layer input.
-        seed: of the rest.
+        seed: the seed of the rest.
 
     """
     shape, generator = head.shape, torch.Generator().manual_seed(seed)

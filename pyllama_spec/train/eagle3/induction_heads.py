@@ -1,4 +1,4 @@
-"""Induction heads: attention that is initialised to copy what followed this token the last time.
+"""Induction heads: attention initialised to copy the token after an earlier occurrence.
 
 Text repeats itself, and a draft that sees it is right for as long as it does. A head of one layer
 can: the row of x[P] says x[P] in its low layers, so that a query made of the token x[P+1] finds
@@ -21,7 +21,7 @@ from torch import Tensor
 from pyllama_spec.train.eagle3.head import Eagle3Head
 from pyllama_spec.train.run.token_directions import MIN_R2, equal_directions, fit_token_map, normed
 
-# Of the heads; the others are free for all else.
+# The share of induction heads; the others are free.
 _SHARE = 2 / 3
 # Size of a match before the softmax, in units of its spread over other tokens, squared; and of what
 # a copied token adds to a row. Both from trials on SmolLM2.
@@ -36,7 +36,7 @@ def set_induction_heads(
     counts: npt.NDArray[np.int64],
     seed: int,
 ) -> float:
-    """Sets two thirds of the attention heads as induction heads, if the input tells the token.
+    """Makes two thirds of the attention heads induction heads, if the input tells the token.
 
     Each of them compares tokens along directions of its own, which are scaled to equal spread so
     that frequent tokens do not look alike. Queries and keys are in the half of a head's numbers
@@ -48,7 +48,7 @@ def set_induction_heads(
         rows: [n, n_embd_target] float32, the first layer input that the head reads, at some tokens.
         tokens: [n] int64, these tokens.
         counts: [n_vocab] int64, how often each token stands in the text.
-        seed: of the directions.
+        seed: the seed of the directions.
 
     Returns:
         The share of the tokens' directions that the first layer input tells (R^2 of a linear map,
@@ -100,7 +100,7 @@ def _fit(
 def _output_map(
     head: Eagle3Head, embedding: Tensor, weights: Tensor, n: int
 ) -> tuple[Tensor, Tensor]:
-    """The map [d, d] from embeddings to output rows, and these rows' [n, d] widest directions."""
+    """The map [d, d] from embeddings to output rows, and the widest directions [n, d] of these."""
     d2t = head.d2t.cpu()
     output = head.weight("output.weight").detach().double()
     root = weights[d2t].sqrt()[:, None]

@@ -1,4 +1,4 @@
-"""EAGLE-3 as a run of training asks for it."""
+"""EAGLE-3 as a kind of draft for training runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SAMPLE_SEQUENCES = 64
 
 
 def shape_of(keys: Keys, n_draft_vocab: int) -> HeadShape:
-    """The shape of a head by the keys of its file."""
+    """Reads the shape of a head from its file's keys."""
     if keys.number("block_count") != 1:
         raise ValueError(f"{keys.number('block_count')} layers instead of one")
     return HeadShape(
@@ -44,7 +44,7 @@ class Eagle3Kind(Kind[Eagle3Head]):
     """Heads of one layer that draft a token per step.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
 
     """
 
@@ -56,7 +56,7 @@ class Eagle3Kind(Kind[Eagle3Head]):
         self.n_steps = config.fit.n_steps
 
     def notes(self, layers: tuple[int, ...]) -> list[str]:
-        """The options that stock llama.cpp does not load."""
+        """A remark on options that stock llama.cpp does not load."""
         if not self._config.head.is_plain or len(layers) == 3:
             return []
         n = len(layers)
@@ -73,7 +73,7 @@ class Eagle3Kind(Kind[Eagle3Head]):
         return self._shape(start).sizes()
 
     def new_head(self, start: Start, reporter: Reporter) -> Eagle3Head:
-        """A head that begins with induction heads, and with what the target was about to say."""
+        """A head initialised with induction heads and the target's output."""
         config, weights, shape = self._config, start.weights, self._shape(start)
         head = Eagle3Head(shape, weights.embedding, start.vocab.d2t)
         train, seed = start.train, config.fit.seed
@@ -85,14 +85,14 @@ class Eagle3Kind(Kind[Eagle3Head]):
         return head
 
     def known_head(self, start: Start, init: InitDraft) -> Eagle3Head:
-        """An earlier head."""
+        """A head for an earlier draft."""
         assert isinstance(init.shape, HeadShape)
         return Eagle3Head(init.shape, start.weights.embedding, init.d2t)
 
     def losses(
         self, head: Eagle3Head, texts: Texts, dtype: torch.dtype, generator: torch.Generator
     ) -> Losses:
-        """The training-time test, from the places where decoding asks the head."""
+        """The losses of the training-time test, from the positions where decoding asks the head."""
         fit = self._config.fit
         default = 1.0 if head.shape.is_plain else COPIED_SHARE
         share = default if fit.copied_share is None else fit.copied_share
@@ -109,7 +109,7 @@ class Eagle3Kind(Kind[Eagle3Head]):
     def extra_tensors(
         self, sequences: Sequence[TextSequence], init: InitDraft | None, reporter: Reporter
     ) -> list[PlannedTensor]:
-        """The n-gram table of the texts that were learned from."""
+        """The n-gram table of the training texts."""
         config = self._config
         # A plain head that one begins with is one for stock llama.cpp, too, which knows no table.
         is_plain = init is not None and isinstance(init.shape, HeadShape) and init.shape.is_plain

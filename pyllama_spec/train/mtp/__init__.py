@@ -1,1 +1,1 @@
-"""MTP heads: their facts in a file, the graph, the chains, and the written file."""
+"""MTP heads: their facts, graph, chains and file."""

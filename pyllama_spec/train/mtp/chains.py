@@ -1,4 +1,4 @@
-"""The chains of an MTP head: a draft from every place, each step with the head's own row.
+"""The chains of an MTP head: a draft from each position, each step with the head's own row.
 
 A chain starts where a draft does, at a place P with the token x[P] that is known and the target's
 row of x[P-1] (drafters/mtp/drafter.py):
@@ -26,7 +26,7 @@ from pyllama_spec.train.run.texts import Texts
 
 
 def rows_before(texts: Texts, ends: Tensor) -> Tensor:
-    """The target's row of the token before each one, zeros before the first: [n, n_embd]."""
+    """The target's row of the token before each one; zeros before the first: [n, n_embd]."""
     rows = texts.features.roll(1, 0)
     firsts = torch.cat((ends.new_zeros(1), ends[:-1]))
     rows[firsts] = 0.0
@@ -34,7 +34,7 @@ def rows_before(texts: Texts, ends: Tensor) -> Tensor:
 
 
 def run_chains(head: MtpHead, texts: Texts, n_steps: int) -> Iterator[ChainStep]:
-    """Makes n_steps steps from every start, all chains at once; they end as that_go_on() says."""
+    """Runs n_steps steps from every start, all chains at once; see that_go_on() for their ends."""
     ends, owner = texts.ends()
     x = head.join(texts.tokens, rows_before(texts, ends))
     normed = head.normed(x)

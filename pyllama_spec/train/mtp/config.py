@@ -1,4 +1,4 @@
-"""The configuration of a run that trains an MTP head further. All that decides its result."""
+"""The configuration of a run that trains an MTP head further. It determines the result."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _N_LOSS_VOCAB = 16384
 
 @dataclass(frozen=True, slots=True)
 class MtpFitConfig(FitSettings):
-    """How an MTP head is fitted; see FitSettings.
+    """The options of fitting an MTP head; see FitSettings.
 
-    The copied_share is 0.1 unless said. The rate is lower than that of a new draft: the head knows
-    its target already. The output matrix is the target's own, and stays so.
+    copied_share is 0.1 by default. The learning rate is lower than that of a new draft, since the
+    head is trained already. The output matrix is the target's, and is not trained.
 
     Attributes:
         n_steps: tokens of a draft: how often the head's own row is fed back.
-        n_loss_vocab: how many ids, the most frequent ones of the text, losses and measurements look
-            at; the head keeps all of the target's.
+        n_loss_vocab: the number of most frequent ids in losses and measurements; the head itself
+            keeps all ids of the target.
 
     """
 
@@ -40,16 +40,17 @@ class MtpFitConfig(FitSettings):
         count(self.n_loss_vocab, "n_loss_vocab", 1)
         if self.train_output:
             raise ArgumentError(
-                "train_output=True: an MTP head reads its target's output matrix, which stays"
+                "train_output=True: an MTP head uses its target's output matrix, which is not "
+                "trained; omit it"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class MtpTrainConfig(RunConfig):
-    """A whole run: from a target's GGUF with an MTP head to a file with a better one.
+    """A whole run: from a target's GGUF with an MTP head to the file of a trained one.
 
-    See RunConfig. The head is that of the target, or of a file that an earlier run wrote, as `init`
-    says; its shape is given, and it has no n-gram table.
+    See RunConfig. `init` names the file of an earlier run whose head to train; without it, the
+    target's head is trained. The head's shape is fixed, and the file gets no n-gram table.
     """
 
     kind: ClassVar[str] = "mtp"
@@ -62,7 +63,7 @@ class MtpTrainConfig(RunConfig):
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
         if self.head != HeadSettings():
-            raise ArgumentError("an MTP head has the shape that its file says: leave out `head`")
+            raise ArgumentError("the file of an MTP head sets its shape: omit `head`")
         if self.n_ngrams:
             raise ArgumentError(
                 f"n_ngrams={self.n_ngrams}: a file with an MTP head has no n-gram table; leave it "
@@ -76,6 +77,6 @@ class MtpTrainConfig(RunConfig):
 
     @property
     def begun_with(self) -> Path:
-        """The file whose head a run begins with; of one from use the output, where it is there."""
+        """The file of the initial head; for a run from use its output, if that exists."""
         is_there = self.use is not None and self.out.exists()
         return self.init or (self.out if is_there else self.target)

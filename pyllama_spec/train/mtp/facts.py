@@ -1,4 +1,4 @@
-"""The facts of a GGUF's MTP head, and whether it can be trained. No PyTorch here.
+"""The facts of a GGUF's MTP head, and whether it can be trained. Imports no PyTorch.
 
 A head is one block after the layers. It norms the embedding of a token and a row, joins them by a
 matrix, and goes through attention and a feed-forward part like a layer's. What that part is depends
@@ -25,7 +25,7 @@ _SOFTMAX, _SIGMOID = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The block of an architecture.
+    """The structure of an architecture's MTP block.
 
     Attributes:
         attention: "grouped" queries; "gated", where a gate for what it finds stands after each
@@ -91,11 +91,11 @@ _SHARED = ("ffn_up_shexp", "ffn_down_shexp")
 
 
 def head_note(info: ModelInfo, name: str) -> str | None:
-    """A remark for training another draft for a file that has a head; None without one.
+    """A remark for a run that trains another draft though the file has a head; None without one.
 
     Args:
-        info: of the target.
-        name: of its file.
+        info: the ModelInfo of the target.
+        name: the name of its file.
 
     """
     if not 0 < info.n_heads <= most_heads(info.arch):
@@ -110,7 +110,7 @@ def head_note(info: ModelInfo, name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
-    """A head that can be trained. JSON knows all of it.
+    """The facts of a trainable head, of JSON types.
 
     Attributes:
         arch: general.architecture of the file.
@@ -155,11 +155,11 @@ class HeadFacts:
 
     @property
     def family(self) -> Family:
-        """What the architecture says of the block."""
+        """The family of the architecture."""
         return FAMILIES[self.arch]
 
     def tensor(self, name: str, part: str = "weight") -> str:
-        """The whole name of a tensor of the block."""
+        """The full name of a tensor of the block."""
         return f"blk.{self.block}.{name}.{part}"
 
     def has(self, name: str, part: str = "weight") -> bool:
@@ -169,25 +169,25 @@ class HeadFacts:
 
     @property
     def last_norm(self) -> str:
-        """The name of the norm before the output, which every head that is written has."""
+        """The name of the norm before the output, which every written head has."""
         return last_norm(self.arch, self.block)
 
 
 def last_norm(arch: str, block: int) -> str:
-    """The name of a head's own norm before the output."""
+    """The name of a head's own last norm."""
     name = "layer_output_norm" if arch == "bailingmoe3" else "nextn.shared_head_norm"
     return f"blk.{block}.{name}.weight"
 
 
 def check_head(info: ModelInfo, name: str) -> None:
-    """Raises unless a file has a head of a kind that can be trained; reads nothing.
+    """Raises if the file's head cannot be trained, by its ModelInfo alone.
 
     Args:
-        info: of the file.
-        name: of the file.
+        info: the file's ModelInfo.
+        name: the file's name.
 
     Raises:
-        UnsupportedError: it has none, several, or one of an architecture without a graph here.
+        UnsupportedError: the file has no head, several, or one of an unsupported architecture.
 
     """
     if not info.n_heads:
@@ -204,11 +204,11 @@ def check_head(info: ModelInfo, name: str) -> None:
 
 
 def read_facts(path: Path, info: ModelInfo) -> HeadFacts:
-    """Reads what a file says of its head.
+    """Reads the facts of a file's head.
 
     Args:
-        path: of the target, or of a file with the head alone.
-        info: of the same file.
+        path: the path of the target, or of a file with the head alone.
+        info: the ModelInfo of the same file.
 
     Raises:
         UnsupportedError: as check_head(), or the block has something that training does not know.
@@ -257,7 +257,7 @@ def read_facts(path: Path, info: ModelInfo) -> HeadFacts:
 
 
 def check_window(facts: HeadFacts, name: str, n_ctx: int, n_steps: int) -> None:
-    """Raises unless all of a text and a draft after it lie in a head's window.
+    """Raises unless a text and a draft after it fit a head's window.
 
     Training lets each token see all before it.
     """
@@ -270,7 +270,7 @@ def check_window(facts: HeadFacts, name: str, n_ctx: int, n_steps: int) -> None:
 
 
 class _Keys:
-    """Keys of a file, without the architecture in front; of a list the value of the block."""
+    """The keys of a file, without the architecture's prefix; of a list, the block's value."""
 
     def __init__(self, path: Path, arch: str, values: Mapping[str, Any]) -> None:
         self._path, self._arch, self._values, self.block = path, arch, values, 0
@@ -294,13 +294,13 @@ class _Keys:
 
 
 def _check_keys(path: Path, keys: _Keys, tensors: Mapping[str, GgufTensor]) -> None:
-    """Raises where positions, attention or experts are of a kind that nothing here computes."""
+    """Raises for positions, attention or experts that training does not support."""
     factors = [name for name in tensors if name.startswith("rope_f")]
     scaled = keys.has("rope.scaling.factor") and keys.real("rope.scaling.factor") != 1.0
     if factors or scaled:
         what = factors[0] if factors else "rope.scaling.factor"
         raise UnsupportedError(
-            f"{path.name}: the MTP head cannot be trained: {what} stretches its positions, which "
+            f"{path.name}: the MTP head cannot be trained: {what} scales its positions, which "
             f"training does not compute; {_OTHER}"
         )
     for name, usual in (("attention.scale", 0.0), ("expert_group_count", 1.0)):
@@ -312,7 +312,7 @@ def _check_keys(path: Path, keys: _Keys, tensors: Mapping[str, GgufTensor]) -> N
 
 
 def _is_fixed(tensor: GgufTensor, name: str) -> bool:
-    """Experts, their router and matrices for each head stay: a token reaches few of their weights.
+    """Whether a tensor is not trained: experts, their router, and per-head matrices.
 
     The tables of the vocabulary stay as well, as those of every draft do.
     """
@@ -324,7 +324,7 @@ def _is_fixed(tensor: GgufTensor, name: str) -> bool:
 def _block_names(
     path: Path, tensors: Mapping[str, GgufTensor], block: int, family: Family
 ) -> list[str]:
-    """The tensors of the block. Raises where one is missing, or one is unknown."""
+    """The tensors of the block. Raises if one is missing or unknown."""
     prefix = f"blk.{block}."
     names = [name for name in tensors if name.startswith(prefix)]
     own = {name.removeprefix(prefix).removesuffix(".weight") for name in names}
@@ -366,7 +366,7 @@ def _block_names(
 def _attention(
     path: Path, keys: _Keys, tensors: Mapping[str, GgufTensor], family: Family, n_head: int
 ) -> dict[str, Any]:
-    """The sizes of the attention. Raises where its tensors have others."""
+    """The sizes of the attention. Raises if the tensors' sizes differ."""
     shapes = {
         name: tensors[whole].shape
         for name in ("q", "q_b", "k", "v", "kv_a_mqa", "k_b", "v_b", "output")
@@ -409,7 +409,7 @@ def _attention(
 
 
 def _experts(keys: _Keys, family: Family, has_experts: bool) -> dict[str, Any]:
-    """How experts are chosen and weighted."""
+    """The selection and weighting of experts."""
     if not has_experts:
         return {"n_used": 0, "gating": 0, "is_normed": False, "expert_scale": 1.0}
     gating = family.gating

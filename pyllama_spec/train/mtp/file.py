@@ -1,4 +1,4 @@
-"""The file of an MTP head: reading one, in the target's file or alone, and writing one alone.
+"""Reads an MTP head from the target's file or its own, and writes it to its own.
 
 A file with a head alone has the keys of its target, the tables of the vocabulary and the block of
 the head. Untrained tensors are copied byte by byte, in whatever type they are.
@@ -40,8 +40,8 @@ class HeadFile:
     """A head in a file.
 
     Attributes:
-        path: of the file.
-        facts: of the head.
+        path: the path of the file.
+        facts: the facts of the head.
         tensors: the file's table.
 
     """
@@ -60,7 +60,7 @@ class HeadFile:
         return read_floats(self.path, self.tensors[name])
 
     def check(self) -> None:
-        """Raises where a weight of the head is damaged; holds one tensor at a time.
+        """Raises if a weight of the head is damaged; reads one tensor at a time.
 
         Raises:
             TrainError: a number is not finite, or the last norm is of another size.
@@ -72,17 +72,17 @@ class HeadFile:
             self._own_weights(name)
 
     def trained(self) -> dict[str, Floats]:
-        """What is trained, by name; raises as check()."""
+        """The trained tensors by name; raises as check() does."""
         return {name: self._own_weights(name) for name in self.facts.trained}
 
     def fixed(self) -> dict[str, Floats]:
-        """What stays as it is of the block, without the tables of the vocabulary; as check()."""
+        """The block's fixed tensors without the vocabulary tables; raises as check() does."""
         own = map(self.facts.tensor, ("nextn.embed_tokens", "nextn.shared_head_head"))
         tables = {*TABLES, *own}
         return {name: self._own_weights(name) for name in self.facts.fixed if name not in tables}
 
     def _own_weights(self, name: str) -> Floats:
-        """A tensor of the head. Where it has no last norm, that is the target's."""
+        """A tensor of the head. A head without a last norm uses the target's."""
         values = self.floats(name if name in self.tensors else "output_norm.weight")
         wanted = tuple(self.facts.trained.get(name, values.shape))
         if values.shape != wanted:
@@ -91,17 +91,17 @@ class HeadFile:
         return values
 
     def own_table(self, name: str) -> Floats | None:
-        """A table of the vocabulary that the head has for itself; None where it has none."""
+        """The head's own vocabulary table; None if it uses the target's."""
         whole = self.facts.tensor(name)
         return self.floats(whole) if whole in self.tensors else None
 
 
 def open_head(path: Path, info: ModelInfo) -> HeadFile:
-    """Reads what there is of a head, but no weights.
+    """Reads the facts of a head without its weights.
 
     Args:
-        path: of the target, or of a file with a head alone.
-        info: of the same file.
+        path: the path of the target, or of a file with a head alone.
+        info: the ModelInfo of the same file.
 
     Raises:
         UnsupportedError, TrainError, ModelLoadError: as read_facts().
@@ -111,11 +111,11 @@ def open_head(path: Path, info: ModelInfo) -> HeadFile:
 
 
 def open_head_for(path: Path, target: Model) -> HeadFile:
-    """The head that a run begins with: the target's own, or that of a file made for it.
+    """Opens the initial head of a run: the target's, or that of a file made for it.
 
     Raises:
         TrainError: it is missing, damaged, or of another target.
-        UnsupportedError: it is no head that training can continue.
+        UnsupportedError: it is not a head that training can continue.
         ModelLoadError: it cannot be loaded.
 
     """
@@ -135,10 +135,10 @@ def open_head_for(path: Path, target: Model) -> HeadFile:
 
 
 def read_head_draft(path: Path, target: Model) -> InitDraft:
-    """A head that a run begins with, and its weights; raises as open_head_for().
+    """Reads the initial head of a run with its weights; raises as open_head_for() does.
 
     Args:
-        path: of the target itself, or of a file with a head alone.
+        path: the path of the target itself, or of a file with a head alone.
         target: what it is to draft for.
 
     """
@@ -152,9 +152,9 @@ def read_head_draft(path: Path, target: Model) -> InitDraft:
 
 
 def _info(path: Path) -> ModelInfo:
-    """A file's ModelInfo. The engine loads the head and compares its tensors with the keys."""
+    """A file's ModelInfo. The engine loads the head and checks its tensors against the keys."""
     if not path.exists():
-        raise TrainError(f"init={path}: there is no such file; check its path")
+        raise TrainError(f"init={path} does not exist; check its path")
     with Model(path, load_mtp=True, use_extra_bufts=False) as model:
         return model.info
 
@@ -166,7 +166,7 @@ def head_output(
     record: Mapping[str, Any],
     export_type: str,
 ) -> Output:
-    """The content of a file with a head alone.
+    """The content of a file with the head alone.
 
     Args:
         head: where all else comes from.
@@ -184,6 +184,6 @@ def head_output(
 
 
 def _raw(path: Path, tensor: GgufTensor) -> PlannedTensor:
-    """A tensor as it is stored in a file."""
+    """A tensor in its stored type."""
     values, stored = read_stored(path, tensor)
     return PlannedTensor(tensor.name, tensor.shape, values=values, stored=stored)

@@ -35,7 +35,7 @@ _LEAST_SUM = 6.103515625e-5
 
 @dataclass(frozen=True, slots=True)
 class MtpShape(DraftShape):
-    """The sizes of a head; see DraftShape. n_draft_vocab are the tokens that a loss looks at.
+    """The sizes of a head; see DraftShape. n_draft_vocab counts the tokens in the loss.
 
     Attributes:
         facts: all else of the file's head.
@@ -45,15 +45,15 @@ class MtpShape(DraftShape):
     facts: HeadFacts
 
     def __post_init__(self) -> None:
-        """Nothing: the engine computes with these sizes already."""
+        """Checks nothing: the engine has loaded a head of these sizes."""
 
     @property
     def head_size(self) -> int:
-        """Numbers per attention head, which need not divide the width."""
+        """The size of an attention head, which need not divide the width."""
         return self.facts.head_size
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """The trained tensors, and the rows of the output matrix that a loss looks at."""
+        """The shapes of the trained tensors, and of the output rows in the loss."""
         trained = {name: tuple(size) for name, size in self.facts.trained.items()}
         return {**trained, "output.weight": (self.n_draft_vocab, self.n_embd)}
 
@@ -62,7 +62,7 @@ def shape_of(facts: HeadFacts, n_draft_vocab: int) -> MtpShape:
     """The shape of a file's head.
 
     Args:
-        facts: of the file.
+        facts: the facts of the file.
         n_draft_vocab: how many tokens a loss looks at.
 
     """
@@ -111,7 +111,7 @@ class MtpHead(DraftHead):
         return value
 
     def _block(self, x: Tensor, name: str) -> Tensor:
-        """The product with a matrix of the block, and its bias where there is one."""
+        """The product with a matrix of the block, plus its bias if it has one."""
         y = self._linear(x, self.facts.tensor(name))
         if self.facts.has(name, "bias"):
             y = y + self.weight(self.facts.tensor(name, "bias"))
@@ -136,11 +136,11 @@ class MtpHead(DraftHead):
         return self._block(both, "nextn.eh_proj").float()
 
     def normed(self, x: Tensor) -> Tensor:
-        """What attention reads of the stream, [n, n_embd]."""
+        """The normed input of attention, [n, n_embd]."""
         return self._block_norm(x, "attn_norm")
 
     def queries(self, normed: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Queries, and the gate of what they find; None for a head without gates.
+        """The queries, and the gate of the attention's output; None without gates.
 
         Args:
             normed: [n, n_embd], as normed() gives it.
@@ -161,7 +161,7 @@ class MtpHead(DraftHead):
         return self._turn(self._head_norm(q, "attn_q_norm"), positions), gate
 
     def keys_and_values(self, normed: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Both [n, n_head_kv, size], of rows as normed() gives them at positions [n] int64."""
+        """The keys and values [n, n_head_kv, size] of rows of normed() at positions [n] int64."""
         if self.facts.n_latent:
             latent, k = self._latent_row(normed)
             keys = torch.cat((latent, self._turn(k, positions)), dim=-1)
@@ -172,7 +172,7 @@ class MtpHead(DraftHead):
     def finish(
         self, x: Tensor, normed: Tensor, attended: Tensor, gate: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The rest of the block, after attention.
+        """Computes the block after attention.
 
         Args:
             x: [n, n_embd] float32, the stream.
@@ -206,7 +206,7 @@ class MtpHead(DraftHead):
         return self._block_norm(x, name) if self.facts.has(name) else x
 
     def _latent_queries(self, normed: Tensor, positions: Tensor) -> Tensor:
-        """Queries taken into the latent row, and their turned part after."""
+        """The queries of latent attention, with their rotated part after."""
         facts = self.facts
         if facts.has("attn_q"):
             q = self._block(normed, "attn_q")
@@ -222,7 +222,7 @@ class MtpHead(DraftHead):
         return scaled
 
     def _latent_row(self, normed: Tensor) -> tuple[Tensor, Tensor]:
-        """The row that all heads find, and the part of their key that is turned: [n, 1, ..]."""
+        """The latent row shared by all heads, and the rotated part of its key: [n, 1, ..]."""
         facts = self.facts
         row = self._block(normed, "attn_kv_a_mqa")[:, None]
         latent, k = row.split((facts.n_latent, facts.n_rot), dim=-1)
@@ -243,7 +243,7 @@ class MtpHead(DraftHead):
         return torch.cat((turned.to(x.dtype), x[..., n_rot:]), dim=-1)
 
     def _feed(self, x: Tensor) -> Tensor:
-        """The feed-forward part, [n, n_embd] float32."""
+        """The feed-forward output, [n, n_embd] float32."""
         facts = self.facts
         if not facts.n_used:
             return self._dense(x, "").float()
@@ -303,7 +303,7 @@ class MtpHead(DraftHead):
         return chosen, shares * facts.expert_scale
 
     def _last_norm(self, x: Tensor) -> Tensor:
-        """The row after the last norm, [n, n_embd] float32."""
+        """The output of the last norm, [n, n_embd] float32."""
         if not self.facts.family.has_centred_norm:
             return self._norm(x, self.facts.last_norm)
         x = x.float()
@@ -312,7 +312,7 @@ class MtpHead(DraftHead):
         return centred * scale * self.weight(self.facts.last_norm)
 
     def trained(self) -> dict[str, Any]:
-        """What was trained, by the names of the GGUF, float32."""
+        """The trained tensors by GGUF name, float32."""
         return {name: values for name, values in self.tensors().items() if name != "output.weight"}
 
 

@@ -1,4 +1,4 @@
-"""MTP heads as a run of training asks for them."""
+"""MTP heads as a kind of draft for training runs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from pyllama_spec.train.run.texts import COPIED_SHARE, Texts, with_fewer_lookups
 
 
 class MtpKind(Kind[MtpHead]):
-    """Heads that a file already has; they draft one token per step.
+    """Heads that a file has; they draft one token per step.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         source: the head that it begins with.
 
     """
@@ -44,7 +44,7 @@ class MtpKind(Kind[MtpHead]):
         self.n_steps = config.fit.n_steps
 
     def notes(self, layers: tuple[int, ...]) -> list[str]:
-        """The fixed tensors."""
+        """A remark on the fixed tensors."""
         has_experts = any(name.endswith("_exps.weight") for name in self._source.facts.fixed)
         return ["its experts and their router stay as they are"] if has_experts else []
 
@@ -55,13 +55,13 @@ class MtpKind(Kind[MtpHead]):
     def vocab(
         self, sequences: Sequence[TextSequence], model: Model, init: InitDraft | None
     ) -> DraftVocab:
-        """The ids that losses and measurements look at; see MtpFitConfig."""
+        """The ids in losses and measurements; see MtpFitConfig."""
         n_vocab, always = model.info.n_vocab, ending_tokens(model.vocab)
         size = max(min(self._config.fit.n_loss_vocab, n_vocab), len(set(always)))
         return choose_draft_vocab(sequences, n_vocab, size, always)
 
     def new_head(self, start: Start, reporter: Reporter) -> MtpHead:
-        """The head of the file."""
+        """The file's head."""
         source, weights, d2t = self._source, start.weights, start.vocab.d2t
         embedding, output = source.own_table("nextn.embed_tokens"), weights.output
         own_output = source.own_table("nextn.shared_head_head")
@@ -74,13 +74,13 @@ class MtpKind(Kind[MtpHead]):
         return head
 
     def known_head(self, start: Start, init: InitDraft) -> MtpHead:
-        """The same: it is the file that the run begins with."""
+        """The file's head: it is the one that the run continues."""
         return self.new_head(start, SilentReporter())
 
     def losses(
         self, head: MtpHead, texts: Texts, dtype: torch.dtype, generator: torch.Generator
     ) -> Losses:
-        """Chains from the places where decoding asks the head."""
+        """The losses of chains from the positions where decoding asks the head."""
         fit = self._config.fit
         share = COPIED_SHARE if fit.copied_share is None else fit.copied_share
         texts = with_fewer_lookups(texts, share, generator)
@@ -96,7 +96,7 @@ class MtpKind(Kind[MtpHead]):
     def output(
         self, head: MtpHead, name: str, record: Mapping[str, Any], export_type: str
     ) -> Output:
-        """A file with the head alone."""
+        """The content of a file with a head alone."""
         return head_output(
             self._source, head.trained(), f"{name} {self.title}", record, export_type
         )

@@ -1,4 +1,4 @@
-"""Attention of many drafts at once: each over the features up to its start, and over its own rows.
+"""Attention for many drafts: each over the features up to its start and its own rows.
 
 Features are shared by all drafts of a sequence, so that their keys are multiplied once for all
 queries; a draft's own rows are a few more scores of its own. No matrix over all pairs of drafts and
@@ -52,24 +52,24 @@ def spans_of(owner: Tensor, starts: Tensor, ends: Tensor) -> list[Span]:
 
 
 class OwnRows:
-    """Keys and values of the rows that drafts made themselves: one of each draft for each step."""
+    """The keys and values of the drafts' own rows: one row per draft and step."""
 
     def __init__(self) -> None:
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Adds a step: keys and values of one row of each draft, both [c, n_head_kv, size]."""
+        """Adds a step: the keys and values of one row per draft, both [c, n_head_kv, size]."""
         self._keys.append(keys)
         self._values.append(values)
 
     def keep(self, drafts: Tensor) -> None:
-        """Drops the rows of all other drafts; `drafts` are places, [c'] int64."""
+        """Keeps the rows of some drafts; `drafts` are indices, [c'] int64."""
         self._keys = [keys[drafts] for keys in self._keys]
         self._values = [values[drafts] for values in self._values]
 
     def attend(self, q: Tensor, features: tuple[Tensor, Tensor], spans: list[Span]) -> Tensor:
-        """Attention of one query of each draft, [c, n_head, size], to features and all own rows."""
+        """Attention of one query per draft, [c, n_head, size], to features and all own rows."""
         none = q.new_empty(0)
         keys = torch.stack(self._keys, 1) if self._keys else none
         values = torch.stack(self._values, 1) if self._values else none

@@ -15,14 +15,14 @@ from pyllama_spec.train.run.texts import Texts
 
 @dataclass(slots=True)
 class ChainStep:
-    """One step of all chains that still run.
+    """One step of all running chains.
 
     Attributes:
         depth: s.
         chains: [c] int64, which of Texts.starts.
         y: [c, n_embd] float32, the rows that give logits.
         at: [c] int64: the token that was read; its distribution is the target's.
-        goes_on: [c] bool, for whoever takes the steps to set: chains that make another one.
+        goes_on: [c] bool, set by the loop over the steps: chains that make another one.
 
     """
 
@@ -34,7 +34,7 @@ class ChainStep:
 
 
 def that_go_on(step: ChainStep, texts: Texts, ends: Tensor) -> Tensor:
-    """Which chains of a step make another one, [c'] int64.
+    """The chains that make another step, [c'] int64.
 
     A chain ends where its text does, where a token need not be learned, and after a token that the
     draft vocabulary lacks: no draft continues there. And where ChainStep.goes_on says so.
@@ -65,7 +65,7 @@ def chain_losses(
     missed_share: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> Losses:
-    """The mean loss over all steps of all chains of a batch; one at depth s counts decay ** s.
+    """The mean loss over all chain steps of a batch; a step at depth s has weight decay ** s.
 
     A chain whose pick is not the text's token would have ended there in decoding. Of these,
     missed_share continue nonetheless: what is learned at one depth helps the others.
@@ -75,8 +75,8 @@ def chain_losses(
         steps: its chains over the batch.
         texts: the batch.
         n_steps: of each chain.
-        decay: of the weights.
-        dtype: of the products with the output matrix.
+        decay: the decay of the weights.
+        dtype: the dtype of the products with the output matrix.
         missed_share: the share of chains that continue after a wrong pick.
         generator: on the CPU, draws them.
 
@@ -101,7 +101,7 @@ def chain_losses(
 
 
 def count_accepted(head: DraftHead, steps: Iterator[ChainStep], texts: Texts) -> Tensor:
-    """How many tokens of the draft from each start are the text's, [n_starts] int64 on the CPU."""
+    """The number of accepted tokens of the draft from each start, [n_starts] int64 on the CPU."""
     n_accepted = torch.zeros(len(texts.starts), dtype=torch.int64)
     with torch.no_grad():
         for step in steps:

@@ -1,4 +1,4 @@
-"""The state of a fit on disk: whole or not there, and only for the run that wrote it."""
+"""Stores the state of a fit atomically, for the run that wrote it only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FORMAT = 1
 
 
 class Checkpoints:
-    """The files of a folder: `last.pt`, to continue from, and `best.pt`, to export.
+    """The files of a folder: `last.pt` to continue from, and `best.pt` to export.
 
     Args:
         folder: where they lie.
@@ -37,7 +37,7 @@ class Checkpoints:
         write_atomic(self._path(name), lambda file: save_whole(content, file))
 
     def load(self, name: str) -> dict[str, Any] | None:
-        """A state; None if there is none.
+        """Loads a state; None if there is none.
 
         Raises:
             CheckpointError: it is damaged, or of another target, corpus, head or setting.
@@ -63,11 +63,11 @@ class Checkpoints:
 
     @property
     def remedy(self) -> str:
-        """The state of a fit that diverged, and how to begin again: "... with"."""
+        """The remedy for a diverged fit: its last state and how to restart, as "... with"."""
         return f"The checkpoint in {self.folder} is of before; begin again with --restart and"
 
     def clear(self) -> None:
-        """Removes them."""
+        """Deletes the files."""
         for name in ("last", "best"):
             self._path(name).unlink(missing_ok=True)
 
@@ -76,20 +76,20 @@ class Checkpoints:
 
 
 class KeptInMemory(Checkpoints):
-    """The best state of a fit that leaves nothing behind."""
+    """The best state of a fit in memory, for a fit without files."""
 
     def __init__(self) -> None:
         super().__init__(Path(), {})
         self._best: dict[str, Any] | None = None
 
     def save(self, name: str, state: dict[str, Any]) -> None:
-        """Keeps the weights to export; no run continues from any other state."""
+        """Keeps the weights to export; ignores states to continue from."""
         if name == "best":
             head = {key: value.detach().cpu().clone() for key, value in state["head"].items()}
             self._best = {**state, "head": head}
 
     def load(self, name: str) -> dict[str, Any] | None:
-        """The best state, if there was one."""
+        """The best state; None if there is none."""
         return self._best if name == "best" else None
 
     @property
@@ -98,12 +98,12 @@ class KeptInMemory(Checkpoints):
         return "The draft is as it was; begin again with"
 
     def clear(self) -> None:
-        """Forgets it."""
+        """Drops the state."""
         self._best = None
 
 
 class _Disk:
-    """A file that keeps the system's error: torch reports another one for a full disk."""
+    """A file that keeps the system's error, which torch would hide for a full disk."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""The course of a fit, as numbers and as a picture."""
+"""Writes the measurements of a fit as tables and a plot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyllama_spec.train.files import write_atomic, write_json
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One point of the course.
+    """One measurement of a fit.
 
     Attributes:
         step: optimiser steps so far.
@@ -38,7 +38,7 @@ class Measurement:
     tokens_per_round: float
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, as JSON knows it."""
+        """The measurement as JSON types."""
         return asdict(self)
 
 
@@ -97,7 +97,7 @@ def _png(course: Sequence[Measurement]) -> bytes:
     losses.legend()
     if course:
         # The file holds the weights of this one, not those of the last step.
-        # Of equals the last one, as the fit takes it.
+        # The last of equal measurements, as the fit takes it.
         best = max(reversed(course), key=lambda point: point.tokens_per_round)
         accepted.axvline(best.n_tokens, color="grey", linestyle=":")
         accepted.set_title(f"best: {best.tokens_per_round:.2f} tokens per round, dotted")

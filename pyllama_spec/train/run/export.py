@@ -1,4 +1,4 @@
-"""Writes a draft of any kind as GGUF, with where it comes from."""
+"""Writes a draft of any kind as GGUF, with its provenance."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def export_head(
         The size of the file in bytes.
 
     Raises:
-        ConversionError: a weight is no number or does not fit the type, or the file cannot be
+        ConversionError: a weight is not a number or does not fit the type, or the file cannot be
             written.
 
     """
@@ -89,9 +89,9 @@ def write_draft(
     """Writes a run's draft with its provenance.
 
     Args:
-        kind: of the draft.
+        kind: the kind of the draft.
         head: with its weights.
-        config: of the run.
+        config: the configuration of the run.
         weights: parts of the target.
         path: where to.
         n_ctx: the target's context length.

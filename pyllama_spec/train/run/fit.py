@@ -1,4 +1,4 @@
-"""Fits a head to its target's distributions, with checkpoints, measurements and an early end."""
+"""Fits a head to its target's distributions, with checkpoints, measurements and early stopping."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _BETAS = (0.9, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The text that is learned from and measured on.
+    """The sequences to train on and to measure on.
 
     Attributes:
         corpus: all sequences.
         source: their features.
-        vocab: of the draft.
+        vocab: the vocabulary of the draft.
         train, held_out: indices of sequences.
 
     """
@@ -53,7 +53,7 @@ class Text:
 
 @dataclass(slots=True)
 class FitState:
-    """Where a fit is.
+    """The state of a fit.
 
     Attributes:
         step: optimiser steps done.
@@ -78,7 +78,7 @@ class Fit(Generic[H]):
     """One fit of a head.
 
     Args:
-        kind: of the draft.
+        kind: the kind of the draft.
         head: on its device, with the weights to begin with.
         text: what it learns from.
         config: how.
@@ -148,10 +148,10 @@ class Fit(Generic[H]):
         self._sums = _Sums(self._kind.n_steps, **saved["sums"])
 
     def run(self) -> FitState:
-        """Fits to the end, or to where measurements no longer rise.
+        """Fits until the end or early stopping.
 
         Raises:
-            DivergedError: the loss is no number; the last checkpoint is an earlier state.
+            DivergedError: the loss is not a number; the last checkpoint is an earlier state.
             KeyboardInterrupt: after Ctrl-C, with a checkpoint of this very step.
             TrainError: the disk is full; the last checkpoint stays.
 
@@ -181,7 +181,7 @@ class Fit(Generic[H]):
         return state
 
     def _learn(self, batch: list[int]) -> None:
-        """One step of the optimiser."""
+        """Makes one optimiser step."""
         config, state = self._config, self.state
         rate = learning_rate(state.step, self.n_steps, config.lr, config.warmup)
         for group in self._optimizer.param_groups:
@@ -212,14 +212,14 @@ class Fit(Generic[H]):
         self._reporter.progress("training", state.step / self.n_steps, note)
 
     def _generator(self) -> torch.Generator:
-        """Of the draws of this step: the same ones however often the run was interrupted."""
+        """The random generator of this step: independent of interruptions."""
         seed = int(
             np.random.SeedSequence([self._config.seed, self.state.step]).generate_state(1)[0]
         )
         return torch.Generator().manual_seed(seed)
 
     def measure(self, held: Sequence[int] | None = None) -> Acceptance:
-        """Plays the rounds of decoding on some sequences; None for those that are held out."""
+        """Measures the acceptance on some sequences; None means the held-out ones."""
         meter, text = AcceptanceMeter(self._kind.n_steps), self._text
         held = text.held_out if held is None else held
         for at in range(0, len(held), _MEASURE_SEQUENCES):
@@ -270,14 +270,14 @@ class Fit(Generic[H]):
         self._checkpoints.save(name, content)
 
     def load_best(self) -> None:
-        """Puts the weights of the best measurement into the head."""
+        """Loads the weights of the best measurement into the head."""
         saved = self._checkpoints.load("best")
         if saved is not None:
             self._head.load_state_dict(saved["head"])
 
 
 class _Sums:
-    """Losses and right picks since the last measurement."""
+    """The sums of losses and right picks since the last measurement."""
 
     def __init__(
         self,
@@ -305,7 +305,7 @@ class _Sums:
 
 
 def learning_rate(step: int, n_steps: int, peak: float, warmup: float) -> float:
-    """The rate of a step: a straight rise, then half a cosine (SGDR, arXiv 1608.03983).
+    """The learning rate of a step: linear warm-up, then half a cosine (SGDR, arXiv 1608.03983).
 
     Args:
         step: 0 .. n_steps - 1.
@@ -322,7 +322,7 @@ def learning_rate(step: int, n_steps: int, peak: float, warmup: float) -> float:
 
 
 def is_measured(step: int, n_steps: int, n_evals: int) -> bool:
-    """Whether to measure once `step` steps are done: n_evals times, evenly, and at the end."""
+    """Whether to measure after `step` steps: n_evals times, evenly, and at the end."""
     if step == 0:
         return False
     return step == n_steps or (step * n_evals) // n_steps > ((step - 1) * n_evals) // n_steps

@@ -1,4 +1,4 @@
-"""Trains a draft further from its owner's use: the answers, and where the draft was wrong.
+"""Trains a draft further from its owner's use: on answers, and on the draft's errors.
 
 The texts are those of a draft memory, only ids; the target's features of them are computed
 again, into files without a name. So nothing is left of a run but the draft, which takes the place
@@ -55,7 +55,7 @@ from pyllama_spec.train.run.target_weights import TargetWeights, read_weights
 _PIECE_TOKENS = 2048
 # Sequences of other text that are written at once, and the most useless ones in a row.
 _PARALLEL, _MAX_VAIN = 16, 64
-# Of types of matrices the names by their numbers in a file; the first that it has is the draft's.
+# The matrix types by their numbers in a file; the first one found is the draft's.
 _TYPES = {8: "q8_0", 30: "bf16", 1: "f16", 0: "f32"}
 
 
@@ -93,12 +93,12 @@ class UseReport:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether the file is the new one."""
+        """Whether the file was replaced."""
         return not self.why_not
 
 
 class _Scratch:
-    """Features of sequences in files without a name, then those of others in memory."""
+    """Features of sequences in unnamed files, then those of others in memory."""
 
     def __init__(self, folder: Path, lengths: Sequence[int], width: int, n_top: int) -> None:
         n = sum(lengths)
@@ -111,18 +111,18 @@ class _Scratch:
         self._others: list[TargetFeatures] = []
 
     def put(self, i: int, features: TargetFeatures, begin: int) -> None:
-        """Those of sequence i, which begins at a place of what was read."""
+        """Stores the features of sequence i, which starts at `begin` of those read."""
         first, last = self._ends[i : i + 2]
         parts: list[npt.NDArray[Any]] = [features.rows, features.top_ids, features.top_log_p]
         for array, part in zip(self._arrays, parts, strict=True):
             array[first:last] = part[begin : begin + last - first]
 
     def add(self, features: TargetFeatures) -> None:
-        """Those of one sequence more."""
+        """Appends the features of another sequence."""
         self._others.append(features)
 
     def get(self, i: int) -> TargetFeatures:
-        """Those of sequence i."""
+        """The features of sequence i."""
         n = len(self._ends) - 1
         if i >= n:
             return self._others[i - n]
@@ -133,7 +133,7 @@ class _Scratch:
 
 @dataclass(slots=True)
 class _Texts:
-    """The sequences to learn from and to measure on: places in `sequences`."""
+    """The sequences to learn from and to measure on, as indices into `sequences`."""
 
     sequences: list[TextSequence]
     features: _Scratch
@@ -148,8 +148,8 @@ class UseRun(Generic[H]):
     """One run.
 
     Args:
-        kind: of the draft.
-        config: of the run, with `use`.
+        kind: the kind of the draft.
+        config: the configuration of the run, with `use`.
         model: the target.
         read_draft: reads a draft's file.
         reporter: receives the progress.
@@ -174,7 +174,7 @@ class UseRun(Generic[H]):
         self._read_draft = read_draft
         self._kind, self._config, self._use = kind, config, config.use
         self._model, self._init, self._reporter = model, init, reporter
-        # Of a link what it names is replaced, and the link stays.
+        # If the path is a link, its target is replaced, and the link stays.
         self._out = Path(os.path.realpath(config.out))
         self._layers = init.shape.target_layers
         self._device = device_of(config)
@@ -183,7 +183,7 @@ class UseRun(Generic[H]):
         self._n_threads = bounded_n_threads(config.n_threads or None)
 
     def run(self) -> UseReport:
-        """Makes the new draft, and puts it in the place of the old one if it is better.
+        """Trains a new draft, and replaces the old one if the new one is better.
 
         Raises:
             ArgumentError: the store is of another tokenizer.
@@ -203,11 +203,11 @@ class UseRun(Generic[H]):
 
     @property
     def _begins_with_target(self) -> bool:
-        """Whether the run begins with the target's own head."""
+        """Whether the run starts with the target's own head."""
         return self._config.begun_with == self._config.target
 
     def _type(self) -> str:
-        """The type of the matrices in the new file: the draft's, if there is one."""
+        """The matrix type of the new file: the old draft's, if there is one."""
         config = self._config
         if self._begins_with_target:
             return config.export_type
@@ -230,13 +230,13 @@ class UseRun(Generic[H]):
         n = len({piece.key for piece in pieces})
         if n < 3:  # one to learn from, one to choose the best weights by, one to judge
             raise TrainError(
-                f"the draft memory {use.store} has {n} conversations with answers, and it takes 3 "
-                "or more; go on using it (texts that `memory build` read are none)"
+                f"the draft memory {use.store} has {n} conversations with answers, and training "
+                "needs at least 3; use it for more requests (files of `memory build` do not count)"
             )
         return self._bounded(pieces)
 
     def _bounded(self, pieces: list[Piece]) -> list[Piece]:
-        """The newest of them whose features fit the disk's bound."""
+        """The newest sequences whose features fit the disk limit."""
         width = len(self._layers) * self._model.info.n_embd
         room = self._config.max_disk_bytes // token_bytes(width, self._config.n_top)
         n = 0
@@ -250,11 +250,14 @@ class UseRun(Generic[H]):
                 pieces = pieces[i + 1 :]
                 break
         if len({piece.key for piece in pieces}) < 3:
-            raise TrainError("--max-disk is too small for the features of three conversations")
+            raise TrainError(
+                f"--max-disk {self._config.max_disk_bytes / 1e9:g} is too small for the features "
+                "of three conversations; give more"
+            )
         return pieces
 
     def _read(self, pieces: list[Piece]) -> _Texts:
-        """Computes the features of all windows, and has other text written."""
+        """Computes the features of all windows, and generates other text."""
         config, start = self._config, perf_counter()
         sequences = [window for piece in pieces for _, window in piece.windows]
         keys = [piece.key for piece in pieces for _ in piece.windows]
@@ -303,7 +306,7 @@ class UseRun(Generic[H]):
             live.close()
 
     def _other_text(self, features: _Scratch) -> list[TextSequence]:
-        """Greedy answers that have nothing to do with the store."""
+        """Generates greedy answers that do not come from the store."""
         n_wanted = self._use.n_other_tokens
         if not n_wanted:
             return []
@@ -383,7 +386,7 @@ class UseRun(Generic[H]):
                 figures={"tokens": state.n_tokens, "corpus_tokens": n_answer}, hashes={},
                 reporter=self._reporter,
             )  # fmt: skip
-            # As the file has them: its type has fewer digits.
+            # The weights as the file has them: its type has fewer digits.
             head.load_tensors(self._read_draft(new).tensors)
             after, others_after = fit.measure(texts.judging), fit.measure(texts.others)
             why_not = why_no_better(before, after, others_before, others_after, self._use.max_loss)
@@ -405,7 +408,7 @@ def why_no_better(
     others_after: Acceptance,
     max_loss: float,
 ) -> str:
-    """Why a file stays as it was; "" where the new draft takes its place.
+    """The reason why the old file stays; "" if the new draft replaces it.
 
     Args:
         before: of the old draft, on held-out conversations.
@@ -430,7 +433,7 @@ def why_no_better(
 
 
 def _check_name(path: Path, weights: TargetWeights) -> None:
-    """Raises unless a draft was trained for a model of this name, in whatever type."""
+    """Raises unless a draft was trained for a model of this name, of any type."""
     key = read_key(path, "pyllama_spec.train.target")
     name = key.value.decode("utf-8", "replace") if key and isinstance(key.value, bytes) else None
     if name is None:
@@ -446,7 +449,7 @@ def _check_name(path: Path, weights: TargetWeights) -> None:
 
 
 def _type_of(path: Path, names: Iterable[str]) -> str:
-    """The type of the matrices among some tensors of a draft's file."""
+    """The matrix type of some tensors of a draft's file."""
     tensors = read_table(path).tensors
     matrices = (tensors[name] for name in names if name in tensors)
     types = {tensor.type_id for tensor in matrices if len(tensor.shape) == 2}
@@ -454,7 +457,7 @@ def _type_of(path: Path, names: Iterable[str]) -> str:
 
 
 def _put(new: Path, path: Path) -> Path | None:
-    """Gives a new file the name of an old one, which stays under another; returns that."""
+    """Renames a new file to an old one's name, and keeps the old file; returns its new name."""
     if path.exists():
         new.chmod(path.stat().st_mode & 0o777)
     kept = keep_old(path)

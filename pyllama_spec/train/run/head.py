@@ -1,4 +1,4 @@
-"""The common base of the PyTorch modules of all kinds of drafts.
+"""The base of the PyTorch modules of all kinds of drafts.
 
 Parameters have the names, the shapes and the order of rows of the GGUF, so that nothing has to be
 reordered on the way out.
@@ -26,7 +26,7 @@ _HEAD_SIZES = (128, 64, 32, 16, 8, 4, 2)
 
 @dataclass(frozen=True, slots=True)
 class DraftShape(ABC):
-    """The sizes of a draft, all of them said.
+    """The sizes of a draft, without defaults.
 
     Attributes:
         n_vocab: the target's vocabulary.
@@ -54,25 +54,25 @@ class DraftShape(ABC):
     def __post_init__(self) -> None:
         if self.n_embd % self.n_head or (self.n_embd // self.n_head) % 2:
             raise ArgumentError(
-                f"n_head={self.n_head} does not cut a width of {self.n_embd} into heads of an even "
-                "size"
+                f"n_head={self.n_head} does not divide the width {self.n_embd} into heads of an "
+                "even size"
             )
         if self.n_head % self.n_head_kv:
             raise ArgumentError(
-                f"n_head={self.n_head} is no multiple of n_head_kv={self.n_head_kv}"
+                f"n_head={self.n_head} is not a multiple of n_head_kv={self.n_head_kv}"
             )
 
     @property
     def head_size(self) -> int:
-        """Numbers per attention head."""
+        """The size of an attention head."""
         return self.n_embd // self.n_head
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, as JSON knows it."""
+        """The sizes as JSON types."""
         return {**asdict(self), "target_layers": list(self.target_layers)}
 
     def keys(self) -> dict[str, Any]:
-        """The keys of a GGUF that every kind of draft has, without the architecture's prefix."""
+        """The GGUF keys common to all kinds of draft, without the architecture's prefix."""
         return {
             "embedding_length": self.n_embd,
             "feed_forward_length": self.n_ff,
@@ -87,7 +87,7 @@ class DraftShape(ABC):
         }
 
     def attention_and_ffn(self, block: str, n_read: int) -> dict[str, tuple[int, ...]]:
-        """The matrices of one layer by their names in the GGUF.
+        """The matrix shapes of one layer by GGUF name.
 
         Args:
             block: what the names begin with, such as "blk.0".
@@ -108,11 +108,11 @@ class DraftShape(ABC):
 
     @abstractmethod
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """The weights by their names in the GGUF, with the output first: [n_out, n_in] or [n]."""
+        """The weights' shapes by GGUF name, the output first: [n_out, n_in] or [n]."""
 
 
 def default_n_head(n_embd: int, target_n_head: int) -> int:
-    """The target's number where it cuts the width into even parts, else heads of 64 or fewer."""
+    """The target's number of heads if it divides the width, else for heads of size 64 or less."""
     if target_n_head and n_embd % target_n_head == 0 and (n_embd // target_n_head) % 2 == 0:
         return target_n_head
     size = next((size for size in _HEAD_SIZES[1:] if n_embd % size == 0), 0)
@@ -122,7 +122,7 @@ def default_n_head(n_embd: int, target_n_head: int) -> int:
 
 
 class DraftHead(nn.Module):
-    """The weights of a draft by their names in the GGUF, and the parts of all transformers.
+    """The weights of a draft by GGUF name, and the common parts of transformers.
 
     Args:
         shape: its sizes.
@@ -153,7 +153,7 @@ class DraftHead(nn.Module):
         self.register_buffer("d2t", torch.from_numpy(d2t), persistent=False)
 
     def weight(self, name: str) -> Tensor:
-        """A parameter by its name in the GGUF."""
+        """A parameter by its GGUF name."""
         return self.weights[_key(name)]
 
     def has(self, name: str) -> bool:
@@ -161,13 +161,13 @@ class DraftHead(nn.Module):
         return _key(name) in self.weights
 
     def load_tensors(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        """Sets all parameters, by their names in the GGUF."""
+        """Sets all parameters by GGUF name."""
         with torch.no_grad():
             for name in self._names:
                 self.weight(name).copy_(torch.from_numpy(tensors[name]))
 
     def tensors(self) -> dict[str, npt.NDArray[np.float32]]:
-        """All parameters by their names in the GGUF, float32."""
+        """All parameters by GGUF name, float32."""
         return {name: self.weight(name).detach().float().cpu().numpy() for name in self._names}
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
@@ -183,7 +183,7 @@ class DraftHead(nn.Module):
         return self._linear(x, name).unflatten(-1, (-1, self.sizes.head_size))
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines for positions [...]: [..., 1, size / 2], one for all heads."""
+        """The cosines and sines for positions [...]: [..., 1, size / 2], equal for all heads."""
         angles = positions[..., None, None].float() * self.frequencies
         return angles.cos(), angles.sin()
 
@@ -194,7 +194,7 @@ class DraftHead(nn.Module):
         return h + self._linear(gate * up, f"{block}.ffn_down.weight").float()
 
     def logits(self, y: Tensor) -> Tensor:
-        """[n, n_draft_vocab] from normed rows [n, n_embd]."""
+        """The logits [n, n_draft_vocab] of normed rows [n, n_embd]."""
         return self._linear(y, "output.weight")
 
 
@@ -206,7 +206,7 @@ def _key(name: str) -> str:
 def draw_matrices(
     head: DraftHead, gains: Iterable[tuple[str, float]], generator: torch.Generator
 ) -> None:
-    """Fills matrices with normal numbers that leave a row of unit size at `gain`."""
+    """Fills matrices with normal random numbers that scale a row of unit size to `gain`."""
     for name, gain in gains:
         weight = head.weight(name)
         std = gain / math.sqrt(weight.shape[1])
@@ -216,7 +216,7 @@ def draw_matrices(
 def target_output(
     head: DraftHead, output: npt.NDArray[np.float32], output_norm: npt.NDArray[np.float32] | None
 ) -> Tensor:
-    """The target's rows for the tokens that can be drafted, [n_draft_vocab, n_embd].
+    """The target's output rows of the draft vocabulary, [n_draft_vocab, n_embd].
 
     The rows lose what they have in common, which no softmax sees, and are scaled to logits of unit
     size: a head that is sure without reason would first have to unlearn that.

@@ -1,4 +1,4 @@
-"""An earlier draft to begin with: for more text than it saw, or for a target that was tuned since.
+"""Continues an earlier draft: with further text, or for a fine-tuned target.
 
 Its shape, its draft vocabulary and its weights are taken over, and its n-gram table continues
 beside the counts of the new text.
@@ -28,12 +28,12 @@ _TRAIN = "pyllama_spec.train."
 
 @dataclass(frozen=True, slots=True)
 class InitDraft:
-    """The parts that are taken over.
+    """The parts taken from an earlier draft.
 
     Attributes:
-        name: of the file.
-        sha256: of the file.
-        shape: of the head.
+        name: the name of the file.
+        sha256: the SHA-256 of the file.
+        shape: the shape of the head.
         d2t: [n_draft_vocab] int64, the target's id of each draft id.
         tensors: float32, by their names in the GGUF.
         ngrams: its table, if it has one.
@@ -67,13 +67,13 @@ def read_init_draft(
             they do not say it.
 
     Raises:
-        TrainError: it is no draft of this kind as training makes them, or of another size.
+        TrainError: it is not a draft of this kind as training makes them, or of another size.
         ModelLoadError: it is missing or damaged.
 
     """
     need("gguf")
     if not path.exists():
-        raise TrainError(f"init={path}: there is no such draft; check its path")
+        raise TrainError(f"init={path} does not exist; check its path")
     with Model(path) as model:
         if model.info.arch != arch:
             raise TrainError(f"{path.name} is a {model.info.arch}, not a draft of kind {arch}")
@@ -102,7 +102,7 @@ def read_init_draft(
 
 
 def n_seen(keys: Mapping[str, Any]) -> tuple[int, int]:
-    """How many answer tokens a file's keys say that a draft has seen, and how many different ones.
+    """The answer tokens that a draft has been trained on, and the distinct ones, from its keys.
 
     Those of the runs before it count as well.
     """
@@ -114,11 +114,11 @@ def n_seen(keys: Mapping[str, Any]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A draft's shape in a file.
+    """The shape of a draft in its file's keys.
 
     Attributes:
         values: by their names, without the architecture's prefix.
-        sizes: of its tensors.
+        sizes: the sizes of its tensors.
         target: what it is to draft for.
 
     """
@@ -128,11 +128,11 @@ class Keys:
     target: ModelInfo
 
     def number(self, name: str) -> int:
-        """A key that is a number."""
+        """A numeric key."""
         return int(self.values[name])
 
     def common(self) -> dict[str, Any]:
-        """The fields of DraftShape, but for the two vocabularies and the target's width."""
+        """The fields of DraftShape, without the two vocabularies and the target's width."""
         return {
             "n_embd": self.number("embedding_length"),
             "target_layers": tuple(int(layer) for layer in self.values["target_layers"]),
@@ -171,7 +171,7 @@ def _check_tensors(path: Path, shape: DraftShape, tensors: Mapping[str, Any]) ->
 
 
 def check_finite(path: Path, name: str, values: npt.NDArray[np.float32]) -> None:
-    """Raises where a weight of a file is nan or inf, which no training gets rid of.
+    """Raises if a file has nan or inf weights, from which training cannot recover.
 
     Raises:
         TrainError: with the names of the file and of the tensor.

@@ -1,4 +1,4 @@
-"""The interface of a kind of draft for a run. All else is the same for all kinds.
+"""The interface of a kind of draft for a run. The rest of a run is common to all kinds.
 
 A run makes text and features, chooses a draft vocabulary, steps the optimiser, measures, keeps
 checkpoints and writes a file with its provenance; a kind has a head with its first weights, defines
@@ -34,14 +34,14 @@ H = TypeVar("H", bound=DraftHead)
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The inputs for a new head.
+    """The inputs of a new head.
 
     Attributes:
         model: the target.
         weights: parts of it.
         layers: layer inputs that the head reads.
         corpus, source: the text and its features.
-        vocab: of the draft.
+        vocab: the vocabulary of the draft.
         train: the sequences that are learned from.
 
     """
@@ -105,16 +105,16 @@ class Kind(ABC, Generic[H]):
     must_gain: bool = False
 
     def notes(self, layers: tuple[int, ...]) -> list[str]:
-        """What the user should know before anything is computed."""
+        """Remarks for the user before anything is computed."""
         return []
 
     @abstractmethod
     def sizes(self, start: Start) -> dict[str, tuple[int, ...]]:
-        """The tensors of a new head by their names, before one is made."""
+        """The tensor shapes of a new head by name, before it is created."""
 
     @abstractmethod
     def new_head(self, start: Start, reporter: Reporter) -> H:
-        """A head with the weights to begin with, on the CPU.
+        """A head with initial weights, on the CPU.
 
         Raises:
             ArgumentError: its sizes are inconsistent.
@@ -123,30 +123,30 @@ class Kind(ABC, Generic[H]):
 
     @abstractmethod
     def known_head(self, start: Start, init: InitDraft) -> H:
-        """A head of an earlier draft's shape, whose weights are set afterwards."""
+        """A head of an earlier draft's shape; the caller sets its weights."""
 
     @abstractmethod
     def losses(
         self, head: H, texts: Texts, dtype: torch.dtype, generator: torch.Generator
     ) -> Losses:
-        """The loss on a batch.
+        """The loss of a batch.
 
         Args:
             head: the head.
             texts: the batch, with a draft from every place that is to be learned.
-            dtype: of the products with the output matrix.
+            dtype: the dtype of the products with the output matrix.
             generator: on the CPU, of all random draws.
 
         """
 
     @abstractmethod
     def n_accepted(self, head: H, texts: Texts) -> Tensor:
-        """How many tokens of the draft from each start are the text's, [n_starts], on the CPU."""
+        """The number of accepted tokens of the draft from each start, [n_starts], on the CPU."""
 
     def vocab(
         self, sequences: Sequence[TextSequence], model: Model, init: InitDraft | None
     ) -> DraftVocab | None:
-        """The tokens that it can draft, by an earlier draft; None where they are to be chosen."""
+        """The draft vocabulary of an earlier draft; None if it has to be chosen."""
         if init is None:
             return None
         return known_draft_vocab(sequences, model.info.n_vocab, init.d2t)
@@ -154,11 +154,11 @@ class Kind(ABC, Generic[H]):
     def output(
         self, head: H, name: str, record: Mapping[str, Any], export_type: str
     ) -> Output | None:
-        """The content of its file, where export_head() does not write it.
+        """The content of the file if export_head() does not write it.
 
         Args:
             head: with its weights.
-            name: of the model that it drafts for.
+            name: the name of the model that it drafts for.
             record: keys below pyllama_spec.train: where the head comes from.
             export_type: of matrices, as in export_head().
 
@@ -166,7 +166,7 @@ class Kind(ABC, Generic[H]):
         return None
 
     def keys(self, head: H) -> dict[str, Any]:
-        """More keys of its file, with their whole names."""
+        """Further keys of the file, with full names."""
         return {}
 
     def extra_tensors(
@@ -175,5 +175,5 @@ class Kind(ABC, Generic[H]):
         init: InitDraft | None,
         reporter: Reporter,
     ) -> list[PlannedTensor]:
-        """More tensors of its file, from the texts that it learned from."""
+        """Further tensors of the file, from the training texts."""
         return []

@@ -1,4 +1,4 @@
-"""Counts an n-gram table from the corpus: drafters/ngram_table.py says what it is for.
+"""Counts an n-gram table from the corpus; see drafters/ngram_table.py.
 
 Probabilities are interpolated from the shortest context to the longest, after Witten and Bell
 (1991), with twice their weight on the shorter one: with c of N occurrences, and T different next
@@ -37,7 +37,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class _Places:
-    """Answer tokens that are counted, and what was found for each with the contexts so far.
+    """Counted answer tokens, and the entry of each for the contexts so far.
 
     Attributes:
         at: [n] where the token stands in `tokens`.
@@ -61,7 +61,7 @@ class _Places:
 
 @dataclass(frozen=True, slots=True)
 class _Contexts:
-    """Contexts of one length that are kept."""
+    """Kept contexts of one length."""
 
     keys: npt.NDArray[np.uint32]
     ids: Ints
@@ -70,7 +70,7 @@ class _Contexts:
 
 
 def count_ngrams(sequences: Sequence[TextSequence], max_contexts: int) -> NgramArrays:
-    """Makes the table from the answers of some texts; contexts may reach into their prompts.
+    """Counts the table from the answers of some texts; contexts may extend into prompts.
 
     Args:
         sequences: the texts.
@@ -101,7 +101,7 @@ def _places(sequences: Sequence[TextSequence], tokens: Ints) -> _Places:
 
 
 def _count(tokens: Ints, places: _Places, n: int) -> _Contexts:
-    """Takes one token more into every context, and puts the new probabilities into `places`."""
+    """Extends every context by a token, and puts the new probabilities into `places`."""
     on = np.flatnonzero(places.n_before >= n)
     at = places.at[on]
     hashes = extend_hashes(places.hashes[on], tokens[at - n].astype(np.uint64))
@@ -153,7 +153,7 @@ def _table(parts: Sequence[_Contexts], max_contexts: int) -> NgramArrays:
 def merge_ngrams(
     old: NgramArrays, new: NgramArrays, share: float, max_contexts: int
 ) -> NgramArrays:
-    """Two tables as one, without the texts that they were counted from.
+    """Merges two tables without their texts.
 
     A context of both predicts the likeliest token of both together, weighted by the text each has
     seen; one that only one knows stays as it is.
@@ -200,7 +200,7 @@ def ngram_tensors(ngrams: NgramArrays | None) -> list[PlannedTensor]:
 def table_of(
     sequences: Sequence[TextSequence], init: InitDraft | None, max_contexts: int, reporter: Reporter
 ) -> list[PlannedTensor]:
-    """The tensors of a table of the texts, with that of the draft that training began with.
+    """The table's tensors for the texts, merged with the initial draft's table.
 
     Args:
         sequences: the texts that were learned from.

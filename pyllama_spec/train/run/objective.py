@@ -1,4 +1,4 @@
-"""The objective of drafts of every kind, and their measurement."""
+"""The objective of drafts of every kind, and its measurement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHUNK = 128
 
 @dataclass(slots=True)
 class Losses:
-    """The loss of a batch, with the picks that were right, by depth.
+    """The loss of a batch, and the right picks by depth.
 
     Attributes:
         total: the weighted sum, a scalar with its gradient.
@@ -31,7 +31,7 @@ class Losses:
 
 @dataclass(slots=True)
 class Targets:
-    """The targets of rows.
+    """The target distributions of rows.
 
     Attributes:
         ids: [c, k] draft ids.
@@ -67,7 +67,7 @@ class SoftCrossEntropy(torch.autograd.Function):
         targets: Targets,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The cross-entropies, the likeliest draft ids, and what the label's probability is.
+        """The cross-entropies, the likeliest draft ids, and the labels' probabilities.
 
         Args:
             ctx: PyTorch's.
@@ -76,7 +76,7 @@ class SoftCrossEntropy(torch.autograd.Function):
             low: [c, rank] float32, rows of a second, low-rank part of the logits; or None.
             bias: [n_draft_vocab, rank] float32, its matrix.
             targets: of each row.
-            dtype: of the products.
+            dtype: the dtype of the products.
 
         Returns:
             [c] float32 with a gradient, [c] int64, and [c] float32 natural logarithms.
@@ -118,7 +118,7 @@ class SoftCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients by y, output, low and bias; `scale` is [c]."""
+        """The gradients by y, output, low and bias; `scale` is [c]."""
         by_y, by_low, gradient, rows, low = ctx.saved_tensors
         column = scale[:, None]
 
@@ -135,7 +135,7 @@ class SoftCrossEntropy(torch.autograd.Function):
 def soft_cross_entropy(
     y: Tensor, output: Tensor, ids: Tensor, p: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """SoftCrossEntropy without a second part of the logits, and without labels."""
+    """Calls SoftCrossEntropy without a low-rank part of the logits and without labels."""
     losses: tuple[Tensor, Tensor, Tensor] = SoftCrossEntropy.apply(
         y, output, None, None, Targets(ids, p), dtype
     )
@@ -143,7 +143,7 @@ def soft_cross_entropy(
 
 
 def is_likeliest(best: Tensor, ids: Tensor, p: Tensor) -> Tensor:
-    """Where a pick [c] is the likeliest of a target's tokens [c, k] that can be drafted, [c]."""
+    """Whether a pick [c] is the likeliest of a target's draftable tokens [c, k]: [c] bool."""
     likeliest = p.max(-1)
     right: Tensor = (best == ids.gather(1, likeliest.indices[:, None])[:, 0]) & (
         likeliest.values > 0
@@ -188,12 +188,12 @@ class Acceptance:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, as JSON knows it."""
+        """The measurement as JSON types."""
         return asdict(self)
 
 
 class AcceptanceMeter:
-    """Plays the rounds of decoding on texts that the target has written greedily.
+    """Replays decoding rounds on texts that the target has written greedily.
 
     Args:
         n_steps: tokens drafted per round.
@@ -206,7 +206,7 @@ class AcceptanceMeter:
         self._histogram = [0] * (n_steps + 1)
 
     def add(self, starts: list[int], n_accepted: list[int]) -> None:
-        """Plays the rounds of some texts: each begins where the one before ended.
+        """Replays the rounds of some texts: each starts where the one before ended.
 
         Args:
             starts: where drafts begin, rising.
@@ -229,7 +229,7 @@ class AcceptanceMeter:
 
 
 def _rounds(starts: list[int], accepted: dict[int, int]) -> list[int]:
-    """The starts at which rounds begin, when each one goes as far as it was accepted."""
+    """The starts of the rounds, each after the tokens accepted in the one before."""
     out: list[int] = []
     following = -1
     for start in starts:

@@ -1,4 +1,4 @@
-"""The stages of a training run. It imports PyTorch; train/api.py reports if that is missing."""
+"""The stages of a training run. Imports PyTorch; train/api.py reports if it is missing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _TRIAL_ROWS, _TRIAL_WIDTH, _TRIAL_REPEATS = 1024, 1024, 5
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """The result.
+    """The result of a run.
 
     Attributes:
         path, n_bytes: the draft's file; n_bytes is 0 where none was written.
@@ -77,11 +77,11 @@ class TrainReport:
 
 
 class Pipeline(Generic[H]):
-    """One run, stage by stage; each resumes where an earlier run stopped.
+    """A run in stages; each resumes where an earlier run stopped.
 
     Args:
-        kind: of the draft.
-        config: of the run.
+        kind: the kind of the draft.
+        config: the configuration of the run.
         model: the target.
         layers: layer inputs that the head reads.
         reporter: receives the progress.
@@ -108,7 +108,7 @@ class Pipeline(Generic[H]):
         self._n_threads = bounded_n_threads(config.n_threads or None)
 
     def run(self) -> TrainReport:
-        """Makes the draft.
+        """Trains the draft.
 
         Raises:
             PyllamaSpecError: with the reason; what was made so far is kept.
@@ -121,7 +121,7 @@ class Pipeline(Generic[H]):
             return self._fit(weights, *self._head(weights, corpus, source))
 
     def _text(self, target_sha256: str) -> tuple[Corpus, FeatureSource]:
-        """The corpus and its features."""
+        """Builds the corpus and its features."""
         config, start = self._config, perf_counter()
         model, layers = self._model, self._layers
         is_chat = has_template(model)
@@ -181,7 +181,7 @@ class Pipeline(Generic[H]):
         return corpus, self._features(corpus, texts, store)
 
     def _plan(self, n_known: int, store: FeatureStore) -> str:
-        """Reports the planned work, and the disk space that it will take."""
+        """Reports the planned work and the disk space it needs."""
         config = self._config
         n_wanted = config.corpus.n_tokens
         if n_known >= n_wanted:
@@ -235,7 +235,7 @@ class Pipeline(Generic[H]):
         return vocab
 
     def _vocab_size(self, start: Start, always: Sequence[int]) -> int:
-        """Chooses the defaults that are not given, and reports their cost."""
+        """Chooses the defaults of missing options, and reports their cost."""
         n_vocab, target_bytes = self._model.info.n_vocab, self._model.info.size_bytes
         few, all_ = (
             self._kind.sizes(replace(start, vocab=DraftVocab(ids, ids, 0.0)))
@@ -255,7 +255,7 @@ class Pipeline(Generic[H]):
     def _head(
         self, weights: TargetWeights, corpus: Corpus, source: FeatureSource
     ) -> tuple[H, Text]:
-        """The head with the weights to begin with, on its device, and what it learns from."""
+        """Creates the head on its device with its initial weights, and the text to learn from."""
         config, init = self._config, self._init_draft
         train, held_out = split(corpus, config.fit.held_out, config.fit.max_held_out)
         if not held_out:
@@ -309,10 +309,10 @@ class Pipeline(Generic[H]):
     def _write(
         self, weights: TargetWeights, head: H, text: Text, state: FitState, trained: Acceptance
     ) -> TrainReport:
-        """The file, with its provenance."""
+        """Writes the file with its provenance."""
         config = self._config
         assert state.untrained is not None
-        # Of the texts that the head learned from: those held out stay unknown to it.
+        # The texts that the head learned from: held-out texts stay unknown to it.
         sequences = [text.corpus.sequences[i] for i in text.train]
         figures = {
             "tokens": state.n_tokens, "corpus_tokens": text.corpus.n_answer,
@@ -332,7 +332,7 @@ class Pipeline(Generic[H]):
         )  # fmt: skip
 
     def _tried(self) -> dict[str, Any]:
-        """What try_precisions() found; the first run decides for all that continue."""
+        """The result of try_precisions(); the first run decides for all that continue it."""
         path = self._work / "precision.json"
         known: dict[str, Any] | None = read_json(path)
         if known is None:
@@ -342,7 +342,7 @@ class Pipeline(Generic[H]):
 
 
 def no_gain(before: Acceptance, after: Acceptance) -> str:
-    """Why a head that began with another one's weights is not worth a file; "" where it is."""
+    """The reason why a continued head is not worth a file; "" if it is."""
     if not before.n_rounds or after.tokens_per_round > before.tokens_per_round:
         return ""
     return (
@@ -352,12 +352,12 @@ def no_gain(before: Acceptance, after: Acceptance) -> str:
 
 
 def _share(part: float) -> str:
-    """A share of nearly all as a percentage that says so: 100% is all of them."""
+    """A share as a percentage, or "all" for exactly all."""
     return "all" if part >= 1 else f"{min(100 * part, 99.99):.2f}%"
 
 
 def device_of(config: RunConfig) -> str:
-    """Where the head is trained, "cpu" or "cuda".
+    """The device to train on, "cpu" or "cuda".
 
     Raises:
         TrainError: a GPU is asked for, and PyTorch sees none.
@@ -369,10 +369,10 @@ def device_of(config: RunConfig) -> str:
 
 
 def wants_bf16(config: RunConfig, device: str, tried: Callable[[], dict[str, Any]]) -> bool:
-    """Whether products are computed in bfloat16.
+    """Whether to compute products in bfloat16.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         device: of the head.
         tried: gives what try_precisions() found; called only where that decides.
 
@@ -388,13 +388,13 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def try_precisions() -> dict[str, Any]:
-    """Whether products in bfloat16 are faster here, and the seconds of both."""
+    """Whether products in bfloat16 are faster here, and the seconds of both types."""
     times = {name: _product_s(dtype) for name, dtype in _DTYPES.items()}
     return {"bf16": times["bf16"] < 0.8 * times["fp32"], "seconds": times}
 
 
 def _product_s(dtype: torch.dtype) -> float:
-    """Seconds of a product in a type, the fastest of some."""
+    """The seconds of a product in a type, the minimum of some."""
     a = torch.ones(_TRIAL_ROWS, _TRIAL_WIDTH, dtype=dtype)
     b = torch.ones(_TRIAL_WIDTH, _TRIAL_WIDTH, dtype=dtype)
     best = float("inf")

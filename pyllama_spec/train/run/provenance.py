@@ -1,4 +1,4 @@
-"""The provenance of a head: its file's record of the run that made it."""
+"""The provenance of a head: the record of its run in its file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _FLAGS: Mapping[str, tuple[str, bool]] = {"--train-output": ("fit.train_output",
 
 
 def command(config: RunConfig) -> str:
-    """The command line of a run, with names of files and without their folders."""
+    """The command line of a run, with file names without folders."""
     words = ["pyllama-spec", "train", config.kind, "-m", config.target.name]
     words += ["-o", config.out.name]
     if config.use is not None:
@@ -66,7 +66,7 @@ def command(config: RunConfig) -> str:
 
 
 def _owner(config: RunConfig, place: str) -> tuple[Any, str]:
-    """The part of the configuration that has a field such as "fit.lr", and the field's name."""
+    """The part of the configuration with a field such as "fit.lr", and the field's name."""
     part, _, name = place.rpartition(".")
     return (getattr(config, part) if part else config), name
 
@@ -86,10 +86,10 @@ def record(
     config: RunConfig, *, target_name: str, hashes: Mapping[str, str],
     figures: Mapping[str, Any], torch_version: str,
 ) -> dict[str, Any]:  # fmt: skip
-    """The keys below pyllama_spec.train.
+    """The keys under pyllama_spec.train.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         target_name: general.name of the target.
         hashes: SHA-256 of target and corpus, by key.
         figures: what came out, by key: numbers, and lists that become JSON.

@@ -1,4 +1,4 @@
-"""The parts of a target's file that a head takes over: sizes, the vocabulary, some weights."""
+"""The parts of a target that a head takes over: sizes, vocabulary, some weights."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _LATE_EMBD_NORM = ("lfm2", "lfm2moe")
 
 @dataclass(frozen=True, slots=True)
 class TargetWeights:
-    """The parts of a target that a head begins with.
+    """The parts of a target that initialise a head.
 
     Attributes:
-        sha256: of the file.
+        sha256: the SHA-256 of the file.
         embedding: [n_vocab, n_embd] float32, as the engine reads its rows.
         output: [n_vocab, n_embd] float32: rows that give logits; the embedding where it is tied.
         output_norm: [n_embd] float32, or None.
         rope_base, rms_eps: of the target, for the head as well.
         n_ff: width of the target's feed-forward blocks; of one with experts or several widths,
             three times n_embd.
-        name: of the model, for people.
+        name: the name of the model, for people.
 
     """
 
@@ -50,7 +50,7 @@ class TargetWeights:
 
 
 def default_layers(n_layer: int, *, is_plain: bool = False) -> tuple[int, ...]:
-    """The layer inputs that a head reads by default.
+    """The default layer inputs of a head.
 
     A plain head reads three: low, middle and high, as in the EAGLE-3 reference code. Ours read six:
     from the first one, which tells the token itself, so that attention finds where it occurred
@@ -67,7 +67,7 @@ def default_layers(n_layer: int, *, is_plain: bool = False) -> tuple[int, ...]:
 
 
 def block_layers(n_layer: int) -> tuple[int, ...]:
-    """The same for a draft that proposes blocks: the last layer's input instead of its output.
+    """The default for a draft of blocks: the last layer's input instead of its output.
 
     Stock llama.cpp refuses a DFlash draft that reads what leaves the target's last layer.
     """
@@ -76,7 +76,7 @@ def block_layers(n_layer: int) -> tuple[int, ...]:
 
 
 def read_weights(path: Path, info: ModelInfo) -> TargetWeights:
-    """Reads them.
+    """Reads the parts from a target's file.
 
     Args:
         path: the target's GGUF.

@@ -1,4 +1,4 @@
-"""The corpus as PyTorch reads it: whole sequences, and the places in them where drafts begin."""
+"""The corpus for PyTorch: whole sequences, and the positions at which drafts start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyllama_spec.train.corpus.store import Corpus, TextSequence
 
 @dataclass(slots=True)
 class Texts:
-    """Some sequences, one after the other.
+    """Some sequences, concatenated.
 
     n tokens all in all; a sequence of m tokens has m - 1 pairs, and a last token without one.
 
@@ -54,7 +54,7 @@ class Texts:
     missed: Tensor
 
     def ends(self) -> tuple[Tensor, Tensor]:
-        """Where each sequence ends, [n_sequences], and to which one each token belongs, [n]."""
+        """The end of each sequence, [n_sequences], and the sequence of each token, [n]."""
         device = self.tokens.device
         lengths = torch.tensor(self.lengths, device=device)
         owner = torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths)
@@ -68,13 +68,13 @@ def load(
     vocab: DraftVocab,
     device: str,
 ) -> Texts:
-    """Some sequences of the corpus with their features.
+    """Loads some sequences of the corpus with their features.
 
     Args:
         indices: which.
         corpus: the sequences.
         source: the features.
-        vocab: of the draft.
+        vocab: the vocabulary of the draft.
         device: where the tensors go.
 
     """
@@ -116,7 +116,7 @@ def _missed(sequence: TextSequence) -> npt.NDArray[np.bool_]:
 
 
 def repeats(tokens: npt.NDArray[np.uint32], n: int) -> npt.NDArray[np.bool_]:
-    """Where the n tokens up to and including a place occurred before: [len(tokens)] bool."""
+    """Whether the n tokens up to each position occurred before: [len(tokens)] bool."""
     out = np.zeros(len(tokens), dtype=np.bool_)
     if len(tokens) >= n:
         windows = np.lib.stride_tricks.sliding_window_view(tokens, n)
@@ -126,7 +126,7 @@ def repeats(tokens: npt.NDArray[np.uint32], n: int) -> npt.NDArray[np.bool_]:
 
 
 def with_fewer_right(texts: Texts, n_steps: int, share: float, generator: torch.Generator) -> Texts:
-    """The same texts with fewer drafts: of those in which nothing was missed, a share.
+    """Drops drafts without a missed token, except a share of them.
 
     Args:
         texts: a batch.
@@ -148,7 +148,7 @@ COPIED_SHARE = 0.1
 
 
 def with_fewer_lookups(texts: Texts, share: float, generator: torch.Generator) -> Texts:
-    """The same texts with fewer drafts: of those that begin where decoding would copy, a share.
+    """Drops drafts that start where decoding would copy, except a share of them.
 
     Args:
         texts: a batch.
@@ -161,7 +161,7 @@ def with_fewer_lookups(texts: Texts, share: float, generator: torch.Generator) -
 
 
 def _thinned(texts: Texts, always: Tensor, share: float, generator: torch.Generator) -> Texts:
-    """The drafts of `always`, [n_starts] bool, and a share of the others; of none at all, all."""
+    """Keeps the drafts of `always`, [n_starts] bool, and a share of others; all if none stays."""
     drawn = torch.rand(len(texts.starts), generator=generator).to(always.device) < share
     starts = texts.starts[always | drawn]
     return replace(texts, starts=starts) if len(starts) else texts

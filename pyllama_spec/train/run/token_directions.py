@@ -1,4 +1,4 @@
-"""The directions that tell a row's token, for attention that finds its earlier places."""
+"""Directions that identify a row's token, for attention to its earlier occurrences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def normed(x: Tensor, eps: float) -> Tensor:
 
 
 def equal_directions(embedding: Tensor, weights: Tensor, n: int, seed: int) -> Tensor:
-    """[n, n_embd]: the widest directions of the tokens, each scaled to a spread of 1, and mixed.
+    """[n, n_embd]: the tokens' widest directions, each scaled to a spread of 1, and mixed.
 
     None has a part along the tokens' mean, which tells nothing of any of them.
     """
