@@ -50,15 +50,27 @@ class Parser(argparse.ArgumentParser):
         parsed: argparse.Namespace
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            command = self._command(parsed)
-            known = [word for action in command._actions for word in action.option_strings]
-            of_unknown = command.get_default("of_unknown")
-            guess = of_unknown(unknown) if of_unknown is not None else ""
-            guess = guess or meant(unknown[0].partition("=")[0], known)
-            command.error(f"unrecognized arguments: {' '.join(unknown)}{guess}")
+            self._command(parsed)._refuse(unknown)
         return parsed
 
-    def _command(self, parsed: argparse.Namespace) -> argparse.ArgumentParser:
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """As argparse's; it would take another program's -ctk for -c with the value tk."""
+        find_foreign = self.get_default("find_foreign")
+        if find_foreign is not None and (foreign := find_foreign(self, args or ())):
+            self._refuse(foreign)
+        return super().parse_known_args(args, namespace)
+
+    def _refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Ends the program: the command has no such options."""
+        known = [word for action in self._actions for word in action.option_strings]
+        of_unknown = self.get_default("of_unknown")
+        guess = of_unknown(unknown) if of_unknown is not None else ""
+        guess = guess or meant(unknown[0].partition("=")[0], known)
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{guess}")
+
+    def _command(self, parsed: argparse.Namespace) -> Parser:
         """The parser of the command that was given, down to the last one."""
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -98,8 +110,11 @@ def file_name(text: str) -> Path:
 def with_options(message: str, args: argparse.Namespace) -> str:
     """A message of Python's about its arguments, in the command's own options.
 
-    "n_ctx=0 is below 1" becomes "--n-ctx 0 is below 1". What is no option stays.
+    "n_ctx=0 is below 1" becomes "--n-ctx 0 is below 1". What is no option stays. With names_keys
+    among the arguments the names are keys of a file, and stay too.
     """
+    if getattr(args, "names_keys", False):
+        return message
     own = {name for name in vars(args) if not name.startswith("_")}
 
     def option(name: str) -> str | None:

@@ -407,14 +407,14 @@ BY_NAME: Mapping[str, Flag] = {name: flag for flag in FLAGS for name in flag.nam
 _ADDED = frozenset(("lora", "lora_scaled", "kv_overrides", "spec_types", "stop"))
 
 
-def _spelt(word: str) -> str:
+def spelt(word: str) -> str:
     """A word as flags are listed: llama-server reads --ctx_size as --ctx-size."""
     return word.replace("_", "-") if word.startswith("--") else word
 
 
 def is_flag(word: str) -> bool:
     """Whether llama-server has a flag of this name."""
-    word = _spelt(word)
+    word = spelt(word)
     return word in BY_NAME or word in REFUSED or word in IDLE
 
 
@@ -436,7 +436,7 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:
     left = list(arguments)[::-1]
     while left:
         given = left.pop()
-        word = _spelt(given)
+        word = spelt(given)
         if word in REFUSED:
             refused.append(f"{word}: {REFUSED[word]}")
             while left and _is_value(left[-1]):
