@@ -12,6 +12,8 @@ from typing import Any
 MAX_MESSAGE = 2000
 # Of a value in a message.
 MAX_SHOWN = 60
+# Advice against a large KV cache, which the options of a command cannot all follow.
+FEWER_BITS = "type_k and type_v of fewer bits"
 
 
 def clipped(text: str, most: int = MAX_SHOWN) -> str:

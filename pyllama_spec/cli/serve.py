@@ -54,13 +54,13 @@ _HELP = {
     "n_ctx": "context length of each request; the KV cache has --parallel times as much",
     "quiet": "no line for each request",
 }
-# What clients are told in the place of keywords of Llama().
+# What the log names in the place of keywords of Llama().
 FLAGS = {
     "embedding=True": "--embeddings", "n_ctx": "--n-ctx", "max_waiting": "--max-waiting",
     "pooling_type": "--pooling",
 }  # fmt: skip
 # With --config keywords are keys of the file.
-_KEYS = {"embedding=True": '"embedding = true" in --config'}
+_KEYS = {"embedding=True": "embedding"}
 
 
 def add_serve(commands: _Commands) -> None:
@@ -161,28 +161,12 @@ def run_serve(args: argparse.Namespace) -> int:
     """Serves until a signal ends it."""
     from pyllama_spec.server import serve  # noqa: F401 - says how to get what it needs
     from pyllama_spec.server.hangup import Hangup
+    from pyllama_spec.server.serving import stopped_in_words
 
     with Hangup():
         n, n_cut = _serve(args)
     print(stopped_in_words(n, n_cut))
     return 0
-
-
-def stopped_in_words(n: int, n_cut: int) -> str:
-    """The program's last line.
-
-    Args:
-        n: the requests that ran or waited when the server was told to stop.
-        n_cut: those of them that it did not let finish.
-
-    """
-    if not n:
-        return "stopped: no request was running"
-    running = plural(n, "running request")
-    if not n_cut:
-        return f"stopped after {running} finished"
-    cut = f"{n_cut} {'was' if n_cut == 1 else 'were'} cut"
-    return f"stopped: {running}, {n - n_cut} finished, {cut}"
 
 
 def _serve(args: argparse.Namespace) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pyllama_spec.engine.checks import meant
+from pyllama_spec.errors import FEWER_BITS
 from pyllama_spec.terminal import dim, fitted
 
 # Python's names that differ from the option's; of several the command has one.
@@ -116,6 +117,8 @@ def with_options(message: str, args: argparse.Namespace) -> str:
     if getattr(args, "names_keys", False):
         return message
     own = {name for name in vars(args) if not name.startswith("_")}
+    in_file = f", or {FEWER_BITS} in a file of --config" if "config" in own else ""
+    message = message.replace(f", or {FEWER_BITS}", in_file)
 
     def option(name: str) -> str | None:
         for known in _OPTIONS.get(name, "").split():

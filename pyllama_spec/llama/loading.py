@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
@@ -19,7 +20,7 @@ from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.exactness import FEW_ROWS
 from pyllama_spec.engine.model import Progress
 from pyllama_spec.engine.rpc import set_rpc_timeout
-from pyllama_spec.errors import ArgumentError, OutOfMemoryError, UnsupportedError
+from pyllama_spec.errors import FEWER_BITS, ArgumentError, OutOfMemoryError, UnsupportedError
 from pyllama_spec.llama.cost_cache import CostCache
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.requests.generation import Runtime
@@ -241,17 +242,26 @@ def open_runtime(
 
 
 def _open_context(model: Model, params: ContextParams) -> Context:
-    """The target's context, or an error that names n_parallel as the cause."""
+    """The target's context, or an error in the words of Llama()."""
     try:
         return Context(model, params)
     except OutOfMemoryError as error:
-        n_parallel = params.n_seq_max
-        if n_parallel == 1:
-            raise
-        raise OutOfMemoryError(
-            f"{error}; n_ctx is that of n_parallel={n_parallel} requests together: a smaller "
-            "n_parallel helps as well"
-        ) from None
+        raise OutOfMemoryError(_no_room(model, params, str(error))) from None
+
+
+def _no_room(model: Model, params: ContextParams, why: str) -> str:
+    """The engine's message about a context that is too large, with Llama()'s keywords."""
+    n, has_state = params.n_seq_max, model.info.has_recurrent_state
+    names = ["n_ctx"] + ["n_parallel"] * (n > 1) + ["n_draft"] * (params.n_rs_seq > 0)
+    smaller = f"a smaller {' or '.join(names)}"
+    sizes = re.search("the memory of past tokens (needs .* GB are free);", why)
+    if sizes is None:
+        return f"{why}; {smaller} helps as well"
+    n_ctx = (params.n_ctx or 0) // n
+    requests = f"{n_ctx} tokens" if n == 1 else f"{n} requests with {n_ctx} tokens each"
+    what = "memory of past tokens" if has_state else "KV cache"
+    types = "" if model.info.is_recurrent else f", or {FEWER_BITS}"
+    return f"{model.path.name}: the {what} for {requests} {sizes[1]}; choose {smaller}{types}"
 
 
 def _learn_costs(

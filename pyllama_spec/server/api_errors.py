@@ -30,7 +30,12 @@ class ApiError(Exception):
         param: the field of the body that is at fault.
         headers: further ones of the answer.
 
+    Attributes:
+        option: of the server, which would allow the request; for the log. "" for none.
+
     """
+
+    option = ""
 
     def __init__(
         self,
@@ -73,6 +78,20 @@ _KINDS: tuple[tuple[type[BaseException], int, str], ...] = (
     (ArgumentError, 400, "invalid_value"),
     (PyllamaSpecError, 500, "engine_error"),
 )
+# Advice in the library's messages for whoever opens the model, and what clients are told instead.
+_ADVICE: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
+    (re.compile(pattern), instead, keyword)
+    for pattern, instead, keyword in (
+        (r" or choose a larger n_ctx$", "", "n_ctx"),
+        (r"n_ctx and n_batch have room for(.*); choose larger ones, or truncate=True",
+         r"the server has room for\1; shorten it", "n_ctx"),
+        ("n_ctx and n_batch have room for", "the server has room for", "n_ctx"),
+        ("^there are no embeddings without embedding=True: .*", "this server gives no embeddings",
+         "embedding=True"),
+        (": open it with pooling_type=mean or last$", "", "pooling_type"),
+        (r"max_waiting=\d+ allows", "the server allows", "max_waiting"),
+    )
+)  # fmt: skip
 
 
 def api_error(
@@ -98,25 +117,28 @@ def api_error(
 def _of_kind(error: BaseException, flags: Mapping[str, str]) -> ApiError:
     for kind, status, code in _KINDS:
         if isinstance(error, kind):
-            return ApiError(status, with_flags(str(error), flags), code)
+            message, keyword = for_client(str(error))
+            told = ApiError(status, message, code)
+            told.option = flags.get(keyword, keyword)
+            return told
     return ApiError(500, "the server failed inside; its log says where", "internal_error")
 
 
-def with_flags(message: str, flags: Mapping[str, str]) -> str:
-    """A message of the library, with the server program's options for keywords of Llama().
-
-    "max_waiting=2" becomes "--max-waiting 2".
+def for_client(message: str) -> tuple[str, str]:
+    """A message of the library without its advice for whoever opens the model.
 
     Args:
         message: the library's.
-        flags: see ServerSettings.
+
+    Returns:
+        What a client is told, and the keyword of Llama() that the advice is about, or "".
 
     """
-    for name, flag in flags.items():
-        word = rf"(?<![\w-]){re.escape(name)}"
-        message = re.sub(f"{word}=", f"{flag} ", message)
-        message = re.sub(rf"{word}(?!\w)", flag, message)
-    return message
+    for pattern, instead, keyword in _ADVICE:
+        told, n = pattern.subn(instead, message)
+        if n:
+            return told, keyword
+    return message, ""
 
 
 def invalid_type(error: Exception) -> ApiError:

@@ -418,6 +418,8 @@ class Exchange:
         told.message = self.models.without_paths(told.message)
         note_failure(error)
         self.note["error"] = code = told.code or told.type
+        if told.option:
+            self.note["option"] = told.option
         used = self._used.model if self._used is not None else self.models.only
         self.serving.metrics.note_error("" if used is None else used.name, code)
         _let_go(error)

@@ -199,8 +199,8 @@ class Models:
         most = one.max_waiting
         if most is not None and one.n_waiting >= most:
             raise ApiError(
-                429, f"{one.n_waiting} requests already wait for the model {one.name!r} to load; "
-                f"max_waiting={most} allows no more: try again later", "queue_full",
+                429, f"waiting for the model {one.name!r} to load: {one.n_waiting}; "
+                "the server allows no more: try again later", "queue_full",
             )  # fmt: skip
         limit = self._listed.load_timeout_s
         until = monotonic() + limit
@@ -349,7 +349,9 @@ class Models:
         """The memory of a model that was never loaded: within the bound, if it may be."""
         expected = await asyncio.to_thread(expected_bytes, spec.keywords)
         most = self._listed.memory_bytes
-        return expected.likely if most is None else min(expected.likely, max(expected.least, most))
+        if most is None or expected.least > most:  # it is refused, with what it takes
+            return expected.likely
+        return min(expected.likely, most)
 
     def open(self, spec: ModelSpec) -> Opened:
         """Loads a model, in a thread that nobody waits for at the end.
@@ -412,9 +414,9 @@ class Models:
         most = self._listed.memory_bytes
         if most is not None and n_bytes > most:
             raise OutOfMemoryError(
-                f"it takes {-(-n_bytes // _MIB)} MiB, and all models together may take "
-                f"{most // _MIB} (memory_mib): allow more, or give it a smaller n_ctx, n_parallel "
-                "or prefix_cache_bytes"
+                f"it takes {'' if one.n_bytes else 'about '}{-(-n_bytes // _MIB)} MiB, and all "
+                f"models together may take {most // _MIB} (memory_mib): allow more, or give it a "
+                "smaller n_ctx, n_parallel or prefix_cache_bytes"
             )
         try:
             while not self._fits(one, n_bytes):

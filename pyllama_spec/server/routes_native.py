@@ -261,9 +261,7 @@ async def metrics(exchange: Exchange) -> None:
     """GET /metrics."""
     serving = exchange.serving
     if not serving.settings.has_metrics:
-        raise ApiError(
-            501, "this server has no metrics: it was started with --no-metrics", "unsupported"
-        )
+        raise ApiError(501, "this server gives no metrics: they are switched off", "unsupported")
     await exchange.send_bytes(serving.metrics.text(), CONTENT_TYPE)
 
 
@@ -323,7 +321,7 @@ def _token(llm: Llama, token: int | None) -> str:
 async def slots(exchange: Exchange) -> None:
     """GET /slots?model=NAME: what is computed now, without anything of its text."""
     if not exchange.serving.settings.has_slots:
-        raise ApiError(501, "this server does not show its slots: --slots", "unsupported")
+        raise ApiError(501, "this server shows no slots: they are switched off", "unsupported")
     if exchange.models.find(exchange.query("model")).model.service is None:
         await exchange.send_json([])
         return

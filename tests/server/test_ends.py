@@ -21,7 +21,7 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.cli.entry import main as command_line
-from pyllama_spec.cli.serve import stopped_in_words
+from pyllama_spec.server.serving import stopped_in_words
 from tests.faces.tools import open_tiny
 from tests.models import model_path
 from tests.server.world import (
@@ -292,6 +292,7 @@ def test_a_signal_ends_the_command(
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     assert out == "stopped: 1 running request, 0 finished, 1 was cut\n"
+    assert f" {out}" in err  # the log
     assert "Traceback" not in err
     assert (tmp_path / "kept").is_dir()
     assert "the cat" not in err  # no text in the log

@@ -179,7 +179,7 @@ def test_waiting_for_a_load_has_bounds() -> None:
         connection, response = client.send("POST", TEXT, {**ASKED, "model": "a"})
         assert response.status == 429
         assert response.getheader("retry-after")
-        assert "max_waiting=3" in response.read().decode()
+        assert "waiting for the model 'a' to load: 3; the server" in response.read().decode()
         connection.close()
         models.may_go_on.set()
         assert [one.result()[0] for one in waiting] == [200] * 3

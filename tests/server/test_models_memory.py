@@ -5,6 +5,7 @@ Loads are held up by the test, so that no clock decides what is asserted.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +204,16 @@ def test_keep_alive_closes_what_nobody_asks_for() -> None:
         until(lambda: models.named("a").state == "unloaded")
         closed = 'pyllama_spec:model_unloads_total{model="a",reason="idle"} 3.0'
         until(lambda: closed in client.get("/metrics")[1])
+
+
+def test_a_bound_that_is_too_low_is_told_once_with_what_a_model_takes() -> None:
+    """Even where the file alone is beyond it: with that much more the model fits."""
+    sizes = {"prefix_cache_bytes": 0, "n_ctx": 4096, "n_parallel": 8}
+    with several(spec("a", sizes), memory_bytes=1 << 10) as (client, _):
+        status, answer = asked(client, "a")
+        assert status == 503
+        told = re.search(r"it takes about (\d+) MiB", answer["error"]["message"])
+        assert told is not None
+    with several(spec("a", sizes), memory_bytes=int(told[1]) << 20) as (client, models):
+        assert asked(client, "a")[0] == 200
+        assert models.named("a").n_bytes > (int(told[1]) - 2) << 20
