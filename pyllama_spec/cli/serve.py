@@ -54,13 +54,17 @@ _HELP = {
     "n_ctx": "context length of each request; the KV cache has --parallel times as much",
     "quiet": "no line for each request",
 }
-# What the log names in the place of keywords of Llama().
+# What the log names in the place of settings of the server, and of keywords of Llama().
+_OF_SETTINGS = {
+    "allowed_hosts": "--allowed-hosts", "cors_origins": "--cors-origin", "has_slots": "--slots",
+    "has_metrics": "--metrics",
+}  # fmt: skip
 FLAGS = {
-    "embedding=True": "--embeddings", "n_ctx": "--n-ctx", "max_waiting": "--max-waiting",
-    "pooling_type": "--pooling",
+    **_OF_SETTINGS, "embedding=True": "--embeddings", "n_ctx": "--n-ctx",
+    "max_waiting": "--max-waiting", "pooling_type": "--pooling",
 }  # fmt: skip
 # With --config keywords are keys of the file.
-_KEYS = {"embedding=True": "embedding"}
+_KEYS = {**_OF_SETTINGS, "embedding=True": "embedding"}
 
 
 def add_serve(commands: _Commands) -> None:

@@ -29,13 +29,10 @@ class ApiError(Exception):
         code: a word for programs; None for no more than the type.
         param: the field of the body that is at fault.
         headers: further ones of the answer.
-
-    Attributes:
-        option: of the server, which would allow the request; for the log. "" for none.
+        option: what its operator could change, for the log: a name of ServerSettings, of a keyword
+            of Llama() or of a key in a file of models; "" for nothing.
 
     """
-
-    option = ""
 
     def __init__(
         self,
@@ -44,8 +41,10 @@ class ApiError(Exception):
         code: str | None = None,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
+        option: str = "",
     ) -> None:
         super().__init__(message)
+        self.option = option
         self.status, self.message, self.code, self.param = status, message, code, param
         self.headers = dict(headers or {})
 
@@ -90,22 +89,21 @@ _ADVICE: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
          "embedding=True"),
         (": open it with pooling_type=mean or last$", "", "pooling_type"),
         (r"max_waiting=\d+ allows", "the server allows", "max_waiting"),
+        (r" \(memory_mib\): allow more, .*$", "", "memory_mib"),
+        ("; choose a smaller n_ctx.*$", "", "n_ctx"),
     )
 )  # fmt: skip
 
 
-def api_error(
-    error: BaseException, retry_after_s: int, flags: Mapping[str, str] | None = None
-) -> ApiError:
+def api_error(error: BaseException, retry_after_s: int) -> ApiError:
     """An exception over HTTP; the message of a foreign one is not shown.
 
     Args:
         error: an ApiError is given back itself.
         retry_after_s: the Retry-After of errors for which a retry may help.
-        flags: see ServerSettings.
 
     """
-    told = error if isinstance(error, ApiError) else _of_kind(error, flags or {})
+    told = error if isinstance(error, ApiError) else _of_kind(error)
     if told.status in (429, 503):
         told.headers["Retry-After"] = str(retry_after_s)
     elif told.status == 504:
@@ -114,13 +112,11 @@ def api_error(
     return told
 
 
-def _of_kind(error: BaseException, flags: Mapping[str, str]) -> ApiError:
+def _of_kind(error: BaseException) -> ApiError:
     for kind, status, code in _KINDS:
         if isinstance(error, kind):
-            message, keyword = for_client(str(error))
-            told = ApiError(status, message, code)
-            told.option = flags.get(keyword, keyword)
-            return told
+            message, option = for_client(str(error))
+            return ApiError(status, message, code, option=option)
     return ApiError(500, "the server failed inside; its log says where", "internal_error")
 
 

@@ -48,9 +48,11 @@ OF_LLAMA = (
     "embedding", "pooling_type", "spm_infill", "verbose",
 )  # fmt: skip
 _OF_SETTINGS = ("send_timeout_s", "ping_s", "has_slots", "has_metrics")
-# What the log names in the place of keywords of Llama().
+# What the log names in the place of keywords of Llama(), and of settings of the server.
 _TOLD = {"embedding=True": "--embeddings", "n_ctx": "-c", "n_batch": "-b",
-         "pooling_type": "--pooling"}  # fmt: skip
+         "pooling_type": "--pooling", "allowed_hosts": "--allowed-hosts",
+         "cors_origins": "--cors-origins", "has_slots": "--slots",
+         "has_metrics": "--metrics"}  # fmt: skip
 _LOAD_MODES = {
     "auto": (True, False), "none": (False, False), "mmap": (True, False), "mlock": (False, True),
     "mmap+mlock": (True, True),

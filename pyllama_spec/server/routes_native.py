@@ -261,7 +261,10 @@ async def metrics(exchange: Exchange) -> None:
     """GET /metrics."""
     serving = exchange.serving
     if not serving.settings.has_metrics:
-        raise ApiError(501, "this server gives no metrics: they are switched off", "unsupported")
+        raise ApiError(
+            501, "this server gives no metrics: they are switched off", "unsupported",
+            option="has_metrics",
+        )  # fmt: skip
     await exchange.send_bytes(serving.metrics.text(), CONTENT_TYPE)
 
 
@@ -321,7 +324,10 @@ def _token(llm: Llama, token: int | None) -> str:
 async def slots(exchange: Exchange) -> None:
     """GET /slots?model=NAME: what is computed now, without anything of its text."""
     if not exchange.serving.settings.has_slots:
-        raise ApiError(501, "this server shows no slots: they are switched off", "unsupported")
+        raise ApiError(
+            501, "this server shows no slots: they are switched off", "unsupported",
+            option="has_slots",
+        )  # fmt: skip
     if exchange.models.find(exchange.query("model")).model.service is None:
         await exchange.send_json([])
         return

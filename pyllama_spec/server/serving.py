@@ -69,7 +69,8 @@ class Serving:
         self.is_cutting = True
         for task in left:
             task.cancel()
-        log.info("%s", stopped_in_words(len(running), len(left)))
+        if running:
+            log.info("%s", stopped_in_words(len(running), len(left)))
         return len(running), len(left)
 
     def read_keys_again(self) -> None:

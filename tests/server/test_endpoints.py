@@ -91,13 +91,20 @@ def test_a_server_without_embeddings(
     assert f"error=unsupported option={option}\n" in caplog.text
 
 
-def test_a_server_without_metrics_and_slots() -> None:
-    """It says so in words that hold for each program."""
-    with served(open_tiny(), has_metrics=False, has_slots=False) as client:
+def test_a_server_without_metrics_and_slots(caplog: pytest.LogCaptureFixture) -> None:
+    """It says so in words that hold for each program; the log names that one's options."""
+    caplog.set_level("INFO", "pyllama_spec.server")
+    more = {"has_metrics": False, "has_slots": False, "allowed_hosts": ("127.0.0.1",)}
+    with served(open_tiny(), flags=serve.FLAGS, **more) as client:
+        assert client.get("/props", Host="evil.example")[0] == 403
+        origin = {"Host": "127.0.0.1", "Origin": "http://evil.example"}
+        assert client.get("/props", **origin)[0] == 403
         for path in ("/metrics", "/slots"):
             status, answer = client.get(path)
             assert status == 501
             assert answer["error"]["message"].endswith("they are switched off")
+    for option in ("metrics", "slots", "allowed-hosts", "cors-origin"):
+        assert f" option=--{option}\n" in caplog.text
 
 
 def test_scores() -> None:

@@ -212,7 +212,8 @@ def test_who_is_in_line_is_told_what_is_loaded_before() -> None:
         waiting = Asking(client, "b")
         until(lambda: models.named("b").waits_for_room)
         for name in "bc":
-            assert models._why_not_yet(models.named(name)).startswith("requests to a have the room")
+            why, _ = models._why_not_yet(models.named(name))
+            assert why == "requests to a have the room"
         response.close()
         connection.close()
         assert waiting.result()[0] == 200

@@ -521,6 +521,10 @@ def options_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
      "max_waiting"),
     ("the 8 that n_ctx and n_batch have room for (b); choose larger ones, or truncate=True",
      "the 8 that the server has room for (b); shorten it", "n_ctx"),
+    ("it takes 9 MiB, and all may take 5 (memory_mib): allow more, or give it a smaller n_ctx",
+     "it takes 9 MiB, and all may take 5", "memory_mib"),
+    ("a.gguf: the KV cache needs 9 GB; choose a smaller n_ctx", "a.gguf: the KV cache needs 9 GB",
+     "n_ctx"),
     ("stop=1 is no text", "stop=1 is no text", ""),
 ])  # fmt: skip
 def test_clients_are_not_told_of_options(message: str, told: str, keyword: str) -> None:
