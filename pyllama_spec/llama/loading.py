@@ -259,9 +259,9 @@ def _no_room(model: Model, params: ContextParams, why: str) -> str:
         return f"{why}; {smaller} helps as well"
     n_ctx = (params.n_ctx or 0) // n
     requests = f"{n_ctx} tokens" if n == 1 else f"{n} requests with {n_ctx} tokens each"
-    what = "memory of past tokens" if has_state else "KV cache"
+    what = "the memory of past tokens for" if has_state else "the KV cache for"
     types = "" if model.info.is_recurrent else f", or {FEWER_BITS}"
-    return f"{model.path.name}: the {what} for {requests} {sizes[1]}; choose {smaller}{types}"
+    return f"{model.path.name}: {what} {requests} {sizes[1]}; choose {smaller}{types}"
 
 
 def _learn_costs(
