@@ -81,14 +81,14 @@ _KINDS: tuple[tuple[type[BaseException], int, str], ...] = (
 _ADVICE: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
     (re.compile(pattern), instead, keyword)
     for pattern, instead, keyword in (
-        (r" or choose a larger n_ctx$", "", "n_ctx"),
+        (" or (choose|open the context with) a larger n_ctx$", "", "n_ctx"),
         (r"n_ctx and n_batch have room for(.*); choose larger ones, or truncate=True",
          r"the server has room for\1; shorten it", "n_ctx"),
         ("n_ctx and n_batch have room for", "the server has room for", "n_ctx"),
         ("^there are no embeddings without embedding=True: .*", "this server gives no embeddings",
          "embedding=True"),
         (": open it with pooling_type=mean or last$", "", "pooling_type"),
-        (r"max_waiting=\d+ allows", "the server allows", "max_waiting"),
+        (r"max_waiting=\d+", "the server", "max_waiting"),
         (r" \(memory_mib\): allow more, .*$", "", "memory_mib"),
         ("; choose a smaller n_ctx.*$", "", "n_ctx"),
     )
