@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_spec import Llama
 from pyllama_spec.cli import main
 from pyllama_spec.engine import supports_gpu
-from pyllama_spec.engine.binding import lib
-from pyllama_spec.errors import OutOfMemoryError
 from tests.models import model_path
 
 
@@ -58,46 +55,6 @@ def test_what_is_wrong_is_named_as_it_was_given(
     assert words in err
     assert len(err.strip().splitlines()) == 1
     assert "[Errno" not in err and "Traceback" not in err
-
-
-SERVED = (
-    "the KV cache for 4 requests with 4096 tokens each needs {}choose a smaller --n-ctx or "
-    "--parallel, or type_k and type_v of fewer bits in a file of --config\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (RUN, "the KV cache for 4096 tokens needs {}choose a smaller --n-ctx\n"),
-        (["serve", "-m", "MODEL", "-t", "1"], SERVED),
-    ],
-)  # fmt: skip
-def test_a_kv_cache_that_does_not_fit_is_told_in_options(
-    args: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lib.llama_spec_limit_memory(1000)
-    try:
-        code, err = said(args, capsys)
-    finally:
-        lib.llama_spec_limit_memory(0)
-    assert code == 1
-    begin, end = words.split("{}")
-    assert begin in err
-    assert err.endswith(end)
-
-
-def test_a_context_that_does_not_fit_is_told_in_keywords() -> None:
-    lib.llama_spec_limit_memory(1000)
-    try:
-        with pytest.raises(OutOfMemoryError, match="a smaller n_ctx or n_parallel, or type_k and"):
-            Llama(model_path("llama"), n_ctx=4096, n_parallel=2, n_threads=1)
-        with pytest.raises(OutOfMemoryError, match=r"tokens each needs .* a smaller n_ctx"):
-            Llama(model_path("qwen35"), n_ctx=4096, n_parallel=2, n_threads=1)
-        with pytest.raises(OutOfMemoryError, match=r"64 tokens needs .* a smaller n_ctx$"):
-            Llama(model_path("mamba2"), n_ctx=64, n_threads=1)
-    finally:
-        lib.llama_spec_limit_memory(0)
 
 
 @pytest.mark.parametrize(
