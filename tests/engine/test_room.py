@@ -112,18 +112,18 @@ def test_far_too_much_is_refused_at_once() -> None:
 
 def test_keywords_are_named_for_a_context_that_does_not_fit() -> None:
     lib.llama_spec_limit_memory(1000)
-    for arch, options, words in (
-        ("llama", {"n_parallel": 2}, "for 2 requests with 64 tokens each needs .*, or type_k and"),
-        ("qwen35", {"n_parallel": 2}, "tokens each needs .* a smaller n_ctx or n_parallel"),
-        ("mamba2", {}, "memory of past tokens for 64 tokens needs .* choose a smaller n_ctx$"),
+    for arch, n, words in (
+        ("llama", 2, "for 2 requests with 64 tokens each needs .*, or type_k and"),
+        ("qwen35", 2, "tokens each needs .* a smaller n_ctx or n_parallel"),
+        ("mamba2", 1, "memory of past tokens for 64 tokens needs .* choose a smaller n_ctx$"),
     ):  # fmt: skip
         with pytest.raises(OutOfMemoryError, match=words):
-            Llama(model_path(arch), n_ctx=64, n_threads=1, **options)
+            Llama(model_path(arch), n_ctx=64, n_threads=1, n_parallel=n)
 
 
 @pytest.mark.parametrize("command, requests, advice", [
     ("generate -p x", "64 tokens", "--n-ctx"),
-    ("serve", "4 requests with 64 tokens each", "--n-ctx or --parallel, or type_k and type_v of fewer"),
+    ("serve", "4 requests with 64 tokens each", "--n-ctx or --parallel, or type_k and type_v of"),
 ])  # fmt: skip
 def test_options_are_named_for_a_context_that_does_not_fit(
     command: str, requests: str, advice: str, capsys: pytest.CaptureFixture[str]
