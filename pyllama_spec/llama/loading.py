@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
@@ -20,7 +19,13 @@ from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.exactness import FEW_ROWS
 from pyllama_spec.engine.model import Progress
 from pyllama_spec.engine.rpc import set_rpc_timeout
-from pyllama_spec.errors import FEWER_BITS, ArgumentError, OutOfMemoryError, UnsupportedError
+from pyllama_spec.errors import (
+    FEWER_BITS,
+    ArgumentError,
+    OutOfMemoryError,
+    UnsupportedError,
+    no_room,
+)
 from pyllama_spec.llama.cost_cache import CostCache
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.requests.generation import Runtime
@@ -246,22 +251,15 @@ def _open_context(model: Model, params: ContextParams) -> Context:
     try:
         return Context(model, params)
     except OutOfMemoryError as error:
-        raise OutOfMemoryError(_no_room(model, params, str(error))) from None
-
-
-def _no_room(model: Model, params: ContextParams, why: str) -> str:
-    """The engine's message about a context that is too large, with Llama()'s keywords."""
-    n, has_state = params.n_seq_max, model.info.has_recurrent_state
-    names = ["n_ctx"] + ["n_parallel"] * (n > 1) + ["n_draft"] * (params.n_rs_seq > 0)
-    smaller = f"a smaller {' or '.join(names)}"
-    sizes = re.search("the memory of past tokens (needs .* GB are free);", why)
-    if sizes is None:
-        return f"{why}; {smaller} helps as well"
-    n_ctx = (params.n_ctx or 0) // n
-    requests = f"{n_ctx} tokens" if n == 1 else f"{n} requests with {n_ctx} tokens each"
-    what = "the memory of past tokens for" if has_state else "the KV cache for"
-    types = "" if model.info.is_recurrent else f", or {FEWER_BITS}"
-    return f"{model.path.name}: {what} {requests} {sizes[1]}; choose {smaller}{types}"
+        n, info = params.n_seq_max, model.info
+        smaller = ["n_ctx"] + ["n_parallel"] * (n > 1) + ["n_draft"] * (params.n_rs_seq > 0)
+        n_ctx = (params.n_ctx or 0) // n
+        requests = f"{n_ctx} tokens" if n == 1 else f"{n} requests with {n_ctx} tokens each"
+        has_state = info.has_recurrent_state
+        memory = "the memory of past tokens for" if has_state else "the KV cache for"
+        types = "" if info.is_recurrent else f", or {FEWER_BITS}"
+        what = f"{model.path.name}: {memory} {requests}"
+        raise no_room(str(error), what, smaller, types) from None
 
 
 def _learn_costs(

@@ -121,6 +121,18 @@ def test_keywords_are_named_for_a_context_that_does_not_fit() -> None:
             Llama(model_path(arch), n_ctx=64, n_threads=1, n_parallel=n)
 
 
+def test_keywords_are_named_where_a_draft_or_embeddings_do_not_fit() -> None:
+    target, draft = str(model_path("llama")), str(model_path("llama", seed=3))
+    with Llama(target, n_ctx=512, n_parallel=2, n_threads=1) as llm:
+        lib.llama_spec_limit_memory(llm.context.memory_bytes + 1000)
+    with pytest.raises(OutOfMemoryError, match=r"of the draft for 2 x 512 .* smaller draft_n"):
+        Llama(target, draft=draft, n_ctx=512, n_parallel=2, n_threads=1)
+    with Llama(target, embedding=True, pooling_type="mean", n_ctx=512, n_threads=1) as llm:
+        lib.llama_spec_limit_memory(1000)
+        with pytest.raises(OutOfMemoryError, match=r"of embeddings for 512 .* a smaller n_ctx$"):
+            llm.embed("the cat")
+
+
 @pytest.mark.parametrize("command, requests, advice", [
     ("generate -p x", "64 tokens", "--n-ctx"),
     ("serve", "4 requests with 64 tokens each", "--n-ctx or --parallel, or type_k and type_v of"),
