@@ -311,8 +311,7 @@ def of_unknown(words: Sequence[str]) -> str:
 
 def _instead_of(flag: str) -> str:
     """What serve has for a flag of llama-server: an option, a key of --config, or nothing."""
-    from pyllama_spec.server.llama_server_flags import BY_NAME, IDLE, REFUSED, spelt
-    from pyllama_spec.server.model_list import key_of_flag
+    from pyllama_spec.server.llama_server_flags import BY_NAME, IDLE, REFUSED, key_of_flag, spelt
 
     flag = spelt(flag)
     if flag in BY_NAME and (option := _OF_FIELDS.get(BY_NAME[flag].field)):

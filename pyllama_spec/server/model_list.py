@@ -21,7 +21,7 @@ from pyllama_spec.llama.caches import BaseLlamaCache
 from pyllama_spec.llama.loading import check_options
 from pyllama_spec.llama.open_options import KEYWORDS, OpenOptions
 from pyllama_spec.requests.options import RequestOptions
-from pyllama_spec.server.llama_server_flags import BY_NAME
+from pyllama_spec.server.llama_server_flags import OF_CHATS, key_of_flag
 
 # The defaults of `serve`; copies of prompts count as a part of a model's memory.
 _DEFAULTS: Mapping[str, Any] = {
@@ -29,10 +29,6 @@ _DEFAULTS: Mapping[str, Any] = {
 }  # fmt: skip
 # Objects of Python.
 _NOT_IN_FILE = ("chat_handler", "draft_model", "tokenizer")
-# Of chats alone; all else of a request is RequestOptions'.
-_OF_CHATS = ("reasoning_format", "reasoning_effort", "chat_template_kwargs")
-# Keys of a model for fields of llama-server's flags that are called otherwise.
-_OF_FLAGS = {"model": "model_path", "lora": "lora_path", "cache_mib": "prefix_cache_bytes"}
 _PATHS = ("lora_path", "draft_memory")
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -237,17 +233,6 @@ def _with_defaults(name: str, listed: _File, folder: Path) -> ModelSpec:
         raise
 
 
-def key_of_flag(flag: str) -> str:
-    """The key of a model's table that says what a flag of llama-server does; "" for none."""
-    if flag not in BY_NAME:
-        return ""
-    field = _OF_FLAGS.get(name := BY_NAME[flag].field, name)
-    if field in _KEYS:
-        return field
-    is_of_requests = field in RequestOptions.__dataclass_fields__ or field in _OF_CHATS
-    return f"requests.{field}" if is_of_requests else ""
-
-
 def _hint(key: str) -> str:
     """What to write for an unknown key: that of llama-server's flag, or a known one like it."""
     of_flag = key_of_flag(f"--{key.replace('_', '-')}")
@@ -306,7 +291,7 @@ def _keywords(model: str, given: Mapping[str, Any], folder: Path) -> dict[str, A
 
 def _requests(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The defaults of requests, and those of chats alone."""
-    chats = {key: value for key, value in given.items() if key in _OF_CHATS}
+    chats = {key: value for key, value in given.items() if key in OF_CHATS}
     defaults = {key: value for key, value in given.items() if key not in chats}
     RequestOptions.from_keywords(defaults)
     return defaults, chats

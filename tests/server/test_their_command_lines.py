@@ -25,7 +25,7 @@ from pyllama_spec.llama_cpp import server as llama_cpp_server
 from pyllama_spec.server import llama_server
 from pyllama_spec.server.api_errors import for_client
 from pyllama_spec.server.keys import Keys
-from pyllama_spec.server.llama_server_flags import BY_NAME, FLAGS, IDLE, REFUSED, read
+from pyllama_spec.server.llama_server_flags import FLAGS, IDLE, REFUSED, read
 from pyllama_spec.server.settings import LOOPBACK
 from tests.models import model_path
 
@@ -225,43 +225,6 @@ def test_keys_of_a_file_can_change(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match="not a file that can be read again"):
             settings.read_keys()
     assert llama_server.plan(["-m", "t.gguf", "--api-key", "two"], {}).settings.read_keys is None
-
-
-@pytest.mark.parametrize("line, words", [
-    ("-np 4 --jinja --log-disable", ("-np is --parallel here", "-c 2048 --parallel 4 here")),
-    ("--jinja", ("; leave out --jinja: ", "; pyllama-spec-llama-server takes")),
-    ("--ssl-cert-file a --ctx-size 9", ("--ssl-cert-file is --tls-cert here",
-                                        "--ctx-size is -c here")),
-    ("--slot-save-path d", ("--slot-save-path: slots are not saved", "pyllama-spec-llama-server")),
-    ("-ctk q8_0 -fa on", ("-ctk is type_k in a file of --config", "-fa is --flash-attn here")),
-    ("-md draft.gguf --cache_type_v q8_0", ("-md is -d here", "--cache-type-v is type_v in a")),
-    ("-n 5", ("-n is requests.max_tokens in a file of --config",)),  # and not -ngl 5
-    ("-cb -cmoe", ("leave out -cb: requests are always batched", "-cmoe: whole layers lie on a")),
-])  # fmt: skip
-def test_flags_of_llama_server_for_serve(
-    line: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["serve", "-m", "t.gguf", *line.split()]) == 2
-    said = capsys.readouterr().err
-    assert [word for word in ("unrecognized arguments", *words) if word not in said] == []
-    assert main(["serve", "-m", "t.gguf", "--max-tokans", "3"]) == 2
-    said = capsys.readouterr().err
-    assert "llama-server" not in said
-    assert "--max-tokens" in said  # the guess
-
-
-def test_no_short_flag_of_llama_server_is_taken_for_another_option(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    parser = argparse.ArgumentParser()
-    serve.add_serve(parser.add_subparsers())
-    ours = {word for action in options_of(parser) for word in action.option_strings}
-    for word in {*BY_NAME, *IDLE, *REFUSED} - ours:
-        if not word.startswith("--"):
-            assert main(["serve", "-m", "t.gguf", word, "1"]) == 2
-            assert f"unrecognized arguments: {word}" in capsys.readouterr().err
-    assert main(["generate", "-m", "t.gguf", "-p", "a", "--jinja"]) == 2
-    assert "llama-server" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line, said", [
