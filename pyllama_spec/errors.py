@@ -5,6 +5,7 @@ A message says what is wrong, with which value, and what to do about it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from typing import Any
 MAX_MESSAGE = 2000
 # The maximum length of a value in a message.
 MAX_SHOWN = 60
+# Advice against a large KV cache, which the options of a command cannot all follow.
+FEWER_BITS = "type_k and type_v of fewer bits"
 
 
 def clipped(text: str, most: int = MAX_SHOWN) -> str:
@@ -163,6 +166,23 @@ class RemoteError(PyllamaSpecError):
 
 class OutOfMemoryError(PyllamaSpecError, MemoryError):
     """The engine could not allocate the requested memory."""
+
+
+def no_room(why: str, what: str, smaller: Sequence[str], more: str = "") -> OutOfMemoryError:
+    """The error for a context that does not fit, in the caller's words for its sizes.
+
+    Args:
+        why: the engine's message.
+        what: whose memory of past tokens it is, and for how many tokens.
+        smaller: the caller's names of what could be smaller.
+        more: further advice.
+
+    """
+    remedy = f"a smaller {' or '.join([*filter(None, [', '.join(smaller[:-1])]), smaller[-1]])}"
+    sizes = re.search("the memory of past tokens (needs .* GB are free);", why)
+    if sizes is None:
+        return OutOfMemoryError(f"{why}; {remedy} helps as well")
+    return OutOfMemoryError(f"{what} {sizes[1]}; choose {remedy}{more}")
 
 
 class EngineError(PyllamaSpecError):

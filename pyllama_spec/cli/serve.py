@@ -34,7 +34,7 @@ _EPILOG = (
     "cuts them after --stop-timeout or at a second signal."
 )
 
-# With --config: options of the server, and options that a model's own lines set.
+# With --config: what is no option of a model, and further ones that its own lines set.
 _OF_SERVER = ("help", "config", "model", "quiet")
 _OF_MODELS = ("alias", "parallel", "embeddings", "pooling", "lora", "max_waiting")
 # What a file of models calls these; all others have Llama()'s names here too.
@@ -42,23 +42,29 @@ _IN_FILE = {
     "alias": "aliases", "parallel": "n_parallel", "embeddings": "embedding",
     "pooling": "pooling_type", "lora": "lora_path", "threads": "n_threads",
 }  # fmt: skip
-# What llama-server calls otherwise, of what its users give most often.
-_OF_LLAMA_SERVER = {
-    "-np": "--parallel", "--model-draft": "-d", "--spec-draft-model": "-d",
-    "--ctx-size": "-c", "--ssl-cert-file": "--tls-cert", "--ssl-key-file": "--tls-key",
-    "--cors-origins": "--cors-origin",
+# Options here for fields of llama-server's flags.
+_OF_FIELDS = {
+    "n_parallel": "--parallel", "draft": "-d", "n_draft": "--n-draft", "p_min": "--p-min",
+    "n_ctx": "-c", "n_threads": "-t", "n_gpu_layers": "-ngl", "draft_gpu_layers": "-ngld",
+    "flash_attn": "--flash-attn", "rpc_servers": "--rpc-servers", "aliases": "--alias",
+    "tls_cert": "--tls-cert", "tls_key": "--tls-key", "cors_origins": "--cors-origin",
+    "send_timeout_s": "--send-timeout", "is_silent": "--quiet",
 }  # fmt: skip
 _HELP = {
     "n_ctx": "context length of each request; the KV cache has --parallel times as much",
     "quiet": "no line for each request",
 }
-# What clients are told in the place of keywords of Llama().
+# What the log names in the place of settings of the server, and of keywords of Llama().
+_OF_SETTINGS = {
+    "allowed_hosts": "--allowed-hosts", "cors_origins": "--cors-origin", "has_slots": "--slots",
+    "has_metrics": "--metrics",
+}  # fmt: skip
 FLAGS = {
-    "embedding=True": "--embeddings", "n_ctx": "--n-ctx", "max_waiting": "--max-waiting",
-    "pooling_type": "--pooling",
+    **_OF_SETTINGS, "embedding=True": "--embeddings", "n_ctx": "--n-ctx",
+    "max_waiting": "--max-waiting", "pooling_type": "--pooling",
 }  # fmt: skip
 # With --config keywords are keys of the file.
-_KEYS = {"embedding=True": '"embedding = true" in --config'}
+_KEYS = {**_OF_SETTINGS, "embedding=True": "embedding"}
 
 
 def add_serve(commands: _Commands) -> None:
@@ -74,7 +80,7 @@ def add_serve(commands: _Commands) -> None:
     add_model_options(parser, models)
     for action in parser._actions:  # of a server they say something else
         action.help = _HELP.get(action.dest, action.help)
-    parser.set_defaults(of_unknown=of_unknown)
+    parser.set_defaults(of_unknown=of_unknown, find_foreign=find_foreign)
     of_models = {one.dest: one.default for one in parser._actions if one.dest not in _OF_SERVER}
     _add_address(parser)
     _add_bounds(parser)
@@ -101,7 +107,8 @@ def add_serve(commands: _Commands) -> None:
         help="log the clients' addresses, or those that a proxy on this machine forwards",
     )
     of_models |= {name: parser.get_default(name) for name in _OF_MODELS}
-    parser.set_defaults(run=run_serve, of_models=of_models)
+    options = {one.dest: one.option_strings[-1] for one in parser._actions}
+    parser.set_defaults(run=run_serve, of_models=of_models, options=options)
 
 
 def _no_key(_text: str) -> None:
@@ -109,13 +116,6 @@ def _no_key(_text: str) -> None:
     raise argparse.ArgumentTypeError(
         "other users can read the command line: put keys into a file for --api-key-file, or one "
         "into the variable PYLLAMA_SPEC_API_KEY"
-    )
-
-
-def _no_md(_text: str) -> None:
-    """Refuses llama-server's -md, which argparse would take for -m with the value d."""
-    raise argparse.ArgumentTypeError(
-        "the draft is -d here; pyllama-spec-llama-server takes llama-server's flags unchanged"
     )
 
 
@@ -131,7 +131,6 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
         help="API keys, one per line [no key]",
     )
     add("--api-key", type=_no_key, default=None, help=argparse.SUPPRESS)
-    add("-md", type=_no_md, default=None, help=argparse.SUPPRESS)
     add("--cors-origin", action="append", default=[], metavar="ORIGIN",
         help="an origin whose pages may call; may be repeated [none]")  # fmt: skip
     add("--allowed-hosts", type=names, default=None, metavar="NAME,...",
@@ -165,28 +164,12 @@ def run_serve(args: argparse.Namespace) -> int:
     """Serves until a signal ends it."""
     from pyllama_spec.server import serve  # noqa: F401 - says how to get what it needs
     from pyllama_spec.server.hangup import Hangup
+    from pyllama_spec.server.serving import stopped_in_words
 
     with Hangup():
         n, n_cut = _serve(args)
     print(stopped_in_words(n, n_cut))
     return 0
-
-
-def stopped_in_words(n: int, n_cut: int) -> str:
-    """The last line that the program prints.
-
-    Args:
-        n: the requests that ran or waited when the server was told to stop.
-        n_cut: those of them that it did not let finish.
-
-    """
-    if not n:
-        return "stopped: no request was running"
-    running = plural(n, "running request")
-    if not n_cut:
-        return f"stopped after {running} finished"
-    cut = f"{n_cut} {'was' if n_cut == 1 else 'were'} cut"
-    return f"stopped: {running}, {n - n_cut} finished, {cut}"
 
 
 def _serve(args: argparse.Namespace) -> tuple[int, int]:
@@ -223,20 +206,20 @@ def _serve_several(
     """Serves the models of a file; returns what serve() returns."""
     from pyllama_spec.server import read_models, serve
 
+    args.names_keys = True  # in what is said from here on: with_options()
     misplaced = [name for name, default in args.of_models.items() if getattr(args, name) != default]
     if misplaced:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in misplaced)
-        keys = ", ".join(_IN_FILE.get(name, name) for name in misplaced)
+        told = ", ".join(f"{_IN_FILE.get(one, one)} for {args.options[one]}" for one in misplaced)
         raise ArgumentError(
-            f"with --config, {args.config.name} says this of each model: instead of {flags} set "
-            f"{keys} in it"
+            f"with --config, {args.config.name} says this of each model: set {told} in it"
         )
     models = read_models(args.config)
     _warn(args, settings)
 
     def say(url: str) -> None:
         n = len(models.specs)
-        print(f"{n} model{'s' * (n != 1)} of {args.config.name} answer at {url}", flush=True)
+        answer = "answers" if n == 1 else "answer"
+        print(f"{plural(n, 'model')} of {args.config.name} {answer} at {url}", flush=True)
 
     with _prefixes(args) as cache:
         return serve(replace(models, cache=cache), settings, listening, on_start=say)
@@ -284,6 +267,28 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
     )
 
 
+def find_foreign(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+    """The flags of llama-server in a command line, if one of them has a single dash.
+
+    argparse would take that for another option: -ctk for -c with the value tk, -n for -ngl.
+
+    Args:
+        parser: of the command.
+        words: the command line.
+
+    """
+    from pyllama_spec.server.llama_server_flags import is_flag
+
+    known = {word for action in parser._actions for word in action.option_strings}
+
+    def is_foreign(word: str) -> bool:
+        is_abbreviated = word.startswith("--") and any(one.startswith(word) for one in known)
+        return is_flag(word) and word not in known and not is_abbreviated
+
+    foreign = [word for word in words if is_foreign(word)]
+    return foreign if any(not word.startswith("--") for word in foreign) else []
+
+
 def of_unknown(words: Sequence[str]) -> str:
     """The remedy for unknown arguments that are llama-server's flags; "" for others.
 
@@ -293,13 +298,29 @@ def of_unknown(words: Sequence[str]) -> str:
     """
     from pyllama_spec.server.llama_server_flags import is_flag
 
-    if not any(is_flag(word) for word in words):
+    flags = list(dict.fromkeys(word for word in words if is_flag(word)))
+    if not flags:
         return ""
-    ours = "".join(f"{w} is {_OF_LLAMA_SERVER[w]} here, " for w in words if w in _OF_LLAMA_SERVER)
+    told = "".join(f"; {there}" for there in map(_instead_of, flags) if there)
     return (
-        f"; {ours}and pyllama-spec-llama-server takes llama-server's flags as they are; there -c "
+        f"{told}; pyllama-spec-llama-server takes llama-server's flags as they are; there -c "
         "is shared: -c 8192 -np 4 is -c 2048 --parallel 4 here"
     )
+
+
+def _instead_of(flag: str) -> str:
+    """What serve has for a flag of llama-server: an option, a key of --config, or nothing."""
+    from pyllama_spec.server.llama_server_flags import BY_NAME, IDLE, REFUSED, key_of_flag, spelt
+
+    flag = spelt(flag)
+    if flag in BY_NAME and (option := _OF_FIELDS.get(BY_NAME[flag].field)):
+        return f"{flag} is {option} here"
+    if flag in IDLE:
+        return f"leave out {flag}: {IDLE[flag][1]}"
+    if flag in REFUSED:
+        return f"{flag}: {REFUSED[flag]}"
+    key = key_of_flag(flag)
+    return f"{flag} is {key} in a file of --config" if key else ""
 
 
 def _warn(args: argparse.Namespace, settings: ServerSettings) -> None:

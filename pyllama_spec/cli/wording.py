@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pyllama_spec.engine.checks import meant
+from pyllama_spec.errors import FEWER_BITS
 from pyllama_spec.terminal import dim, fitted
 
 # Python's names that differ from the option's; of several the command has one.
@@ -50,15 +51,27 @@ class Parser(argparse.ArgumentParser):
         parsed: argparse.Namespace
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            command = self._command(parsed)
-            known = [word for action in command._actions for word in action.option_strings]
-            of_unknown = command.get_default("of_unknown")
-            guess = of_unknown(unknown) if of_unknown is not None else ""
-            guess = guess or meant(unknown[0].partition("=")[0], known)
-            command.error(f"unrecognized arguments: {' '.join(unknown)}{guess}")
+            self._command(parsed)._refuse(unknown)
         return parsed
 
-    def _command(self, parsed: argparse.Namespace) -> argparse.ArgumentParser:
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """As argparse's; it would take another program's -ctk for -c with the value tk."""
+        find_foreign = self.get_default("find_foreign")
+        if find_foreign is not None and (foreign := find_foreign(self, args or ())):
+            self._refuse(foreign)
+        return super().parse_known_args(args, namespace)
+
+    def _refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Ends the program: the command has no such options."""
+        known = [word for action in self._actions for word in action.option_strings]
+        of_unknown = self.get_default("of_unknown")
+        guess = of_unknown(unknown) if of_unknown is not None else ""
+        guess = guess or meant(unknown[0].partition("=")[0], known)
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{guess}")
+
+    def _command(self, parsed: argparse.Namespace) -> Parser:
         """The parser of the given command, down to the last subcommand."""
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -98,9 +111,14 @@ def file_name(text: str) -> Path:
 def with_options(message: str, args: argparse.Namespace) -> str:
     """A message about Python arguments, with the command's options in their place.
 
-    "n_ctx=0 is below 1" becomes "--n-ctx 0 is below 1". What is not an option stays.
+    "n_ctx=0 is below 1" becomes "--n-ctx 0 is below 1". What is not an option stays. With names_keys
+    among the arguments the names are keys of a file, and stay too.
     """
+    if getattr(args, "names_keys", False):
+        return message
     own = {name for name in vars(args) if not name.startswith("_")}
+    in_file = f", or {FEWER_BITS} in a file of --config" if "config" in own else ""
+    message = message.replace(f", or {FEWER_BITS}", in_file)
 
     def option(name: str) -> str | None:
         for known in _OPTIONS.get(name, "").split():

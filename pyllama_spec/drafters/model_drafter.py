@@ -20,7 +20,13 @@ from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import Model, Progress
 from pyllama_spec.engine.model_info import NgramArrays
-from pyllama_spec.errors import ArgumentError, ModelLoadError, OutOfMemoryError, PyllamaSpecError
+from pyllama_spec.errors import (
+    ArgumentError,
+    ModelLoadError,
+    OutOfMemoryError,
+    PyllamaSpecError,
+    no_room,
+)
 
 
 class _HasTokens(Protocol):
@@ -230,13 +236,19 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         n_ctx = n_window * params.n_seq_max
         if params.kv_unified:  # together they have no more tokens than the target has room for
             n_ctx = min(n_ctx, target.n_ctx_seq)
-        return Context(
-            self.model, target=target, n_ctx=(n_ctx + n_guesses * params.n_seq_max) * n_lanes,
-            n_batch=n_batch, n_ubatch=n_batch, n_seq_max=params.n_seq_max * n_lanes,
-            n_outputs_max=n_outputs, kv_unified=params.kv_unified, n_threads=target.n_threads,
-            flash_attn=params.flash_attn, type_k=params.type_k, type_v=params.type_v,
-            offload_kqv=params.offload_kqv, is_window=True, is_head=is_head,
-        )  # fmt: skip
+        n = params.n_seq_max
+        try:
+            return Context(
+                self.model, target=target, n_ctx=(n_ctx + n_guesses * n) * n_lanes,
+                n_batch=n_batch, n_ubatch=n_batch, n_seq_max=n * n_lanes, n_outputs_max=n_outputs,
+                kv_unified=params.kv_unified, n_threads=target.n_threads,
+                flash_attn=params.flash_attn, type_k=params.type_k, type_v=params.type_v,
+                offload_kqv=params.offload_kqv, is_window=True, is_head=is_head,
+            )  # fmt: skip
+        except OutOfMemoryError as error:
+            what = f"{self.model.path.name}: the memory of the draft for {n} x {n_window} tokens"
+            smaller = ["draft_n_ctx", "n_ctx"] + ["n_parallel"] * (n > 1)
+            raise no_room(str(error), what, smaller) from None
 
     def choose_among_part(self, context: Context, target: Context, step: Step) -> None:
         """Limits the draft's choice to a part of the vocabulary, if asked for or cheaper.

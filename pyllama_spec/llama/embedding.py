@@ -17,7 +17,9 @@ from pyllama_spec.errors import (
     ArgumentError,
     ClosedError,
     ContextFullError,
+    OutOfMemoryError,
     UnsupportedError,
+    no_room,
     shown,
 )
 from pyllama_spec.requests.request_lock import RequestLock
@@ -49,10 +51,14 @@ class Embedder:
         n_ctx = params.n_ctx or model.info.n_ctx_train
         n_together = min(params.n_batch, n_ctx, _MAX_SEQUENCES) if model.is_on_gpu else 1
         # An encoder takes a batch in one piece, and every token of it gives a row.
-        self.context = Context(
-            model, params, embeddings=True, kv_unified=True, n_outputs_max=0,
-            n_ubatch=params.n_batch, n_seq_max=n_together, target_layers=(),
-        )  # fmt: skip
+        try:
+            self.context = Context(
+                model, params, embeddings=True, kv_unified=True, n_outputs_max=0,
+                n_ubatch=params.n_batch, n_seq_max=n_together, target_layers=(),
+            )  # fmt: skip
+        except OutOfMemoryError as error:
+            what = f"{model.path.name}: the KV cache of embeddings for {n_ctx} tokens"
+            raise no_room(str(error), what, ["n_ctx"]) from None
         self._lock = RequestLock(self.context.cancel)
         self._encodes = model.info.has_encoder or not self.context.has_memory
         self._batch = Batch(self.context.n_batch)

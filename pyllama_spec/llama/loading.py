@@ -19,7 +19,13 @@ from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.exactness import FEW_ROWS
 from pyllama_spec.engine.model import Progress
 from pyllama_spec.engine.rpc import set_rpc_timeout
-from pyllama_spec.errors import ArgumentError, OutOfMemoryError, UnsupportedError
+from pyllama_spec.errors import (
+    FEWER_BITS,
+    ArgumentError,
+    OutOfMemoryError,
+    UnsupportedError,
+    no_room,
+)
 from pyllama_spec.llama.cost_cache import CostCache
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.requests.generation import Runtime
@@ -241,17 +247,19 @@ def open_runtime(
 
 
 def _open_context(model: Model, params: ContextParams) -> Context:
-    """Opens the target's context; an error names n_parallel as the cause."""
+    """Opens the target's context; an error names the keywords of Llama()."""
     try:
         return Context(model, params)
     except OutOfMemoryError as error:
-        n_parallel = params.n_seq_max
-        if n_parallel == 1:
-            raise
-        raise OutOfMemoryError(
-            f"{error}; n_ctx is that of n_parallel={n_parallel} requests together: a smaller "
-            "n_parallel helps as well"
-        ) from None
+        n, info = params.n_seq_max, model.info
+        smaller = ["n_ctx"] + ["n_parallel"] * (n > 1) + ["n_draft"] * (params.n_rs_seq > 0)
+        n_ctx = (params.n_ctx or 0) // n
+        requests = f"{n_ctx} tokens" if n == 1 else f"{n} requests with {n_ctx} tokens each"
+        has_state = info.has_recurrent_state
+        memory = "the memory of past tokens for" if has_state else "the KV cache for"
+        types = "" if info.is_recurrent else f", or {FEWER_BITS}"
+        what = f"{model.path.name}: {memory} {requests}"
+        raise no_room(str(error), what, smaller, types) from None
 
 
 def _learn_costs(

@@ -158,8 +158,8 @@ class Runner(Visits):
             n_aside = len(line.aside)  # each with a copy of what it needs, in the host's memory
             if most is not None and n_waiting + n_aside >= most:
                 raise QueueFullError(
-                    f"{max(n_waiting, 0)} requests wait for a place and {n_aside} for their "
-                    f"reader, as many as max_waiting={most} allows: try again later"
+                    f"the queue is full ({max(n_waiting, 0)} waiting for a place, {n_aside} for "
+                    f"their reader): max_waiting={most} allows no more; try again later"
                 )
             ticket.max_ahead, ticket.is_inline = max_ahead, is_inline
             line.enter(ticket)

@@ -37,8 +37,8 @@ def check_page(exchange: Exchange, settings: ServerSettings) -> None:
     host = exchange.header("host") or ""
     if settings.allowed_hosts and _name(host) not in settings.allowed_hosts:
         raise ApiError(
-            403, f"this server does not answer to the Host {host!r:.100}; --allowed-hosts names "
-            "those that it answers to", "unknown_host",
+            403, f"this server does not answer to the Host {host!r:.100}", "unknown_host",
+            option="allowed_hosts",
         )  # fmt: skip
     origin = exchange.header("origin")
     if origin is None:
@@ -51,8 +51,8 @@ def check_page(exchange: Exchange, settings: ServerSettings) -> None:
         ]  # fmt: skip
     elif _netloc(origin) != host.lower():
         raise ApiError(
-            403, f"pages of {origin!r:.100} may not call this server; --cors-origin lets them",
-            "unknown_origin",
+            403, f"pages of {origin!r:.100} may not call this server", "unknown_origin",
+            option="cors_origins",
         )  # fmt: skip
 
 

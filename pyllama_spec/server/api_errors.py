@@ -29,6 +29,8 @@ class ApiError(Exception):
         code: a word for programs; None for no more than the type.
         param: the field of the body that is at fault.
         headers: further ones of the answer.
+        option: what its operator could change, for the log: a name of ServerSettings, of a keyword
+            of Llama() or of a key in a file of models; "" for nothing.
 
     """
 
@@ -39,8 +41,10 @@ class ApiError(Exception):
         code: str | None = None,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
+        option: str = "",
     ) -> None:
         super().__init__(message)
+        self.option = option
         self.status, self.message, self.code, self.param = status, message, code, param
         self.headers = dict(headers or {})
 
@@ -73,20 +77,33 @@ _KINDS: tuple[tuple[type[BaseException], int, str], ...] = (
     (ArgumentError, 400, "invalid_value"),
     (PyllamaSpecError, 500, "engine_error"),
 )
+# Advice in the library's messages for whoever opens the model, and what clients are told instead.
+_ADVICE: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
+    (re.compile(pattern), instead, keyword)
+    for pattern, instead, keyword in (
+        (" or (choose|open the context with) a larger n_ctx$", "", "n_ctx"),
+        (r"n_ctx and n_batch have room for(.*); choose larger ones, or truncate=True",
+         r"the server has room for\1; shorten it", "n_ctx"),
+        ("n_ctx and n_batch have room for", "the server has room for", "n_ctx"),
+        ("^there are no embeddings without embedding=True: .*", "this server gives no embeddings",
+         "embedding=True"),
+        (": open it with pooling_type=mean or last$", "", "pooling_type"),
+        (r"max_waiting=\d+", "the server", "max_waiting"),
+        (r" \(memory_mib\): allow more, .*$", "", "memory_mib"),
+        ("; choose a smaller n_ctx.*$", "", "n_ctx"),
+    )
+)  # fmt: skip
 
 
-def api_error(
-    error: BaseException, retry_after_s: int, flags: Mapping[str, str] | None = None
-) -> ApiError:
+def api_error(error: BaseException, retry_after_s: int) -> ApiError:
     """An exception as an HTTP error; hides the message of an unexpected exception.
 
     Args:
         error: an ApiError is given back itself.
         retry_after_s: the Retry-After of errors for which a retry may help.
-        flags: see ServerSettings.
 
     """
-    told = error if isinstance(error, ApiError) else _of_kind(error, flags or {})
+    told = error if isinstance(error, ApiError) else _of_kind(error)
     if told.status in (429, 503):
         told.headers["Retry-After"] = str(retry_after_s)
     elif told.status == 504:
@@ -95,28 +112,29 @@ def api_error(
     return told
 
 
-def _of_kind(error: BaseException, flags: Mapping[str, str]) -> ApiError:
+def _of_kind(error: BaseException) -> ApiError:
     for kind, status, code in _KINDS:
         if isinstance(error, kind):
-            return ApiError(status, with_flags(str(error), flags), code)
+            message, option = for_client(str(error))
+            return ApiError(status, message, code, option=option)
     return ApiError(500, "the server failed inside; its log says where", "internal_error")
 
 
-def with_flags(message: str, flags: Mapping[str, str]) -> str:
-    """Replaces keywords of Llama() in a message by the server's options.
-
-    "max_waiting=2" becomes "--max-waiting 2".
+def for_client(message: str) -> tuple[str, str]:
+    """A message of the library without its advice for whoever opens the model.
 
     Args:
         message: the library's.
-        flags: see ServerSettings.
+
+    Returns:
+        What a client is told, and the keyword of Llama() that the advice is about, or "".
 
     """
-    for name, flag in flags.items():
-        word = rf"(?<![\w-]){re.escape(name)}"
-        message = re.sub(f"{word}=", f"{flag} ", message)
-        message = re.sub(rf"{word}(?!\w)", flag, message)
-    return message
+    for pattern, instead, keyword in _ADVICE:
+        told, n = pattern.subn(instead, message)
+        if n:
+            return told, keyword
+    return message, ""
 
 
 def invalid_type(error: Exception) -> ApiError:

@@ -414,10 +414,12 @@ class Exchange:
     def _told(self, error: BaseException) -> ApiError:
         """An error in the client's format, and its log entry."""
         settings = self.serving.settings
-        told = api_error(error, settings.retry_after_s, settings.flags)
+        told = api_error(error, settings.retry_after_s)
         told.message = self.models.without_paths(told.message)
         note_failure(error)
         self.note["error"] = code = told.code or told.type
+        if told.option:
+            self.note["option"] = settings.flags.get(told.option, told.option)
         used = self._used.model if self._used is not None else self.models.only
         self.serving.metrics.note_error("" if used is None else used.name, code)
         _let_go(error)

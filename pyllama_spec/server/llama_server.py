@@ -48,14 +48,17 @@ OF_LLAMA = (
     "embedding", "pooling_type", "spm_infill", "verbose",
 )  # fmt: skip
 _OF_SETTINGS = ("send_timeout_s", "ping_s", "has_slots", "has_metrics")
-# What clients are told in the place of keywords of Llama().
+# What the log names in the place of keywords of Llama(), and of settings of the server.
 _TOLD = {"embedding=True": "--embeddings", "n_ctx": "-c", "n_batch": "-b",
-         "pooling_type": "--pooling"}  # fmt: skip
+         "pooling_type": "--pooling", "allowed_hosts": "--allowed-hosts",
+         "cors_origins": "--cors-origins", "has_slots": "--slots",
+         "has_metrics": "--metrics"}  # fmt: skip
 _LOAD_MODES = {
     "auto": (True, False), "none": (False, False), "mmap": (True, False), "mlock": (False, True),
     "mmap+mlock": (True, True),
 }  # fmt: skip
 _TEMPLATES = {"llama2": "llama-2", "llama3": "llama-3"}
+_FIRST_NAMES = {flag.field: flag.names[0] for flag in reversed(FLAGS)}
 _DRAFTS = ("draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark")
 _LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 
@@ -307,9 +310,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with Hangup():
             _run(meant)
     except PyllamaSpecError as error:
-        _say(f"error: {error}")
+        _say(f"error: {with_flags(str(error))}")
         return EXIT_FAILURE
     return EXIT_OK
+
+
+def with_flags(message: str) -> str:
+    """A message about keywords of Llama(), with the flags that set them.
+
+    "n_batch=0 is below 1" becomes "-b 0 is below 1".
+    """
+    for name in (*OF_LLAMA, "n_ctx", "n_parallel"):
+        # Those of several words: "embedding" is a word of messages too.
+        flag = _FIRST_NAMES.get(name, "") if "_" in name else ""
+        if flag:
+            message = re.sub(rf"(?<![\w-]){name}=", f"{flag} ", message)
+            message = re.sub(rf"(?<![\w-]){name}(?!\w)", flag, message)
+    return message
 
 
 def _print_help() -> int:

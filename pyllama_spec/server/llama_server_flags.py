@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from pyllama_spec.engine.checks import integer, real
 from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.llama.open_options import KEYWORDS
+from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.server.settings import check_origin
 
 Read = Callable[[str], Any]
@@ -403,19 +405,35 @@ IDLE: Mapping[str, tuple[int, str]] = {
                     (1, "nothing depends on it")),
 }  # fmt: skip
 BY_NAME: Mapping[str, Flag] = {name: flag for flag in FLAGS for name in flag.names}
+# Of chats alone; all else of a request is RequestOptions'.
+OF_CHATS = ("reasoning_format", "reasoning_effort", "chat_template_kwargs")
+# Keys of a model in a file of models, for fields that are called otherwise.
+_KEYS = {
+    "model": "model_path", "aliases": "aliases", "lora": "lora_path",
+    "cache_mib": "prefix_cache_bytes",
+}  # fmt: skip
 # Flags of lists, each of which appends.
 _ADDED = frozenset(("lora", "lora_scaled", "kv_overrides", "spec_types", "stop"))
 
 
-def _spelt(word: str) -> str:
+def spelt(word: str) -> str:
     """A flag in its listed spelling: llama-server reads --ctx_size as --ctx-size."""
     return word.replace("_", "-") if word.startswith("--") else word
 
 
 def is_flag(word: str) -> bool:
     """Whether llama-server has a flag of this name."""
-    word = _spelt(word)
+    word = spelt(word)
     return word in BY_NAME or word in REFUSED or word in IDLE
+
+
+def key_of_flag(flag: str) -> str:
+    """The key of a model in a file of models that says what a flag does; "" for none."""
+    field = BY_NAME[flag].field if flag in BY_NAME else ""
+    if field in KEYWORDS or field in _KEYS:
+        return _KEYS.get(field, field)
+    is_of_requests = field in RequestOptions.__dataclass_fields__ or field in OF_CHATS
+    return f"requests.{field}" if is_of_requests else ""
 
 
 def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:
@@ -436,7 +454,7 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:
     left = list(arguments)[::-1]
     while left:
         given = left.pop()
-        word = _spelt(given)
+        word = spelt(given)
         if word in REFUSED:
             refused.append(f"{word}: {REFUSED[word]}")
             while left and _is_value(left[-1]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from pyllama_spec.llama.caches import BaseLlamaCache
 from pyllama_spec.llama.loading import check_options
 from pyllama_spec.llama.open_options import KEYWORDS, OpenOptions
 from pyllama_spec.requests.options import RequestOptions
+from pyllama_spec.server.llama_server_flags import OF_CHATS, key_of_flag
 
 # The defaults of `serve`; copies of prompts count as a part of a model's memory.
 _DEFAULTS: Mapping[str, Any] = {
@@ -27,8 +29,6 @@ _DEFAULTS: Mapping[str, Any] = {
 }  # fmt: skip
 # Objects of Python.
 _NOT_IN_FILE = ("chat_handler", "draft_model", "tokenizer")
-# The options of chats; the others are RequestOptions'.
-_OF_CHATS = ("reasoning_format", "reasoning_effort", "chat_template_kwargs")
 _PATHS = ("lora_path", "draft_memory")
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -151,6 +151,9 @@ class _Own(Struct, kw_only=True, forbid_unknown_fields=True):
     preload: bool = False
 
 
+_KEYS = (*_Own.__struct_fields__, *(key for key in KEYWORDS if key not in _NOT_IN_FILE))
+
+
 class _File(Struct, kw_only=True, forbid_unknown_fields=True):
     models: dict[_Name, dict[str, Any]]
     defaults: dict[str, Any] = {}
@@ -181,10 +184,7 @@ def read_models(path: str | os.PathLike[str]) -> ModelList:
         for name in listed.defaults:
             if name in ("aliases", "adapters"):
                 raise ArgumentError(f"{name} belongs to one model: it cannot be in [defaults]")
-        specs = []
-        for name, table in listed.models.items():
-            with _told(f"models.{name}"):
-                specs.append(_spec(name, {**listed.defaults, **table}, file.parent))
+        specs = [_with_defaults(name, listed, file.parent) for name in listed.models]
         memory, most = listed.memory_mib, listed.max_loaded
         return ModelList(
             specs=tuple(specs),
@@ -217,16 +217,34 @@ def _told(place: str) -> Iterator[None]:
     except UnsupportedError:
         raise
     except PyllamaSpecError as error:
-        raise ArgumentError(f"{place}: {error}") from None
+        # TOML writes true and false.
+        text = re.sub(r"(?<!['\"])\b(True|False)\b", lambda word: word[0].lower(), str(error))
+        raise ArgumentError(f"{place}: {text}") from None
+
+
+def _with_defaults(name: str, listed: _File, folder: Path) -> ModelSpec:
+    """The model of a table and [defaults]; an error that [defaults] has alone names it."""
+    try:
+        with _told(f"models.{name}"):
+            return _spec(name, {**listed.defaults, **listed.models[name]}, folder)
+    except ArgumentError:
+        with _told("defaults"):
+            _spec(name, {"model_path": name, **listed.defaults}, folder)
+        raise
+
+
+def _hint(key: str) -> str:
+    """What to write for an unknown key: that of llama-server's flag, or a known one like it."""
+    of_flag = key_of_flag(f"--{key.replace('_', '-')}")
+    return f"; did you mean {of_flag}?" if of_flag else meant(key, _KEYS)
 
 
 def _spec(name: str, table: Mapping[str, Any], folder: Path) -> ModelSpec:
     named = {key: value for key, value in table.items() if key in _Own.__struct_fields__}
     rest = {key: value for key, value in table.items() if key not in named}
-    known = [*_Own.__struct_fields__, *(key for key in KEYWORDS if key not in _NOT_IN_FILE)]
     for key in rest:
-        if key not in known:
-            raise ArgumentError(f"there is no {key!r:.60}{meant(key, known)}")
+        if key not in _KEYS:
+            raise ArgumentError(f"there is no {key!r:.60}{_hint(key)}")
     try:
         own = msgspec.convert(named, _Own)
     except msgspec.ValidationError as error:
@@ -273,7 +291,7 @@ def _keywords(model: str, given: Mapping[str, Any], folder: Path) -> dict[str, A
 
 def _requests(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The defaults of requests, and those of chat requests."""
-    chats = {key: value for key, value in given.items() if key in _OF_CHATS}
+    chats = {key: value for key, value in given.items() if key in OF_CHATS}
     defaults = {key: value for key, value in given.items() if key not in chats}
     RequestOptions.from_keywords(defaults)
     return defaults, chats

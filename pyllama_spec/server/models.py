@@ -24,7 +24,7 @@ from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.errors import CancelledError, ModelLoadError, OutOfMemoryError, PyllamaSpecError
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.loading import WATCH
-from pyllama_spec.server.api_errors import ApiError
+from pyllama_spec.server.api_errors import ApiError, for_client
 from pyllama_spec.server.loader import expected_bytes, in_daemon, options_of
 from pyllama_spec.server.model_list import ModelList, ModelSpec, is_missing
 from pyllama_spec.server.served_model import (
@@ -199,8 +199,8 @@ class Models:
         most = one.max_waiting
         if most is not None and one.n_waiting >= most:
             raise ApiError(
-                429, f"{one.n_waiting} requests already wait for the model {one.name!r} to load; "
-                f"max_waiting={most} allows no more: try again later", "queue_full",
+                429, f"waiting for the model {one.name!r} to load: {one.n_waiting}; "
+                "the server allows no more: try again later", "queue_full", option="max_waiting",
             )  # fmt: skip
         limit = self._listed.load_timeout_s
         until = monotonic() + limit
@@ -214,9 +214,10 @@ class Models:
                 await asyncio.wait({awaited}, timeout=max(until - monotonic(), 0))
                 if not one.takes_requests and monotonic() >= until:
                     is_not = "is not loaded" if one.service is None else "takes no requests"
+                    why, option = self._why_not_yet(one)
                     raise ApiError(
-                        503, f"the model {one.name!r} {is_not} after {limit:g} s: "
-                        f"{self._why_not_yet(one)}", "model_loading", "model",
+                        503, f"the model {one.name!r} {is_not} after {limit:g} s: {why}",
+                        "model_loading", "model", option=option,
                     )  # fmt: skip
         finally:
             one.n_waiting -= 1
@@ -234,16 +235,17 @@ class Models:
             raise _not_loaded(one.name, why)
         one.failure = None
 
-    def _why_not_yet(self, one: ServedModel) -> str:
+    def _why_not_yet(self, one: ServedModel) -> tuple[str, str]:
+        """Why a model is not there, and the keys of the file that an operator could change."""
         now = self._being_loaded
         if one.draining is not None and now is not None:
-            return f"it makes room for {now.name!r} once its last requests have ended (turn_s)"
+            return f"it makes room for {now.name!r} once its last requests have ended", "turn_s"
         if now is not None and now.waits_for_room:
             others = (m.name for m in self.all if m.service is not None and not m.is_idle)
-            return f"requests to {', '.join(others)} have the room (memory_mib, max_loaded)"
+            return f"requests to {', '.join(others)} have the room", "memory_mib,max_loaded"
         if now is None or now is one:
-            return "it is still being loaded"
-        return f"{now.name!r} is loaded before it"
+            return "it is still being loaded", "load_timeout_s"
+        return f"{now.name!r} is loaded before it", "load_timeout_s"
 
     # ---- loading
 
@@ -296,7 +298,7 @@ class Models:
         note_failure(error)
         is_ours = isinstance(error, PyllamaSpecError)
         why = str(error) if is_ours else "it failed inside; the server's log says where"
-        one.failure = self.without_paths(why), monotonic()
+        one.failure = self.without_paths(for_client(why)[0]), monotonic()
         counter = self.serving.metrics.counter(
             "pyllama_spec:model_load_failures", "Loads of a model that failed."
         )
@@ -349,7 +351,9 @@ class Models:
         """The memory of a model that was never loaded; raises if it exceeds the limit."""
         expected = await asyncio.to_thread(expected_bytes, spec.keywords)
         most = self._listed.memory_bytes
-        return expected.likely if most is None else min(expected.likely, max(expected.least, most))
+        if most is None or expected.least > most:  # it is refused, with what it takes
+            return expected.likely
+        return min(expected.likely, most)
 
     def open(self, spec: ModelSpec) -> Opened:
         """Loads a model in a thread that does not delay exit.
@@ -412,9 +416,9 @@ class Models:
         most = self._listed.memory_bytes
         if most is not None and n_bytes > most:
             raise OutOfMemoryError(
-                f"it takes {-(-n_bytes // _MIB)} MiB, and all models together may take "
-                f"{most // _MIB} (memory_mib): allow more, or give it a smaller n_ctx, n_parallel "
-                "or prefix_cache_bytes"
+                f"it takes {'' if one.n_bytes else 'about '}{-(-n_bytes // _MIB)} MiB, and all "
+                f"models together may take {most // _MIB} (memory_mib): allow more, or give it a "
+                "smaller n_ctx, n_parallel or prefix_cache_bytes"
             )
         try:
             while not self._fits(one, n_bytes):

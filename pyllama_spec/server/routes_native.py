@@ -262,8 +262,9 @@ async def metrics(exchange: Exchange) -> None:
     serving = exchange.serving
     if not serving.settings.has_metrics:
         raise ApiError(
-            501, "this server has no metrics: it was started with --no-metrics", "unsupported"
-        )
+            501, "this server gives no metrics: they are switched off", "unsupported",
+            option="has_metrics",
+        )  # fmt: skip
     await exchange.send_bytes(serving.metrics.text(), CONTENT_TYPE)
 
 
@@ -323,7 +324,10 @@ def _token(llm: Llama, token: int | None) -> str:
 async def slots(exchange: Exchange) -> None:
     """GET /slots?model=NAME: the running requests, without their texts."""
     if not exchange.serving.settings.has_slots:
-        raise ApiError(501, "this server does not show its slots: --slots", "unsupported")
+        raise ApiError(
+            501, "this server shows no slots: they are switched off", "unsupported",
+            option="has_slots",
+        )  # fmt: skip
     if exchange.models.find(exchange.query("model")).model.service is None:
         await exchange.send_json([])
         return

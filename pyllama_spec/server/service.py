@@ -21,6 +21,7 @@ from pyllama_spec.server.metrics import ModelMetrics
 from pyllama_spec.server.serving import log
 from pyllama_spec.server.settings import ServerSettings
 from pyllama_spec.server.shapes import ChatRequest, CompletionRequest
+from pyllama_spec.speculative.stats import plural
 
 _T = TypeVar("_T")
 
@@ -83,7 +84,7 @@ class Service:
         if most is not None and n_prompts * n > self.llm.n_parallel + most:
             raise ApiError(
                 400, f"prompts={n_prompts} with n={n} are {n_prompts * n} texts; this server "
-                f"computes {self.llm.n_parallel} at once and has {most} wait: ask for them in "
+                f"computes {self.llm.n_parallel} at once, and {most} may wait: ask for them in "
                 "several requests", "beyond_bound", "prompt" if n_prompts > 1 else "n",
             )  # fmt: skip
 
@@ -162,8 +163,8 @@ class Service:
         most = getattr(self.llm, "max_waiting", None)
         if most is not None and self._n_beside > most:
             raise QueueFullError(
-                f"{self._n_beside} requests for embeddings or scores are queued, the maximum of "
-                f"max_waiting={most}: try again later"
+                f"{plural(self._n_beside, 'request')} for embeddings or scores wait or run: "
+                f"max_waiting={most} allows no more; try again later"
             )
         has_left = threading.Event()
 

@@ -15,6 +15,7 @@ from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.keys import Keys
 from pyllama_spec.server.metrics import Metrics
 from pyllama_spec.server.settings import ServerSettings
+from pyllama_spec.speculative.stats import plural
 
 log = logging.getLogger("pyllama_spec.server")
 # How often a running stop looks whether all have ended.
@@ -68,6 +69,8 @@ class Serving:
         self.is_cutting = True
         for task in left:
             task.cancel()
+        if running:
+            log.info("%s", stopped_in_words(len(running), len(left)))
         return len(running), len(left)
 
     def read_keys_again(self) -> None:
@@ -88,6 +91,23 @@ class Serving:
     def cut_now(self) -> None:
         """Ends the wait of stop(); callable from any thread and signal handler."""
         self._is_hurried = True
+
+
+def stopped_in_words(n: int, n_cut: int) -> str:
+    """How a server's end was, for the log and its program.
+
+    Args:
+        n: the requests that ran or waited when the server was told to stop.
+        n_cut: those of them that it did not let finish.
+
+    """
+    if not n:
+        return "stopped: no request was running"
+    running = plural(n, "running request")
+    if not n_cut:
+        return f"stopped after {running} finished"
+    cut = f"{n_cut} {'was' if n_cut == 1 else 'were'} cut"
+    return f"stopped: {running}, {n - n_cut} finished, {cut}"
 
 
 def note_failure(error: BaseException) -> None:

@@ -51,7 +51,8 @@ class ServerSettings:
         logs_clients: whether the log has the addresses of clients.
         logs_checks: whether the log has a line for each answer of /health, /ready and /metrics;
             where it has not, it has one for each that is an error.
-        flags: what the program that serves calls keywords of Llama() which errors name.
+        flags: what the program that serves calls keywords of Llama() and these attributes; the log
+            names that one which would allow a refused request.
 
     Raises:
         ArgumentError: a limit is not a number or too low, or an origin is invalid.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import quickjs
 
 from pyllama_spec import Llama
 from tools.docs.site_hooks import (
@@ -19,6 +22,7 @@ from tools.docs.site_hooks import (
     indented,
     items_in_text,
     linked,
+    on_post_build,
     place_on_site,
     target_of,
 )
@@ -65,6 +69,28 @@ def test_searches_lead_to_pages_that_there_are() -> None:
         for page in line.partition(": ")[2].split():
             path = page.partition(".html")[0].removeprefix("repository/") + ".md"
             assert (ROOT / "docs" / path).is_file() or (ROOT / path).is_file(), line
+
+
+@pytest.mark.parametrize("query, asked", [
+    ("-ctk q8_0", "flags ctk "), ("--api-key-file", "flags api key file "),
+    ("--cache_type_k", "flags cache type "), ("cache-type-k", "flags cache type "),
+    ("-c 8192 -np 4", "flags  "), ("--max-waiting 9", "max-waiting 9"),
+    ("json-schema", "json-schema"), ("draft  model", "draft model"),
+])  # fmt: skip
+def test_the_search_takes_flags_of_llama_server(query: str, asked: str, tmp_path: Path) -> None:
+    worker = tmp_path / "assets/javascripts/workers/search.0123.min.js"
+    worker.parent.mkdir(parents=True)
+    worker.write_text('addEventListener("message", (event) => { heard = event.data.data; });')
+    on_post_build(SimpleNamespace(site_dir=str(tmp_path)))
+    context = quickjs.Context()
+    context.eval("""
+        let heed, heard;
+        globalThis.self = globalThis;
+        globalThis.addEventListener = (_type, listener) => { heed = listener; };
+    """)
+    context.eval(worker.read_text())
+    context.eval(f"heed({{ data: {{ type: 2, data: {json.dumps(query)} }} }})")
+    assert context.eval("heard") == asked
 
 
 def test_what_is_taken_in() -> None:

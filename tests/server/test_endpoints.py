@@ -61,34 +61,50 @@ def test_embeddings(client: Client, given: Any, form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        ({}, "open it with pooling_type=mean or last"),
-        (serve.FLAGS, "open it with --pooling mean or last"),
-        ({"embedding=True": "--embedding true"}, "open it with pooling_type=mean or last"),
-    ],
+    ("flags", "option"),
+    [({}, "pooling_type"), (serve.FLAGS, "--pooling"), ({"embedding=True": "-e"}, "pooling_type")],
 )
-def test_embeddings_of_each_token_are_none_of_a_text(flags: dict[str, str], told: str) -> None:
-    """Which is said in the words of the program that serves."""
+def test_embeddings_of_each_token_are_none_of_a_text(
+    flags: dict[str, str], option: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log names the option, in the words of the program that serves; the client is not told."""
+    caplog.set_level("INFO", "pyllama_spec.server")
     with served(open_tiny(embedding=True, pooling_type="none"), flags=flags) as client:
         status, answer = client.post("/v1/embeddings", {"input": "the cat"})
         assert (status, answer["error"]["code"]) == (400, "unsupported")
-        assert answer["error"]["message"].endswith(told)
+        assert answer["error"]["message"].endswith("for each token, not for a text")
+    assert f"error=unsupported option={option}" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        ({}, "again with embedding=True"),
-        (serve.FLAGS, "again with --embeddings"),
-        (serve._KEYS, 'again with "embedding = true" in --config'),
-    ],
+    ("flags", "option"),
+    [({}, "embedding=True"), (serve.FLAGS, "--embeddings"), (serve._KEYS, "embedding")],
 )
-def test_what_a_server_without_embeddings_advises(flags: dict[str, str], told: str) -> None:
+def test_a_server_without_embeddings(
+    flags: dict[str, str], option: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "pyllama_spec.server")
     with served(open_tiny(), flags=flags) as client:
         status, answer = client.post("/v1/embeddings", {"input": "the cat"})
         assert (status, answer["error"]["code"]) == (400, "unsupported")
-        assert answer["error"]["message"].endswith(told)
+        assert answer["error"]["message"] == "this server gives no embeddings"
+    assert f"error=unsupported option={option}\n" in caplog.text
+
+
+def test_a_server_without_metrics_and_slots(caplog: pytest.LogCaptureFixture) -> None:
+    """It says so in words that hold for each program; the log names that one's options."""
+    caplog.set_level("INFO", "pyllama_spec.server")
+    more = {"has_metrics": False, "has_slots": False, "allowed_hosts": ("127.0.0.1",)}
+    with served(open_tiny(), flags=serve.FLAGS, **more) as client:
+        assert client.get("/props", Host="evil.example")[0] == 403
+        origin = {"Host": "127.0.0.1", "Origin": "http://evil.example"}
+        assert client.get("/props", **origin)[0] == 403
+        for path in ("/metrics", "/slots"):
+            status, answer = client.get(path)
+            assert status == 501
+            assert answer["error"]["message"].endswith("they are switched off")
+    for option in ("metrics", "slots", "allowed-hosts", "cors-origin"):
+        assert f" option=--{option}\n" in caplog.text
 
 
 def test_scores() -> None:

@@ -21,7 +21,7 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.cli.entry import main as command_line
-from pyllama_spec.cli.serve import stopped_in_words
+from pyllama_spec.server.serving import stopped_in_words
 from tests.faces.tools import open_tiny
 from tests.models import model_path
 from tests.server.world import (
@@ -159,7 +159,8 @@ def test_a_full_line_is_told_to_come_again() -> None:
                 connection, response = client.send("POST", path, {**body, "stream": stream})
                 assert response.status == 429
                 assert response.getheader("retry-after") == "7"
-                assert b"rate_limit_error" in response.read()
+                assert b"rate_limit_error" in (told := response.read())
+                assert b"max_waiting" not in told  # an option of the server
                 connection.close()
             assert "queued" in stages(client)
         waiting.join(PATIENCE_S)
@@ -292,6 +293,7 @@ def test_a_signal_ends_the_command(
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     assert out == "stopped: 1 running request, 0 finished, 1 was cut\n"
+    assert f" {out}" in err  # the log
     assert "Traceback" not in err
     assert (tmp_path / "kept").is_dir()
     assert "the cat" not in err  # no text in the log

@@ -179,7 +179,7 @@ def test_waiting_for_a_load_has_bounds() -> None:
         connection, response = client.send("POST", TEXT, {**ASKED, "model": "a"})
         assert response.status == 429
         assert response.getheader("retry-after")
-        assert "max_waiting=3" in response.read().decode()
+        assert "waiting for the model 'a' to load: 3; the server" in response.read().decode()
         connection.close()
         models.may_go_on.set()
         assert [one.result()[0] for one in waiting] == [200] * 3
@@ -212,7 +212,8 @@ def test_who_is_in_line_is_told_what_is_loaded_before() -> None:
         waiting = Asking(client, "b")
         until(lambda: models.named("b").waits_for_room)
         for name in "bc":
-            assert models._why_not_yet(models.named(name)).startswith("requests to a have the room")
+            why, _ = models._why_not_yet(models.named(name))
+            assert why == "requests to a have the room"
         response.close()
         connection.close()
         assert waiting.result()[0] == 200

@@ -202,17 +202,52 @@ def test_a_list_in_a_program() -> None:
         ModelList(specs=(spec("a"), spec("a")), default="a")
 
 
-@pytest.mark.parametrize("words", [
-    "-c 5", "-d auto", "--parallel 2", "--alias x", "--lora x", "--embeddings", "--max-waiting 9",
-    "-ngl 3", "--draft-memory s", "--flash-attn on",
+@pytest.mark.parametrize("words, key", [
+    ("-c 5", "n_ctx for --n-ctx"), ("-d auto", "draft for --draft"), ("-t 1", "n_threads for"),
+    ("--parallel 2", "n_parallel for --parallel"), ("--alias x", "aliases for --alias"),
+    ("--lora x", "lora_path for"), ("--embeddings", "embedding for"),
+    ("--max-waiting 9", "max_waiting for --max-waiting"), ("-ngl 3", "n_gpu_layers for"),
+    ("--draft-memory s", "draft_memory for"), ("--flash-attn on", "flash_attn for --flash-attn"),
 ])  # fmt: skip
 def test_what_is_of_one_model_stands_in_the_file(
-    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: str, key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = written(tmp_path, A)
     assert command_line(["serve", "--config", str(file), *words.split()]) == 1
     said = capsys.readouterr().err
-    assert f"with --config, {file.name} says this of each model" in said
+    assert f"with --config, {file.name} says this of each model: set {key}" in said
+
+
+def test_errors_of_a_file_name_its_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And not options of the command line, nor words of Python."""
+    for line, said in (
+        ("n_ctx = 'a'", "n_ctx='a': expected an int"), ("n_parallel = 0", "n_parallel=0 is"),
+        ("flash_attn = 'on'", "flash_attn='on' is not true or false"),
+        ("n_ctx = true", "n_ctx=true: expected"), ("threads = 4", "did you mean n_threads?"),
+        ("ctx_size = 4", "no 'ctx_size'; did you mean n_ctx?"),
+        ("cache-type-k = 'q8_0'", "did you mean type_k?"),
+        ("temp = 1", "did you mean requests.temperature?"),
+    ):  # fmt: skip
+        for table, place in ((A + line, "models.a"), (f"[defaults]\n{line}\n{A}", "defaults")):
+            file = written(tmp_path, table)
+            assert command_line(["serve", "--config", str(file)]) == 1
+            told = capsys.readouterr().err
+            assert f"models.toml: {place}: " in told
+            assert said in told, told
+            assert "--" not in told
+
+
+def test_errors_of_the_command_line_name_its_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, A)
+    assert command_line(["serve", "--config", str(file), "--max-tokens", "0"]) == 1
+    assert "--max-tokens 0 is outside" in capsys.readouterr().err
+
+
+def test_a_good_value_may_replace_a_bad_default(tmp_path: Path) -> None:
+    found = read_models(written(tmp_path, f"[defaults]\nn_ctx = 'a'\n{A}n_ctx = 5"))
+    assert found.specs[0].keywords["n_ctx"] == 5
 
 
 def test_a_model_or_a_file_of_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ Loads are held up by the test, so that no clock decides what is asserted.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,7 @@ def test_who_waits_for_room_in_vain_is_told_who_has_it() -> None:
         assert response.readline()
         status, answer = asked(client, "b")
         assert (status, answer["error"]["code"]) == (503, "model_loading")
-        told = "after 0.05 s: requests to a have the room (memory_mib, max_loaded)"
-        assert told in answer["error"]["message"]
+        assert answer["error"]["message"].endswith("after 0.05 s: requests to a have the room")
         until(lambda: models.named("b").state == "unloaded")  # nobody wants it any more
         response.close()
         connection.close()
@@ -98,7 +98,8 @@ def test_bytes_of_weights_and_past_tokens_and_drafts_are_the_bound() -> None:
             models.named("c").failure = None
             status, answer = asked(client, "c")
             assert status == 503
-            assert "memory_mib" in answer["error"]["message"]
+            assert "all models together may take" in answer["error"]["message"]
+            assert "memory_mib" not in answer["error"]["message"]  # that is for the log
         assert models.begun == ["a", "c"]
         assert models.made[-1].llm.model.is_closed
         assert text_of(asked(client, "a")) == own_text("a")
@@ -203,3 +204,16 @@ def test_keep_alive_closes_what_nobody_asks_for() -> None:
         until(lambda: models.named("a").state == "unloaded")
         closed = 'pyllama_spec:model_unloads_total{model="a",reason="idle"} 3.0'
         until(lambda: closed in client.get("/metrics")[1])
+
+
+def test_a_bound_that_is_too_low_is_told_once_with_what_a_model_takes() -> None:
+    """Even where the file alone is beyond it: with that much more the model fits."""
+    sizes = {"prefix_cache_bytes": 0, "n_ctx": 4096, "n_parallel": 8}
+    with several(spec("a", sizes), memory_bytes=1 << 10) as (client, _):
+        status, answer = asked(client, "a")
+        assert status == 503
+        told = re.search(r"it takes about (\d+) MiB", answer["error"]["message"])
+        assert told is not None
+    with several(spec("a", sizes), memory_bytes=int(told[1]) << 20) as (client, models):
+        assert asked(client, "a")[0] == 200
+        assert models.named("a").n_bytes > (int(told[1]) - 2) << 20

@@ -23,7 +23,7 @@ from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedErro
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.llama_cpp import server as llama_cpp_server
 from pyllama_spec.server import llama_server
-from pyllama_spec.server.api_errors import with_flags
+from pyllama_spec.server.api_errors import for_client
 from pyllama_spec.server.keys import Keys
 from pyllama_spec.server.llama_server_flags import FLAGS, IDLE, REFUSED, read
 from pyllama_spec.server.settings import LOOPBACK
@@ -227,34 +227,6 @@ def test_keys_of_a_file_can_change(tmp_path: Path) -> None:
     assert llama_server.plan(["-m", "t.gguf", "--api-key", "two"], {}).settings.read_keys is None
 
 
-@pytest.mark.parametrize("line, words", [
-    ("-np 4 --jinja --log-disable", ("-np is --parallel here", "-c 2048 --parallel 4 here")),
-    ("--jinja", ("; and pyllama-spec-llama-server",)),
-    ("--ssl-cert-file a --ctx-size 9", ("--ssl-cert-file is --tls-cert here",
-                                        "--ctx-size is -c here")),
-    ("--slot-save-path d", ("pyllama-spec-llama-server",)),
-])  # fmt: skip
-def test_flags_of_llama_server_for_serve(
-    line: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["serve", "-m", "t.gguf", *line.split()]) == 2
-    said = capsys.readouterr().err
-    assert [word for word in ("unrecognized arguments", *words) if word not in said] == []
-    assert main(["serve", "-m", "t.gguf", "--max-tokans", "3"]) == 2
-    said = capsys.readouterr().err
-    assert "llama-server" not in said
-    assert "--max-tokens" in said  # the guess
-
-
-def test_the_draft_of_llama_server_is_not_taken_for_the_model(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["serve", "-m", "t.gguf", "-md", "draft.gguf"]) == 2
-    assert "-md: the draft is -d here" in capsys.readouterr().err
-    assert main(["generate", "-m", "t.gguf", "-p", "a", "--jinja"]) == 2
-    assert "llama-server" not in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("line, said", [
     ("--max-waiting -1", "--max-waiting -1"), ("--parallel 0", "--parallel 0"),
     ("--max-tokens 0", "--max-tokens 0"), ("--allowed-hosts https://a", "not a host name"),
@@ -456,20 +428,21 @@ def test_a_program_serves_until_it_is_told_to_stop(program: str, line: str) -> N
             asked |= {"json_schema": schema, "max_tokens": 40}
             answer = httpx.post(f"{url.strip(',')}/v1/completions", json=asked, timeout=60)
             assert answer.status_code == 200, answer.text
-            embedding, n_ctx = _TOLD[program]  # and errors name the program's own options
+            embedding, n_ctx = _TOLD[program]  # the log names the program's own options
             answer = httpx.post(f"{url.strip(',')}/v1/embeddings", json={"input": "a"}, timeout=60)
-            assert f"without {embedding}: open" in answer.json()["error"]["message"]
+            assert answer.json()["error"]["message"] == "this server gives no embeddings"
             asked = {"prompt": [97] * 300}
             answer = httpx.post(f"{url.strip(',')}/v1/completions", json=asked, timeout=60)
             assert answer.json()["error"]["code"] == "context_length_exceeded"
-            assert answer.json()["error"]["message"].endswith(f"choose a larger {n_ctx}")
+            assert answer.json()["error"]["message"].endswith("; shorten the prompt")
             process.send_signal(signal.SIGHUP)
             said = ""
             while "SIGHUP: " not in said:  # which would have ended it
                 said += (added := process.stdout.readline())
                 assert added, said
             assert " 200 " in said  # each has a line for each request
-            assert " error=context_length_exceeded" in said
+            assert f" error=unsupported option={embedding}\n" in said
+            assert f" error=context_length_exceeded option={n_ctx}\n" in said
             answer = httpx.get(f"{url.strip(',')}/v1/models", timeout=60)
             assert answer.status_code == 200
             process.send_signal(signal.SIGTERM)
@@ -505,16 +478,29 @@ def options_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return list(commands.choices["serve"]._actions)
 
 
-@pytest.mark.parametrize("message, told", [
-    ("choose a larger n_ctx", "choose a larger --n-ctx"),
-    ("as many as max_waiting=2 allows", "as many as --max-waiting 2 allows"),
-    ("without embedding=True: open", "without --embeddings: open"),
-    ("n_ctx=0, and n_ctx", "--n-ctx 0, and --n-ctx"),
-    ("draft_n_ctx, n_ctx_train, embedding=False", "draft_n_ctx, n_ctx_train, embedding=False"),
+@pytest.mark.parametrize("message, told, keyword", [
+    ("shorten the prompt or choose a larger n_ctx", "shorten the prompt", "n_ctx"),
+    ("(1 waiting): max_waiting=2 allows no more", "(1 waiting): the server allows no more",
+     "max_waiting"),
+    ("the 8 that n_ctx and n_batch have room for (b); choose larger ones, or truncate=True",
+     "the 8 that the server has room for (b); shorten it", "n_ctx"),
+    ("it takes 9 MiB, and all may take 5 (memory_mib): allow more, or give it a smaller n_ctx",
+     "it takes 9 MiB, and all may take 5", "memory_mib"),
+    ("a.gguf: the KV cache needs 9 GB; choose a smaller n_ctx", "a.gguf: the KV cache needs 9 GB",
+     "n_ctx"),
+    ("stop=1 is no text", "stop=1 is no text", ""),
 ])  # fmt: skip
-def test_a_message_with_the_options_of_a_program(message: str, told: str) -> None:
-    assert with_flags(message, serve.FLAGS) == told
-    assert with_flags(message, {}) == message
+def test_clients_are_not_told_of_options(message: str, told: str, keyword: str) -> None:
+    assert for_client(message) == (told, keyword)
+
+
+@pytest.mark.parametrize("message, told", [
+    ("n_batch=0: expected an int", "-b 0: expected an int"),
+    ("a smaller n_ctx or n_parallel, or type_k", "a smaller -c or -np, or -ctk"),
+    ("n_ctx_train, draft_n_ctx, embedding", "n_ctx_train, draft_n_ctx, embedding"),
+])  # fmt: skip
+def test_a_message_with_flags(message: str, told: str) -> None:
+    assert llama_server.with_flags(message) == told
 
 
 def test_a_reader_of_the_help_may_go() -> None:

@@ -63,12 +63,12 @@ BY_HAND: Mapping[str, str] = {
     "has_metrics": "default here; `--no-metrics` switches it off",
     "is_silent": "`-q`: no line for each request",
     "verbosity": "`-q`: no line for each request",
-    "log_file": "the log is on stderr: `2>FILE`, or systemd's journal",
+    "log_file": "the log is on stderr: `2>>FILE`, or systemd's journal",
 }
 # What is not quite the same under llama-server's own flag.
 _APART = {
     "n_ctx": "the same: divided by `-np`, unless `-kvu` is given",
-    "n_parallel": "the same; without it four, which share `-c`",
+    "n_parallel": "the same; without it four, each with all of `-c`",
     "spec_types": "the same; `ngram-...` is prompt lookup",
     "api_keys": "the same, with a warning",
     "cors_origins": "the same; an origin has a scheme",
@@ -85,7 +85,7 @@ _HEAD = """# From llama-server, flag by flag
 - `pyllama-spec-llama-server` takes llama-server's command line as it is. **The same**: the flag does what it does there, and so does its variable of the environment. **No effect**: it is accepted, and stderr says why it changes nothing. **Refused**: the program ends with the reason.
 - `pyllama-spec serve` has options of its own, in the last column. "Of a request" is a field that clients send. A key "in `--config`" is one of a [file of models](server-models.md#the-file), and a file may list a single model.
 
-Under `pyllama-spec-llama-server` too, `--ctx_size` is `--ctx-size`, and a variable counts where its flag is not given. Not read are variables of flags without effect and of refused ones, and llama-server's `config.ini`.
+Under `pyllama-spec-llama-server` too, `--ctx_size` is `--ctx-size`, and a variable counts where its flag is not given. Variables of flags without effect or refused, and llama-server's `config.ini`, are not read.
 
 **Defaults that differ**: `-ngl` is 0 here, and `auto` there. `-c` is 4,096 tokens for each request, and the model's own length there. `-b` is 512 (2,048), `-cram` 2 GiB (8 GiB), `--timeout` 60 seconds (3,600), `--sse-ping-interval` 15 (30).
 """  # noqa: E501 - a paragraph of a page is a line

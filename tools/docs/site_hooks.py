@@ -7,6 +7,7 @@ page itself, so that their colours follow the reader's choice of light and dark.
 
 from __future__ import annotations
 
+import json
 import logging
 import posixpath
 import re
@@ -44,6 +45,7 @@ SEARCHED_AS: Mapping[str, tuple[str, ...]] = {
     "parallel.md": ("concurrency", "concurrent", "continuous"),
     "server-service.md": ("logging", "deploy", "deployment", "prometheus"),
     "server-models.md": ("lora",),
+    "llama-server-flags.md": ("flags",),  # see search_flags.js
     "train.md": ("finetune", "finetuning"),
     "suffix.md": ("ngram",),
     "troubleshooting.md": ("faq", "crash", "problems"),
@@ -59,6 +61,9 @@ _BEGINS = re.compile(r"^(?P<before>(?![-*|#>]|\d+\. |\s).+)\n(?=- |\* |1\. |\|)"
 _GOES_ON = re.compile(
     r"(?<=\n\n) {2,3}(?P<text>\S.*(?:\n(?!(?:\d+\.|-) ).+)*)(?P<next>\n(?=(?:\d+\.|-) ))?"
 )
+# The names in the first cell of a row of flags.
+_FLAG_ROW = re.compile(r"^\| (`-[^|]*) \|", re.MULTILINE)
+_FLAG = re.compile(r"`(-[\w-]+)`")
 _CODE = re.compile(r"<pre\b.*?</pre>", re.DOTALL)
 _IMAGES = (".png", ".svg", ".jpg")
 # Browsers do not load a canonical link, nor those to the pages before and after.
@@ -206,3 +211,13 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     for address in _FROM_ELSEWHERE.findall(output):
         _LOG.warning("%s loads from elsewhere: %s", page.file.src_uri, address)
     return output
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Lets the search understand pasted flags of llama-server: search_flags.js."""
+    page = (ROOT / DOCS / "llama-server-flags.md").read_text(encoding="utf-8")
+    names = sorted({name for row in _FLAG_ROW.findall(page) for name in _FLAG.findall(row)})
+    script = Path(__file__).with_name("search_flags.js").read_text(encoding="utf-8")
+    script = script.replace("FLAGS", json.dumps(names), 1)
+    for worker in (Path(config.site_dir) / "assets/javascripts/workers").glob("search.*.min.js"):
+        worker.write_text(script + worker.read_text(encoding="utf-8"), encoding="utf-8")
