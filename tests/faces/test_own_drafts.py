@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_spec import ArgumentError, Llama, ModelLoadError
+from pyllama_spec import ArgumentError, Llama
 from pyllama_spec.cli.entry import main
 from pyllama_spec.cli.own_draft import own_draft
 from tests.models import model_path
@@ -160,9 +160,10 @@ def test_no_module_of_the_standard_library_is_hidden(folder: Path) -> None:
 
 
 def test_llama_runs_no_code_of_a_text(folder: Path) -> None:
-    """As a server's list of models has it."""
-    with pytest.raises((ArgumentError, ModelLoadError), match="make"):
-        Llama(model_path("perm"), draft=f"{folder.name}:make")
+    """As a server's list of models has it. The message says what Python takes in its place."""
+    module = folder.name
+    with pytest.raises(ArgumentError, match=rf"from {module} import make, then draft=make\(\)"):
+        Llama(model_path("perm"), draft=f"{module}:make")
     assert folder.name not in sys.modules
 
 
