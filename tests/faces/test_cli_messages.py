@@ -29,10 +29,6 @@ RUN = ["generate", "-m", "MODEL", "-p", "x", "-n", "2", "-t", "1"]
         (["doctor", "-m", "MODEL", "-d", "gone.gguf"], "the draft gone.gguf does not exist"),
         (["bench", "-m", "MODEL", "-d", "gone.gguf"], "the draft gone.gguf does not exist"),
         (["generate", "-m", "gone.gguf", "-p", "x"], "gone.gguf does not exist; check the path"),
-        *(
-            (["doctor", "-m", "MODEL", "-d", name], f"{name} needs none, and fits every model; ")
-            for name in ("prompt-lookup", "suffix", "grammar", "none")
-        ),
         ([*RUN, "--n-ctx", "8", "-p", "x" * 50], "choose a larger --n-ctx"),
         (["generate", "-m", "HEAD", "-p", "x"], "as --model and give this file as --draft"),
         ([*RUN, "-d", "prompt-lookup", "--p-min", "0.5"], "--p-min 0.5 applies to a draft that is"),

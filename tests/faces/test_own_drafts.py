@@ -26,6 +26,10 @@ class Echo(Drafter):
     def propose_one(self, request):
         return Draft([request.tokens[-1]] * request.n_requested)
 
+class Raises(Drafter):
+    def propose_one(self, request):
+        raise IndexError("tuple index")
+
 class Silent(Drafter):
     pass
 
@@ -88,7 +92,7 @@ def test_bench_measures_it_and_says_how(folder: Path, capsys: pytest.CaptureFixt
     assert f"-d {draft} " in text, "the command that measures the same"
 
 
-def test_doctor_measures_a_wrapper_of_a_file(
+def test_doctor_measures_it_and_a_wrapper_of_a_file(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["doctor", "-m", str(model_path("llama")), "-t", "1", "--max-rows", "2"]
@@ -96,9 +100,11 @@ def test_doctor_measures_a_wrapper_of_a_file(
     out = capsys.readouterr().out
     assert f"{model_path('eagle3').name}: fits" in " ".join(out.split())
     assert main([*words, "--repeat", "1", "-d", f"{folder.name}:make"]) == 0
-    assert "echo: up to 3 tokens; there is no draft model" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    out = " ".join(capsys.readouterr().out.split())
+    assert "draft echo: up to 3 tokens a draft one call for up to 3 tokens" in out
+    assert main([*words, "--repeat", "1", "-d", f"{folder.name}:Raises"]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["pyllama-spec: the drafter failed in propose(): IndexError: tuple index"], said
 
 
 @pytest.mark.parametrize(
