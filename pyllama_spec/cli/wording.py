@@ -124,10 +124,32 @@ def notes_on_stderr(args: argparse.Namespace) -> Iterator[None]:
     """Around a command: a warning is a line for people, without a file and its source."""
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        note = with_options(str(message), args)
-        print(dim(fitted(f"[note: {note}]", sys.stderr, 1), sys.stderr), file=sys.stderr)
+        note = f"[note: {with_options(str(message), args)}]"
+        if _held:
+            _held[-1].append(note)
+        else:
+            _print_note(note)
 
     with warnings.catch_warnings():
         warnings.simplefilter("default", UserWarning)
         warnings.showwarning = show
         yield
+
+
+# Of texts that are being printed: the notes that came meanwhile.
+_held: list[list[str]] = []
+
+
+@contextmanager
+def notes_held() -> Iterator[None]:
+    """Around a text that is printed as it comes: notes follow it, each on a line of its own."""
+    _held.append([])
+    try:
+        yield
+    finally:
+        for note in _held.pop():
+            _print_note(note)
+
+
+def _print_note(note: str) -> None:
+    print(dim(fitted(note, sys.stderr, 1), sys.stderr), file=sys.stderr)

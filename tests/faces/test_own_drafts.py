@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -29,6 +30,13 @@ class Echo(Drafter):
 class Raises(Drafter):
     def propose_one(self, request):
         raise IndexError("tuple index")
+
+class Late(Echo):
+    """Fails in the middle of a text."""
+    n = 0
+    def propose_one(self, request):
+        self.n += 1
+        return [][3] if self.n > 2 else super().propose_one(request)
 
 class Silent(Drafter):
     pass
@@ -105,6 +113,23 @@ def test_doctor_measures_it_and_a_wrapper_of_a_file(
     assert main([*words, "--repeat", "1", "-d", f"{folder.name}:Raises"]) == 1
     said = capsys.readouterr().err.splitlines()
     assert said == ["pyllama-spec: the drafter failed in propose(): IndexError: tuple index"], said
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_note_follows_the_text_in_whose_middle_it_came(
+    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """stdout and stderr are one terminal."""
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n"))
+    words = [command, "-m", str(model_path("perm")), "-t", "1", "-n", "12", "-q"]
+    words += [] if command == "chat" else ["-p", "abc"]
+    assert main([*words, "--controller", "fixed", "-d", f"{folder.name}:Late"]) == 0
+    at = [i for i, line in enumerate(screen.getvalue().splitlines()) if "[note: the dr" in line]
+    assert len(at) == 1, screen.getvalue()
+    assert screen.getvalue().splitlines()[at[0]].startswith("[note: the drafter echo is disabled")
 
 
 @pytest.mark.parametrize(
