@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyllama_spec.chat.prompts import prompt_tokens
+from pyllama_spec.chat.prompts import check_fits, prompt_tokens
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.engine import Vocab
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, shown
@@ -60,17 +60,29 @@ class Prompt:
             return Prompt(self.id, self.category, text=text)
         return self
 
-    def tokens(self, vocab: Vocab, template: ChatTemplate) -> list[int]:
+    def tokens(self, vocab: Vocab, template: ChatTemplate, n_ctx: int | None = None) -> list[int]:
         """Token ids, exactly as Llama makes them.
+
+        Args:
+            vocab: of the model.
+            template: of its chats.
+            n_ctx: of the context: a prompt that is longer by its bytes alone is not tokenized;
+                None for any.
 
         Raises:
             ArgumentError: the template refuses the messages, or there is nothing to continue; the
                 message names the prompt.
+            ContextFullError: it is too long by its bytes; the message names it too.
 
         """
         try:
             if self.messages:
-                return template.render(self.messages, tools=self.tools or None).tokenize(vocab)
+                rendered = template.render(self.messages, tools=self.tools or None)
+                if n_ctx is not None:
+                    check_fits(vocab, rendered.text, n_ctx)
+                return rendered.tokenize(vocab)
+            if n_ctx is not None:
+                check_fits(vocab, self.text, n_ctx)
             return prompt_tokens(vocab, self.text)
         except PyllamaSpecError as error:
             raise type(error)(f"prompt {self.id!r}: {error}") from None

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.chat.prompts import LONG_TEXT
+from pyllama_spec.chat.prompts import LONG_TEXT, check_fits
 from pyllama_spec.engine import Batch, Context, ContextParams, Model
 from pyllama_spec.engine.context_params import POOLING
 from pyllama_spec.errors import (
@@ -232,6 +232,8 @@ class Embeddings:
         if not documents:
             return []
         most = embedder.n_batch if truncate else None
+        for text in (query, *(() if truncate else documents)):
+            check_fits(self._model.vocab, text, embedder.n_batch)
         tokens = [pairs.tokens(query, document, most) for document in documents]
         rows, _ = embedder.embed(tokens, normalize=False, truncate=False)
         return [float(row[0]) for row in rows]
