@@ -272,7 +272,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         read_keys=reader_of(key_file),
         allowed_hosts=hosts_for(args.host, args.allowed_hosts or ()),
         cors_origins=tuple(args.cors_origin),
-        max_body_bytes=args.max_body << 20,
+        max_body_bytes=count(args.max_body, "max_body", 1, 2047) << 20,
         max_tokens=args.max_tokens,
         max_time_s=args.max_time,
         send_timeout_s=args.send_timeout,

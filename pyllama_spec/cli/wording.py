@@ -19,7 +19,9 @@ _OPTIONS = {
     "temperature": "--temp", "n_threads": "--threads", "model_path": "--model",
     "repeats": "--repeat", "n_tokens": "--tokens --max-tokens", "n_parallel": "--parallel",
     "n_draft_vocab": "--draft-vocab", "max_disk_bytes": "--max-disk", "n_steps": "--steps",
-    "n_loss_vocab": "--loss-vocab", "n_layer": "--layers", "block_size": "--block",
+    "max_time_s": "--max-time", "send_timeout_s": "--send-timeout",
+    "stop_timeout_s": "--stop-timeout", "n_loss_vocab": "--loss-vocab",
+    "n_layer": "--layers", "block_size": "--block",
 }  # fmt: skip
 
 

@@ -10,17 +10,20 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyllama_spec._version import __version__
 from pyllama_spec.engine import engine_version
+from pyllama_spec.engine.checks import instance, one_of, real
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.llama import Llama
+from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.server.keys import keys_of, notes_of, reader_of
-from pyllama_spec.server.llama_server_flags import FLAGS, REFUSED, read, unescaped
+from pyllama_spec.server.llama_server_flags import FLAGS, REFUSED, Wanted, read, unescaped
 from pyllama_spec.server.settings import LOOPBACK, ServerSettings, hosts_for
 from pyllama_spec.terminal import dim
 
@@ -39,6 +42,7 @@ OF_REQUESTS = (
     "mirostat_mode", "mirostat_eta", "mirostat_tau", "ignore_eos", "stop", "grammar",
     "context_shift", "n_keep",
 )  # fmt: skip
+_OF_CHATS = ("chat_template_kwargs", "reasoning", "reasoning_effort")
 OF_LLAMA = (
     "n_draft", "p_min", "draft_gpu_layers", "n_gpu_layers", "devices", "split_mode",
     "tensor_split", "main_gpu", "rpc_servers", "n_threads", "n_threads_batch", "n_batch",
@@ -71,6 +75,7 @@ class Plan(NamedTuple):
         notes: what its user should know, one line each.
         log_level: of `logging`.
         log_file: a file that the log goes to as well, or None.
+        given_by: by keywords, the flag or the variable that set each.
 
     """
 
@@ -81,6 +86,7 @@ class Plan(NamedTuple):
     notes: list[str]
     log_level: int
     log_file: Path | None
+    given_by: Mapping[str, str]
 
 
 def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Plan:
@@ -95,9 +101,15 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
 
     """
     from pyllama_spec.server import serve  # noqa: F401 - says how to get what it needs
-    from pyllama_spec.server.process import Listening
 
     wanted = read(arguments, environment)
+    with _named_as_given(wanted.given_by):
+        return _planned(wanted, is_key_seen="--api-key" in arguments)
+
+
+def _planned(wanted: Wanted, *, is_key_seen: bool) -> Plan:
+    from pyllama_spec.server.process import Listening
+
     values, notes = wanted.values, list(wanted.notes)
     if "model" not in values:
         raise ArgumentError("no model is given: -m FILE.gguf")
@@ -113,13 +125,55 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     )  # fmt: skip
     if (listening.certificate is None) != (listening.key is None):
         raise ArgumentError("--ssl-cert-file and --ssl-key-file belong together: give both")
-    if "--api-key" in arguments:
+    if is_key_seen:
         notes.append("--api-key is seen by all who list processes; --api-key-file is not")
     settings = _settings(values, listening, notes)
+    for name, value in settings.defaults.items():
+        _check_request("json_schema" if name == "response_format" else name, value, wanted.given_by)
+    for name in _OF_CHATS:
+        _check_request(name, values.get(name), wanted.given_by)
     return Plan(
         keywords, _adapters(values), settings, listening, notes, _log_level(values),
-        values.get("log_file"),
+        values.get("log_file"), wanted.given_by,
     )  # fmt: skip
+
+
+def _check_request(name: str, value: Any, given_by: Mapping[str, str]) -> None:
+    """Refuses a default that each request would be refused for."""
+    # With context_shift a request says where its text ends.
+    if name not in given_by or name == "context_shift":
+        return
+    try:
+        if name == "chat_template_kwargs":
+            instance(value, dict, name)
+        elif name == "reasoning":
+            one_of(value, ("on", "off", "auto"), name)
+        elif name == "json_schema":
+            RequestOptions(response_format=value)
+        else:
+            RequestOptions(**{name: value})
+    except PyllamaSpecError as error:
+        # One that begins with the keyword is named as it was given: see plan().
+        is_named = str(error).startswith(f"{name}=")
+        raise ArgumentError(str(error) if is_named else f"{given_by[name]}: {error}") from None
+
+
+@contextmanager
+def _named_as_given(given_by: Mapping[str, str]) -> Iterator[None]:
+    """Around what reads values: its errors name the flag, or the variable, and no keyword."""
+
+    def given(match: re.Match[str]) -> str:
+        by = given_by.get(match[1])
+        if by is None:
+            return match[0]
+        return f"{by} " if by.startswith("-") else f"{by}="
+
+    try:
+        yield
+    except PyllamaSpecError as error:
+        # The value of a keyword, as in "n_threads=0 is below 1".
+        error.args = (re.sub(r"\b([a-z][a-z_]*[a-z])=(?=\S)", given, str(error)),)
+        raise
 
 
 def _log_level(values: Mapping[str, Any]) -> int:
@@ -222,7 +276,7 @@ def _adapters(values: Mapping[str, Any]) -> list[tuple[str, float]]:
     for one in values.get("lora_scaled", ()):
         path, _, scale = one.rpartition(":")
         try:
-            adapters.append((path, float(scale)))
+            adapters.append((path, real(float(scale), "the scale")))
         except ValueError:
             raise ArgumentError(f"--lora-scaled {one!r:.80}: FILE:SCALE is expected") from None
     return adapters
@@ -302,7 +356,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from pyllama_spec.server.hangup import Hangup
 
     try:
-        with Hangup():
+        with Hangup(), _named_as_given(meant.given_by):
             _run(meant)
     except PyllamaSpecError as error:
         _say(f"error: {error}")

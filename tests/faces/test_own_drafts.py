@@ -119,7 +119,7 @@ def test_doctor_measures_it_and_a_wrapper_of_a_file(
 def test_a_note_follows_the_text_in_whose_middle_it_came(
     command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """stdout and stderr are one terminal."""
+    """Both streams are one terminal."""
     screen = io.StringIO()
     monkeypatch.setattr(sys, "stdout", screen)
     monkeypatch.setattr(sys, "stderr", screen)

@@ -257,7 +257,10 @@ def test_the_draft_of_llama_server_is_not_taken_for_the_model(
 
 @pytest.mark.parametrize("line, said", [
     ("--max-waiting -1", "--max-waiting -1"), ("--parallel 0", "--parallel 0"),
-    ("--max-tokens 0", "--max-tokens 0"), ("--allowed-hosts https://a", "no name of a host"),
+    ("--max-tokens 0", "--max-tokens 0"), ("--stop-timeout nan", "--stop-timeout nan is not"),
+    ("--max-time -1", "--max-time -1.0"), ("--send-timeout inf", "--send-timeout inf is not"),
+    ("--max-body 0", "--max-body 0 is outside 1 .. 2047"), ("--port 99999", "--port 99999 is out"),
+    ("--allowed-hosts https://a", "no name of a host"),
 ])  # fmt: skip
 def test_a_bound_is_refused_before_a_model_is_opened(
     line: str, said: str, capsys: pytest.CaptureFixture[str]
