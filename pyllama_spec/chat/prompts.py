@@ -110,18 +110,23 @@ def _text_tokens(vocab: Vocab, text: str | bytes) -> list[int]:
     return tokens
 
 
-def chat_top_logprobs(logprobs: object, top_logprobs: object) -> int | None:
+def chat_top_logprobs(logprobs: object, top_logprobs: object, most: int) -> int | None:
     """How many alternatives a chat reports per token; None for no log-probabilities.
 
+    Args:
+        logprobs: of the call.
+        top_logprobs: of the call.
+        most: alternatives that there may be.
+
     Raises:
-        ArgumentError: logprobs is no bool, or top_logprobs no number.
+        ArgumentError: logprobs is no bool, or top_logprobs no number up to `most`.
 
     """
     if logprobs not in (None, True, False) or not isinstance(logprobs, (bool, type(None))):
         raise ArgumentError(
             f"logprobs={shown(logprobs)} of a chat is True or False; see top_logprobs"
         )
-    n = 0 if top_logprobs is None else count(top_logprobs, "top_logprobs", 0)
+    n = 0 if top_logprobs is None else count(top_logprobs, "top_logprobs", 0, most)
     return n if logprobs else None
 
 
