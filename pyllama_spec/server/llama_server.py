@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -390,16 +390,55 @@ def _run(meant: Plan) -> None:
         )  # fmt: skip
 
 
+class LogFile(WatchedFileHandler):
+    """The file of --log-file. What logrotate has renamed is opened anew.
+
+    One that cannot be written, as on a full disk, is said once until it can be written again: the
+    server goes on serving, and stderr has the log too.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ArgumentError: it cannot be opened.
+
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._is_said, self._has_failed = path, False, False
+        try:
+            super().__init__(path, encoding="utf-8")
+        except OSError as error:
+            raise ArgumentError(f"--log-file {path} cannot be written: {error.strerror}") from None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line."""
+        self._has_failed = False
+        try:
+            super().emit(record)
+        except OSError:  # opening it anew
+            self.handleError(record)
+        self._is_said = self._has_failed
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Says it on stderr, where logging itself has a traceback for each line."""
+        error = sys.exc_info()[1]
+        self._has_failed = True
+        if not self._is_said:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            with suppress(OSError, ValueError):
+                _say(f"--log-file {self._path} cannot be written: {why}; the server goes on")
+
+    def close(self) -> None:
+        """Closes it, whether the last lines can be written or not."""
+        with suppress(OSError):
+            super().close()
+
+
 def _start_log(meant: Plan) -> None:
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if meant.log_file is not None:
-        try:
-            # What logrotate has renamed is opened anew.
-            handlers.append(WatchedFileHandler(meant.log_file, encoding="utf-8"))
-        except OSError as error:
-            raise ArgumentError(
-                f"--log-file {meant.log_file} cannot be written: {error.strerror}"
-            ) from None
+        handlers.append(LogFile(meant.log_file))
     form = "%(asctime)s %(message)s"
     logging.basicConfig(handlers=handlers, level=logging.WARNING, format=form)
     logging.getLogger("pyllama_spec.server").setLevel(meant.log_level)
