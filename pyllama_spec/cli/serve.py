@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pyllama_spec.cli.device_options import names
 from pyllama_spec.cli.generate import add_model_options, open_llama
+from pyllama_spec.cli.option_pairs import OnceSwitch
 from pyllama_spec.drafters.registry import AUTO
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context_params import POOLING
@@ -34,6 +35,7 @@ _EPILOG = (
     "cuts them after --stop-timeout or at a second signal."
 )
 
+_CACHE_MIB = 2048
 # With --config: options of the server, and options that a model's own lines set.
 _OF_SERVER = ("help", "config", "model", "quiet")
 _OF_MODELS = ("alias", "parallel", "embeddings", "pooling", "lora", "max_waiting")
@@ -89,11 +91,12 @@ def add_serve(commands: _Commands) -> None:
     add("--lora", type=Path, default=None, metavar="GGUF", help="a LoRA adapter")
     add("--cache-dir", type=Path, default=None, metavar="DIR",
         help="keep the KV cache of long prompts there for the next start [in memory]")  # fmt: skip
-    add("--cache-size", type=int, default=2048, metavar="MIB", help="the most MiB of --cache-dir")
+    add("--cache-size", type=int, default=None, metavar="MIB",
+        help=f"the most MiB of --cache-dir [{_CACHE_MIB}]")  # fmt: skip
     add("--slots", action="store_true", help="show what is computed now, at /slots")
-    add("--metrics", action=argparse.BooleanOptionalAction, default=True,
+    add("--metrics", action=OnceSwitch, default=True,
         help="figures for Prometheus, at /metrics")  # fmt: skip
-    add("--log-checks", action=argparse.BooleanOptionalAction, default=True,
+    add("--log-checks", action=OnceSwitch, default=True,
         help="log /health, /ready and /metrics too, and not only their errors")  # fmt: skip
     add(
         "--log-clients",
@@ -251,7 +254,8 @@ def _prefixes(args: argparse.Namespace) -> Iterator[PrefixFolder | None]:
         return
     from pyllama_spec.server.prefix_folder import PrefixFolder
 
-    folder = PrefixFolder(args.cache_dir, count(args.cache_size, "--cache-size", 1) << 20)
+    mib = _CACHE_MIB if args.cache_size is None else count(args.cache_size, "cache_size", 1)
+    folder = PrefixFolder(args.cache_dir, mib << 20)
     try:
         yield folder
     finally:

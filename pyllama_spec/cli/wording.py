@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pyllama_spec.cli.option_pairs import Once
 from pyllama_spec.engine.checks import meant
 from pyllama_spec.terminal import dim, fitted
 
@@ -44,6 +45,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: object, **options: object) -> None:
         options.setdefault("formatter_class", HelpFormatter)
         super().__init__(*args, **options)  # type: ignore[arg-type]
+        for name in (None, "store"):
+            self.register("action", name, Once)
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None

@@ -469,6 +469,7 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:
         raise UnsupportedError("; ".join((*refused, *wrong)))
     if wrong:
         raise ArgumentError("; ".join(wrong))
+    _note_overridden(wanted)
     return wanted
 
 
@@ -506,14 +507,34 @@ def _take(word: str, left: list[str], wanted: Wanted) -> None:
         wanted.notes.append(f"{word} changes nothing: {why}")
         return
     flag, values = BY_NAME[word], wanted.values
+    before = wanted.given_by.get(flag.field)
     wanted.given_by[flag.field] = word
-    if flag.read is None:
-        values[flag.field] = flag.value
-        return
-    value = _read(flag.read, _value(word, left), word)
+    value = flag.value if flag.read is None else _read(flag.read, _value(word, left), word)
     if flag.field in _ADDED:
         value = [*values.get(flag.field, ()), *value]
+    elif before is not None and values.get(flag.field) != value:
+        wanted.notes.append(f"{before} and {word}: the last one counts")
     values[flag.field] = value
+
+
+# What counts of two fields that say the same thing.
+_BEFORE = (
+    ("chat_template_text", "chat_template"), ("rope_scale", "rope_freq_scale"),
+    ("load_mode", "use_mmap"), ("load_mode", "use_mlock"), ("rerank", "pooling_type"),
+    ("is_silent", "verbosity"),
+)  # fmt: skip
+
+
+def _note_overridden(wanted: Wanted) -> None:
+    """Notes flags of which another one takes the place."""
+    by, values = wanted.given_by, wanted.values
+    for first, second in _BEFORE:
+        if by.keys() >= {first, second}:
+            wanted.notes.append(f"{by[second]} changes nothing: {by[first]} counts")
+    types = values.get("spec_types", [])
+    if "draft" in by and types and not any(one.startswith("draft-") for one in types):
+        said = f"{by['spec_types']} {','.join(types)}"
+        wanted.notes.append(f"{by['draft']} changes nothing: {said} names no kind of draft model")
 
 
 def _value(word: str, left: list[str]) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.server import llama_server
+from pyllama_spec.server.llama_server_flags import read
 from pyllama_spec.server.settings import ServerSettings
 from tests.models import model_path
 
@@ -115,3 +116,21 @@ def test_an_error_of_opening_names_the_flag(capsys: pytest.CaptureFixture[str]) 
     model = str(model_path("llama"))
     assert llama_server.main(["-m", model, "-b", "0", "--port", "0"]) == 1
     assert "error: -b 0: expected an int from 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line, note", [
+    ("-c 64 --ctx-size 128", "-c and --ctx-size: the last one counts"),
+    ("--mmap --no-mmap", "--mmap and --no-mmap: the last one counts"),
+    ("-lm none --mlock", "--mlock changes nothing: -lm counts"),
+    ("--rope-scale 2 --rope-freq-scale 0.25", "--rope-freq-scale changes nothing: --rope-scale"),
+    ("--rerank --pooling mean", "--pooling changes nothing: --rerank counts"),
+    ("-md d.gguf --spec-type none", "-md changes nothing: --spec-type none names no kind"),
+    ("-md d.gguf --spec-type ngram-mod", "-md changes nothing: --spec-type ngram-mod names no"),
+    ("-c 64 --ctx-size 64", ""),
+    ("-md d.gguf --spec-type draft-eagle3", ""),
+    ("--lora a --lora b", ""),
+])  # fmt: skip
+def test_a_flag_of_which_another_takes_the_place_is_noted(line: str, note: str) -> None:
+    notes = read(line.split(), {}).notes
+    assert len(notes) == bool(note)
+    assert all(one.startswith(note) for one in notes)
