@@ -17,16 +17,22 @@ LONG_TEXT = 1 << 16
 def check_fits(vocab: Vocab, text: object, n_ctx: int) -> None:
     """Refuses a text that is too long by its bytes alone, before seconds of tokenizing.
 
+    Ids are refused by their number, before they are listed.
+
     Args:
         vocab: of the model.
-        text: of a prompt; what is no text is left alone.
+        text: of a prompt, or its ids; what is neither is left alone.
         n_ctx: tokens of the context.
 
     Raises:
         ContextFullError: it leaves no room for a token.
 
     """
-    if not isinstance(text, (str, bytes)) or len(text) < LONG_TEXT:
+    if not isinstance(text, (str, bytes)):
+        if isinstance(text, Sequence) and len(text) >= max(n_ctx, LONG_TEXT):
+            raise prompt_too_long(len(text), n_ctx)
+        return
+    if len(text) < LONG_TEXT:
         return
     # One more: the prefix may merge with one of its tokens.
     n = vocab.fewest_tokens(text) - 1

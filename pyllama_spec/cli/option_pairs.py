@@ -1,7 +1,8 @@
 """Options that cannot be given together, or are of no use without another one.
 
 One rule for all commands. An option that would do nothing is refused, with the reason. Of an
-option that is given twice the last one counts, as in other programs, and a note says so.
+option that is given twice the last one counts, as in other programs; in two spellings a note says
+so, since their writer may not know that they are one option.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class OnceSwitch(argparse.BooleanOptionalAction):
 
 
 def note_twice(dest: str, value: object, namespace: argparse.Namespace, option: str | None) -> None:
-    """Notes the value of an option; check_pairs() tells of one that was given before.
+    """Notes the value of an option; check_pairs() tells of another one in another spelling.
 
     Args:
         dest: of the action.
@@ -127,8 +128,8 @@ def note_twice(dest: str, value: object, namespace: argparse.Namespace, option: 
     if option is None:
         return
     given = namespace.__dict__.setdefault("_given", {})
-    if dest in given and given[dest][1] != value:
-        before, old = given[dest]
+    before, old = given.get(dest, (option, value))
+    if before != option and old != value:
         noted = namespace.__dict__.setdefault(_TWICE, [])
         noted.append(f"{_said(option, value)} replaces {_said(before, old)}: the last one counts")
     given[dest] = option, value

@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.engine import Context, Model
+from pyllama_spec.engine.checks import listed
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.distribution import Distribution
-from pyllama_spec.errors import ArgumentError, PyllamaSpecError
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError, shown
 
 # One array per target layer, in the order of Drafter.target_layers.  # [n_rows, n_embd] float32
 Features = Sequence[npt.NDArray[np.float32]]
@@ -171,6 +172,8 @@ class Committed(NamedTuple):
     n_chosen: int = 0
 
 
+# More than any model has.
+_MAX_LAYERS = 4096
 # A name is a word in a line of figures and in messages.
 _MAX_NAME = 40
 
@@ -432,9 +435,14 @@ def check_proposes(drafter: Drafter) -> None:
 
     Raises:
         ArgumentError: its class has neither propose_one() nor propose(), and max_draft does not
-            say that it drafts nothing.
+            say that it drafts nothing; or it names more target_layers than a model has.
 
     """
+    try:
+        listed(drafter.target_layers, "target_layers", _MAX_LAYERS)
+    except TypeError:
+        layers = shown(drafter.target_layers)
+        raise ArgumentError(f"target_layers={layers} of a drafter is not a tuple of ints") from None
     proposes = overrides(drafter, "propose_one", Drafter) or overrides(drafter, "propose", Drafter)
     if drafter.max_draft and not proposes:
         name = type(drafter).__name__

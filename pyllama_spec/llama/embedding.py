@@ -111,6 +111,9 @@ class Embedder:
                 self._check_length(n, " (at least so many by its bytes: it was not tokenized)")
             tokens = self._vocab.tokenize(text)
         elif is_ids(text):
+            if truncate:
+                text = text[: self.n_batch]
+            self._check_length(len(text))
             tokens = [int(token) for token in text]
             self._vocab.check_ids(tokens, "a text to embed")
         else:
@@ -267,6 +270,8 @@ def is_ids(text: object) -> TypeGuard[Sequence[int]]:
         return text.ndim == 1 and text.dtype.kind in "iu"
     if isinstance(text, (str, bytes)) or not isinstance(text, Sequence):
         return False
+    if isinstance(text, range):
+        return True  # of any length
     return all(isinstance(t, (int, np.integer)) and not isinstance(t, bool) for t in text)
 
 

@@ -18,6 +18,7 @@ from pyllama_spec.engine.checks import (
     count,
     int32,
     integer,
+    listed,
     meant,
     one_of,
     real,
@@ -482,7 +483,7 @@ def _as_tuple(value: object, name: str) -> tuple[Any, ...]:
     if isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
         raise ArgumentError(f"{name}={shown(value)} is not a list")
     try:
-        return tuple(value)
+        return listed(value, name)
     except TypeError as error:  # an array of one number has an iterator, and it raises
         raise ArgumentError(f"{name}={shown(value)} is not a list: {error}") from None
 

@@ -66,7 +66,8 @@ def test_what_is_wrong_is_named_as_it_was_given(
     [
         (["-c", "64", "--n-ctx", "128"], "--n-ctx 128 replaces -c 64"),
         (["--no-offload-kqv", "--offload-kqv"], "--offload-kqv replaces --no-offload-kqv"),
-        (["--seed", "1", "--seed", "1"], ""),
+        (["-c", "64", "--n-ctx", "64"], ""),
+        (["--seed", "1", "--seed", "2"], ""),
         (["--stop", "a", "--stop", "b"], ""),
     ],
 )
