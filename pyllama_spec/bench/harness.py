@@ -139,7 +139,7 @@ def _setup(
     streaming: machine.Streaming | None,
 ) -> Setup:
     files = {"target": machine.describe_file(model.path)}
-    is_auto = draft == AUTO
+    is_auto = isinstance(draft, str) and draft == AUTO
     file = spec.draft_path if is_auto else draft_file(draft)
     if file is not None:
         files["draft"] = machine.describe_file(file)

@@ -155,10 +155,21 @@ def _parse(line: str, number: int, are_named: bool, faults: list[str]) -> Prompt
 def _text(entry: Mapping[str, Any], key: str, faults: list[str]) -> str:
     value = entry.get(key)
     if isinstance(value, str) and value:
+        _check_whole(value, repr(key), faults)
         return value
     given = f"is {shown(value)}" if key in entry else "is missing"
     faults.append(f"expected a text: {key!r} {given}")
     return ""
+
+
+def _check_whole(value: str, place: str, faults: list[str]) -> None:
+    """Half of a character, which JSON can hold, would be read as another one."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        faults.append(
+            f"{place} holds half of a character, {value[error.start]!a}, at index {error.start}"
+        )
 
 
 def _name(entry: Mapping[str, Any], key: str, faults: list[str]) -> str:
@@ -184,6 +195,9 @@ def _messages(messages: object, faults: list[str]) -> tuple[Mapping[str, Any], .
                 f"expected an object with the texts 'role' and 'content': messages[{i}] is "
                 f"{shown(message)}"
             )
+            continue
+        for key in ("role", "content"):
+            _check_whole(message[key], f"messages[{i}][{key!r}]", faults)
     return tuple(messages)
 
 

@@ -172,6 +172,11 @@ class Committed(NamedTuple):
     n_chosen: int = 0
 
 
+# What is read of a drafter before it is asked.
+_READ = (
+    "name", "note", "max_draft", "target_layers", "is_stepwise", "step_share", "has_lookup",
+    "is_lookup", "wants_head", "draws_tokens",
+)  # fmt: skip
 # More than any model has.
 _MAX_LAYERS = 4096
 # A name is a word in a line of figures and in messages.
@@ -435,9 +440,20 @@ def check_proposes(drafter: Drafter) -> None:
 
     Raises:
         ArgumentError: its class has neither propose_one() nor propose(), and max_draft does not
-            say that it drafts nothing; or it names more target_layers than a model has.
+            say that it drafts nothing; it names more target_layers than a model has; or one of
+            its attributes raises.
 
     """
+    kind = type(drafter).__name__
+    for name in _READ:
+        try:
+            value = getattr(drafter, name)
+            if name in ("name", "note"):
+                str(value)
+        except Exception as error:  # noqa: PERF203 - of anyone's
+            raise ArgumentError(
+                f"the drafter {kind} cannot be used: its {name} raises {type(error).__name__}"
+            ) from error
     try:
         listed(drafter.target_layers, "target_layers", _MAX_LAYERS)
     except TypeError:
@@ -445,10 +461,9 @@ def check_proposes(drafter: Drafter) -> None:
         raise ArgumentError(f"target_layers={layers} of a drafter is not a tuple of ints") from None
     proposes = overrides(drafter, "propose_one", Drafter) or overrides(drafter, "propose", Drafter)
     if drafter.max_draft and not proposes:
-        name = type(drafter).__name__
         raise ArgumentError(
-            f"the drafter {name} has neither propose_one() nor propose(): write "
-            f"{name}.propose_one(self, request), which returns a Draft (docs/drafters.md)"
+            f"the drafter {kind} has neither propose_one() nor propose(): write "
+            f"{kind}.propose_one(self, request), which returns a Draft (docs/drafters.md)"
         )
 
 

@@ -105,6 +105,11 @@ def is_draft(arch: str) -> bool:
     return arch in _KINDS or arch.startswith(tuple(_OTHER_DRAFTS))
 
 
+def is_named(draft: object, name: str) -> bool:
+    """Whether `draft=` is this name; a drafter of the user's is not compared with it."""
+    return isinstance(draft, str) and draft == name
+
+
 def needs_file(name: str) -> bool:
     """Whether it is the path of a draft, and no drafter that is asked for by name."""
     return name not in _NAMED and name != AUTO
@@ -133,7 +138,7 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
                 f"{name}={shown(value)} applies to a draft that is given as a file, not to "
                 f"{shown(draft)}"
             )
-    has_lookup = is_model or draft == SUFFIX
+    has_lookup = is_model or (is_name and draft == SUFFIX)
     if options.memory is not None and not has_lookup:
         raise ArgumentError(
             f"draft_memory={shown(os.fspath(options.memory))} is for a draft that looks texts up: "

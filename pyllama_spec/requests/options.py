@@ -476,6 +476,8 @@ def _stops(stop: object) -> tuple[str, ...]:
     for one in stops:
         if not isinstance(one, str) or not one:
             raise ArgumentError(f"stop takes strings that are not empty, not {shown(one)}")
+        if not one.isascii() and any("\ud800" <= char <= "\udfff" for char in one):
+            raise ArgumentError(f"stop={shown(one)} holds half of a character: no text has it")
     return stops
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from pyllama_spec.engine.checks import integer, real
 from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.files import read_text
 from pyllama_spec.server.settings import check_origin
 
 Read = Callable[[str], Any]
@@ -147,11 +148,7 @@ def _json(text: str) -> Any:
 
 
 def _file(text: str) -> str:
-    try:
-        return Path(text).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ArgumentError(f"{text!r:.200} cannot be read: {reason}") from None
+    return read_text(Path(_name(text)), "the file")
 
 
 def _json_file(text: str) -> Any:

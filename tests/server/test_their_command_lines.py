@@ -125,7 +125,7 @@ def test_the_environment_counts_where_a_flag_does_not() -> None:
     ("-m t.gguf --override-kv a=int:x", "KEY=TYPE:VALUE", ArgumentError),
     ("-m t.gguf --lora-scaled a:b", "FILE:SCALE", ArgumentError),
     ("-m t.gguf -fa perhaps", "on, off or auto", ArgumentError),
-    ("-m t.gguf --chat-template-file /no/where", "cannot be read", ArgumentError),
+    ("-m t.gguf --chat-template-file /no/where", "cannot read the file", ArgumentError),
     ("-m t.gguf --chat-template-kwargs {", "not JSON", ArgumentError),
     ("-m t.gguf --reasoning-format xml", "'xml' is not one of", ArgumentError),
     ("-m t.gguf --ssl-key-file k", "belong together", ArgumentError),
