@@ -191,37 +191,6 @@ def test_what_is_logged_under_their_flags(line: str, level: int, file: Path | No
     assert not any("log" in note for note in meant.notes)
 
 
-def test_a_log_file_that_cannot_be_written_is_said_once(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """And again after it could: /dev/full is a full disk."""
-    record = logging.LogRecord("a", logging.INFO, "b", 1, "line", None, None)
-    full = llama_server.LogFile(Path("/dev/full"))
-    for _ in range(3):
-        full.emit(record)
-    full.close()
-    assert capfd.readouterr().err == (
-        "pyllama-spec-llama-server: --log-file /dev/full cannot be written: No space left on "
-        "device; the server goes on\n"
-    )
-    folder = tmp_path / "logs"
-    folder.mkdir()
-    gone = llama_server.LogFile(folder / "a.log")
-    for _ in range(2):
-        gone.emit(record)
-        shutil.rmtree(folder)
-        for _ in range(3):
-            gone.emit(record)
-        said = capfd.readouterr().err
-        assert (said.count("No such file"), said.count("\n")) == (1, 1), said
-        folder.mkdir()
-        gone.emit(record)
-        assert (folder / "a.log").read_text() == "line\n"
-    gone.close()
-    with pytest.raises(ArgumentError, match="cannot be written: Is a directory"):
-        llama_server.LogFile(tmp_path)
-
-
 def test_names_of_hosts_beside_those_of_the_machine() -> None:
     def hosts(line: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         words = ["-m", "t.gguf", *line.split()]

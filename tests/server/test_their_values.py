@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,3 +137,34 @@ def test_a_flag_of_which_another_takes_the_place_is_noted(line: str, note: str) 
     notes = read(line.split(), {}).notes
     assert len(notes) == bool(note)
     assert all(one.startswith(note) for one in notes)
+
+
+def test_a_log_file_that_cannot_be_written_is_said_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And again after it could: /dev/full is a full disk."""
+    record = logging.LogRecord("a", logging.INFO, "b", 1, "line", None, None)
+    full = llama_server.LogFile(Path("/dev/full"))
+    for _ in range(3):
+        full.emit(record)
+    full.close()
+    assert capfd.readouterr().err == (
+        "pyllama-spec-llama-server: --log-file /dev/full cannot be written: No space left on "
+        "device; the server goes on\n"
+    )
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    gone = llama_server.LogFile(folder / "a.log")
+    for _ in range(2):
+        gone.emit(record)
+        shutil.rmtree(folder)
+        for _ in range(3):
+            gone.emit(record)
+        said = capfd.readouterr().err
+        assert (said.count("No such file"), said.count("\n")) == (1, 1), said
+        folder.mkdir()
+        gone.emit(record)
+        assert (folder / "a.log").read_text() == "line\n"
+    gone.close()
+    with pytest.raises(ArgumentError, match="cannot be written: Is a directory"):
+        llama_server.LogFile(tmp_path)
