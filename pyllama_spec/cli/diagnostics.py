@@ -18,6 +18,7 @@ from typing import Any
 
 from pyllama_spec._version import __version__
 from pyllama_spec.drafters import Committed, Drafter, DraftRequest
+from pyllama_spec.drafters.base import check_fits_target, named_failure
 from pyllama_spec.engine import (
     Batch,
     Context,
@@ -245,7 +246,7 @@ def describe_draft(
         ArgumentError: it was made for another target, with the first difference, or it failed.
 
     """
-    drafter.check(target)
+    check_fits_target(drafter, target)
     draft_ms, n_proposed = _measure_drafts(drafter, target, repeats, n_threads)
     initial_costs = _initial_costs(drafter, target, n_threads)
     return {
@@ -343,7 +344,8 @@ def _measure_drafts(
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # of a failure, which is raised here
-        drafter.attach(context)
+        with named_failure(drafter, "attach"):
+            drafter.attach(context)
         batch, ids = Batch(_N_PREFIX), target.vocab.tokenize(_TEXT) or [target.vocab.bos or 0]
         tokens = (ids * (1 + _N_PREFIX))[: 1 + _N_PREFIX]
         batch.extend(tokens[:-1], 0)

@@ -467,6 +467,39 @@ def check_proposes(drafter: Drafter) -> None:
         )
 
 
+@contextlib.contextmanager
+def named_failure(drafter: Drafter, what: str) -> Iterator[None]:
+    """Around a call of a drafter that is not the package's: what it raises is one line.
+
+    Args:
+        drafter: that is called.
+        what: the method.
+
+    Raises:
+        ArgumentError: it raised something else than an error of this package, which is the cause.
+
+    """
+    try:
+        yield
+    except PyllamaSpecError:
+        raise
+    except Exception as error:
+        if type(drafter).__module__.startswith("pyllama_spec."):
+            raise
+        said = ""
+        with contextlib.suppress(Exception):  # its class may be the user's too
+            said = f": {error!s:.300}"
+        raise ArgumentError(
+            f"the drafter {type(drafter).__name__} failed in {what}(): {type(error).__name__}{said}"
+        ) from error
+
+
+def check_fits_target(drafter: Drafter, target: Model) -> None:
+    """Raises unless a drafter can draft for a target; what else it raises is one line."""
+    with named_failure(drafter, "check"):
+        drafter.check(target)
+
+
 def _each(items: Iterable[Any], call: Callable[[Any], None]) -> dict[int, Exception]:
     """Calls for every item; the errors by sequence."""
     errors: dict[int, Exception] = {}

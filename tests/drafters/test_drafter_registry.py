@@ -354,3 +354,15 @@ def test_a_drafter_is_compared_with_nothing() -> None:
 
     with open_tiny(Unequal()) as llm:
         assert llm([97, 98, 97], max_tokens=4)["speculation"]["reason_off"] is None
+
+
+@pytest.mark.parametrize("method", ["check", "attach"])
+def test_a_method_that_raises_before_a_text_is_one_line(method: str) -> None:
+    def fail(self: object, target: object) -> None:
+        raise KeyError("mine")
+
+    bad = type("Bad", (PromptLookup,), {method: fail})
+    with pytest.raises(ArgumentError) as error:
+        open_tiny(bad())
+    assert str(error.value) == f"the drafter Bad failed in {method}(): KeyError: 'mine'"
+    assert isinstance(error.value.__cause__, KeyError)
