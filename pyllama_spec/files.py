@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -14,6 +16,8 @@ from pyllama_spec.errors import ArgumentError
 
 # A text that a model reads has some megabytes; /dev/zero has no end.
 MAX_TEXT_BYTES = 256 << 20
+# For somebody to write to a pipe.
+_PIPE_S = 10.0
 _NO_FILE = "is a device, a pipe or a folder, not a file"
 
 
@@ -21,7 +25,7 @@ def read_text(path: Path, what: str, *, encoding: str = "utf-8") -> str:
     """Reads a text file of the user's.
 
     Args:
-        path: the path of the file; a pipe will do.
+        path: the path of the file; a pipe will do if a program writes to it.
         what: it is, in the words of the error: "the prompt".
         encoding: its own.
 
@@ -30,10 +34,14 @@ def read_text(path: Path, what: str, *, encoding: str = "utf-8") -> str:
 
     """
     try:
-        if stat.S_ISCHR(path.stat().st_mode):
+        mode = path.stat().st_mode
+        if stat.S_ISCHR(mode):
             raise ArgumentError(f"cannot read {what} {path}: it is a device, not a file")
-        with path.open("rb") as file:
-            data = file.read(MAX_TEXT_BYTES + 1)
+        if stat.S_ISFIFO(mode):
+            data = _read_pipe(path, MAX_TEXT_BYTES + 1)
+        else:
+            with path.open("rb") as file:
+                data = file.read(MAX_TEXT_BYTES + 1)
         if len(data) > MAX_TEXT_BYTES:
             raise ArgumentError(
                 f"cannot read {what} {path}: it has more than {MAX_TEXT_BYTES >> 20} MiB"
@@ -46,6 +54,36 @@ def read_text(path: Path, what: str, *, encoding: str = "utf-8") -> str:
             raise
         reason = getattr(error, "strerror", None) or error
         raise ArgumentError(f"cannot read {what} {path}: {reason}") from None
+
+
+def _read_pipe(path: Path, most: int) -> bytes:
+    """What a pipe holds until its writers close it, up to `most` bytes.
+
+    Raises:
+        OSError: nobody writes to it: opening it as a file would wait for ever.
+
+    """
+    number, parts, n = os.open(path, os.O_RDONLY | os.O_NONBLOCK), [], 0
+    until = time.monotonic() + _PIPE_S
+    try:
+        while n < most:
+            try:
+                part = os.read(number, min(most - n, 1 << 20))
+            except BlockingIOError:  # somebody will write
+                select.select([number], [], [])
+                continue
+            if part:
+                parts.append(part)
+                n += len(part)
+            elif parts:
+                break
+            elif time.monotonic() > until:
+                raise OSError(errno.EPIPE, "it is a pipe that nobody writes to")
+            else:
+                time.sleep(0.02)
+    finally:
+        os.close(number)
+    return b"".join(parts)
 
 
 def open_plain(path: Path) -> BinaryIO:

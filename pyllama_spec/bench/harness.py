@@ -75,7 +75,9 @@ def run(
     ) as model:  # fmt: skip
         check_target(model)
         template = ChatTemplate.of_model(model)
-        ids = [prompt.tokens(model.vocab, template) for prompt in prompts]
+        # What is longer by its bytes alone needs -c: its tokens take much more memory.
+        most = config.n_ctx or max(model.info.n_ctx_train, _N_CTX_STEP)
+        ids = [prompt.tokens(model.vocab, template, most) for prompt in prompts]
         n_ctx = _n_ctx(config, prompts, ids)
         plain, specs = open_sides(model, config, n_ctx)
         with contextlib.ExitStack() as stack:
@@ -137,7 +139,7 @@ def _setup(
     streaming: machine.Streaming | None,
 ) -> Setup:
     files = {"target": machine.describe_file(model.path)}
-    is_auto = draft == AUTO
+    is_auto = isinstance(draft, str) and draft == AUTO
     file = spec.draft_path if is_auto else draft_file(draft)
     if file is not None:
         files["draft"] = machine.describe_file(file)

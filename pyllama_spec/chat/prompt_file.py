@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyllama_spec.chat.prompts import prompt_tokens
+from pyllama_spec.chat.prompts import check_fits, prompt_tokens
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.engine import Vocab
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, shown
@@ -60,17 +60,29 @@ class Prompt:
             return Prompt(self.id, self.category, text=text)
         return self
 
-    def tokens(self, vocab: Vocab, template: ChatTemplate) -> list[int]:
+    def tokens(self, vocab: Vocab, template: ChatTemplate, n_ctx: int | None = None) -> list[int]:
         """Token ids, exactly as Llama makes them.
+
+        Args:
+            vocab: of the model.
+            template: of its chats.
+            n_ctx: of the context: a prompt that is longer by its bytes alone is not tokenized;
+                None for any.
 
         Raises:
             ArgumentError: the template refuses the messages, or there is nothing to continue; the
                 message names the prompt.
+            ContextFullError: it is too long by its bytes; the message names it too.
 
         """
         try:
             if self.messages:
-                return template.render(self.messages, tools=self.tools or None).tokenize(vocab)
+                rendered = template.render(self.messages, tools=self.tools or None)
+                if n_ctx is not None:
+                    check_fits(vocab, rendered.text, n_ctx)
+                return rendered.tokenize(vocab)
+            if n_ctx is not None:
+                check_fits(vocab, self.text, n_ctx)
             return prompt_tokens(vocab, self.text)
         except PyllamaSpecError as error:
             raise type(error)(f"prompt {self.id!r}: {error}") from None
@@ -143,10 +155,21 @@ def _parse(line: str, number: int, are_named: bool, faults: list[str]) -> Prompt
 def _text(entry: Mapping[str, Any], key: str, faults: list[str]) -> str:
     value = entry.get(key)
     if isinstance(value, str) and value:
+        _check_whole(value, repr(key), faults)
         return value
     given = f"is {shown(value)}" if key in entry else "is missing"
     faults.append(f"expected a text: {key!r} {given}")
     return ""
+
+
+def _check_whole(value: str, place: str, faults: list[str]) -> None:
+    """Half of a character, which JSON can hold, would be read as another one."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        faults.append(
+            f"{place} holds half of a character, {value[error.start]!a}, at index {error.start}"
+        )
 
 
 def _name(entry: Mapping[str, Any], key: str, faults: list[str]) -> str:
@@ -172,6 +195,9 @@ def _messages(messages: object, faults: list[str]) -> tuple[Mapping[str, Any], .
                 f"expected an object with the texts 'role' and 'content': messages[{i}] is "
                 f"{shown(message)}"
             )
+            continue
+        for key in ("role", "content"):
+            _check_whole(message[key], f"messages[{i}][{key!r}]", faults)
     return tuple(messages)
 
 

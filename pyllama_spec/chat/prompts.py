@@ -17,16 +17,22 @@ LONG_TEXT = 1 << 16
 def check_fits(vocab: Vocab, text: object, n_ctx: int) -> None:
     """Refuses a text that is too long by its bytes alone, before seconds of tokenizing.
 
+    Ids are refused by their number, before they are listed.
+
     Args:
         vocab: the vocabulary of the model.
-        text: the text of a prompt; values of other types are ignored.
+        text: the text of a prompt, or its ids; values of other types are ignored.
         n_ctx: tokens of the context.
 
     Raises:
         ContextFullError: it leaves no room for a token.
 
     """
-    if not isinstance(text, (str, bytes)) or len(text) < LONG_TEXT:
+    if not isinstance(text, (str, bytes)):
+        if isinstance(text, Sequence) and len(text) >= max(n_ctx, LONG_TEXT):
+            raise prompt_too_long(len(text), n_ctx)
+        return
+    if len(text) < LONG_TEXT:
         return
     # One more: the prefix may merge with one of its tokens.
     n = vocab.fewest_tokens(text) - 1
@@ -113,11 +119,16 @@ def _text_tokens(vocab: Vocab, text: str | bytes) -> list[int]:
     return tokens
 
 
-def chat_top_logprobs(logprobs: object, top_logprobs: object) -> int | None:
+def chat_top_logprobs(logprobs: object, top_logprobs: object, most: int) -> int | None:
     """How many alternatives a chat reports per token; None for no log-probabilities.
 
+    Args:
+        logprobs: the argument of the call.
+        top_logprobs: the argument of the call.
+        most: the maximum of top_logprobs.
+
     Raises:
-        ArgumentError: logprobs is not a bool, or top_logprobs no number.
+        ArgumentError: logprobs is not a bool, or top_logprobs not a number up to `most`.
 
     """
     if logprobs not in (None, True, False) or not isinstance(logprobs, (bool, type(None))):
@@ -125,7 +136,7 @@ def chat_top_logprobs(logprobs: object, top_logprobs: object) -> int | None:
             f"logprobs={shown(logprobs)} of a chat is not True or False; give the number as "
             "top_logprobs"
         )
-    n = 0 if top_logprobs is None else count(top_logprobs, "top_logprobs", 0)
+    n = 0 if top_logprobs is None else count(top_logprobs, "top_logprobs", 0, most)
     return n if logprobs else None
 
 

@@ -191,9 +191,10 @@ class _Chat:
                 print_pieces(generation, silent=False)
         except KeyboardInterrupt:
             # Ctrl-C ends the answer, not the conversation.
-            print()
+            if generation is None:
+                print()  # after the terminal's ^C
         except PyllamaSpecError as error:
-            print(f"\n{error}\nThe conversation stands; /reset begins anew.", file=sys.stderr)
+            print(f"{error}\nThe conversation stands; /reset begins anew.", file=sys.stderr)
         if generation is None or not generation.record.text:
             # A message without an answer would precede the next one.
             self._turns.pop()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from pyllama_spec.cli.option_pairs import Once, OnceSwitch
+
 _AUTO = {"auto": None, "on": True, "off": False}
 
 
@@ -16,7 +18,7 @@ def names(text: str) -> tuple[str, ...]:
     return words
 
 
-class _Servers(argparse.Action):
+class _Servers(Once):
     """Sets -ngl to -1 by default, since --rpc-servers names servers to use."""
 
     def __call__(
@@ -26,7 +28,7 @@ class _Servers(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        setattr(namespace, self.dest, values)
+        super().__call__(parser, namespace, values, option_string)
         namespace.n_gpu_layers = namespace.n_gpu_layers or -1
 
 
@@ -63,7 +65,7 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
 def add_context_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that place the parts of a context on devices."""
     parser.add_argument(
-        "--offload-kqv", action=argparse.BooleanOptionalAction, default=True,
+        "--offload-kqv", action=OnceSwitch, default=True,
         help="keep the KV cache with its layers, or in the host's memory [with them]",
     )  # fmt: skip
     parser.add_argument(

@@ -8,6 +8,7 @@ import platform
 import statistics
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from typing import Any
 
 from pyllama_spec._version import __version__
 from pyllama_spec.drafters import Committed, Drafter, DraftRequest
+from pyllama_spec.drafters.base import check_fits_target, named_failure
 from pyllama_spec.engine import (
     Batch,
     Context,
@@ -30,16 +32,19 @@ from pyllama_spec.engine import (
 )
 from pyllama_spec.engine.placement import in_words
 from pyllama_spec.engine.system import backends
-from pyllama_spec.errors import CancelledError, EngineError, ModelLoadError
+from pyllama_spec.errors import ArgumentError, CancelledError, EngineError, ModelLoadError
 from pyllama_spec.gguf.reader import read_key
 from pyllama_spec.speculative import ProfitController
 from pyllama_spec.speculative.controller.base import ControllerLimits
+from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.row_timing import in_order, measure_rows
 
 MAX_ROWS = 16
 # With the time for opening, less than a minute.
 VERIFY_S, DRAFT_S = 40.0, 10.0
 _N_PREFIX = 128
+# What drafters are measured after, again and again: lookups find it.
+_TEXT = '{"id": 7, "name": "a"}\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,17 +239,20 @@ def describe_draft(
     """The facts about a draft, and the milliseconds of its drafts.
 
     `step_ms` is a full draft's share for each token, `draft_ms` what drafts of 1, 2 ... tokens
-    take: so many steps, or a block, which is one call whatever its length.
+    take: so many steps, or a block, which is one call whatever its length. `n_proposed` is how many
+    it drafted at most; where that is 0, the times are those of asking it.
 
     Raises:
-        ArgumentError: it was made for another target, with the first difference.
+        ArgumentError: it was made for another target, with the first difference, or it failed.
 
     """
-    drafter.check(target)
-    draft_ms = _measure_drafts(drafter, target, repeats, n_threads)
+    check_fits_target(drafter, target)
+    draft_ms, n_proposed = _measure_drafts(drafter, target, repeats, n_threads)
     initial_costs = _initial_costs(drafter, target, n_threads)
     return {
+        "name": drafter.name,
         **drafter.describe(),
+        "n_proposed": n_proposed,
         "note": drafter.note,
         "max_draft": drafter.max_draft,
         "is_stepwise": drafter.is_stepwise,
@@ -310,40 +318,51 @@ def pays_above(verify_ms: dict[int, float], draft_ms: list[float]) -> list[dict[
 
 def _measure_drafts(
     drafter: Drafter, target: Model, repeats: int, n_threads: int | None
-) -> list[float]:
-    """The median milliseconds of drafts of 1, 2 ... tokens, after a short prefix."""
+) -> tuple[list[float], int]:
+    """The median milliseconds of drafts of 1, 2 ... tokens, and the longest draft's length."""
     layers, max_draft = tuple(drafter.target_layers), max(drafter.max_draft, 1)
-    over = perf_counter() + DRAFT_S
+    over, longest = perf_counter() + DRAFT_S, 0
+    asked = IsolatedDrafter(drafter, target.info.n_vocab)
 
     def measure(n: int, tokens: list[int]) -> float:
         """Measures drafts of n tokens."""
+        nonlocal longest
         times: list[float] = []
         for _ in range(repeats + 1):
             if len(times) > 1 and perf_counter() > over:
                 break
             start = perf_counter()
-            (draft,) = drafter.propose([DraftRequest(0, tokens, n)])
+            (draft,) = asked.propose([DraftRequest(0, tokens, n)])
             times.append((perf_counter() - start) / max(len(draft.ids), 1))
+            longest = max(longest, len(draft.ids))
+            if (failure := asked.failure(0)) is not None:
+                raise ArgumentError(failure.reason)
         return 1e3 * statistics.median(times[1:])
 
-    with Context(target, n_ctx=2 * _N_PREFIX, n_threads=n_threads, target_layers=layers) as context:
-        drafter.attach(context)
-        batch, token = Batch(_N_PREFIX), target.vocab.bos or 0
-        tokens = [token] * _N_PREFIX
-        batch.extend(tokens, 0)
+    with (
+        Context(target, n_ctx=2 * _N_PREFIX, n_threads=n_threads, target_layers=layers) as context,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # of a failure, which is raised here
+        with named_failure(drafter, "attach"):
+            drafter.attach(context)
+        batch, ids = Batch(_N_PREFIX), target.vocab.tokenize(_TEXT) or [target.vocab.bos or 0]
+        tokens = (ids * (1 + _N_PREFIX))[: 1 + _N_PREFIX]
+        batch.extend(tokens[:-1], 0)
         context.decode(batch)
         rows = [context.layer_input(layer) for layer in layers]
-        tokens.append(token)
-        drafter.commit([Committed(0, tokens, 0, rows)])
+        asked.begin_request(0, remember=False, user="")
+        asked.resume_at(0, 0, [])
+        asked.commit([Committed(0, tokens, 0, rows)])
         if drafter.is_stepwise:
             step = measure(max_draft, tokens)
-            return [step * n for n in range(1, max_draft + 1)]
+            return [step * n for n in range(1, max_draft + 1)], longest
         draft_ms: list[float] = []
         for n in range(1, max_draft + 1):
             # A block is one call, whatever its length.
             is_late = draft_ms and perf_counter() > over
             draft_ms.append(draft_ms[-1] if is_late else measure(n, tokens) * n)
-        return draft_ms
+        return draft_ms, longest
 
 
 def _one_pass(

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from pyllama_spec.cli import diagnostics
@@ -21,7 +20,6 @@ from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.drafters.registry import AUTO, MTP
 from pyllama_spec.engine import Model, server_devices, set_rpc_timeout
 from pyllama_spec.engine.placement import in_words
-from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative.stats import plural
 from pyllama_spec.terminal import ProgressBar, fitted
 
@@ -40,8 +38,8 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "-d", "--draft",
-        help="the GGUF of a draft or of a smaller model, mtp for the head in the model's file, or "
-        f"auto, {HELP}: does it fit, its cost",
+        help="as generate's -d: the GGUF of a draft, mtp, auto, suffix and so on, "
+        f"{HELP}: does it fit, its cost",
     )  # fmt: skip
     parser.add_argument(
         "--max-rows", type=whole_number(2, 64), default=None, metavar="N",
@@ -67,11 +65,6 @@ def _run_doctor(args: argparse.Namespace) -> int:
     if args.draft is not None and args.model is None:
         print("pyllama-spec doctor: -d needs -m, the target that it drafts for", file=sys.stderr)
         return 2
-    if args.draft not in (None, MTP, AUTO) and not needs_file(str(args.draft)):
-        raise ArgumentError(
-            f"-d takes a draft's GGUF: {args.draft} needs none, and fits every model; without -d "
-            "doctor measures what its rounds cost"
-        )
     is_text = not args.json
     if is_text:
         _print_system(result)
@@ -139,8 +132,9 @@ def _draft_options(args: argparse.Namespace) -> DraftOptions:
     place = draft_place(
         args.n_gpu_layers, args.draft_gpu_layers, args.devices, args.rpc_servers
     )  # fmt: skip
+    has_model = args.draft in (AUTO, MTP) or needs_file(args.draft)
     # The length that a generation drafts, where the controller stops what does not pay.
-    return DraftOptions(lookup=0, is_adaptive=True, **place)
+    return DraftOptions(lookup=0 if has_model else None, is_adaptive=True, **place)
 
 
 def _on_servers(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -151,13 +145,13 @@ def _on_servers(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _measured_draft(args: argparse.Namespace, model: Model, drafter: Drafter) -> dict[str, Any]:
-    """The draft's measurements as a part of the result; {} for a drafter without a model.
+    """The draft's measurements as a part of the result; {} for one that never drafts.
 
     The draft alone: the copies that a generation adds cost nothing.
     """
-    if not drafter.wants_head and "path" not in drafter.describe():
+    if drafter.max_draft < 1:
         if not args.json:
-            _field("draft", _no_model(args.draft, drafter))
+            _field("draft", f"{drafter.name} drafts nothing: there is nothing to measure")
         return {}
     bar = ProgressBar("measuring the draft")
     bar.draw(0.0)
@@ -168,19 +162,6 @@ def _measured_draft(args: argparse.Namespace, model: Model, drafter: Drafter) ->
     finally:
         bar.clear()
     return {"draft": facts}
-
-
-def _no_model(draft: str, drafter: Drafter) -> str:
-    """The reason why a drafter has no measurement."""
-    facts = drafter.describe()
-    if Path(draft).is_file():
-        said = (
-            f"{drafter.name} fits; its own cost is not measured, since its describe() names no path"
-        )
-        return "; ".join(filter(None, (drafter.note, said)))
-    known = ", ".join(f"{key} {value}" for key, value in facts.items())
-    about = drafter.note or known or f"{drafter.name}: up to {drafter.max_draft} tokens"
-    return f"{about}; there is no draft model to measure"
 
 
 def _field(name: str, text: object) -> None:
@@ -297,9 +278,10 @@ def _sizes(draft: dict[str, Any]) -> list[str]:
 
 
 def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]], n_vocab: int) -> None:
-    step = draft["step_ms"]
     print()
-    _field("draft", f"{draft['path']}: {', '.join(['fits', *_sizes(draft)])}")
+    # One without a file fits every model.
+    fits = ["fits"] if "path" in draft else [f"up to {draft['max_draft']} tokens"]
+    _field("draft", f"{draft.get('path', draft['name'])}: {', '.join([*fits, *_sizes(draft)])}")
     # Drafters of other packages say what they like.
     if "placement" in draft:
         _field("its layers", f"on {in_words(draft['placement'])}")
@@ -313,7 +295,15 @@ def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]], n_vocab: in
         _field("chooses", f"among {n_choices} of {n_vocab} tokens, those of the text among them")
     if draft["note"]:
         _field("note", draft["note"])
-    share, draft_ms = step / costs[0]["ms"], draft["draft_ms"]
+    if draft["n_proposed"]:
+        _print_draft_costs(draft, costs)
+    else:
+        _field("a draft", "none for doctor's short text: bench measures it on your prompts")
+
+
+def _print_draft_costs(draft: dict[str, Any], costs: list[dict[str, Any]]) -> None:
+    step, draft_ms = draft["step_ms"], draft["draft_ms"]
+    share = step / costs[0]["ms"]
     if draft["is_stepwise"]:
         _field("a step", f"{step:.2f} ms for each drafted token, {share:.3f} x one row")
     else:

@@ -19,6 +19,7 @@ from pyllama_spec.cli.convert import add_convert
 from pyllama_spec.cli.doctor import add_doctor
 from pyllama_spec.cli.generate import add_generate
 from pyllama_spec.cli.memory import add_memory
+from pyllama_spec.cli.option_pairs import check_pairs
 from pyllama_spec.cli.rpc_server import add_rpc_server
 from pyllama_spec.cli.serve import add_serve
 from pyllama_spec.cli.train import add_train
@@ -76,6 +77,7 @@ def _run(argv: Sequence[str] | None, args: argparse.Namespace) -> int:
         command_parser().parse_args(argv, args)
     except SystemExit as stop:  # argparse has printed the help, or what is wrong
         return EXIT_OK if not stop.code else EXIT_USAGE
+    check_pairs(args)
     if getattr(args, "verbose", False):
         set_log_level("info")
     with notes_on_stderr(args):

@@ -16,7 +16,7 @@ from pyllama_spec.cli.device_options import (
     layer_keywords,
 )
 from pyllama_spec.cli.own_draft import HELP, own_draft
-from pyllama_spec.cli.wording import file_name
+from pyllama_spec.cli.wording import file_name, notes_held
 from pyllama_spec.engine import Context, ThreadUse
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import MAX_TEXT_BYTES, read_text
@@ -268,12 +268,10 @@ def run_generate(args: argparse.Namespace) -> int:
         try:
             with generation:
                 print_pieces(generation, silent=args.json)
-        except (PyllamaSpecError, KeyboardInterrupt) as error:
+        except (PyllamaSpecError, KeyboardInterrupt):
             # What there is stays on the screen, or is the object; the reason follows on stderr.
             if args.json:
                 print(json.dumps(_as_json(generation)))
-            elif isinstance(error, PyllamaSpecError):
-                print()
             raise
         shared = thread_lines(before, llama.context)
     if args.json:
@@ -288,16 +286,24 @@ def run_generate(args: argparse.Namespace) -> int:
 
 
 def print_pieces(generation: Generation, *, silent: bool) -> None:
-    """Runs a generation and prints its text as it arrives, coloured by who drafted each token."""
+    """Runs a generation and prints its text as it arrives, coloured by who drafted each token.
+
+    The line is ended, and notes follow, however the generation ends.
+    """
+    if silent:
+        for _ in generation:
+            pass
+        return
     colour, sources = has_colour(sys.stdout), generation.record.token_sources
     n = 0
-    for piece in generation:
-        if not silent:
-            new = sources[n:] if colour else [(piece.text, "")]
-            print("".join(paint(text, who) for text, who in new), end="", flush=True)
-        n = len(sources)
-    if not silent:
-        print()
+    with notes_held():
+        try:
+            for piece in generation:
+                new = sources[n:] if colour else [(piece.text, "")]
+                print("".join(paint(text, who) for text, who in new), end="", flush=True)
+                n = len(sources)
+        finally:
+            print(flush=True)
 
 
 def colour_lines(sources: Sequence[tuple[str, str]]) -> list[str]:

@@ -7,7 +7,6 @@ comes here.
 
 from __future__ import annotations
 
-import re
 import sys
 import traceback
 from importlib import import_module
@@ -15,11 +14,10 @@ from pathlib import Path
 
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.drafters.base import check_proposes
+from pyllama_spec.drafters.registry import OWN_DRAFTER
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, shown
 
 HELP = "or MODULE:FUNCTION, which makes a drafter of your own"
-_WORD = r"[^\W\d]\w*"
-_OWN = re.compile(rf"({_WORD}(?:\.{_WORD})*):({_WORD})")
 
 
 def own_draft(draft: str) -> str | Drafter:
@@ -32,7 +30,7 @@ def own_draft(draft: str) -> str | Drafter:
         ArgumentError: there is no such module or function, it fails, or it gives no drafter.
 
     """
-    found = _OWN.fullmatch(draft)
+    found = OWN_DRAFTER.fullmatch(draft)
     if found is None or Path(draft).exists():
         return draft
     module, name = found.groups()

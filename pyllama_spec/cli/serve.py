@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pyllama_spec.cli.device_options import names
 from pyllama_spec.cli.generate import add_model_options, open_llama
+from pyllama_spec.cli.option_pairs import OnceSwitch
 from pyllama_spec.drafters.registry import AUTO
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context_params import POOLING
@@ -34,7 +35,8 @@ _EPILOG = (
     "cuts them after --stop-timeout or at a second signal."
 )
 
-# With --config: what is no option of a model, and further ones that its own lines set.
+_CACHE_MIB = 2048
+# With --config: options of the server, and options that a model's own lines set.
 _OF_SERVER = ("help", "config", "model", "quiet")
 _OF_MODELS = ("alias", "parallel", "embeddings", "pooling", "lora", "max_waiting")
 # What a file of models calls these; all others have Llama()'s names here too.
@@ -95,11 +97,12 @@ def add_serve(commands: _Commands) -> None:
     add("--lora", type=Path, default=None, metavar="GGUF", help="a LoRA adapter")
     add("--cache-dir", type=Path, default=None, metavar="DIR",
         help="store the KV cache of long prompts in DIR for the next start [memory]")  # fmt: skip
-    add("--cache-size", type=int, default=2048, metavar="MIB", help="maximum MiB of --cache-dir")
+    add("--cache-size", type=int, default=None, metavar="MIB",
+        help=f"maximum MiB of --cache-dir [{_CACHE_MIB}]")  # fmt: skip
     add("--slots", action="store_true", help="serve the running requests at /slots")
-    add("--metrics", action=argparse.BooleanOptionalAction, default=True,
+    add("--metrics", action=OnceSwitch, default=True,
         help="serve Prometheus metrics at /metrics")  # fmt: skip
-    add("--log-checks", action=argparse.BooleanOptionalAction, default=True,
+    add("--log-checks", action=OnceSwitch, default=True,
         help="log successful /health, /ready and /metrics requests too")  # fmt: skip
     add(
         "--log-clients",
@@ -233,7 +236,8 @@ def _prefixes(args: argparse.Namespace) -> Iterator[PrefixFolder | None]:
         return
     from pyllama_spec.server.prefix_folder import PrefixFolder
 
-    folder = PrefixFolder(args.cache_dir, count(args.cache_size, "--cache-size", 1) << 20)
+    mib = _CACHE_MIB if args.cache_size is None else count(args.cache_size, "cache_size", 1)
+    folder = PrefixFolder(args.cache_dir, mib << 20)
     try:
         yield folder
     finally:
@@ -254,7 +258,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         read_keys=reader_of(key_file),
         allowed_hosts=hosts_for(args.host, args.allowed_hosts or ()),
         cors_origins=tuple(args.cors_origin),
-        max_body_bytes=args.max_body << 20,
+        max_body_bytes=count(args.max_body, "max_body", 1, 2047) << 20,
         max_tokens=args.max_tokens,
         max_time_s=args.max_time,
         send_timeout_s=args.send_timeout,

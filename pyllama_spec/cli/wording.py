@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pyllama_spec.cli.option_pairs import Once
 from pyllama_spec.engine.checks import meant
 from pyllama_spec.errors import FEWER_BITS
 from pyllama_spec.terminal import dim, fitted
@@ -20,7 +21,9 @@ _OPTIONS = {
     "temperature": "--temp", "n_threads": "--threads", "model_path": "--model",
     "repeats": "--repeat", "n_tokens": "--tokens --max-tokens", "n_parallel": "--parallel",
     "n_draft_vocab": "--draft-vocab", "max_disk_bytes": "--max-disk", "n_steps": "--steps",
-    "n_loss_vocab": "--loss-vocab", "n_layer": "--layers", "block_size": "--block",
+    "max_time_s": "--max-time", "send_timeout_s": "--send-timeout",
+    "stop_timeout_s": "--stop-timeout", "n_loss_vocab": "--loss-vocab",
+    "n_layer": "--layers", "block_size": "--block",
 }  # fmt: skip
 
 
@@ -43,6 +46,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: object, **options: object) -> None:
         options.setdefault("formatter_class", HelpFormatter)
         super().__init__(*args, **options)  # type: ignore[arg-type]
+        for name in (None, "store"):
+            self.register("action", name, Once)
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -111,8 +116,8 @@ def file_name(text: str) -> Path:
 def with_options(message: str, args: argparse.Namespace) -> str:
     """A message about Python arguments, with the command's options in their place.
 
-    "n_ctx=0 is below 1" becomes "--n-ctx 0 is below 1". What is not an option stays. With names_keys
-    among the arguments the names are keys of a file, and stay too.
+    "n_ctx=0 is below 1" becomes "--n-ctx 0 is below 1". What is not an option stays. With
+    names_keys among the arguments the names are keys of a file, and stay too.
     """
     if getattr(args, "names_keys", False):
         return message
@@ -142,10 +147,32 @@ def notes_on_stderr(args: argparse.Namespace) -> Iterator[None]:
     """Prints warnings in the block as lines, without file and source line."""
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        note = with_options(str(message), args)
-        print(dim(fitted(f"[note: {note}]", sys.stderr, 1), sys.stderr), file=sys.stderr)
+        note = f"[note: {with_options(str(message), args)}]"
+        if _held:
+            _held[-1].append(note)
+        else:
+            _print_note(note)
 
     with warnings.catch_warnings():
         warnings.simplefilter("default", UserWarning)
         warnings.showwarning = show
         yield
+
+
+# Of texts that are being printed: the notes that came meanwhile.
+_held: list[list[str]] = []
+
+
+@contextmanager
+def notes_held() -> Iterator[None]:
+    """Around a text that is printed as it comes: notes follow it, each on a line of its own."""
+    _held.append([])
+    try:
+        yield
+    finally:
+        for note in _held.pop():
+            _print_note(note)
+
+
+def _print_note(note: str) -> None:
+    print(dim(fitted(note, sys.stderr, 1), sys.stderr), file=sys.stderr)

@@ -20,6 +20,7 @@ from pyllama_spec.drafters.registry import (
     check_draft_file,
     holds_head_alone,
     is_draft,
+    is_named,
     make_drafter,
     needs_file,
     open_draft,
@@ -47,9 +48,9 @@ def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:
     """
     if isinstance(draft, Drafter):
         return draft.wants_head
-    if draft == MTP:
+    if is_named(draft, MTP):
         return True
-    if draft != AUTO:
+    if not is_named(draft, AUTO):
         return False
     with contextlib.suppress(PyllamaSpecError):  # loading the file reports its faults
         return not _head_fault(Path(target))
@@ -87,7 +88,7 @@ def check_before(draft: object, target: str | os.PathLike[str]) -> None:
         UnsupportedError: this version has no drafter for the draft's architecture.
 
     """
-    if draft == MTP or (isinstance(draft, Drafter) and draft.wants_head):
+    if is_named(draft, MTP) or (isinstance(draft, Drafter) and draft.wants_head):
         check_head(target)
     elif isinstance(draft, (str, os.PathLike)) and needs_file(os.fspath(draft)):
         check_draft_file(draft)
@@ -113,7 +114,7 @@ def open_before(
         PyllamaSpecError: whatever make_drafter() and check_head() raise. Nothing stays open then.
 
     """
-    if draft == AUTO:
+    if is_named(draft, AUTO):
         return None
     drafter = make_drafter(draft, options)
     with closed_on_failure(None if drafter is draft else drafter):
@@ -146,7 +147,7 @@ def make_drafter_for(target: Model, draft: object, options: DraftOptions) -> Dra
         PyllamaSpecError: whatever make_drafter() raises.
 
     """
-    if draft != AUTO:
+    if not is_named(draft, AUTO):
         return make_drafter(draft, options)
     if target.info.has_head:
         return _noted(make_drafter(MTP, options), "the file has an MTP head")

@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.engine import Context, Model
+from pyllama_spec.engine.checks import listed
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.distribution import Distribution
-from pyllama_spec.errors import ArgumentError, PyllamaSpecError
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError, shown
 
 # One array per target layer, in the order of Drafter.target_layers.  # [n_rows, n_embd] float32
 Features = Sequence[npt.NDArray[np.float32]]
@@ -171,6 +172,13 @@ class Committed(NamedTuple):
     n_chosen: int = 0
 
 
+# What is read of a drafter before it is asked.
+_READ = (
+    "name", "note", "max_draft", "target_layers", "is_stepwise", "step_share", "has_lookup",
+    "is_lookup", "wants_head", "draws_tokens",
+)  # fmt: skip
+# More than any model has.
+_MAX_LAYERS = 4096
 # A name is a word in a line of figures and in messages.
 _MAX_NAME = 40
 
@@ -432,16 +440,64 @@ def check_proposes(drafter: Drafter) -> None:
 
     Raises:
         ArgumentError: its class has neither propose_one() nor propose(), and max_draft does not
-            say that it drafts nothing.
+            say that it drafts nothing; it names more target_layers than a model has; or one of
+            its attributes raises.
 
     """
+    kind = type(drafter).__name__
+    for name in _READ:
+        try:
+            value = getattr(drafter, name)
+            if name in ("name", "note"):
+                str(value)
+        except Exception as error:  # noqa: PERF203 - of anyone's
+            raise ArgumentError(
+                f"the drafter {kind} cannot be used: its {name} raises {type(error).__name__}"
+            ) from error
+    try:
+        listed(drafter.target_layers, "target_layers", _MAX_LAYERS)
+    except TypeError:
+        layers = shown(drafter.target_layers)
+        raise ArgumentError(f"target_layers={layers} of a drafter is not a tuple of ints") from None
     proposes = overrides(drafter, "propose_one", Drafter) or overrides(drafter, "propose", Drafter)
     if drafter.max_draft and not proposes:
-        name = type(drafter).__name__
         raise ArgumentError(
-            f"the drafter {name} has neither propose_one() nor propose(): write "
-            f"{name}.propose_one(self, request), which returns a Draft (docs/drafters.md)"
+            f"the drafter {kind} has neither propose_one() nor propose(): write "
+            f"{kind}.propose_one(self, request), which returns a Draft (docs/drafters.md)"
         )
+
+
+@contextlib.contextmanager
+def named_failure(drafter: Drafter, what: str) -> Iterator[None]:
+    """Around a call of a drafter that is not the package's: what it raises is one line.
+
+    Args:
+        drafter: that is called.
+        what: the method.
+
+    Raises:
+        ArgumentError: it raised something else than an error of this package, which is the cause.
+
+    """
+    try:
+        yield
+    except PyllamaSpecError:
+        raise
+    except Exception as error:
+        if type(drafter).__module__.startswith("pyllama_spec."):
+            raise
+        said = ""
+        with contextlib.suppress(Exception):  # its class may be the user's too
+            said = f": {error!s:.300}"
+        raise ArgumentError(
+            f"the drafter {type(drafter).__name__} failed in {what}(): {type(error).__name__}{said}"
+        ) from error
+
+
+def check_fits_target(drafter: Drafter, target: Model) -> None:
+    """Raises unless a drafter can draft for a target; what else it raises is one line."""
+    with named_failure(drafter, "check"):
+        drafter.check(target)
 
 
 def _each(items: Iterable[Any], call: Callable[[Any], None]) -> dict[int, Exception]:

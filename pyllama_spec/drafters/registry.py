@@ -7,6 +7,7 @@ can add its own with register().
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +23,9 @@ NONE, PROMPT_LOOKUP, GRAMMAR, MTP = "none", "prompt-lookup", "grammar", "mtp"
 SUFFIX = "suffix"
 # None of these: drafters/automatic.py chooses one when it knows the target.
 AUTO = "auto"
+# MODULE:FUNCTION, which a command takes for a drafter of the user's.
+_WORD = r"[^\W\d]\w*"
+OWN_DRAFTER = re.compile(rf"({_WORD}(?:\.{_WORD})*):({_WORD})")
 
 
 Opener = Callable[[Path, DraftOptions], Drafter]
@@ -101,6 +105,11 @@ def is_draft(arch: str) -> bool:
     return arch in _KINDS or arch.startswith(tuple(_OTHER_DRAFTS))
 
 
+def is_named(draft: object, name: str) -> bool:
+    """Whether `draft=` is this name; a drafter of the user's is not compared with it."""
+    return isinstance(draft, str) and draft == name
+
+
 def needs_file(name: str) -> bool:
     """Whether `draft=` is the path of a file, not a drafter's name."""
     return name not in _NAMED and name != AUTO
@@ -129,7 +138,7 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
                 f"{name}={shown(value)} applies to a draft that is given as a file, not to "
                 f"{shown(draft)}"
             )
-    has_lookup = is_model or draft == SUFFIX
+    has_lookup = is_model or (is_name and draft == SUFFIX)
     if options.memory is not None and not has_lookup:
         raise ArgumentError(
             f"draft_memory={shown(os.fspath(options.memory))} is for a draft that looks texts up: "
@@ -166,6 +175,13 @@ def check_draft_file(path: str | os.PathLike[str]) -> None:
 
 def _opener_of(file: Path) -> Opener | str:
     """The function that opens a draft's file; raises as open_draft()."""
+    own = OWN_DRAFTER.fullmatch(str(file))
+    if own is not None and not file.exists():
+        name = own[2]
+        raise ArgumentError(
+            f"draft={str(file)!r}: only a command takes MODULE:FUNCTION; in Python give an object: "
+            f"from {own[1]} import {name}, then draft={name}()"
+        )
     if not file.exists() and file.suffix != ".gguf" and len(file.parts) == 1:
         names = (*_NAMED, AUTO)
         named = " nor ".join(f'"{name}"' for name in names)

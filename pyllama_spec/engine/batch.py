@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine.binding import ffi, lib
-from pyllama_spec.engine.checks import count, int32
+from pyllama_spec.engine.checks import count, int32, listed
 from pyllama_spec.errors import ArgumentError, shown
 
 # More than any context holds: a batch of that many is a mistake, and its arrays would be huge.
@@ -212,7 +212,7 @@ class Batch:
             raise ArgumentError(f"the rows are {at} numbers wide, expected {self.n_row}")
 
     def _add_seq(self, i: int, seq: int | Sequence[int]) -> None:
-        ids = tuple(seq) if isinstance(seq, (tuple, list, set, range)) else (seq,)
+        ids = listed(seq, "seq") if isinstance(seq, (tuple, list, set, range)) else (seq,)
         if not ids:
             raise ArgumentError("a token needs at least one sequence")
         if len(ids) > 1 and self._n_seq is None:

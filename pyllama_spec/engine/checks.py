@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable
+from itertools import islice
+from typing import Any
 
 from pyllama_spec.errors import ArgumentError, shown
 
@@ -112,6 +114,24 @@ def instance(value: object, kind: type | tuple[type, ...], name: str, hint: str 
         raise ArgumentError(f"{name} must be a {wanted}, not {named}{hint}")
 
 
+# Of a list of ids or numbers that a caller names one by one.
+MAX_LISTED = 1 << 16
+
+
+def listed(values: Iterable[Any], name: str, most: int = MAX_LISTED) -> tuple[Any, ...]:
+    """The values of a list, read no further than it may be long: range(10**9) takes no memory.
+
+    Raises:
+        ArgumentError: there are more than `most`.
+        TypeError: it has no values, as an array of one number.
+
+    """
+    found = tuple(islice(values, most + 1))
+    if len(found) > most:
+        raise ArgumentError(f"{name}={shown(values)} has more than {most} entries")
+    return found
+
+
 def text(value: object, name: str) -> str:
     """Reads a str without NUL, at which the engine would cut it.
 
@@ -158,4 +178,5 @@ def shares_of(split: Iterable[float] | None) -> list[float]:
         return []
     if isinstance(split, (str, bytes)) or not isinstance(split, Iterable):
         raise ArgumentError(f"tensor_split={shown(split)} is not a list of numbers")
-    return [min(real(x, "tensor_split", 0.0), FLOAT32_MAX) for x in split]
+    shares = listed(split, "tensor_split")
+    return [min(real(x, "tensor_split", 0.0), FLOAT32_MAX) for x in shares]

@@ -168,7 +168,7 @@ class Vocab:
     def detokenize(self, tokens: Iterable[int], *, special: bool = False) -> bytes:
         """The bytes of a run of tokens."""
         try:
-            ids = list(tokens)
+            ids = iter(tokens)  # not listed: the first that is none ends it
         except TypeError:
             message = f"the tokens must be a sequence of ids, not {shown(tokens)}"
             raise ArgumentError(message) from None

@@ -35,7 +35,7 @@ from pyllama_spec.llama.responses import (
 )
 from pyllama_spec.llama.thoughts import Effort
 from pyllama_spec.requests.generation import Generation
-from pyllama_spec.requests.options import RequestOptions
+from pyllama_spec.requests.options import MAX_LOGPROBS, RequestOptions
 
 if TYPE_CHECKING:
     from pyllama_spec.chat.answers import AnswerReader
@@ -210,7 +210,8 @@ class ChatCompletions:
 
         is_stream = check_stream(stream)
         request = ToolRequest.read(*tool_options, parallel_tool_calls, reasoning_format)
-        options = {**options, **more, "logprobs": chat_top_logprobs(logprobs, top_logprobs)}
+        top = chat_top_logprobs(logprobs, top_logprobs, MAX_LOGPROBS)
+        options = {**options, **more, "logprobs": top}
         variables = template_variables(chat_template_kwargs)
         told = {name: options[name] for name in _OF_RESPONSES if name in options}
         asked = RequestOptions.from_keywords(told)

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.chat.prompts import LONG_TEXT
+from pyllama_spec.chat.prompts import LONG_TEXT, check_fits
 from pyllama_spec.engine import Batch, Context, ContextParams, Model
 from pyllama_spec.engine.context_params import POOLING
 from pyllama_spec.errors import (
@@ -117,6 +117,9 @@ class Embedder:
                 self._check_length(n, " (at least so many by its bytes: it was not tokenized)")
             tokens = self._vocab.tokenize(text)
         elif is_ids(text):
+            if truncate:
+                text = text[: self.n_batch]
+            self._check_length(len(text))
             tokens = [int(token) for token in text]
             self._vocab.check_ids(tokens, "a text to embed")
         else:
@@ -238,6 +241,8 @@ class Embeddings:
         if not documents:
             return []
         most = embedder.n_batch if truncate else None
+        for text in (query, *(() if truncate else documents)):
+            check_fits(self._model.vocab, text, embedder.n_batch)
         tokens = [pairs.tokens(query, document, most) for document in documents]
         rows, _ = embedder.embed(tokens, normalize=False, truncate=False)
         return [float(row[0]) for row in rows]
@@ -271,6 +276,8 @@ def is_ids(text: object) -> TypeGuard[Sequence[int]]:
         return text.ndim == 1 and text.dtype.kind in "iu"
     if isinstance(text, (str, bytes)) or not isinstance(text, Sequence):
         return False
+    if isinstance(text, range):
+        return True  # of any length
     return all(isinstance(t, (int, np.integer)) and not isinstance(t, bool) for t in text)
 
 

@@ -12,6 +12,7 @@ from time import perf_counter
 
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants_head
+from pyllama_spec.drafters.base import check_fits_target
 from pyllama_spec.drafters.registry import is_draft
 from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.engine.checks import count
@@ -219,7 +220,7 @@ def open_runtime(
 
     """
     check_target(model)
-    drafter.check(model)
+    check_fits_target(drafter, model)
     attached = drafter.attached_to
     if attached is not None and not attached.is_closed:
         raise ArgumentError(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.chat.prompts import check_fits
 from pyllama_spec.engine import Batch, Sampler
 from pyllama_spec.engine.checks import integer
 from pyllama_spec.engine.exactness import FEW_ROWS
@@ -94,12 +96,14 @@ class LowLevel:
             return
         runtime = self._opened.runtime
         with runtime.runner.visit() as state:
-            prompt = [*state.tokens[: llm.n_tokens], *tokens]
+            held = state.tokens[: llm.n_tokens]
+            # One beyond the context is enough to know: there may be any number.
+            prompt = [*held, *islice(tokens, llm.n_ctx() + 1)]
             self._n_back = None
             if len(prompt) > llm.n_ctx():
                 raise ContextFullError(
-                    f"{len(prompt)} tokens do not fit the context of {llm.n_ctx()}; reset() "
-                    "begins a new text, and a larger n_ctx has room for longer ones"
+                    f"{len(held) + len(tokens)} tokens do not fit the context of {llm.n_ctx()}; "
+                    "reset() begins a new text, and a larger n_ctx has room for longer ones"
                 )
             if self.logits_all:
                 for at, row in self._rows_of(state, prompt, llm.n_tokens):
@@ -201,6 +205,7 @@ class LowLevel:
         self, llm: OverridableTokens, tokens: Sequence[int], options: RequestOptions, *, reset: bool
     ) -> Generator[int, Sequence[int] | None, None]:
         """Yields the tokens after a prompt; with reset=False after the memory's tokens too."""
+        check_fits(self._opened.model.vocab, tokens, llm.n_ctx())
         prompt = list(tokens) if reset else [*self.state().tokens[: llm.n_tokens], *tokens]
         generation = self.generation(llm, prompt, options, by_token=True)
         try:

@@ -18,6 +18,7 @@ from pyllama_spec.engine.checks import (
     count,
     int32,
     integer,
+    listed,
     meant,
     one_of,
     real,
@@ -475,6 +476,8 @@ def _stops(stop: object) -> tuple[str, ...]:
     for one in stops:
         if not isinstance(one, str) or not one:
             raise ArgumentError(f"stop takes strings that are not empty, not {shown(one)}")
+        if not one.isascii() and any("\ud800" <= char <= "\udfff" for char in one):
+            raise ArgumentError(f"stop={shown(one)} holds half of a character: no text has it")
     return stops
 
 
@@ -482,7 +485,7 @@ def _as_tuple(value: object, name: str) -> tuple[Any, ...]:
     if isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
         raise ArgumentError(f"{name}={shown(value)} is not a list")
     try:
-        return tuple(value)
+        return listed(value, name)
     except TypeError as error:  # an array of one number has an iterator, and it raises
         raise ArgumentError(f"{name}={shown(value)} is not a list: {error}") from None
 

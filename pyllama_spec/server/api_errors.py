@@ -64,6 +64,12 @@ _TYPES = {
     503: "unavailable_error",
     504: "timeout_error",
 }
+# What the library says of a keyword, and the field of a body that has another name.
+_VALUE = re.compile(r"([a-z][a-z_]*)=")
+_BEYOND = re.compile(r"(\S+) is outside (\S+) \.\. (\S+)")
+_FIELDS = {
+    "penalty_last_n": "repeat_last_n", "mirostat_mode": "mirostat", "timeout_s": "timeout",
+}  # fmt: skip
 # The first that fits counts.
 _KINDS: tuple[tuple[type[BaseException], int, str], ...] = (
     (ContextFullError, 400, "context_length_exceeded"),
@@ -116,8 +122,24 @@ def _of_kind(error: BaseException) -> ApiError:
     for kind, status, code in _KINDS:
         if isinstance(error, kind):
             message, option = for_client(str(error))
-            return ApiError(status, message, code, option=option)
+            if kind is not ArgumentError:
+                return ApiError(status, message, code, option=option)
+            message, param = _of_field(message)
+            return ApiError(status, message, code, param, option=option)
     return ApiError(500, "the server failed inside; its log says where", "internal_error")
+
+
+def _of_field(message: str) -> tuple[str, str | None]:
+    """A message of the library about a value, in the words of OpenAI's API, and the field."""
+    found = _VALUE.match(message)
+    if found is None:
+        return message, None
+    name = _FIELDS.get(found[1], found[1])
+    beyond = _BEYOND.fullmatch(message[found.end() :])
+    if beyond is None:
+        return f"{name}={message[found.end() :]}", name
+    value, low, high = beyond.groups()
+    return f"Invalid '{name}': expected a value from {low} to {high}, but got {value} instead", name
 
 
 def for_client(message: str) -> tuple[str, str]:

@@ -10,17 +10,20 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyllama_spec._version import __version__
 from pyllama_spec.engine import engine_version
+from pyllama_spec.engine.checks import instance, one_of, real
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.llama import Llama
+from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.server.keys import keys_of, notes_of, reader_of
-from pyllama_spec.server.llama_server_flags import FLAGS, REFUSED, read, unescaped
+from pyllama_spec.server.llama_server_flags import FLAGS, REFUSED, Wanted, read, unescaped
 from pyllama_spec.server.settings import LOOPBACK, ServerSettings, hosts_for
 from pyllama_spec.terminal import dim
 
@@ -39,6 +42,7 @@ OF_REQUESTS = (
     "mirostat_mode", "mirostat_eta", "mirostat_tau", "ignore_eos", "stop", "grammar",
     "context_shift", "n_keep",
 )  # fmt: skip
+_OF_CHATS = ("chat_template_kwargs", "reasoning", "reasoning_effort")
 OF_LLAMA = (
     "n_draft", "p_min", "draft_gpu_layers", "n_gpu_layers", "devices", "split_mode",
     "tensor_split", "main_gpu", "rpc_servers", "n_threads", "n_threads_batch", "n_batch",
@@ -74,6 +78,7 @@ class Plan(NamedTuple):
         notes: what its user should know, one line each.
         log_level: of `logging`.
         log_file: a file that the log goes to as well, or None.
+        given_by: by keywords, the flag or the variable that set each.
 
     """
 
@@ -84,6 +89,7 @@ class Plan(NamedTuple):
     notes: list[str]
     log_level: int
     log_file: Path | None
+    given_by: Mapping[str, str]
 
 
 def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Plan:
@@ -98,9 +104,15 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
 
     """
     from pyllama_spec.server import serve  # noqa: F401 - says how to get what it needs
-    from pyllama_spec.server.process import Listening
 
     wanted = read(arguments, environment)
+    with _named_as_given(wanted.given_by):
+        return _planned(wanted, is_key_seen="--api-key" in arguments)
+
+
+def _planned(wanted: Wanted, *, is_key_seen: bool) -> Plan:
+    from pyllama_spec.server.process import Listening
+
     values, notes = wanted.values, list(wanted.notes)
     if "model" not in values:
         raise ArgumentError("no model is given: -m FILE.gguf")
@@ -116,13 +128,55 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     )  # fmt: skip
     if (listening.certificate is None) != (listening.key is None):
         raise ArgumentError("--ssl-cert-file and --ssl-key-file belong together: give both")
-    if "--api-key" in arguments:
+    if is_key_seen:
         notes.append("--api-key is seen by all who list processes; --api-key-file is not")
     settings = _settings(values, listening, notes)
+    for name, value in settings.defaults.items():
+        _check_request("json_schema" if name == "response_format" else name, value, wanted.given_by)
+    for name in _OF_CHATS:
+        _check_request(name, values.get(name), wanted.given_by)
     return Plan(
         keywords, _adapters(values), settings, listening, notes, _log_level(values),
-        values.get("log_file"),
+        values.get("log_file"), wanted.given_by,
     )  # fmt: skip
+
+
+def _check_request(name: str, value: Any, given_by: Mapping[str, str]) -> None:
+    """Refuses a default that each request would be refused for."""
+    # With context_shift a request says where its text ends.
+    if name not in given_by or name == "context_shift":
+        return
+    try:
+        if name == "chat_template_kwargs":
+            instance(value, dict, name)
+        elif name == "reasoning":
+            one_of(value, ("on", "off", "auto"), name)
+        elif name == "json_schema":
+            RequestOptions(response_format=value)
+        else:
+            RequestOptions(**{name: value})
+    except PyllamaSpecError as error:
+        # One that begins with the keyword is named as it was given: see plan().
+        is_named = str(error).startswith(f"{name}=")
+        raise ArgumentError(str(error) if is_named else f"{given_by[name]}: {error}") from None
+
+
+@contextmanager
+def _named_as_given(given_by: Mapping[str, str]) -> Iterator[None]:
+    """Around what reads values: its errors name the flag, or the variable, and no keyword."""
+
+    def given(match: re.Match[str]) -> str:
+        by = given_by.get(match[1])
+        if by is None:
+            return match[0]
+        return f"{by} " if by.startswith("-") else f"{by}="
+
+    try:
+        yield
+    except PyllamaSpecError as error:
+        # The value of a keyword, as in "n_threads=0 is below 1".
+        error.args = (re.sub(r"\b([a-z][a-z_]*[a-z])=(?=\S)", given, str(error)),)
+        raise
 
 
 def _log_level(values: Mapping[str, Any]) -> int:
@@ -225,7 +279,7 @@ def _adapters(values: Mapping[str, Any]) -> list[tuple[str, float]]:
     for one in values.get("lora_scaled", ()):
         path, _, scale = one.rpartition(":")
         try:
-            adapters.append((path, float(scale)))
+            adapters.append((path, real(float(scale), "the scale")))
         except ValueError:
             raise ArgumentError(f"--lora-scaled {one!r:.80}: FILE:SCALE is expected") from None
     return adapters
@@ -307,7 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from pyllama_spec.server.hangup import Hangup
 
     try:
-        with Hangup():
+        with Hangup(), _named_as_given(meant.given_by):
             _run(meant)
     except PyllamaSpecError as error:
         _say(f"error: {with_flags(str(error))}")
@@ -355,16 +409,55 @@ def _run(meant: Plan) -> None:
         )  # fmt: skip
 
 
+class LogFile(WatchedFileHandler):
+    """The file of --log-file. What logrotate has renamed is opened anew.
+
+    One that cannot be written, as on a full disk, is said once until it can be written again: the
+    server goes on serving, and stderr has the log too.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ArgumentError: it cannot be opened.
+
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._is_said, self._has_failed = path, False, False
+        try:
+            super().__init__(path, encoding="utf-8")
+        except OSError as error:
+            raise ArgumentError(f"--log-file {path} cannot be written: {error.strerror}") from None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line."""
+        self._has_failed = False
+        try:
+            super().emit(record)
+        except OSError:  # opening it anew
+            self.handleError(record)
+        self._is_said = self._has_failed
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Says it on stderr, where logging itself has a traceback for each line."""
+        error = sys.exc_info()[1]
+        self._has_failed = True
+        if not self._is_said:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            with suppress(OSError, ValueError):
+                _say(f"--log-file {self._path} cannot be written: {why}; the server goes on")
+
+    def close(self) -> None:
+        """Closes it, whether the last lines can be written or not."""
+        with suppress(OSError):
+            super().close()
+
+
 def _start_log(meant: Plan) -> None:
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if meant.log_file is not None:
-        try:
-            # What logrotate has renamed is opened anew.
-            handlers.append(WatchedFileHandler(meant.log_file, encoding="utf-8"))
-        except OSError as error:
-            raise ArgumentError(
-                f"--log-file {meant.log_file} cannot be written: {error.strerror}"
-            ) from None
+        handlers.append(LogFile(meant.log_file))
     form = "%(asctime)s %(message)s"
     logging.basicConfig(handlers=handlers, level=logging.WARNING, format=form)
     logging.getLogger("pyllama_spec.server").setLevel(meant.log_level)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from pyllama_spec.engine.checks import integer, real
 from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.files import read_text
 from pyllama_spec.llama.open_options import KEYWORDS
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.server.settings import check_origin
@@ -53,11 +54,13 @@ class Wanted(NamedTuple):
     Attributes:
         values: by the fields of the flags.
         notes: of what was given and changes nothing here, one line each.
+        given_by: by the fields, the flag or the variable that set each.
 
     """
 
     values: dict[str, Any]
     notes: list[str]
+    given_by: dict[str, str]
 
 
 def _whole(text: str) -> int:
@@ -72,6 +75,16 @@ def _real(text: str) -> float:
         return real(float(text), "the value")
     except ValueError:
         raise ArgumentError(f"{text!r:.60} is not a number") from None
+
+
+def _name(text: str) -> str:
+    if not text.strip():
+        raise ArgumentError("the value is empty: give a name, or leave it out")
+    return text
+
+
+def _path(text: str) -> Path:
+    return Path(_name(text))
 
 
 def _layers(text: str) -> int:
@@ -137,11 +150,7 @@ def _json(text: str) -> Any:
 
 
 def _file(text: str) -> str:
-    try:
-        return Path(text).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ArgumentError(f"{text!r:.200} cannot be read: {reason}") from None
+    return read_text(Path(_name(text)), "the file")
 
 
 def _json_file(text: str) -> Any:
@@ -157,9 +166,9 @@ def _named(
 
 FLAGS: tuple[Flag, ...] = (
     # The model, and its draft.
-    _named("-m --model", "model", str, "ARG_MODEL"),
+    _named("-m --model", "model", _name, "ARG_MODEL"),
     _named("-a --alias", "aliases", _list, "ARG_ALIAS"),
-    _named("-md --model-draft --spec-draft-model", "draft", str, "ARG_SPEC_DRAFT_MODEL"),
+    _named("-md --model-draft --spec-draft-model", "draft", _name, "ARG_SPEC_DRAFT_MODEL"),
     _named("--spec-type", "spec_types", _list, "ARG_SPEC_TYPE"),
     _named(
         "--spec-draft-n-max --draft --draft-n --draft-max",
@@ -261,12 +270,12 @@ FLAGS: tuple[Flag, ...] = (
     _named("--rerank --reranking", "rerank", None, "ARG_RERANKING"),
     _named("--pooling", "pooling_type", str, "ARG_POOLING"),
     # The server.
-    _named("--host", "host", str, "ARG_HOST"),
+    _named("--host", "host", _name, "ARG_HOST"),
     _named("--port", "port", _whole, "ARG_PORT"),
     _named("--api-key", "api_keys", _list, "API_KEY"),
-    _named("--api-key-file", "api_key_file", str, "ARG_API_KEY_FILE"),
-    _named("--ssl-key-file", "tls_key", Path, "ARG_SSL_KEY_FILE"),
-    _named("--ssl-cert-file", "tls_cert", Path, "ARG_SSL_CERT_FILE"),
+    _named("--api-key-file", "api_key_file", _name, "ARG_API_KEY_FILE"),
+    _named("--ssl-key-file", "tls_key", _path, "ARG_SSL_KEY_FILE"),
+    _named("--ssl-cert-file", "tls_cert", _path, "ARG_SSL_CERT_FILE"),
     _named("--cors-origins", "cors_origins", _origins, "ARG_CORS_ORIGINS"),
     # Not llama-server's: it answers to any Host.
     _named("--allowed-hosts", "allowed_hosts", _list),
@@ -277,7 +286,7 @@ FLAGS: tuple[Flag, ...] = (
     _named("--no-slots", "has_slots", None, "ARG_NO_ENDPOINT_SLOTS", value=False),
     _named("-v --verbose --log-verbose", "verbose"),
     _named("--log-disable", "is_silent"),
-    _named("--log-file", "log_file", Path, "ARG_LOG_FILE"),
+    _named("--log-file", "log_file", _path, "ARG_LOG_FILE"),
     _named("-lv --verbosity --log-verbosity", "verbosity", _whole, "ARG_LOG_VERBOSITY"),
 )
 
@@ -449,7 +458,7 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:
             says all that is wrong, of whichever kind.
 
     """
-    wanted = Wanted({}, [])
+    wanted = Wanted({}, [], {})
     refused, wrong, unknown = list[str](), list[str](), list[str]()
     left = list(arguments)[::-1]
     while left:
@@ -475,6 +484,7 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:
         raise UnsupportedError("; ".join((*refused, *wrong)))
     if wrong:
         raise ArgumentError("; ".join(wrong))
+    _note_overridden(wanted)
     return wanted
 
 
@@ -485,6 +495,7 @@ def _take_variables(environment: Mapping[str, str], wanted: Wanted) -> list[str]
     for flag in sorted(FLAGS, key=lambda one: one.value is not False):
         if flag.variable not in environment or flag.field in wanted.values:
             continue
+        wanted.given_by[flag.field] = flag.variable
         if flag.value is False:
             wanted.values[flag.field] = False
             continue
@@ -511,13 +522,34 @@ def _take(word: str, left: list[str], wanted: Wanted) -> None:
         wanted.notes.append(f"{word} changes nothing: {why}")
         return
     flag, values = BY_NAME[word], wanted.values
-    if flag.read is None:
-        values[flag.field] = flag.value
-        return
-    value = _read(flag.read, _value(word, left), word)
+    before = wanted.given_by.get(flag.field)
+    wanted.given_by[flag.field] = word
+    value = flag.value if flag.read is None else _read(flag.read, _value(word, left), word)
     if flag.field in _ADDED:
         value = [*values.get(flag.field, ()), *value]
+    elif before is not None and values.get(flag.field) != value:
+        wanted.notes.append(f"{before} and {word}: the last one counts")
     values[flag.field] = value
+
+
+# What counts of two fields that say the same thing.
+_BEFORE = (
+    ("chat_template_text", "chat_template"), ("rope_scale", "rope_freq_scale"),
+    ("load_mode", "use_mmap"), ("load_mode", "use_mlock"), ("rerank", "pooling_type"),
+    ("is_silent", "verbosity"),
+)  # fmt: skip
+
+
+def _note_overridden(wanted: Wanted) -> None:
+    """Notes flags of which another one takes the place."""
+    by, values = wanted.given_by, wanted.values
+    for first, second in _BEFORE:
+        if by.keys() >= {first, second}:
+            wanted.notes.append(f"{by[second]} changes nothing: {by[first]} counts")
+    types = values.get("spec_types", [])
+    if "draft" in by and types and not any(one.startswith("draft-") for one in types):
+        said = f"{by['spec_types']} {','.join(types)}"
+        wanted.notes.append(f"{by['draft']} changes nothing: {said} names no kind of draft model")
 
 
 def _value(word: str, left: list[str]) -> str:

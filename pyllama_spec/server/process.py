@@ -44,6 +44,9 @@ class Listening:
         header_timeout_s: seconds for a request's head to arrive.
         max_connections: one more is told to come again.
 
+    Raises:
+        ArgumentError: the port is none.
+
     """
 
     host: str = "127.0.0.1"
@@ -52,6 +55,9 @@ class Listening:
     key: Path | None = None
     header_timeout_s: float = 10.0
     max_connections: int = 1024
+
+    def __post_init__(self) -> None:
+        count(self.port, "port", 0, 65535)
 
 
 def serve(

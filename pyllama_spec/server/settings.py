@@ -90,7 +90,8 @@ class ServerSettings:
             if value is None:
                 continue
             if one.name.endswith("_s") and name != "retry_after_s":
-                real(value, name, 0)
+                # Without a pause between comments a stream would hold nothing else.
+                real(value, name, 0.01 if name == "ping_s" else 0)
             elif one.name.startswith("max_") or name == "retry_after_s":
                 count(value, name, 1, _MOST)
         for origin in self.cors_origins:

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
-from pyllama_spec.drafters.base import Committed, Draft, Drafter
+from pyllama_spec.drafters.base import Committed, Draft, Drafter, named_failure
 from pyllama_spec.engine import Context
 from pyllama_spec.engine.checks import real
 from pyllama_spec.engine.exactness import FEW_ROWS
@@ -120,7 +120,8 @@ class Round:
                 f"the drafter {drafter.name!r} reads the inputs of layers {sorted(missing)}; open "
                 f"the target's context with target_layers={tuple(drafter.target_layers)}"
             )
-        drafter.attach(target)  # before its numbers are read: it may learn some of the target
+        with named_failure(drafter, "attach"):
+            drafter.attach(target)  # before its numbers are read: it may learn some of the target
         bound = draft_bound(drafter_bound(drafter), n_draft=n_draft)
         self.target = target
         self.drafter = IsolatedDrafter(drafter, target.model.info.n_vocab, target.lend)

@@ -15,6 +15,11 @@ from pyllama_spec.speculative.draft_sources import (
 )
 from pyllama_spec.speculative.realised_gain import RealisedGain
 
+# Drafted tokens without one that was accepted: no accident any more.
+_ALWAYS = 64
+# The sources that are not the request's.
+_OF_DRAFTER = ("model", "copy", "memory")
+
 
 class RoundCounts(NamedTuple):
     """The counts of one sequence in one round.
@@ -213,9 +218,30 @@ class SpeculationStats:
         )
 
     @property
+    def none_accepted(self) -> str:
+        """A remark on a source of drafts that was always wrong but not disabled; "" without one.
+
+        The controller disables what costs time. A drafter that costs next to none may be asked and
+        verified now and then, and a fixed length is verified whatever becomes of it.
+        """
+        if self.state != "used":
+            return ""
+        wrong = sum(
+            one.drafted
+            for who in _OF_DRAFTER
+            if (one := self.by_source.get(who)) and not one.accepted and one.drafted >= _ALWAYS
+        )
+        if not wrong:
+            return ""
+        return (
+            f"0 of {wrong} tokens that {self.drafter} drafted were accepted: such drafts save "
+            "nothing; compare with a text without draft="
+        )
+
+    @property
     def remarks(self) -> str:
-        """`note` and copies_alone; "" without remarks."""
-        return "; ".join(filter(None, (self.note, self.copies_alone)))
+        """`note`, copies_alone and none_accepted; "" without remarks."""
+        return "; ".join(filter(None, (self.note, self.copies_alone, self.none_accepted)))
 
     def add(self, other: SpeculationStats) -> None:
         """Adds the counts of another request."""

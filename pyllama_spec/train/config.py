@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pyllama_spec.engine.checks import count, real
+from pyllama_spec.engine.checks import count, listed, real
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.gguf.writer import KINDS
 
@@ -17,6 +17,8 @@ PRECISIONS = ("auto", "fp32", "bf16")
 # Of the n-gram table. Three times as many gave 0.01 tokens per round more: rare contexts seldom
 # occur again.
 N_NGRAMS = 800_000
+# More than any model has.
+_MAX_LAYERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class HeadSettings:
         for name in ("n_head", "n_head_kv", "n_ff", "n_draft_vocab"):
             if getattr(self, name) is not None:
                 count(getattr(self, name), name, 1)
-        for layer in self.target_layers or ():
+        for layer in listed(self.target_layers or (), "target_layers", _MAX_LAYERS):
             count(layer, "target_layers", 0)
         if self.target_layers is not None and not self.target_layers:
             raise ArgumentError("target_layers is empty: a head reads at least one layer input")

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec.bench import BenchConfig, Prompt, load_prompts
+from pyllama_spec.bench import BenchConfig, Prompt, load_prompts, run
 from pyllama_spec.bench.config import draft_file
 from pyllama_spec.chat.prompt_file import read_prompt_file
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.drafters import Drafter, LookupFirst, NoDrafter, PromptLookup, SmallModel
 from pyllama_spec.drafters.suffix import Suffix
 from pyllama_spec.engine import Model
-from pyllama_spec.errors import ArgumentError
-from tests.bench.tools import LINES, write_prompts
+from pyllama_spec.errors import ArgumentError, ContextFullError
+from tests.bench.tools import LINES, tiny_config, write_prompts
 from tests.models import model_path
 
 QUOTED = [
@@ -256,3 +256,17 @@ def test_an_object_that_no_option_makes_has_no_command() -> None:
     path = str(model_path("llama"))
     assert f"-d {path}" in (BenchConfig(model_path="a", draft=path).command or "")
     assert (draft_file(path), draft_file("suffix")) == (model_path("llama"), None)
+
+
+@pytest.mark.parametrize("n_ctx", [512, None])
+@pytest.mark.parametrize("key", ["prompt", "messages"])
+def test_a_prompt_too_long_by_its_bytes_is_not_tokenized(
+    n_ctx: int | None, key: str, tmp_path: Path
+) -> None:
+    """A line of 64 MB took 3 GB of memory. Without n_ctx the model's own length is the bound."""
+    text = "ab " * (1 << 20)
+    content = text if key == "prompt" else [{"role": "user", "content": text}]
+    prompts = write_prompts(tmp_path, [LINES[0], {"id": "long", "category": "a", key: content}])
+    with pytest.raises(ContextFullError, match="it was not tokenized") as error:
+        run(tiny_config(tmp_path, prompts=prompts, n_ctx=n_ctx))
+    assert str(error.value).startswith("prompt 'long': Requested tokens (")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pyllama_spec.bench.config import OWN_PROMPTS
-from pyllama_spec.engine import Model
+from pyllama_spec.engine import Model, Vocab
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.train import CheckpointError, TrainError
 from pyllama_spec.train.corpus.build import build_corpus
@@ -153,6 +153,26 @@ def test_prompts_of_a_file_come_in_passes(writer: Model, prompts: Path) -> None:
     assert {t.temperature for t in second if t} == {1.0}, "no second greedy answer"
     assert all(t and t.prompt[: len(source.shared)] == source.shared for t in tasks)
     assert all(t and len(t.prompt) > len(source.shared) for t in tasks)
+
+
+def test_a_prompt_too_long_by_its_bytes_is_left_out(
+    writer: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, longest = tmp_path / "prompts.jsonl", 0
+    lines: list[dict[str, Any]] = [{"prompt": "the king"}, {"prompt": "ab " * (1 << 18)}]
+    lines.append({"messages": [{"role": "user", "content": "ab " * (1 << 18)}]})
+    path.write_text("\n".join(map(json.dumps, lines)))
+    tokenize = Vocab.tokenize
+
+    def seen(self: Vocab, text: str | bytes, **options: bool) -> list[int]:
+        nonlocal longest
+        longest = max(longest, len(text))
+        return tokenize(self, text, **options)
+
+    monkeypatch.setattr(Vocab, "tokenize", seen)
+    source = FilePrompts(writer, config(path), path)
+    assert source.n_too_long == 2
+    assert 0 < longest < 1 << 16
 
 
 def test_own_prompts_begin_where_the_template_puts_the_users_text(writer: Model) -> None:

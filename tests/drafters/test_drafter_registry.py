@@ -331,3 +331,38 @@ def test_a_draft_of_an_unknown_kind_is_told_which_there_are(tmp_path: Path) -> N
         open_draft(path)
     for known in ("'medusa'", path.name, *registry.kinds(), "prompt-lookup"):
         assert known in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["name", "note", "max_draft", "target_layers", "has_lookup"])
+def test_an_attribute_that_raises_is_one_line(name: str) -> None:
+    def fail(self: object) -> object:
+        raise RuntimeError("mine")
+
+    bad = type("Bad", (PromptLookup,), {"__init__": lambda self: None, name: property(fail)})
+    with pytest.raises(ArgumentError, match=f"Bad cannot be used: its {name} raises RuntimeErr"):
+        open_tiny(bad())
+
+
+def test_a_drafter_is_compared_with_nothing() -> None:
+    """Its __eq__ may raise."""
+
+    class Unequal(PromptLookup):
+        def __eq__(self, other: object) -> bool:
+            raise RuntimeError("mine")
+
+        __hash__ = None  # type: ignore[assignment]
+
+    with open_tiny(Unequal()) as llm:
+        assert llm([97, 98, 97], max_tokens=4)["speculation"]["reason_off"] is None
+
+
+@pytest.mark.parametrize("method", ["check", "attach"])
+def test_a_method_that_raises_before_a_text_is_one_line(method: str) -> None:
+    def fail(self: object, target: object) -> None:
+        raise KeyError("mine")
+
+    bad = type("Bad", (PromptLookup,), {method: fail})
+    with pytest.raises(ArgumentError) as error:
+        open_tiny(bad())
+    assert str(error.value) == f"the drafter Bad failed in {method}(): KeyError: 'mine'"
+    assert isinstance(error.value.__cause__, KeyError)

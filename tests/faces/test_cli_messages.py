@@ -29,11 +29,7 @@ RUN = ["generate", "-m", "MODEL", "-p", "x", "-n", "2", "-t", "1"]
         (["doctor", "-m", "MODEL", "-d", "gone.gguf"], "the draft gone.gguf does not exist"),
         (["bench", "-m", "MODEL", "-d", "gone.gguf"], "the draft gone.gguf does not exist"),
         (["generate", "-m", "gone.gguf", "-p", "x"], "gone.gguf does not exist; check the path"),
-        *(
-            (["doctor", "-m", "MODEL", "-d", name], f"{name} needs none, and fits every model; ")
-            for name in ("prompt-lookup", "suffix", "grammar", "none")
-        ),
-        ([*RUN, "--n-ctx", "8", "-p", "x" * 50], "choose a larger --n-ctx"),
+        (["generate", "-m", "MODEL", "--n-ctx", "8", "-p", "x" * 50], "choose a larger --n-ctx"),
         (["generate", "-m", "HEAD", "-p", "x"], "as --model and give this file as --draft"),
         ([*RUN, "-d", "prompt-lookup", "--p-min", "0.5"], "--p-min 0.5 applies to a draft that is"),
         (["bench", "-m", "MODEL", "-d", "none"], "compares plain decoding with itself"),
@@ -45,6 +41,14 @@ RUN = ["generate", "-m", "MODEL", "-p", "x", "-n", "2", "-t", "1"]
                 ("--draft-n-ctx", "64"),
             )
         ),
+        ([*RUN, "-d", "suffix", "-ngld", "3"], "--draft-gpu-layers is for a draft with a model"),
+        ([*RUN, "-d", "suffix", "--draft-n-ctx", "9"], "--draft-n-ctx is for a draft with a model"),
+        ([*RUN, "-d", "suffix", "--controller", "off", "--n-draft", "3"], "--n-draft does nothing"),
+        ([*RUN, "--rpc-timeout", "3"], "--rpc-timeout is for --rpc-servers"),
+        (["doctor", "--max-rows", "4"], "--max-rows is for a measurement: add -m"),
+        (["serve", "-m", "MODEL", "--cache-size", "5"], "--cache-size is for --cache-dir"),
+        (["serve", "-m", "MODEL", "--pooling", "mean"], "--pooling is for --embeddings"),
+        (["serve", "-m", "MODEL", "-q", "--log-clients"], "--log-clients adds to the lines"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_as_it_was_given(
@@ -55,6 +59,24 @@ def test_what_is_wrong_is_named_as_it_was_given(
     assert words in err
     assert len(err.strip().splitlines()) == 1
     assert "[Errno" not in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("args", "note"),
+    [
+        (["-c", "64", "--n-ctx", "128"], "--n-ctx 128 replaces -c 64"),
+        (["--no-offload-kqv", "--offload-kqv"], "--offload-kqv replaces --no-offload-kqv"),
+        (["-c", "64", "--n-ctx", "64"], ""),
+        (["--seed", "1", "--seed", "2"], ""),
+        (["--stop", "a", "--stop", "b"], ""),
+    ],
+)
+def test_of_an_option_given_twice_the_last_counts(
+    args: list[str], note: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, err = said([*RUN, "-q", *args], capsys)
+    assert code == 0
+    assert f"[note: {note}: the last one counts]" in err if note else "replaces" not in err
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from pyllama_spec.cli.entry import main
 from pyllama_spec.drafters import Draft, Drafter, DraftRequest, output_part, register, registry
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import EngineError
+from tests.faces.tools import copy_alone
 from tests.models import model_path
 from tests.models.keys import write_keys
 
@@ -202,7 +203,7 @@ class Plain(Drafter):
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        ({}, "trigrams fits; its own cost is not measured"),
+        ({}, "trigrams: up to 4 tokens"),
         ({"path": "x.bin"}, "x.bin: fits"),
         ({"path": "x.bin", "size_bytes": 2_500_000}, "x.bin: fits, 2.5 MB of weights"),
         ({"path": "x.bin", "architecture": "trigrams"}, "x.bin: fits, trigrams"),
@@ -241,6 +242,26 @@ def test_batches_are_as_wide_as_the_draft_can_fill(
     if draft is not None:  # and the controller's own estimate has no gaps
         opening = [one["n_drafted"] for one in found["draft"]["opening"]]
         assert opening == list(range(found["draft"]["max_draft"] + 1))
+
+
+@pytest.mark.parametrize("draft", ["suffix", "prompt-lookup", "auto", "grammar", "none"])
+def test_a_drafter_without_a_model_is_measured(
+    draft: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["doctor", "-m", str(copy_alone(tmp_path)), "-d", draft, "-t", "1"]
+    command += ["--max-rows", "3", "--repeat", "1"]
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["verify_cost"]) == 3
+    assert ("draft" in found) == (draft != "none")
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    if draft in ("grammar", "none"):
+        assert {"grammar": "bench measures it", "none": "none drafts nothing"}[draft] in said
+        assert "Draft and batch together" not in said
+    else:
+        assert found["draft"]["n_proposed"] == found["draft"]["max_draft"]
+        assert "Draft and batch together" in said
 
 
 def test_one_pass_is_no_range() -> None:

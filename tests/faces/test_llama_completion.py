@@ -25,7 +25,7 @@ from tests.faces.tools import (
     text_of,
 )
 from tests.models import EOS
-from tests.scripted import Hostile, Pattern, Perfect
+from tests.scripted import Hostile, Pattern, Perfect, Wrong
 
 SCRIPT = list(b"one two three four five six")
 N = len(PROMPT)
@@ -361,3 +361,14 @@ def test_detokenize_is_the_inverse_and_specials_are_asked_for() -> None:
         with pytest.raises(ArgumentError, match="320"):
             llm.detokenize([320])
         assert isinstance(llm.model, Model)
+
+
+def test_a_drafter_that_is_always_wrong_is_noted() -> None:
+    """A controller may leave it on, where it costs next to nothing."""
+    with open_tiny() as llm:
+        steps = llm.generate_steps(PROMPT, max_tokens=40, **GREEDY)
+        ids = [token for piece in steps for token in piece.tokens]
+    with open_tiny(Wrong([*PROMPT, *ids])) as llm:
+        said = llm(PROMPT, max_tokens=40, **GREEDY)["speculation"]
+    assert said["state"] == "used" and said["drafted"] >= 64 and not said["accepted"]
+    assert said["note"].startswith(f"0 of {said['drafted']} tokens that ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_spec import ArgumentError, Llama, ModelLoadError
+from pyllama_spec import ArgumentError, Llama
 from pyllama_spec.cli.entry import main
 from pyllama_spec.cli.own_draft import own_draft
 from tests.models import model_path
@@ -25,6 +26,17 @@ class Echo(Drafter):
     max_draft = 3
     def propose_one(self, request):
         return Draft([request.tokens[-1]] * request.n_requested)
+
+class Raises(Drafter):
+    def propose_one(self, request):
+        raise IndexError("tuple index")
+
+class Late(Echo):
+    """Fails in the middle of a text."""
+    n = 0
+    def propose_one(self, request):
+        self.n += 1
+        return [][3] if self.n > 2 else super().propose_one(request)
 
 class Silent(Drafter):
     pass
@@ -88,7 +100,7 @@ def test_bench_measures_it_and_says_how(folder: Path, capsys: pytest.CaptureFixt
     assert f"-d {draft} " in text, "the command that measures the same"
 
 
-def test_doctor_measures_a_wrapper_of_a_file(
+def test_doctor_measures_it_and_a_wrapper_of_a_file(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["doctor", "-m", str(model_path("llama")), "-t", "1", "--max-rows", "2"]
@@ -96,9 +108,28 @@ def test_doctor_measures_a_wrapper_of_a_file(
     out = capsys.readouterr().out
     assert f"{model_path('eagle3').name}: fits" in " ".join(out.split())
     assert main([*words, "--repeat", "1", "-d", f"{folder.name}:make"]) == 0
-    assert "echo: up to 3 tokens; there is no draft model" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    out = " ".join(capsys.readouterr().out.split())
+    assert "draft echo: up to 3 tokens a draft one call for up to 3 tokens" in out
+    assert main([*words, "--repeat", "1", "-d", f"{folder.name}:Raises"]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["pyllama-spec: the drafter failed in propose(): IndexError: tuple index"], said
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_note_follows_the_text_in_whose_middle_it_came(
+    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both streams are one terminal."""
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n"))
+    words = [command, "-m", str(model_path("perm")), "-t", "1", "-n", "12", "-q"]
+    words += [] if command == "chat" else ["-p", "abc"]
+    assert main([*words, "--controller", "fixed", "-d", f"{folder.name}:Late"]) == 0
+    at = [i for i, line in enumerate(screen.getvalue().splitlines()) if "[note: the dr" in line]
+    assert len(at) == 1, screen.getvalue()
+    assert screen.getvalue().splitlines()[at[0]].startswith("[note: the drafter echo is disabled")
 
 
 @pytest.mark.parametrize(
@@ -160,9 +191,10 @@ def test_no_module_of_the_standard_library_is_hidden(folder: Path) -> None:
 
 
 def test_llama_runs_no_code_of_a_text(folder: Path) -> None:
-    """A server's list of models has such a text."""
-    with pytest.raises((ArgumentError, ModelLoadError), match="make"):
-        Llama(model_path("perm"), draft=f"{folder.name}:make")
+    """As a server's list of models has it. The message says what Python takes in its place."""
+    module = folder.name
+    with pytest.raises(ArgumentError, match=rf"from {module} import make, then draft=make\(\)"):
+        Llama(model_path("perm"), draft=f"{module}:make")
     assert folder.name not in sys.modules
 
 

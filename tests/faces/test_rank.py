@@ -127,3 +127,13 @@ def test_ids_that_are_none_are_refused() -> None:
         with pytest.raises(ContextFullError):
             llm.embed([[1] * 400], truncate=False)
         assert llm.embed([[1] * 400])
+
+
+@pytest.mark.parametrize(("query", "document"), [("ab " * 50_000, "a"), ("a", "ab " * 50_000)])
+def test_a_pair_too_long_by_its_bytes_is_not_tokenized(query: str, document: str) -> None:
+    with opened() as llm:
+        with pytest.raises(ContextFullError, match="it was not tokenized"):
+            llm.rank(query, [document], truncate=False)
+        if document == "a":  # a query is never cut
+            with pytest.raises(ContextFullError, match="it was not tokenized"):
+                llm.rank(query, [document])

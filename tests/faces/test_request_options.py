@@ -564,3 +564,8 @@ def test_a_chat_handler_is_told_what_it_knows_and_the_rest_is_refused() -> None:
         for name, value in (("n", 2), ("min_tokens", 3), ("continue_final_message", True)):
             with pytest.raises(UnsupportedError, match=name):
                 llm.create_chat_completion(messages, **{name: value})
+
+
+def test_a_stop_that_no_text_has_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"stop='a.ud800' holds half of a character"):
+        RequestOptions(stop=["é", "a\ud800"])

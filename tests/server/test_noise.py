@@ -183,6 +183,28 @@ def test_what_is_wrong_is_said(client: Client, path: str, raw: bytes, said: str)
     assert said in answer["error"]["message"] or answer["error"]["param"] == said
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "most"),
+    [("top_logprobs", 1001, "1000"), ("top_logprobs", -1, "1000"), ("logprobs", 1001, "1000"),
+     ("top_p", 7.0, "1"), ("n", 0, "1024"), ("repeat_last_n", -7, "2147483647")],
+)  # fmt: skip
+def test_a_value_out_of_range_is_said_as_openai_says_it(
+    client: Client, field: str, value: float, most: str
+) -> None:
+    body: dict[str, Any] = {"max_tokens": 2, field: value}
+    if field == "top_logprobs":
+        body |= {"messages": [{"role": "user", "content": "a"}], "logprobs": True}
+        status, answer = client.post("/v1/chat/completions", body)
+    else:
+        status, answer = client.post("/v1/completions", {"prompt": "a", **body})
+    assert status == 400
+    said = f"Invalid '{field}': expected a value from "
+    assert answer["error"]["message"].startswith(said), answer
+    assert answer["error"]["message"].endswith(f" to {most}, but got {value} instead")
+    assert answer["error"]["param"] == field
+    assert answer["error"]["code"] == "invalid_value"
+
+
 @pytest.mark.parametrize("is_told", [True, False], ids=["length", "chunked"])
 def test_a_body_that_is_too_large(is_told: bool) -> None:
     with served(open_tiny(), max_body_bytes=1000, max_messages=3) as client:

@@ -125,7 +125,7 @@ def test_the_environment_counts_where_a_flag_does_not() -> None:
     ("-m t.gguf --override-kv a=int:x", "KEY=TYPE:VALUE", ArgumentError),
     ("-m t.gguf --lora-scaled a:b", "FILE:SCALE", ArgumentError),
     ("-m t.gguf -fa perhaps", "on, off or auto", ArgumentError),
-    ("-m t.gguf --chat-template-file /no/where", "cannot be read", ArgumentError),
+    ("-m t.gguf --chat-template-file /no/where", "cannot read the file", ArgumentError),
     ("-m t.gguf --chat-template-kwargs {", "not JSON", ArgumentError),
     ("-m t.gguf --reasoning-format xml", "'xml' is not one of", ArgumentError),
     ("-m t.gguf --ssl-key-file k", "belong together", ArgumentError),
@@ -229,7 +229,10 @@ def test_keys_of_a_file_can_change(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line, said", [
     ("--max-waiting -1", "--max-waiting -1"), ("--parallel 0", "--parallel 0"),
-    ("--max-tokens 0", "--max-tokens 0"), ("--allowed-hosts https://a", "not a host name"),
+    ("--max-tokens 0", "--max-tokens 0"), ("--stop-timeout nan", "--stop-timeout nan is not"),
+    ("--max-time -1", "--max-time -1.0"), ("--send-timeout inf", "--send-timeout inf is not"),
+    ("--max-body 0", "--max-body 0 is outside 1 .. 2047"), ("--port 99999", "--port 99999 is out"),
+    ("--allowed-hosts https://a", "not a host name"),
 ])  # fmt: skip
 def test_a_bound_is_refused_before_a_model_is_opened(
     line: str, said: str, capsys: pytest.CaptureFixture[str]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.server import llama_server
+from pyllama_spec.server.llama_server_flags import read
 from pyllama_spec.server.settings import ServerSettings
+from tests.models import model_path
 
 
 @pytest.mark.parametrize("line, variable, value, expected", [
@@ -80,3 +85,86 @@ def test_origins_that_pages_have() -> None:
     )  # fmt: skip
     meant = llama_server.plan(["-m", "t.gguf", "--cors-origins", ",".join(origins)], {})
     assert meant.settings.cors_origins == origins
+
+
+@pytest.mark.parametrize("line, variable, value, said", [
+    ("", "TOP_P", "5", "LLAMA_ARG_TOP_P=5.0 is outside 0 .. 1"),
+    ("", "TOP_K", "-3", "LLAMA_ARG_TOP_K=-3 is outside -1 .. "),
+    ("", "REPEAT_PENALTY", "0", "LLAMA_ARG_REPEAT_PENALTY=0.0 is outside"),
+    ("", "FREQUENCY_PENALTY", "1e40", "LLAMA_ARG_FREQUENCY_PENALTY=1e+40 is not"),
+    ("", "REASONING", "foo", "LLAMA_ARG_REASONING='foo' is not one of on, off, auto"),
+    ("", "REASONING_EFFORT", "foo", "LLAMA_ARG_REASONING_EFFORT='foo' is not one of"),
+    ("", "CHAT_TEMPLATE_KWARGS", "[1]", "LLAMA_ARG_CHAT_TEMPLATE_KWARGS: chat_template"),
+    ("", "TIMEOUT", "-1", "LLAMA_ARG_TIMEOUT=-1.0 is not a finite"),
+    ("", "SSE_PING_INTERVAL", "0", "LLAMA_ARG_SSE_PING_INTERVAL=0.0 is not a finite"),
+    ("", "PORT", "99999", "LLAMA_ARG_PORT=99999 is outside 0 .. 65535"),
+    ("", "MODEL", "", "LLAMA_ARG_MODEL: the value is empty"),
+    ("", "LOG_FILE", "", "LLAMA_ARG_LOG_FILE: the value is empty"),
+    ("--min-p 7", "MIN_P", "0.5", "--min-p 7.0 is outside 0 .. 1"),
+    ("--mirostat 7", "", "", "--mirostat: mirostat=7 is outside 0 .. 2"),
+    ("-s -9", "", "", "-s -9 is not None"),
+    ('-j {"type":"zz"}', "", "", "-j: the JSON schema is malformed"),
+    ("--lora-scaled a:nan", "", "", "--lora-scaled 'a:nan': FILE:SCALE"),
+])  # fmt: skip
+def test_a_value_that_requests_would_be_refused_for_is_refused_at_the_start(
+    line: str, variable: str, value: str, said: str
+) -> None:
+    model = [] if variable == "MODEL" else ["-m", "t.gguf"]
+    with pytest.raises(ArgumentError) as error:
+        llama_server.plan([*model, *line.split()], {f"LLAMA_ARG_{variable}": value})
+    assert str(error.value).startswith(said)
+
+
+def test_an_error_of_opening_names_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(model_path("llama"))
+    assert llama_server.main(["-m", model, "-b", "0", "--port", "0"]) == 1
+    assert "error: -b 0: expected an int from 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line, note", [
+    ("-c 64 --ctx-size 128", "-c and --ctx-size: the last one counts"),
+    ("--mmap --no-mmap", "--mmap and --no-mmap: the last one counts"),
+    ("-lm none --mlock", "--mlock changes nothing: -lm counts"),
+    ("--rope-scale 2 --rope-freq-scale 0.25", "--rope-freq-scale changes nothing: --rope-scale"),
+    ("--rerank --pooling mean", "--pooling changes nothing: --rerank counts"),
+    ("-md d.gguf --spec-type none", "-md changes nothing: --spec-type none names no kind"),
+    ("-md d.gguf --spec-type ngram-mod", "-md changes nothing: --spec-type ngram-mod names no"),
+    ("-c 64 --ctx-size 64", ""),
+    ("-md d.gguf --spec-type draft-eagle3", ""),
+    ("--lora a --lora b", ""),
+])  # fmt: skip
+def test_a_flag_of_which_another_takes_the_place_is_noted(line: str, note: str) -> None:
+    notes = read(line.split(), {}).notes
+    assert len(notes) == bool(note)
+    assert all(one.startswith(note) for one in notes)
+
+
+def test_a_log_file_that_cannot_be_written_is_said_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And again after it could: /dev/full is a full disk."""
+    record = logging.LogRecord("a", logging.INFO, "b", 1, "line", None, None)
+    full = llama_server.LogFile(Path("/dev/full"))
+    for _ in range(3):
+        full.emit(record)
+    full.close()
+    assert capfd.readouterr().err == (
+        "pyllama-spec-llama-server: --log-file /dev/full cannot be written: No space left on "
+        "device; the server goes on\n"
+    )
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    gone = llama_server.LogFile(folder / "a.log")
+    for _ in range(2):
+        gone.emit(record)
+        shutil.rmtree(folder)
+        for _ in range(3):
+            gone.emit(record)
+        said = capfd.readouterr().err
+        assert (said.count("No such file"), said.count("\n")) == (1, 1), said
+        folder.mkdir()
+        gone.emit(record)
+        assert (folder / "a.log").read_text() == "line\n"
+    gone.close()
+    with pytest.raises(ArgumentError, match="cannot be written: Is a directory"):
+        llama_server.LogFile(tmp_path)

@@ -210,3 +210,20 @@ def test_a_model_whose_drafts_were_all_rejected_gave_nothing() -> None:
     stats.count_span(span, DraftGain(), 0.0)
     assert stats.drafted > stats.accepted
     assert "no accepted token is some's own" in stats.copies_alone
+
+
+@pytest.mark.parametrize(
+    ("n_rounds", "n_accepted", "n"), [(16, 0, 64), (20, 0, 80), (15, 0, 0), (20, 1, 0)]
+)
+def test_a_drafter_that_is_always_wrong_is_told(n_rounds: int, n_accepted: int, n: int) -> None:
+    stats = _stats([])
+    for i in range(n_rounds):
+        span = Span(0, 0, draft=Draft([1] * 4), asked_of="drafter", n_requested=8, tokens=[2])
+        span.decision = DraftDecision(8)
+        span.verify(4)
+        stats.count_round(span, n_accepted if i == 3 else 0)
+        stats.count_span(span, DraftGain(), 0.0)
+    assert stats.state == "used"
+    said = f"0 of {n} tokens that some drafted were accepted: such drafts save nothing"
+    note = stats.as_dict()["note"]
+    assert note.startswith(said) if n else note is None

@@ -10,9 +10,10 @@ from typing import Protocol
 import numpy as np
 
 from pyllama_spec.chat.prompt_file import Prompt, read_prompt_file
+from pyllama_spec.chat.prompts import check_fits
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.engine import Model, Vocab
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, ContextFullError, UnsupportedError
 from pyllama_spec.train.config import CorpusConfig
 from pyllama_spec.train.corpus.prompt_seeds import PromptSeeds, is_whole
 from pyllama_spec.train.errors import TrainError
@@ -163,9 +164,9 @@ class FilePrompts:
         self.after_user: list[int] = []
         template = ChatTemplate.of_model(model)
         max_prompt = config.n_ctx - config.min_answer
-        prompts = [_tokens(prompt, template, model.vocab) for prompt in read_prompts(path)]
-        self.n_too_long = sum(len(prompt) > max_prompt for prompt in prompts)
-        prompts = [prompt for prompt in prompts if 0 < len(prompt) <= max_prompt]
+        given = [_tokens(one, template, model.vocab, config.n_ctx) for one in read_prompts(path)]
+        self.n_too_long = sum(one is None or len(one) > max_prompt for one in given)
+        prompts = [one for one in given if one and len(one) <= max_prompt]
         if not prompts:
             raise TrainError(
                 f"every prompt of {path} is longer than {max_prompt} tokens, which "
@@ -195,10 +196,14 @@ def _common(prompts: Sequence[list[int]]) -> list[int]:
     return first[:n]
 
 
-def _tokens(prompt: Prompt, template: ChatTemplate, vocab: Vocab) -> list[int]:
-    if prompt.messages:
-        return template.render(prompt.messages).tokenize(vocab)
-    return vocab.tokenize(prompt.text, parse_special=True)
+def _tokens(prompt: Prompt, template: ChatTemplate, vocab: Vocab, n_ctx: int) -> list[int] | None:
+    """The ids of a prompt; None where its bytes alone say that it does not fit."""
+    chat = template.render(prompt.messages) if prompt.messages else None
+    try:
+        check_fits(vocab, prompt.text if chat is None else chat.text, n_ctx)
+    except ContextFullError:
+        return None
+    return vocab.tokenize(prompt.text, parse_special=True) if chat is None else chat.tokenize(vocab)
 
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:

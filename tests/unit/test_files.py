@@ -1,0 +1,60 @@
+"""Texts of files and pipes that the user names."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from pyllama_spec import ArgumentError, files
+from pyllama_spec.chat.prompt_file import read_prompt_file
+from pyllama_spec.files import read_text
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+
+    def write() -> None:
+        with path.open("w", encoding="utf-8") as pipe:
+            for word in ("a", "é" * 100_000, "b\r\n"):
+                pipe.write(word)
+                pipe.flush()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert read_text(path, "the prompt") == "a" + "é" * 100_000 + "b\n"
+    finally:
+        writer.join(60)
+
+
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_PIPE_S", 0.1)
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(ArgumentError, match="it is a pipe that nobody writes to"):
+        read_prompt_file(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (r'{"prompt": "a\ud800b"}', r"'prompt' holds half of a character, '\ud800', at index 1"),
+        (
+            r'{"messages": [{"role": "user", "content": "\udc00"}]}',
+            r"messages[0]['content'] holds half of a character, '\udc00', at index 0",
+        ),
+        (r'{"id": "\ud800", "prompt": "a"}', r"'id' holds half of a character"),
+    ],
+)
+def test_half_of_a_character_in_a_line_is_told(line: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(ArgumentError) as error:
+        read_prompt_file(path, are_named=False)
+    assert f"line 1: {said}" in str(error.value)
