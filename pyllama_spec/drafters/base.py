@@ -382,7 +382,11 @@ class Drafter(Closeable):
         return None
 
     def restore(self, seq: int, data: bytes) -> int:
-        """Puts back what save() gave; returns how many tokens it knows of the sequence now."""
+        """Puts back what save() gave; returns how many tokens it knows of the sequence now.
+
+        It gets the bytes of its own class alone. Of an ArgumentError, for bytes that it cannot
+        use, nobody is told: commit() repeats the tokens.
+        """
         return 0
 
     # ---- for people

@@ -154,7 +154,9 @@ class LlamaDiskCache(BaseLlamaCache):
         try:
             import diskcache
         except ImportError:
-            raise UnsupportedError("LlamaDiskCache needs the package diskcache") from None
+            raise UnsupportedError(
+                "LlamaDiskCache needs the package diskcache: pip install diskcache"
+            ) from None
         self.cache: Any = diskcache.Cache(str(cache_dir))
 
     @property
