@@ -108,7 +108,7 @@ class OpenOptions:
             for the head in the model's own file; the path of the GGUF of a draft or of a smaller
             model; a Drafter;
             "auto" for the head if there is one, else a draft beside the file that was made for it,
-            else "prompt-lookup". It changes how fast the text comes, never the
+            else copies of the text itself, as "suffix" makes them. It changes how fast the text comes, never the
             text.
         n_draft: the most tokens to draft per round; None for the drafter's own number.
         p_min: end a draft of a file before a token with a lower probability. The controller is off

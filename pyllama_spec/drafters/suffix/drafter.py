@@ -414,9 +414,10 @@ class Suffix(Drafter):
             self._store, self._vocab = None, _no_vocab
 
 
-def open_suffix(options: DraftOptions) -> Suffix:
-    """The drafter that draft="suffix" means."""
-    return Suffix(options.length(_FIXED_DRAFT, _ADAPTIVE_DRAFT), store=options.memory)
+def open_suffix(options: DraftOptions, *, remembers: bool = True) -> Suffix:
+    """The drafter that draft="suffix" means; "auto" lets it remember no requests by itself."""
+    n = options.length(_FIXED_DRAFT, _ADAPTIVE_DRAFT)
+    return Suffix(n, remembers=remembers, store=options.memory)
 
 
 def can_look_up(min_match: int) -> bool:
