@@ -435,7 +435,7 @@ def _by_rule(drafter: Drafter) -> Drafter:
     assert isinstance(drafter, LookupFirst)
     n = drafter.min_ngram
     rule = PromptLookup(drafter.max_draft, max_ngram=n, min_ngram=n)
-    return LookupFirst(drafter.drafter, n, drafter.table, rule)
+    return LookupFirst(drafter.drafter, n, drafter.table, rule, drafter.name)
 
 
 def use(args: argparse.Namespace) -> None:

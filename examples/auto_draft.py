@@ -1,7 +1,7 @@
 """Takes the best draft that a model comes with: ``python examples/auto_draft.py MODEL.gguf``.
 
 draft="auto" takes the MTP head in the model's own file, else a draft that lies beside it, else
-prompt lookup, and says which and why. draft="mtp" insists on the head.
+copies of the text, and says which and why. draft="mtp" insists on the head.
 """
 
 import sys

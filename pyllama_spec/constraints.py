@@ -6,12 +6,11 @@ import copy
 import json
 import os
 import threading
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pyllama_spec.errors import ArgumentError, SchemaError, clipped, shown
+from pyllama_spec.errors import ArgumentError, SchemaError, clipped, shown, warn
 
 if TYPE_CHECKING:
     from pyllama_spec.schema import Loosened
@@ -239,11 +238,11 @@ def _warn_of(made: Loosened, what: str) -> None:
     for name, path in made.rules.unknown.items():
         where = f'"{clipped(name)}" at {clipped(path, 200)} of {what}'
         message = f"{where} is not a keyword and has no effect"
-        warnings.warn(message, UserWarning, stacklevel=3)
+        warn(message)
     for error in made.left_out:
         where = f'"{error.keyword}" at {clipped(error.path, 200)} of {what}'
         message = f"{where} is left out of the grammar: {error}"
-        warnings.warn(message, UserWarning, stacklevel=3)
+        warn(message)
 
 
 def _json(schema: Any) -> str:

@@ -5,9 +5,16 @@ A message says what is wrong, with which value, and what to do about it.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any
+
+_PACKAGE = str(Path(__file__).parent) + os.sep
 
 # The longest message: it has to be readable in a log, and a value in it may be a whole file.
 MAX_MESSAGE = 2000
@@ -15,6 +22,8 @@ MAX_MESSAGE = 2000
 MAX_SHOWN = 60
 # Advice against a large KV cache, which the options of a command cannot all follow.
 FEWER_BITS = "type_k and type_v of fewer bits"
+# Modules that call the user's code: a warning must not point at their lines.
+_BETWEEN = ("threading", "concurrent", "asyncio", "runpy", "contextlib", "functools")
 
 
 def clipped(text: str, most: int = MAX_SHOWN) -> str:
@@ -32,6 +41,29 @@ def shown(value: object) -> str:
         return f"{value!r:.{MAX_SHOWN}}"
     except Exception:  # noqa: BLE001 - of anyone's; of an int with more digits than Python prints
         return f"<{type(value).__name__}>"
+
+
+def warn(message: str) -> None:
+    """A UserWarning at the line that called into the package, however deep the calls are.
+
+    Of a thread that the package started, and of a command, it is the package's outermost line.
+    """
+    frames: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    n = max(i for i, one in enumerate(frames) if one.f_code.co_filename.startswith(_PACKAGE))
+    place = next((one for one in frames[n + 1 :] if _is_written_by_caller(one)), frames[n])
+    module = str(place.f_globals.get("__name__", "<unknown>"))
+    registry = place.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(
+        message, UserWarning, place.f_code.co_filename, place.f_lineno, module, registry
+    )
+
+
+def _is_written_by_caller(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _BETWEEN
 
 
 class PyllamaSpecError(Exception):
@@ -84,7 +116,7 @@ class SchemaError(ArgumentError):
         self.is_beyond = is_beyond
 
 
-class UnsupportedError(PyllamaSpecError):
+class UnsupportedError(PyllamaSpecError, RuntimeError):
     """The model, or this build of the engine, cannot do what was asked."""
 
 
@@ -92,7 +124,7 @@ class ConversionError(PyllamaSpecError):
     """A checkpoint cannot be converted: unsupported, incomplete, damaged or contradictory."""
 
 
-class ContextFullError(PyllamaSpecError, ValueError):
+class ContextFullError(PyllamaSpecError, ValueError, RuntimeError):
     """The context has no room for the tokens: open a larger one, or shorten the prompt."""
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import warnings
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -19,6 +18,7 @@ from functools import cached_property
 
 from pyllama_spec.chat.prompt_provenance import PromptProvenance, Span, is_sign, joined
 from pyllama_spec.engine import Vocab
+from pyllama_spec.errors import warn
 
 # Control tokens of gpt-oss, whose names the engine shows and reads everywhere: by names alone.
 _SHOWN_NAMES = ("<|start|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|end|>")
@@ -78,12 +78,11 @@ class _Tokenizer:
         names, blank_names = self._control_names
         lost = Counter(names if blank_names is None else blank_names) - Counter(self._names(tokens))
         if lost:
-            warnings.warn(
+            warn(
                 "the caller's text contains names of control tokens, and cannot be located in the "
                 f"output of this chat template: {', '.join(sorted(lost))} become text, the "
                 "template's own too. Remove these names from messages, or give another "
                 "chat_template",
-                stacklevel=2,
             )
 
     def _plain(self, text: str) -> list[int]:

@@ -13,7 +13,6 @@ says how much could be found.
 from __future__ import annotations
 
 import datetime as dt
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,7 +29,7 @@ from pyllama_spec.chat.prompt_provenance import (
     strings_of,
 )
 from pyllama_spec.engine import Model, Vocab
-from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
+from pyllama_spec.errors import ArgumentError, UnsupportedError, shown, warn
 
 CHATML = (
     "{% for message in messages %}"
@@ -251,11 +250,10 @@ class ChatTemplate:
     def _warn_of_roles(self, messages: Sequence[Mapping[str, Any]]) -> None:
         for role in dict.fromkeys(str(message["role"]) for message in messages):
             if role not in _ROLES and role not in self.source:
-                warnings.warn(
+                warn(
                     f"the role {shown(role)} does not occur in the chat template, which may omit "
                     "the message, or write it in a format that the model does not know; usual "
                     f"roles are {', '.join(_ROLES)}",
-                    stacklevel=3,
                 )
 
     def located(

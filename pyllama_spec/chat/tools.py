@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from pyllama_spec.chat.prompt_provenance import Form
 from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
 from pyllama_spec.constraints import call_rules, schema_grammar
 from pyllama_spec.engine import ChatParser, ChatSession, Model
-from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
+from pyllama_spec.errors import ArgumentError, UnsupportedError, shown, warn
 
 Tools = Sequence[Mapping[str, Any]]
 # The engine's prefix of the message of a template that refuses.
@@ -210,7 +209,7 @@ class ToolChats:
         rendered = chat.located(self._template, session, checked, caller_variables)
         if rendered.note:
             remedy = 'chat_format="chatml-function-calling" of Llama() tells it'
-            warnings.warn(f"{rendered.note}; {remedy}", stacklevel=6)
+            warn(f"{rendered.note}; {remedy}")
         if wants_call and not session.grammar:
             return rendered, ForcedReader(offered[0]) if request.forced else AnyReader(offered)
         reader = chat.reader(session, checked, caller_variables)

@@ -390,7 +390,11 @@ class Drafter(Closeable):
         return None
 
     def restore(self, seq: int, data: bytes) -> int:
-        """Restores a state of save(); returns the number of tokens that it now knows."""
+        """Restores a state of save(); returns the number of tokens that it now knows.
+
+        Only bytes of its own class are passed. An ArgumentError, for bytes that it cannot use, is
+        not reported: commit() repeats the tokens.
+        """
         return 0
 
     # ---- for people

@@ -91,6 +91,7 @@ class LookupFirst(DrafterWrapper):
         table: what follows the last few tokens as a rule, if the draft model came with it.
         lookup: what copies in place of that which copies from the text itself alone; it is closed
             with this.
+        name: in statistics; None for that of the draft model and "+copies".
 
     Raises:
         ArgumentError: min_ngram is below 1.
@@ -105,8 +106,10 @@ class LookupFirst(DrafterWrapper):
         min_ngram: int = MIN_NGRAM,
         table: NgramTable | None = None,
         lookup: PromptLookup | Suffix | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__(drafter)
+        self.name = f"{drafter.name}+copies" if name is None else name
         self.min_ngram = count(min_ngram, "min_ngram", 1)
         self._lookup = lookup or _copies(drafter.max_draft, self.min_ngram)
         # Proposals that were looked up, for callers that report their origin.

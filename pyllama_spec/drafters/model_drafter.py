@@ -460,7 +460,7 @@ def add_lookup(draft: ModelDrafter[Any], options: DraftOptions) -> Drafter:
             from pyllama_spec.drafters.suffix import copies_beside
 
             lookup = copies_beside(draft.max_draft, match_length, options.memory)
-    return LookupFirst(draft, match_length, table, lookup)
+    return LookupFirst(draft, match_length, table, lookup, draft.name)
 
 
 def passed(

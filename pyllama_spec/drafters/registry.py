@@ -75,6 +75,13 @@ _OTHER_DRAFTS = {
 }
 
 
+# What a drafter of the user's own does in place of an option.
+_INSTEAD_OF = {
+    "p_min": "; your propose_one() may cut drafts that it is not sure of",
+    "lookup": "; LookupFirst(drafter, min_ngram) copies before it asks yours",
+}
+
+
 def register(arch: str, opener: Opener) -> None:
     """Adds a kind of draft, or replaces one.
 
@@ -134,9 +141,10 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
     is_model = isinstance(draft, (str, os.PathLike)) and (not is_name or draft == MTP)
     for name, value in (("p_min", options.p_min), ("lookup", options.lookup)):
         if value is not None and not is_model:
+            own = isinstance(draft, Drafter)
             raise ArgumentError(
                 f"{name}={shown(value)} applies to a draft that is given as a file, not to "
-                f"{shown(draft)}"
+                f"{shown(draft)}" + (_INSTEAD_OF[name] if own else "")
             )
     has_lookup = is_model or (is_name and draft == SUFFIX)
     if options.memory is not None and not has_lookup:
@@ -184,10 +192,10 @@ def _opener_of(file: Path) -> Opener | str:
         )
     if not file.exists() and file.suffix != ".gguf" and len(file.parts) == 1:
         names = (*_NAMED, AUTO)
-        named = " nor ".join(f'"{name}"' for name in names)
+        named = ", ".join(f'"{name}"' for name in names)
         raise ArgumentError(
-            f"draft={str(file)!r} is neither {named}, nor a file that exists"
-            + meant(str(file).replace("_", "-"), names)
+            f"draft={str(file)!r} is no file that exists and no name of a draft"
+            f"{meant(str(file).replace('_', '-'), names)}; names are {named}"
         )
     if not file.exists():
         raise ModelLoadError(f"the draft {file} does not exist; check its path")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import text
-from pyllama_spec.errors import ArgumentError, shown
+from pyllama_spec.errors import ArgumentError, shown, warn
 
 
 def device_names(devices: Sequence[str] | None) -> list[Any]:
@@ -63,8 +62,7 @@ def warn_of_fewer(name: str, n_gpu_layers: int, n_placed: int, n_layers: int) ->
         return
     why = "" if lib.llama_spec_supports_gpu() else ": this build finds no GPU (see doctor)"
     where = "all are on the CPU" if not n_placed else f"{n_placed} of them are there"
-    warnings.warn(
+    warn(
         f"n_gpu_layers={n_gpu_layers} puts {n_wanted} layers of {name} on a device, "
         f"but {where}{why}",
-        stacklevel=4,
     )

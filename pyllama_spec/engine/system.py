@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pyllama_spec.engine.binding import check, ffi, lib, module_file
+from pyllama_spec.errors import warn
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +141,10 @@ def bounded_n_threads(n_threads: int | None) -> int:
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     n_cores = max(len(usable) if usable is not None else os.cpu_count() or 1, 1)
     if n_threads > n_cores:
-        warnings.warn(
+        warn(
             f"n_threads={n_threads}: this process may use {n_cores} "
             f"core{'s' * (n_cores > 1)}, so the context gets as many threads; more would only wait "
             "for one another",
-            stacklevel=2,
         )
     return min(n_threads, n_cores)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -15,7 +14,7 @@ from pyllama_spec.chat.prompts import chat_top_logprobs, check_fits, template_va
 from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
 from pyllama_spec.constraints import schema_of
 from pyllama_spec.engine import Model
-from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
+from pyllama_spec.errors import ArgumentError, UnsupportedError, shown, warn
 from pyllama_spec.llama import responses
 from pyllama_spec.llama.batch import merged
 from pyllama_spec.llama.choices import options_of_choices
@@ -173,11 +172,11 @@ class ChatCompletions:
         llm.chat_handler = llm.chat_handler or registered_handler(name, None)
 
     def template(self) -> ChatTemplate:
-        """The format's template. Only Llama.template calls this: the warning counts frames."""
+        """The format's template."""
         if self.form.template is None:
             template = self.form.make_template(self._opened.model)
             if template.note:
-                warnings.warn(template.note, stacklevel=3)
+                warn(template.note)
             return template
         return self.form.template
 

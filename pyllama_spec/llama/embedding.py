@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
@@ -21,6 +20,7 @@ from pyllama_spec.errors import (
     UnsupportedError,
     no_room,
     shown,
+    warn,
 )
 from pyllama_spec.requests.request_lock import RequestLock
 
@@ -201,11 +201,10 @@ class Embeddings:
         if embedder is None:
             mine = Embedder(self._model, self._params)
             if mine.gives_each_token and self._params.pooling is None:
-                warnings.warn(
+                warn(
                     f"{self._model.path.name} names no pooling, as a model that is for text: a "
                     'text gives a vector for each of its tokens. Llama(pooling_type="mean"), or '
                     '"last", gives one for the text; "none" says that each token\'s is meant',
-                    stacklevel=4,
                 )
             # Two threads may come here at once: one context serves both.
             embedder = self.__dict__.setdefault("_embedder", mine)

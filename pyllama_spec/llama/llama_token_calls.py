@@ -81,9 +81,15 @@ class LlamaTokenCalls(LlamaFacts):
 
     @property
     def scores(self) -> Logits:
-        """Logits of eval(): [n_ctx, n_vocab] with logits_all, else [n_batch, n_vocab].
+        """Logits: [n_ctx, n_vocab] with logits_all, else [n_batch, n_vocab].
 
-        Row i is that of token i. Without logits_all only the row of the last token is there.
+        Row i is that of token i; the first n_tokens rows count. Without logits_all only that of the
+        last token is sure to be there, and only if n_batch is large enough. After a request or
+        load_state() the rows are missing: reading this evaluates those tokens once more.
+
+        Raises:
+            BusyError: rows are missing, and a callback of a running request asks for them.
+
         """
         return self._low_level.scores(self)
 

@@ -22,6 +22,57 @@ from pyllama_spec.requests.job import guided_sampler
 from pyllama_spec.requests.logprobs import TokenLogprob, token_logprob
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import SequenceRun, SequenceState
+from pyllama_spec.speculative.sequence import Adapters, n_common
+
+
+class ScoreTable:
+    """Rows of logits, each of a token of one text: a row of another text is never left."""
+
+    def __init__(self) -> None:
+        self._rows: Logits = np.zeros((0, 0), dtype=np.float32)
+        self._tokens: list[int] = []
+        self._adapters: Adapters = None
+        self._filled: set[int] = set()
+        # The row that came last, which the table may be too short for, and its place.
+        self._newest: tuple[int, Logits] | None = None
+
+    def table(self, n_rows: int, n_vocab: int) -> Logits:
+        """[n_rows, n_vocab]: the rows, zeros where there is none; always the same array."""
+        if not self._rows.size:
+            self._rows = np.zeros((n_rows, n_vocab), dtype=np.float32)
+        return self._rows
+
+    def keep(self, tokens: Sequence[int], adapters: Adapters) -> None:
+        """Drops the rows that are not of these tokens, or were computed with other adapters."""
+        n = n_common(self._tokens, tokens) if self._adapters == adapters else 0
+        if n == len(self._tokens):
+            return
+        self._tokens = self._tokens[:n]
+        for at in [at for at in self._filled if at >= n]:
+            self._rows[at] = 0
+            self._filled.discard(at)
+        if self._newest is not None and self._newest[0] >= n:
+            self._newest = None
+
+    def begin(self, tokens: Sequence[int], adapters: Adapters) -> None:
+        """keep(), and rows of these tokens come next."""
+        self.keep(tokens, adapters)
+        self._tokens, self._adapters = list(tokens), adapters
+
+    def put(self, at: int, row: Logits) -> None:
+        """The row of a token, [n_vocab]; copied."""
+        self._newest = (at, np.array(row))
+        if at < len(self._rows):
+            self._rows[at] = row
+            self._filled.add(at)
+
+    def has(self, at: int) -> bool:
+        """Whether the table has the row of a token."""
+        return at in self._filled
+
+    def newest(self, at: int) -> Logits | None:
+        """The row of a token, if it is the one that came last."""
+        return self._newest[1] if self._newest is not None and self._newest[0] == at else None
 
 
 class LowLevel:
@@ -38,9 +89,7 @@ class LowLevel:
 
     def __init__(self, opened: OpenModel, logits_all: bool) -> None:
         self._opened, self.logits_all = opened, logits_all
-        # The logits of eval(): of the last token, and with logits_all of all tokens.
-        self._last_logits: Logits | None = None
-        self._all_logits: Logits | None = None
+        self._scores = ScoreTable()
         # Where the next eval() continues, if that is before the end of what the memory holds.
         self._n_back: int | None = None
 
@@ -60,7 +109,7 @@ class LowLevel:
         n = integer(n, "n_tokens")
         if not 0 <= n <= n_held:
             raise ArgumentError(f"n_tokens={n} is outside 0 .. {n_held}, the number of tokens held")
-        self._n_back, self._last_logits = n, None
+        self._n_back = n
 
     def input_ids(self, llm: OverridableTokens) -> npt.NDArray[np.intc]:
         """A copy of [n_ctx] ids, of which the first n_tokens are valid."""
@@ -70,11 +119,27 @@ class LowLevel:
         return ids
 
     def scores(self, llm: OverridableTokens) -> Logits:
-        """[n_ctx, n_vocab] logits with logits_all, else [n_batch, n_vocab]."""
-        if self._all_logits is None:
-            rows = llm.n_ctx() if self.logits_all else self._opened.runtime.context.params.n_batch
-            self._all_logits = np.zeros((rows, llm.n_vocab()), dtype=np.float32)
-        return self._all_logits
+        """[n_ctx, n_vocab] logits with logits_all, else [n_batch, n_vocab].
+
+        Reads tokens again where a row that counts is missing: requests keep none.
+        """
+        table, state, n = self._table(llm), self.state(), llm.n_tokens
+        self._scores.keep(state.tokens[: state.n_decoded], state.adapters)
+        first = 0 if self.logits_all else max(n - 1, 0)
+        missing = [at for at in range(first, n) if at < len(table) and not self._scores.has(at)]
+        if missing:
+            self._read_again(llm, missing[0])
+        return table
+
+    def _table(self, llm: OverridableTokens) -> Logits:
+        rows = llm.n_ctx() if self.logits_all else self._opened.runtime.context.params.n_batch
+        return self._scores.table(rows, llm.n_vocab())
+
+    def _read_again(self, llm: OverridableTokens, first: int) -> None:
+        """Evaluates the tokens in memory once more from one on, for their rows."""
+        tokens = self.state().tokens[first : llm.n_tokens]
+        llm.n_tokens = first
+        self.eval(llm, tokens)
 
     def eval_tokens(self, llm: OverridableTokens) -> deque[int]:
         """The ids in memory."""
@@ -82,12 +147,13 @@ class LowLevel:
 
     def eval_logits(self, llm: OverridableTokens) -> deque[list[float]]:
         """The valid rows of `scores`: all tokens with logits_all, else the last one."""
-        rows = llm._scores if self.logits_all else llm._scores[-1:]
-        return deque(rows.tolist(), maxlen=llm.n_ctx() if self.logits_all else 1)
+        if self.logits_all:
+            return deque(llm._scores.tolist(), maxlen=llm.n_ctx())
+        return deque([self._row(llm, None).tolist()] if llm.n_tokens else [], maxlen=1)
 
     def load_state(self, state: LlamaState) -> None:
         """Restores a saved state."""
-        self._last_logits = self._n_back = None
+        self._n_back = None
         self._opened.load_state(state)
 
     def eval(self, llm: OverridableTokens, tokens: Sequence[int]) -> None:
@@ -96,7 +162,8 @@ class LowLevel:
             return
         runtime = self._opened.runtime
         with runtime.runner.visit() as state:
-            held = state.tokens[: llm.n_tokens]
+            n_before = llm.n_tokens
+            held = state.tokens[:n_before]
             # One beyond the context is enough to know: there may be any number.
             prompt = [*held, *islice(tokens, llm.n_ctx() + 1)]
             self._n_back = None
@@ -105,14 +172,13 @@ class LowLevel:
                     f"{len(held) + len(tokens)} tokens do not fit the context of {llm.n_ctx()}; "
                     "reset() begins a new text, and a larger n_ctx has room for longer ones"
                 )
+            self._table(llm)
+            self._scores.begin(prompt, self._opened.adapters)
             if self.logits_all:
-                for at, row in self._rows_of(state, prompt, llm.n_tokens):
-                    llm.scores[at] = row
-                    self._last_logits = np.array(row)
+                for at, row in self._rows_of(state, prompt, n_before):
+                    self._scores.put(at, row)
             else:
-                self._last_logits = self._read(state, prompt)
-                if len(prompt) <= len(llm.scores):
-                    llm.scores[len(prompt) - 1] = self._last_logits
+                self._scores.put(len(prompt) - 1, self._read(state, prompt))
             runtime.context.pause_threads()
 
     def _read(self, state: SequenceState, prompt: Sequence[int]) -> Logits:
@@ -185,15 +251,16 @@ class LowLevel:
         n = llm.n_tokens
         if n == 0:
             raise ArgumentError("no tokens are in memory to sample from: call eval() first")
-        if self._last_logits is None:
-            # A request, a saved state, or going back: the last token is read once more.
-            last = self.state().tokens[n - 1]
-            llm.n_tokens = n - 1
-            llm.eval([last])
-            assert self._last_logits is not None
-        if idx is None or idx in (n - 1, -1):
-            return np.array(self._last_logits)
-        at = idx if idx >= 0 else n + idx
+        state = self.state()
+        self._scores.keep(state.tokens[: state.n_decoded], state.adapters)
+        at = n - 1 if idx is None else idx if idx >= 0 else n + idx
+        if at == n - 1:
+            if (last := self._scores.newest(at)) is None:
+                # A request, a saved state, or going back: the last token is read once more.
+                self._read_again(llm, at)
+                last = self._scores.newest(at)
+                assert last is not None
+            return np.array(last)
         if not self.logits_all or not 0 <= at < n:
             raise ArgumentError(
                 f"idx={idx!r}: the logits of tokens before the last are kept with "
@@ -240,7 +307,7 @@ class LowLevel:
                 "create_chat_completion() give several, or make a generation for each"
             )
         seed = self._opened.seeds.draw() if request.seed is None else None
-        self._last_logits = self._n_back = None
+        self._n_back = None
         return Generation(
             self._opened.runtime, tokens, request, seed=seed, last_n=llm.last_n_tokens_size,
             by_token=by_token, adapters=self._opened.adapters,

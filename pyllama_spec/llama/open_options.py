@@ -10,7 +10,6 @@ import inspect
 import os
 import sys
 import typing
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, TypeVar
@@ -23,7 +22,7 @@ from pyllama_spec.engine.context_params import ATTENTION, POOLING, ROPE_SCALING
 from pyllama_spec.engine.model import Progress, SplitMode
 from pyllama_spec.engine.overrides import Override
 from pyllama_spec.engine.system import memory_bytes
-from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
+from pyllama_spec.errors import ArgumentError, UnsupportedError, shown, warn
 from pyllama_spec.requests.options import ACCEPTANCE, Acceptance
 from pyllama_spec.speculative import ControllerChoice
 
@@ -109,8 +108,8 @@ class OpenOptions:
             for the head in the model's own file; the path of the GGUF of a draft or of a smaller
             model; a Drafter;
             "auto" for the head if there is one, else a draft beside the file that was made for it,
-            else "prompt-lookup". It changes how fast the text comes, never the
-            text.
+            else copies of the text itself, as "suffix" makes them. It changes how fast the text
+            comes, never the text.
         n_draft: the most tokens to draft per round; None for the drafter's own number.
         p_min: end a draft of a file before a token with a lower probability. The controller is off
             then. 0 drafts n_draft tokens in every round, which accepts the most tokens but is not
@@ -242,7 +241,7 @@ class OpenOptions:
             if not isinstance(flag, bool) and (flag is not None or name in _FLAGS):
                 raise ArgumentError(f"{name}={shown(flag)} is not True or False")
         if self.numa:
-            warnings.warn(f"numa={shown(self.numa)} has no effect here", stacklevel=4)
+            warn(f"numa={shown(self.numa)} has no effect here")
         if self.tokenizer is not None and not getattr(self.tokenizer, "is_of_the_model", False):
             raise UnsupportedError(
                 f"tokenizer={shown(self.tokenizer)}: tokenizers other than the model's own "
@@ -384,13 +383,13 @@ def warn_of_unknown(unknown: Iterable[str]) -> None:
     """Warns of unknown keywords, and names similar ones.
 
     llama-cpp-python takes any: a program that runs there is not ended here by one that never did
-    anything. Called by Llama.__init__ itself: the warning counts frames.
+    anything.
     """
     for keyword in unknown:
         if keyword in _OF_OLD:
             continue
         guess = meant(keyword, KEYWORDS)
-        warnings.warn(f"Llama has no keyword {keyword!r}{guess}", stacklevel=3)
+        warn(f"Llama has no keyword {keyword!r}{guess}")
 
 
 def for_model(params: ContextParams, model: Model) -> ContextParams:
@@ -403,10 +402,9 @@ def warn_of_length(params: ContextParams, model: Model) -> None:
     info, n_ctx = model.info, params.n_ctx or 0
     scaled = params.rope_scaling or params.rope_freq_base or params.rope_freq_scale
     if n_ctx > info.n_ctx_train and not info.is_recurrent and not scaled:
-        warnings.warn(
+        warn(
             f"n_ctx={n_ctx} is more than the {info.n_ctx_train} tokens that the model was trained "
             "with: its text beyond them may make no sense",
-            stacklevel=3,
         )
 
 

@@ -52,7 +52,7 @@ class OverridableTokens(Protocol):
 
     @property
     def scores(self) -> Logits:
-        """Logits of eval(): a row for each token."""
+        """Logits: a row for each token in memory."""
 
     @property
     def _scores(self) -> Logits: ...

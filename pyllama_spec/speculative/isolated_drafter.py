@@ -6,6 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from hashlib import sha256
 from itertools import islice
 from operator import index
 from pathlib import Path
@@ -22,6 +23,7 @@ from pyllama_spec.drafters.base import (
 )
 from pyllama_spec.engine.checks import count, instance
 from pyllama_spec.engine.distribution import Distribution
+from pyllama_spec.errors import ArgumentError, warn
 from pyllama_spec.speculative.drafter_blame import blame
 
 _T = TypeVar("_T")
@@ -85,6 +87,7 @@ class IsolatedDrafter:
         self.is_lookup, self.draws_tokens = drafter.is_lookup, drafter.draws_tokens
         # Others are told the tokens of a copy again.
         self.copies = drafter.can_copy
+        self._mark = _mark(drafter)
         # Whether the drafter needs commits: that of plain decoding does not.
         self.listens = drafter.max_draft > 0 or bool(self.target_layers)
 
@@ -159,22 +162,34 @@ class IsolatedDrafter:
         def save() -> bytes | None:
             state = self._drafter.save(seq)
             instance(state, (bytes, bytearray, memoryview, type(None)), "what save() gives")
-            return None if state is None else bytes(state)
+            return None if state is None else b"".join((self._mark, state))
 
         return self._call(seq, "save", save) if seq in self._n_known else None
 
     def restore(self, seq: int, state: bytes | None) -> None:
-        """Restores a state of save(); the next prompt rebuilds a bad one."""
+        """Restores a state of save(); the next prompt rebuilds a bad one.
+
+        The state of another kind of drafter is not passed on. A state that the drafter refuses is
+        not a failure: the tokens are committed again.
+        """
         if state is None:
             return
 
-        def restore() -> int:
-            return count(self._drafter.restore(seq, state), "what restore() gives")
+        def restore() -> int | None:
+            if not state.startswith(self._mark):
+                return None
+            try:
+                n = self._drafter.restore(seq, state[len(self._mark) :])
+            except ArgumentError:  # of another draft, or damaged
+                return None
+            return count(n, "what restore() gives")
 
         self._failures.pop(seq, None)
         n = self._call(seq, "restore", restore)
         if n is not None:
             self._n_known[seq] = n
+        else:
+            self._n_known.pop(seq, None)
 
     def catch_up(self, seq: int, tokens: Sequence[int]) -> None:
         """Commits the tokens that the drafter lacks, after restore() in the middle of a text.
@@ -351,6 +366,16 @@ class IsolatedDrafter:
             _warn(self._drafter, self.name, why, what, error)
 
 
+def _mark(drafter: Drafter) -> bytes:
+    """What saved states of a drafter begin with: a digest of its class and of those inside it."""
+    kinds = ""
+    inner: Any = drafter
+    while inner is not None:
+        kinds += f"{type(inner).__module__}.{type(inner).__qualname__}/"
+        inner = getattr(inner, "drafter", None)  # of a wrapper
+    return sha256(kinds.encode()).digest()[:16]
+
+
 def _warn(drafter: Drafter, name: str, why: str, what: str, error: Exception) -> None:
     """Warns that a drafter failed: a text without drafts looks like any other."""
     # A warning may raise, as filters say. The text depends on neither.
@@ -364,7 +389,7 @@ def _warn(drafter: Drafter, name: str, why: str, what: str, error: Exception) ->
             "(docs/drafters.md)"
         )
         if place is None:
-            warnings.warn(message, stacklevel=2)
+            warn(message)
         else:
             warnings.warn_explicit(message, UserWarning, *place, module)
 

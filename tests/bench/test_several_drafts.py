@@ -88,7 +88,7 @@ def test_auto_is_named_with_what_it_chose(tmp_path: Path, beside: str) -> None:
         tmp_path, model_path=target, draft="auto", also=("none",), n_tokens=4, repeats=1
     )
     result = bench.run(config)
-    chosen, kind = ("draft.gguf", beside[5:]) if beside else ("prompt-lookup", "prompt-lookup")
+    chosen, kind = ("draft.gguf", beside[5:]) if beside else ("suffix", "suffix")
     shown = bench.table(result)
     assert f"drafter {kind} (chosen by auto)" in shown
     assert f"NOTE: auto chose {kind}: " in shown

@@ -278,7 +278,8 @@ def test_names_and_objects() -> None:
         ([], "draft=\\[\\] is not"),
         pytest.param(object(), "a path or a Drafter", id="object"),
         (b"x.gguf", "is not None"),
-        ("nix", "neither " + " nor ".join(f'"{n}"' for n in (*_NAMED, AUTO)) + ", nor a file"),
+        ("nix", "names are " + ", ".join(f'"{n}"' for n in (*_NAMED, AUTO))),
+        ("promptlookup", "no name of a draft; did you mean prompt-lookup"),
     ],
     ids=str,
 )  # fmt: skip

@@ -412,7 +412,7 @@ def test_auto_takes_no_draft_of_another_target(folder: Path) -> None:
     os.link(model_path("perm_eagle3"), folder / "a.gguf")
     os.link(model_path("qwen2"), folder / "other.gguf")
     name, why = note(folder / "target.gguf")
-    assert name == "prompt-lookup"
+    assert name == "suffix"
     assert why.endswith("the file has no MTP head, and no draft for it lies beside it")
     os.link(model_path("eagle3"), folder / "z.gguf")
     assert note(folder / "target.gguf")[0] == "eagle3"
@@ -421,7 +421,7 @@ def test_auto_takes_no_draft_of_another_target(folder: Path) -> None:
 def test_auto_says_that_a_head_cannot_be_used(folder: Path) -> None:
     os.link(model_path("qwen35", n_heads=2), folder / "two.gguf")
     name, why = note(folder / "two.gguf")
-    assert name == "prompt-lookup"
+    assert name == "suffix"
     assert "no MTP head that this version can draft with" in why
 
 

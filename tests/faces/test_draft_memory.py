@@ -311,12 +311,15 @@ def test_an_answer_says_whose_guess_each_token_was() -> None:
         assert sources_of(ask(llm, **wanted)["choices"][0]) <= {"target", "model", "copy"}
 
 
-def test_auto_with_a_store_copies_from_it(store: Path, tmp_path: Path) -> None:
+def test_auto_copies_from_earlier_requests_only_with_a_store(store: Path, tmp_path: Path) -> None:
     alone: dict[str, Any] = {"model_path": copy_alone(tmp_path), "n_ctx": 256, "n_threads": 1}
     with Llama(draft="auto", draft_memory=store, **alone) as llm:
         assert ask(llm)["speculation"]["drafter"] == "suffix"
-    with Llama(draft="auto", **alone) as llm:
-        assert ask(llm)["speculation"]["drafter"] == "prompt-lookup"
+    for draft in ("suffix", "auto"):
+        with Llama(draft=draft, controller="fixed", **alone) as llm:
+            found = [ask(llm)["speculation"] for _ in range(2)]
+            assert [one["drafter"] for one in found] == ["suffix", "suffix"]
+            assert ("memory" in found[1]["by_source"]) == (draft == "suffix")
 
 
 @pytest.mark.parametrize("lookup", [1, 2])

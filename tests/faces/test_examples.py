@@ -113,7 +113,7 @@ def test_auto_draft_takes_the_head_in_the_file() -> None:
 @pytest.mark.release
 def test_auto_draft_copies_where_there_is_no_head(smollm2_q4_0: Path, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").symlink_to(smollm2_q4_0)  # no draft lies beside it there
-    text, _, figures = run("auto_draft.py", tmp_path / "model.gguf").rpartition("prompt-lookup: ")
+    text, _, figures = run("auto_draft.py", tmp_path / "model.gguf").rpartition("suffix: ")
     assert "6, 7, 8" in text
     assert "no MTP head" in figures
 

@@ -271,3 +271,60 @@ def test_embeddings_of_a_decoder_and_of_an_encoder() -> None:
         rows = llm.embed("abc")
         assert np.shape(rows) == (len(llm.tokenize("abc")), llm.n_embd())
         assert text_of(llm(PROMPT, max_tokens=3, **GREEDY))
+
+
+def _rows_of(kind: str, tokens: list[int]) -> npt.NDArray[np.float32]:
+    """What scores has to be after these tokens, however they came into the memory."""
+    with open_tiny(kind=kind, logits_all=True) as fresh:
+        fresh.eval(tokens)
+        return np.array(fresh.scores[: len(tokens)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_are_those_of_the_text_in_memory(kind: str) -> None:
+    """Whichever call put it there: requests compute no rows, and eval() left some of its own."""
+
+    def check(llm: Llama, first: int = 0) -> None:
+        n = llm.n_tokens
+        rows = _rows_of(kind, llm.input_ids[:n].tolist())[first:]
+        for _ in range(2):
+            assert np.allclose(llm.scores[first:n], rows, atol=1e-4)
+            assert np.allclose(list(llm.eval_logits), rows, atol=1e-4)
+            assert llm.n_tokens == n
+        if first:
+            assert not llm.scores[:first].any()
+
+    for draft in (None, PromptLookup(max_ngram=2, min_ngram=1)):
+        with open_tiny(draft, kind=kind, logits_all=True) as llm:
+            llm.eval([120] * 30)
+            llm.reset()
+            for prompt in ([97] * 12, [98, 99, 97, 98], [97] * 12):
+                text = text_of(llm(prompt, max_tokens=8, **GREEDY))
+                check(llm)
+                assert text_of(llm(prompt, max_tokens=8, **GREEDY)) == text
+            state = llm.save_state()
+            taken(llm, PROMPT, 5)
+            check(llm)
+            llm.load_state(state)
+            check(llm)
+            llm.n_tokens -= 3
+            check(llm)
+            llm.eval([100])
+            check(llm)
+    with open_tiny(kind=kind) as llm:
+        llm.eval([120] * 9)
+        llm.reset()
+        llm([97] * 12, max_tokens=8, **GREEDY)
+        check(llm, llm.n_tokens - 1)
+
+
+def test_scores_while_a_text_is_read_as_a_stream() -> None:
+    with open_tiny(logits_all=True) as llm:
+        expected = [text_of(c) for c in llm([97] * 12, max_tokens=8, stream=True, **GREEDY)]
+        found = []
+        for chunk in llm([97] * 12, max_tokens=8, stream=True, **GREEDY):
+            found.append(text_of(chunk))
+            n = llm.n_tokens
+            rows = _rows_of("llama", llm.input_ids[:n].tolist())
+            assert np.allclose(llm.scores[:n], rows, atol=1e-4)
+        assert "".join(found) == "".join(expected)

@@ -55,7 +55,7 @@ def test_doctor(perm: Path, tmp_path: Path) -> None:
     assert "MB of weights of type f32, qwen35" in words
     none = cli("doctor", "-m", copy_alone(tmp_path), "-d", "auto", *quick)
     assert none.returncode == 0, none.stderr
-    assert "auto chose prompt-lookup: the file has no MTP head" in " ".join(none.stdout.split())
+    assert "auto chose suffix: the file has no MTP head" in " ".join(none.stdout.split())
     assert "A verify batch" in none.stdout
 
 

@@ -6,13 +6,24 @@ import io
 import json
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pyllama_spec import ArgumentError, Llama
+from pyllama_spec import (
+    ArgumentError,
+    Draft,
+    Drafter,
+    DraftRequest,
+    Llama,
+    LookupFirst,
+)
 from pyllama_spec.cli.entry import main
 from pyllama_spec.cli.own_draft import own_draft
+from pyllama_spec.drafters import open_draft
+from tests.faces.tools import GREEDY, PROMPT, open_tiny, text_of
 from tests.models import model_path
 
 SOURCE = '''
@@ -205,3 +216,63 @@ def test_the_package_is_a_command_too() -> None:
     )  # fmt: skip
     assert done.returncode == 0
     assert "MODULE:FUNCTION" in done.stdout
+
+
+class Counted(Drafter):
+    """Its state of a sequence is a number."""
+
+    name, max_draft = "counted", 2
+
+    def __init__(self) -> None:
+        self.restored: list[bytes] = []
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        return Draft([request.tokens[-1]] * request.n_requested)
+
+    def save(self, seq: int) -> bytes:
+        return b"a number: 7"
+
+    def restore(self, seq: int, data: bytes) -> int:
+        self.restored.append(data)
+        return 0
+
+
+class Other(Counted):
+    pass
+
+
+def test_no_drafter_is_handed_the_state_of_another() -> None:
+    """Bytes that happen to be readable would be believed; it is told the text again."""
+    kinds: list[Callable[[], tuple[Counted | None, Drafter]]] = [
+        lambda: (mine := Counted(), mine),
+        lambda: (mine := Other(), mine),
+        lambda: (mine := Counted(), LookupFirst(mine)),
+        lambda: (None, open_draft(model_path("eagle3"))),
+    ]
+    for i, made in enumerate(kinds):
+        with made()[1] as first, open_tiny(first) as llm:
+            expected = text_of(llm(PROMPT, max_tokens=6, **GREEDY))
+            state = llm.save_state()
+        for j, other in enumerate(kinds):
+            mine, drafter = other()
+            with drafter, open_tiny(drafter) as llm, warnings.catch_warnings():
+                warnings.simplefilter("error")
+                llm.load_state(state)
+                found = llm(PROMPT, max_tokens=6, **GREEDY)
+                assert text_of(found) == expected
+                assert "failed" not in str(found["speculation"]["reason_off"])
+            if mine is not None:
+                assert mine.restored == ([b"a number: 7"] if i == j else []), (i, j)
+
+
+def test_a_drafter_with_copies_before_it_has_a_name_of_its_own() -> None:
+    assert LookupFirst(Counted()).name == "counted+copies"
+    with open_draft(model_path("eagle3")) as drafter:
+        assert isinstance(drafter, LookupFirst)
+        assert drafter.name == drafter.drafter.name
+
+
+def test_options_of_files_name_what_a_drafter_of_ones_own_does_instead() -> None:
+    for options, words in (({"lookup": 3}, "LookupFirst"), ({"p_min": 0.9}, "propose_one")):
+        with pytest.raises(ArgumentError, match=words):
+            open_tiny(Counted(), **options)

@@ -248,3 +248,21 @@ def test_verbose_says_what_a_request_took(capfd: pytest.CaptureFixture[str]) -> 
         capfd.readouterr()
         llm(PROMPT, max_tokens=3)
         assert "tokens read in" in capfd.readouterr().err
+
+
+def test_a_warning_points_to_the_line_of_the_program() -> None:
+    """However deep in the package it is noticed."""
+
+    class Mine(Llama):
+        pass
+
+    path = str(model_path("llama"))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        Mine(path, numa=1, n_ctx=8192, n_threads=4096, n_of_nothing=1, n_parallel=2).close()
+        with Mine(path, n_ctx=256, embedding=True, n_gpu_layers=0) as llm:
+            llm.embed("abc")
+            llm.create_chat_completion([{"role": "narrator", "content": "a"}], max_tokens=1)
+        llama_cpp.LlamaGrammar.from_json_schema('{"type": "string", "nothing": 1}')
+    assert len({str(one.message)[:20] for one in warned}) >= 6
+    assert {one.filename for one in warned} == {__file__}, [str(one.message) for one in warned]

@@ -541,7 +541,7 @@ def test_a_program_says_what_it_cannot_do(
 @pytest.mark.parametrize(
     ("kind", "beside", "draft", "told"),
     [
-        ("llama", None, "auto", "draft auto (prompt-lookup)"),
+        ("llama", None, "auto", "draft auto (suffix)"),
         ("llama", "eagle3", "auto", "draft auto (eagle3)"),
         ("bert", None, "auto", "draft auto"),
         ("llama", None, "prompt-lookup", "draft prompt-lookup"),

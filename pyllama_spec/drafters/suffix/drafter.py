@@ -414,9 +414,10 @@ class Suffix(Drafter):
             self._store, self._vocab = None, _no_vocab
 
 
-def open_suffix(options: DraftOptions) -> Suffix:
-    """Opens the drafter of draft="suffix"."""
-    return Suffix(options.length(_FIXED_DRAFT, _ADAPTIVE_DRAFT), store=options.memory)
+def open_suffix(options: DraftOptions, *, remembers: bool = True) -> Suffix:
+    """Opens the drafter of draft="suffix"; for "auto" it remembers no requests by itself."""
+    n = options.length(_FIXED_DRAFT, _ADAPTIVE_DRAFT)
+    return Suffix(n, remembers=remembers, store=options.memory)
 
 
 def can_look_up(min_match: int) -> bool:

@@ -12,7 +12,6 @@ import glob
 import os
 import re
 import time
-import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -44,6 +43,7 @@ from pyllama_spec.errors import (
     ModelLoadError,
     PyllamaSpecError,
     shown,
+    warn,
 )
 
 DEFAULT_BYTES = 256 << 20
@@ -142,10 +142,9 @@ class Store:
                 f"draft_memory={shown(os.fspath(path))} is not a file name: {error}; give another"
             ) from None
         if self._is_read_only and not is_read_only:
-            warnings.warn(
+            warn(
                 f"the draft memory {self.path} can only be read by this user: texts are not "
                 "remembered; give the right to write it, or name another file",
-                stacklevel=3,
             )
         if self._file.is_damaged and not self._is_read_only:
             with self.locked():
@@ -274,10 +273,9 @@ class Store:
             if not self._has_warned:
                 self._has_warned = True
                 reason = getattr(error, "strerror", None) or error
-                warnings.warn(
+                warn(
                     f"the draft memory {self.path} cannot be written or read: {reason}; texts are "
                     "not remembered",
-                    stacklevel=4,  # who called, after the method and the context manager
                 )
 
     @contextlib.contextmanager
