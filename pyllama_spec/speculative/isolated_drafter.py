@@ -28,6 +28,8 @@ from pyllama_spec.speculative.drafter_blame import blame
 
 _T = TypeVar("_T")
 
+# The most drafters inside one another that a saved state tells apart.
+_MOST_INNER = 8
 # After so many drafts of a text without a single id of the vocabulary the drafter counts as failed.
 _MAX_FOREIGN = 3
 # Characters of a reason that a warning has.
@@ -370,9 +372,12 @@ def _mark(drafter: Drafter) -> bytes:
     """What saved states of a drafter begin with: a digest of its class and of those inside it."""
     kinds = ""
     inner: Any = drafter
-    while inner is not None:
+    for _ in range(_MOST_INNER):
         kinds += f"{type(inner).__module__}.{type(inner).__qualname__}/"
-        inner = getattr(inner, "drafter", None)  # of a wrapper
+        try:
+            inner = inner.drafter  # of a wrapper
+        except Exception:  # noqa: BLE001 - of a user's class, as any attribute
+            break
     return sha256(kinds.encode()).digest()[:16]
 
 
