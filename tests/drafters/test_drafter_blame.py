@@ -78,7 +78,7 @@ def _said(drafter: object, **more: Any) -> warnings.WarningMessage:
 def _check(said: warnings.WarningMessage, line: str) -> None:
     assert Path(said.filename).name == Path(__file__).name
     assert line in linecache.getline(said.filename, said.lineno)
-    assert f"({Path(__file__).name}, line {said.lineno}). The text goes on" in str(said.message)
+    assert f"({Path(__file__).name}, line {said.lineno}). The text continues" in str(said.message)
 
 
 @pytest.mark.parametrize("answer", WRONG, ids=str)
@@ -132,7 +132,7 @@ def test_so_is_that_of_llama_cpp_pythons_form(model: Any, name: str, line: str) 
 def test_where_there_is_no_line_the_function_is_named() -> None:
     """Python knows no line of compiled code."""
     said = _said(None, draft_model=len)
-    assert "(builtins.len). The text goes on" in str(said.message)
+    assert "(builtins.len). The text continues" in str(said.message)
 
 
 def test_a_filter_by_the_users_module_takes_effect() -> None:
