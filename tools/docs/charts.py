@@ -73,8 +73,8 @@ def bar_of(run: Result) -> Bar:
     name = run["files"]["target"]["name"].removesuffix(".gguf")
     model, _, kind = name.replace("-Instruct", "").rpartition(".")
     return Bar(
-        f"{model} {kind}", f"{draft_name(run)}, {len(speeds)} prompts", speed(run, run["summary"]),
-        low, high, speeds[0], tuple(run["accepted_histogram"]),
+        f"{model} {kind}", f"{draft_name(run)}, {len(speeds)} prompts, {kernels(run)}",
+        speed(run, run["summary"]), low, high, speeds[0], tuple(run["accepted_histogram"]),
     )  # fmt: skip
 
 
@@ -107,6 +107,11 @@ def draft_name(run: Result) -> str:
     if name != "draft-model":
         return name
     return str(run["files"]["draft"]["name"]).removesuffix(".gguf").replace("-Instruct", "")
+
+
+def kernels(run: Result) -> str:
+    """The instructions of the kernels that computed a run's rows, such as AVX2."""
+    return ", ".join(sorted(set(run["machine"]["row_kernels"].values())))
 
 
 def draw(bars: Sequence[Bar], theme: Theme) -> str:
@@ -207,12 +212,13 @@ class Table:
 def in_categories(files: Sequence[Sequence[Result]]) -> list[list[Result]]:
     """For each file of several drafts: its runs, and those of other files over the same prompts.
 
-    Answers have the same length in all of them.
+    Answers have the same length in all of them, and rows the same kernels.
     """
 
-    def what(run: Result) -> tuple[str, int, list[str]]:
+    def what(run: Result) -> tuple[str, int, list[str], str]:
         ids = [prompt["id"] for prompt in run["prompts"]]
-        return run["files"]["target"]["name"], run["settings"]["n_tokens"], ids
+        target = run["files"]["target"]["name"]
+        return target, run["settings"]["n_tokens"], ids, kernels(run)
 
     every = [run for runs in files for run in runs]
     return [[run for run in every if what(run) == what(runs[0])] for runs in files if len(runs) > 1]
@@ -225,7 +231,7 @@ def table_of(runs: Sequence[Result]) -> Table:
         (draft_name(run), tuple(speed(run, run["categories"][name]) for name in names))
         for run in runs
     ]
-    return Table(bar_of(runs[0]).model, names, tuple(rows))
+    return Table(f"{bar_of(runs[0]).model}, {kernels(runs[0])}", names, tuple(rows))
 
 
 _CELL, _LINE, _HEAD = 66, 24, 58

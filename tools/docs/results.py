@@ -80,7 +80,7 @@ def _same(run: Result) -> str:
 
 def _name(run: Result) -> str:
     target = Path(run["files"]["target"]["name"]).stem
-    return f"{target}, {charts.draft_name(run)}"
+    return f"{target}, {charts.draft_name(run)}, {charts.kernels(run)}"
 
 
 def _pictures() -> Iterator[str]:
@@ -126,7 +126,8 @@ def _categories(runs: list[tuple[Path, Result]]) -> Iterator[str]:
         what = "the processor's time" if True in ways else "the clock"
         if len(ways) > 1:
             what = "the clock, and by the processor's time in runs that the first table marks"
-        yield f"## {Path(first['files']['target']['name']).stem}: each draft in each category"
+        target = f"{Path(first['files']['target']['name']).stem}, {charts.kernels(first)}"
+        yield f"## {target}: each draft in each category"
         yield f"Speed over plain decoding by {what}, in brackets tokens per round.\n"
         yield f"| draft | {' | '.join(names)} | all | worst prompt |\n{'|---' * (len(names) + 3)}|"
         for run in group:
