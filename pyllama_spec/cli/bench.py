@@ -51,11 +51,12 @@ def add_bench(commands: _Commands) -> None:
     add("--n-draft", type=int, help="maximum number of tokens in a draft [the drafter's own]")
     add(
         "--p-min", type=float, default=None, metavar="P",
-        help="stop drafting below this probability [as the controller says]",
+        help="of a draft in a file: stop below this probability [as the controller says]",
     )  # fmt: skip
     add(
         "--lookup", type=int, default=None, metavar="N",
-        help="copy where the last N tokens occurred before, without asking the draft; 0: never [5]",
+        help="of a draft in a file: copy where the last N tokens occurred before, without asking it; "
+        "0: never [5]",
     )  # fmt: skip
     add(
         "--controller", default=None, choices=tuple(NAMES),

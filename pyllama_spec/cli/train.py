@@ -362,6 +362,9 @@ def _print_report(report: TrainReport, work: Path) -> None:
     if after.n_rounds:
         _say(f"held-out greedy text: accepted {by_depth}, {after} "
              f"(untrained {before.tokens_per_round:.2f})")  # fmt: skip
+        if not report.why_not and after.tokens_per_round <= before.tokens_per_round:
+            _say("note: training made the draft no better than it was before the first step: it is "
+                 "too weak to use. Train on more text (--tokens)")  # fmt: skip
     stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in report.seconds.items())
     _say(
         f"trained on {report.n_answer_tokens} answer tokens, {report.n_tokens_seen} seen; "

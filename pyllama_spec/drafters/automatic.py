@@ -1,7 +1,7 @@
 """Resolves draft="auto": the MTP head in the target's file, else a draft beside the file.
 
-Where there is neither, drafts are copied from the text by Suffix: at least as fast as prompt lookup
-in all runs of docs/results.md. The drafter's `note` says which of
+Where there is neither, drafts are copied from the text by Suffix, which is ahead of prompt lookup in
+both runs of docs/results.md that have the two. The drafter's `note` says which of
 them was chosen, and why.
 """
 

@@ -21,6 +21,7 @@ from pyllama_spec.drafters.base import (
     SequenceErrors,
     check_proposes,
 )
+from pyllama_spec.drafters.wrapper import DrafterWrapper
 from pyllama_spec.engine.checks import count, instance
 from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.errors import ArgumentError, warn

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -402,3 +403,20 @@ def test_what_ends_a_run_does_not_stand_in_its_bar(
     assert "writing text [" in shown
     # Back to the beginning of the line, and nothing of the bar left there.
     assert shown.rpartition("\r\x1b[K")[2].startswith(said)
+
+
+@pytest.mark.parametrize(("before", "after", "is_noted"), [(1.24, 1.15, True), (1.1, 2.0, False)])
+def test_a_draft_that_training_made_no_better_is_called_weak(
+    before: float, after: float, is_noted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def acceptance(n: float) -> Any:
+        return SimpleNamespace(n_rounds=60, tokens_per_round=n, by_depth=(n - 1,))
+
+    report: Any = SimpleNamespace(
+        untrained=acceptance(before), trained=acceptance(after), path=Path("draft.gguf"),
+        n_bytes=1, why_not="", seconds={}, n_answer_tokens=1, n_tokens_seen=1, notes=(),
+    )  # fmt: skip
+    cli_train._print_report(report, Path("work"))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"(untrained {before:.2f})" in shown
+    assert ("no better than it was before the first step" in shown) == is_noted

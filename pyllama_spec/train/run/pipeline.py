@@ -147,8 +147,9 @@ class Pipeline(Generic[H]):
 
         def report(p: CorpusProgress) -> None:
             note = (
-                f"{p.n_answer} of {p.n_wanted} tokens in {p.n_texts} texts, {p.n_begun} more in "
-                f"{p.n_running} being written, {p.n_dropped} dropped"
+                f"{p.n_answer} of {p.n_wanted} tokens in {p.n_texts} finished texts, {p.n_begun} "
+                f"in {p.n_running} unfinished ones (counted in the percentage), "
+                f"{p.n_dropped} dropped"
             )
             if p.n_answer >= p.n_wanted:
                 # The first of them count, and one of those is not finished yet.
