@@ -145,9 +145,10 @@ def prompt_too_long(n_tokens: int, n_ctx: int, how: str = "") -> ContextFullErro
         how: the source of the number, if it was not counted.
 
     """
+    why = "is too long" if n_tokens > n_ctx else "fills it"
     return ContextFullError(
-        f"{too_long(n_tokens, n_ctx)}, which leaves none for an answer{how}; shorten the prompt or "
-        "choose a larger n_ctx"
+        f"{too_long(n_tokens, n_ctx)}: the prompt alone {why}{how}; shorten the prompt or choose a "
+        "larger n_ctx"
     )
 
 

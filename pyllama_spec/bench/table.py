@@ -184,7 +184,7 @@ def _time(result: BenchResult) -> list[str]:
     return [
         *_aligned([head, *rows]),
         "processors: processor time of all threads over time by the clock",
-        f"prompts with the draft: {_number(both.prompt_cost, 3)} of plain decoding's time",
+        f"reading the prompts took {_number(both.prompt_cost, 3)} times as long with the draft",
     ]
 
 
