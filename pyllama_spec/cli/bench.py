@@ -55,8 +55,8 @@ def add_bench(commands: _Commands) -> None:
     )  # fmt: skip
     add(
         "--lookup", type=int, default=None, metavar="N",
-        help="of a draft in a file: copy where the last N tokens occurred before, without asking it; "
-        "0: never [5]",
+        help="of a draft in a file: copy where the last N tokens occurred before, without asking "
+        "it; 0: never [5]",
     )  # fmt: skip
     add(
         "--controller", default=None, choices=tuple(NAMES),

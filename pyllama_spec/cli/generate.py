@@ -104,12 +104,13 @@ def _add_draft_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=None,
         metavar="P",
-        help="of a draft in a file: stop below this probability; the controller is off [as the controller says]",
+        help="of a draft in a file: stop below this probability; the controller is off "
+        "[as the controller says]",
     )
     parser.add_argument(
         "--lookup", type=int, default=None, metavar="N",
-        help="of a draft in a file: copy where the last N tokens occurred before, without asking it; "
-        "0: never [5]",
+        help="of a draft in a file: copy where the last N tokens occurred before, without asking "
+        "it; 0: never [5]",
     )  # fmt: skip
     parser.add_argument(
         "--controller", default=None, choices=tuple(NAMES),

@@ -1,8 +1,8 @@
 """Resolves draft="auto": the MTP head in the target's file, else a draft beside the file.
 
-Where there is neither, drafts are copied from the text by Suffix, which is ahead of prompt lookup in
-both runs of docs/results.md that have the two. The drafter's `note` says which of
-them was chosen, and why.
+Where there is neither, drafts are copied from the text by Suffix, which is ahead of prompt lookup
+in both runs of docs/results.md that have the two. The drafter's `note` says which of them was
+chosen, and why.
 """
 
 from __future__ import annotations

@@ -350,7 +350,7 @@ class Drafter(Closeable):
 
     @property
     def can_copy(self) -> bool:
-        """Whether copy() copies; for other drafters commit() repeats the tokens of a copy."""
+        """Whether copy() copies. If not, commit() repeats the copied tokens."""
         return overrides(self, "copy", Drafter)
 
     # ---- the target it computes beside

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -266,3 +267,21 @@ def test_a_warning_points_to_the_line_of_the_program() -> None:
         llama_cpp.LlamaGrammar.from_json_schema('{"type": "string", "nothing": 1}')
     assert len({str(one.message)[:20] for one in warned}) >= 6
     assert {one.filename for one in warned} == {__file__}, [str(one.message) for one in warned]
+
+
+def test_what_raises_a_runtime_error_there_raises_one_here() -> None:
+    with open_tiny() as llm:
+        with pytest.raises(RuntimeError, match="embedding=True"):
+            llm.embed("abc")
+        with pytest.raises(RuntimeError, match="n_ctx"):
+            llm.eval([97] * (llm.n_ctx() + 1))
+        with pytest.raises(ValueError, match="the prompt alone is too long"):
+            llm([97] * (llm.n_ctx() + 1))
+
+
+def test_a_missing_package_of_a_cache_is_named_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "diskcache", None)
+    with pytest.raises(UnsupportedError, match="pip install diskcache"):
+        llama_cpp.LlamaDiskCache(str(tmp_path))
