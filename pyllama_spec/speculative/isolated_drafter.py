@@ -6,7 +6,6 @@ import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from hashlib import sha256
 from itertools import islice
 from operator import index
 from pathlib import Path
@@ -21,7 +20,6 @@ from pyllama_spec.drafters.base import (
     SequenceErrors,
     check_proposes,
 )
-from pyllama_spec.drafters.wrapper import DrafterWrapper
 from pyllama_spec.engine.checks import count, instance
 from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.errors import ArgumentError, warn
@@ -29,7 +27,7 @@ from pyllama_spec.speculative.drafter_blame import blame
 
 _T = TypeVar("_T")
 
-# The most drafters inside one another that a saved state tells apart.
+# The most drafters inside one another that the mark of a state names: one may name itself.
 _MOST_INNER = 8
 # After so many drafts of a text without a single id of the vocabulary the drafter counts as failed.
 _MAX_FOREIGN = 3
@@ -370,16 +368,13 @@ class IsolatedDrafter:
 
 
 def _mark(drafter: Drafter) -> bytes:
-    """What saved states of a drafter begin with: a digest of its class and of those inside it."""
-    kinds = ""
-    inner: Any = drafter
-    for _ in range(_MOST_INNER):
-        kinds += f"{type(inner).__module__}.{type(inner).__qualname__}/"
-        try:
-            inner = inner.drafter  # of a wrapper
-        except Exception:  # noqa: BLE001 - of a user's class, as any attribute
-            break
-    return sha256(kinds.encode()).digest()[:16]
+    """The beginning of a drafter's saved states: its class and those of the drafters inside it."""
+    kinds: list[str] = []
+    inner: object = drafter
+    while inner is not None and len(kinds) < _MOST_INNER:
+        kinds.append(f"{type(inner).__module__}.{type(inner).__qualname__}")
+        inner = inner.passes_on_to() if isinstance(inner, Drafter) else None
+    return "/".join(kinds).encode("utf-8", "backslashreplace") + b"\0"
 
 
 def _warn(drafter: Drafter, name: str, why: str, what: str, error: Exception) -> None:
