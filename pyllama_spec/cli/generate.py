@@ -119,9 +119,10 @@ def _add_draft_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--acceptance", default=None, choices=ACCEPTANCE,
-        help="how tokens of a smaller model are accepted at a temperature: exact; noise, where "
-        "both models draw by the same noise, which accepts more, and a seed gives the same text "
-        "with a draft and without; or distribution, where the text depends on the draft [exact]",
+        help="how tokens of a smaller model are accepted at a temperature: exact; noise: both "
+        "models draw by the same noise, which accepts more of a similar model; a seed gives the "
+        "same text with any draft, and another than exact; distribution: the text depends on the "
+        "draft [exact]",
     )  # fmt: skip
     parser.add_argument(
         "--draft-memory", type=file_name, default=None, metavar="FILE",
@@ -193,7 +194,9 @@ def open_llama(
             "draft_memory",
             "draft_n_ctx",
         ):
-            if getattr(args, name) is not None:
+            # By shared noise a seed has another text, without a draft too.
+            is_noise = name == "acceptance" and args.acceptance == "noise"
+            if getattr(args, name) is not None and not is_noise:
                 raise ArgumentError(f"--{name.replace('_', '-')} is for a draft: add -d")
     return Llama(
         model_path=args.model,

@@ -63,7 +63,7 @@ _IDLE = (
         "is for a draft with a model: leave it out",
     ),
     _Idle(
-        ("n_draft", "p_min", "lookup", "acceptance"), _is_off,
+        ("n_draft", "p_min", "lookup"), _is_off,
         "does nothing beside --controller off, which drafts nothing: leave out one",
     ),
 )  # fmt: skip

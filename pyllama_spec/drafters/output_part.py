@@ -94,7 +94,7 @@ class OutputRows:
                 file.seek(self._offset + int(ids[run[0]]) * self._row_bytes)
                 data = file.read(len(run) * self._row_bytes)
                 if len(data) != len(run) * self._row_bytes:
-                    raise OSError(f"{self._path} was cut off since it was loaded")
+                    raise OSError(f"{self._path.name} was cut off since it was loaded")
                 out[run] = np.frombuffer(data, np.uint8).reshape(len(run), -1)
         return out
 

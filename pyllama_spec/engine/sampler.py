@@ -53,7 +53,7 @@ class SamplerParams:
         seed: the seed of the random draws; None for a new one each time.
         shared_noise: whether a token is drawn as the largest sum of logit and shared_noise(), which
             a draft model can add too, and not by a random number. Not with mirostat. See
-            speculative/shared_noise.py.
+            SharedNoise in drafters/draws.py.
         logit_bias: added to the logits of these ids, at most 1e20; -inf forbids one.
         grammar: GBNF rules that the text must follow.
         grammar_root: the rule to begin with.

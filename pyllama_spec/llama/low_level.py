@@ -14,7 +14,7 @@ from pyllama_spec.chat.prompts import check_fits
 from pyllama_spec.engine import Batch, Sampler
 from pyllama_spec.engine.checks import integer
 from pyllama_spec.engine.exactness import FEW_ROWS
-from pyllama_spec.errors import ArgumentError, ContextFullError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, BusyError, ContextFullError, UnsupportedError
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
 from pyllama_spec.llama.overridable import Logits, OverridableTokens
 from pyllama_spec.requests.generation import Generation
@@ -137,9 +137,13 @@ class LowLevel:
 
     def _read_again(self, llm: OverridableTokens, first: int) -> None:
         """Evaluates the tokens in memory once more from one on, for their rows."""
-        tokens = self.state().tokens[first : llm.n_tokens]
+        before, tokens = self._n_back, self.state().tokens[first : llm.n_tokens]
         llm.n_tokens = first
-        self.eval(llm, tokens)
+        try:
+            self.eval(llm, tokens)
+        except BaseException:
+            self._n_back = before  # as inside of a request's callback, which may not evaluate
+            raise
 
     def eval_tokens(self, llm: OverridableTokens) -> deque[int]:
         """The ids in memory."""
@@ -166,7 +170,6 @@ class LowLevel:
             held = state.tokens[:n_before]
             # One beyond the context is enough to know: there may be any number.
             prompt = [*held, *islice(tokens, llm.n_ctx() + 1)]
-            self._n_back = None
             if len(prompt) > llm.n_ctx():
                 raise ContextFullError(
                     f"{len(held) + len(tokens)} tokens do not fit the context of {llm.n_ctx()}; "
@@ -179,6 +182,7 @@ class LowLevel:
                     self._scores.put(at, row)
             else:
                 self._scores.put(len(prompt) - 1, self._read(state, prompt))
+            self._n_back = None  # a call that was refused leaves it
             runtime.context.pause_threads()
 
     def _read(self, state: SequenceState, prompt: Sequence[int]) -> Logits:
@@ -259,7 +263,11 @@ class LowLevel:
                 # A request, a saved state, or going back: the last token is read once more.
                 self._read_again(llm, at)
                 last = self._scores.newest(at)
-                assert last is not None
+                if last is None:
+                    raise BusyError(
+                        "another thread changed the text in memory meanwhile: read logits and "
+                        "evaluate in one thread"
+                    )
             return np.array(last)
         if not self.logits_all or not 0 <= at < n:
             raise ArgumentError(

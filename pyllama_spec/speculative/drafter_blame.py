@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 from pyllama_spec.drafters.base import Drafter
 
 _PACKAGE = Path(__file__).parents[1]
+# The most drafters inside one another that are told apart: one may say that it is inside itself.
+_MOST_INNER = 8
 # The two forms of what a drafter is called for: for one sequence, and for several.
 _ONE = {"propose": "propose_one", "commit": "commit_one"}
 
@@ -50,7 +52,7 @@ def blame(drafter: Drafter, what: str, error: Exception) -> Blame:
         for frame in traceback.extract_tb(error.__traceback__)
         if not _is_ours(frame.filename)
     ]
-    chain = _chain(drafter)
+    chain = chain_of(drafter)
     one, code = next(
         ((one, code) for one in chain for code in _codes(one, what)), (chain[-1], None)
     )
@@ -65,11 +67,14 @@ def blame(drafter: Drafter, what: str, error: Exception) -> Blame:
     return Blame(author, module, place)
 
 
-def _chain(drafter: Drafter) -> list[object]:
-    """The drafter and those it wraps, from the outside to the inside."""
+def chain_of(drafter: Drafter) -> list[object]:
+    """The drafter and those it wraps, from the outside to the inside, at most _MOST_INNER."""
     chain: list[object] = [drafter]
-    while isinstance(chain[-1], Drafter):
-        one = chain[-1].passes_on_to()
+    while isinstance(chain[-1], Drafter) and len(chain) < _MOST_INNER:
+        try:
+            one = chain[-1].passes_on_to()
+        except Exception:  # noqa: BLE001 - a user's method: what it hides is not told
+            break
         while isinstance(one, partial):
             one = one.func
         if one is None:

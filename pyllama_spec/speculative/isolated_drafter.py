@@ -23,12 +23,10 @@ from pyllama_spec.drafters.base import (
 from pyllama_spec.engine.checks import count, instance
 from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.errors import ArgumentError, warn
-from pyllama_spec.speculative.drafter_blame import blame
+from pyllama_spec.speculative.drafter_blame import blame, chain_of
 
 _T = TypeVar("_T")
 
-# The most drafters inside one another that the mark of a state names: one may name itself.
-_MOST_INNER = 8
 # After so many drafts of a text without a single id of the vocabulary the drafter counts as failed.
 _MAX_FOREIGN = 3
 # Characters of a reason that a warning has.
@@ -369,11 +367,7 @@ class IsolatedDrafter:
 
 def _mark(drafter: Drafter) -> bytes:
     """The beginning of a drafter's saved states: its class and those of the drafters inside it."""
-    kinds: list[str] = []
-    inner: object = drafter
-    while inner is not None and len(kinds) < _MOST_INNER:
-        kinds.append(f"{type(inner).__module__}.{type(inner).__qualname__}")
-        inner = inner.passes_on_to() if isinstance(inner, Drafter) else None
+    kinds = [f"{type(one).__module__}.{type(one).__qualname__}" for one in chain_of(drafter)]
     return "/".join(kinds).encode("utf-8", "backslashreplace") + b"\0"
 
 
@@ -465,8 +459,8 @@ def _bounded(text: object, n: int) -> str:
 
 
 def _said(error: Exception) -> str:
-    """The message of an error, even if its str() raises."""
+    """The message of an error on one line, even if its str() raises."""
     try:
-        return str(error)
+        return "".join(c if c.isprintable() else " " for c in str(error))
     except Exception as again:  # noqa: BLE001
         return f"(its text raises {type(again).__name__})"

@@ -194,3 +194,36 @@ def test_the_names_are_in_the_record() -> None:
     with Llama(model_path("llama"), **given) as llm:
         said = llm.create_completion("abab", **GREEDY)["speculation"]
     assert (said["drafter"], said["controller"]) == ("Wrong", "Whims")
+
+
+class Inside(Drafter):
+    """It says that it is inside of itself, or fails to say."""
+
+    max_draft = 2
+
+    def __init__(self, says: str) -> None:
+        self.says = says
+
+    def passes_on_to(self) -> object:
+        """Itself, another one like it, or an error."""
+        if self.says == "raises":
+            raise RuntimeError("not told")
+        if self.says == "recurses":
+            return self.passes_on_to()
+        return self if self.says == "itself" else Inside(self.says)
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        """Fails."""
+        raise ValueError("a\nb\x1b[31mc")
+
+
+@pytest.mark.parametrize("says", ["itself", "another", "raises", "recurses"])
+def test_a_drafter_that_lies_about_what_is_inside_it(says: str) -> None:
+    """The request ends, and the warning comes, on one line."""
+    with (
+        Llama(model_path("perm"), draft=Inside(says), n_ctx=128, n_threads=1) as llm,
+        pytest.warns(UserWarning, match=r"it failed in propose\(\): ValueError: a b \[31mc"),
+    ):
+        answer = llm.create_completion([150], max_tokens=8, temperature=0)
+    assert answer["speculation"]["drafted"] == 0
+    assert "\x1b" not in answer["speculation"]["reason_off"]

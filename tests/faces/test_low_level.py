@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyllama_spec import ArgumentError, Llama, PromptLookup, UnsupportedError
+from pyllama_spec import ArgumentError, Llama, PromptLookup, PyllamaSpecError, UnsupportedError
 from pyllama_spec.llama_cpp import (
     LlamaRAMCache,
     LlamaState,
@@ -328,3 +328,39 @@ def test_scores_while_a_text_is_read_as_a_stream() -> None:
             rows = _rows_of("llama", llm.input_ids[:n].tolist())
             assert np.allclose(llm.scores[:n], rows, atol=1e-4)
         assert "".join(found) == "".join(expected)
+
+
+@pytest.mark.parametrize("logits_all", [False, True])
+def test_a_callback_that_reads_logits_leaves_the_text(logits_all: bool) -> None:
+    """It is refused, and the text in memory is the request's all the same."""
+    refused: list[PyllamaSpecError] = []
+
+    def read(ids: npt.NDArray[np.intc], row: npt.NDArray[np.single]) -> bool:
+        try:
+            _ = llm.eval_logits
+        except PyllamaSpecError as error:
+            refused.append(error)
+        return False
+
+    with open_tiny(logits_all=logits_all) as llm:
+        plain = llm.create_completion(PROMPT, max_tokens=5, temperature=0.0)
+        n = llm.n_tokens
+        llm.reset()
+        answer = llm.create_completion(
+            PROMPT, max_tokens=5, temperature=0.0, stopping_criteria=[read]
+        )
+        assert refused
+        assert text_of(answer) == text_of(plain)
+        assert llm.n_tokens == n == len(llm.eval_tokens)
+
+
+@pytest.mark.parametrize("wrong", [[10**9], [5] * 3000], ids=["no id", "too many"])
+def test_a_call_that_is_refused_leaves_the_place(wrong: list[int]) -> None:
+    with open_tiny() as llm:
+        llm.eval([5, 6, 7, 8])
+        llm.n_tokens = 2
+        with pytest.raises(PyllamaSpecError):
+            llm.eval(wrong)
+        assert llm.n_tokens == 2
+        llm.eval([9])
+        assert list(llm.eval_tokens) == [5, 6, 9]
