@@ -22,7 +22,7 @@ from pyllama_spec.bench.report import BUSY
 Result = dict[str, Any]
 Attributes = dict[str, Any]
 
-_WIDTH, _LEFT, _BARS, _HIST = 760, 226, 290, 574
+_WIDTH, _LEFT, _BARS, _HIST = 760, 262, 270, 592
 _ROW, _TOP, _BOTTOM = 46, 62, 44
 _HIST_WIDTH = _WIDTH - _HIST - 16
 
@@ -234,7 +234,7 @@ def table_of(runs: Sequence[Result]) -> Table:
     return Table(f"{bar_of(runs[0]).model}, {kernels(runs[0])}", names, tuple(rows))
 
 
-_CELL, _LINE, _HEAD = 66, 24, 58
+_CELL, _LINE, _HEAD, _NAMES = 66, 24, 58, 226
 
 
 def draw_tables(tables: Sequence[Table], theme: Theme) -> str:
@@ -260,12 +260,14 @@ def _table(table: Table, top: float, theme: Theme) -> list[str]:
     out = [_element("text", table.model, x=16, y=top + 26, font_weight=600)]
     faint: Attributes = {"font_size": 11, "fill": theme.faint, "text_anchor": "middle"}
     for j, name in enumerate(table.categories):
-        out.append(_element("text", name, x=_LEFT + (j + 0.5) * _CELL, y=top + 46, **faint))
+        out.append(_element("text", name, x=_NAMES + (j + 0.5) * _CELL, y=top + 46, **faint))
     for i, (draft, speeds) in enumerate(table.rows):
         y = top + _HEAD - 6 + i * _LINE
-        out.append(_element("text", draft, x=_LEFT - 10, y=y + 16, text_anchor="end", font_size=12))
+        out.append(
+            _element("text", draft, x=_NAMES - 10, y=y + 16, text_anchor="end", font_size=12)
+        )
         for j, value in enumerate(speeds):
-            x = _LEFT + j * _CELL
+            x = _NAMES + j * _CELL
             colour = theme.bar if value >= 1 else theme.mark
             cell: Attributes = {"x": x + 1, "y": y + 1, "width": _CELL - 2, "height": _LINE - 2}
             shade = min(0.08 + 0.6 * abs(value - 1), 0.7)
