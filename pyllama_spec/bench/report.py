@@ -284,8 +284,8 @@ def notes(result: BenchResult) -> list[str]:
             "see the speed-up by processor time" if has_cpu else "an idle machine may give others"
         )
         out.append(
-            "the machine was busy with something else: the threads of plain decoding had a core "
-            f"for {own_share(result):.0%} of the time; {trust}"
+            "the machine was busy: plain decoding's threads had a core for "
+            f"{own_share(result):.0%} of the time; {trust}"
         )
     if result.is_interrupted:
         out.append("interrupted: only what was measured until then is counted")

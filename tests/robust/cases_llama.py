@@ -56,7 +56,7 @@ CASES.table(
     {
         "n_ctx_0": (_open(n_ctx=0), None, ""),
         "n_ctx_negative": (_open(n_ctx=-1), ArgumentError, "n_ctx=-1"),
-        "n_ctx_billion": (_open(n_ctx=10**9), OutOfMemoryError, "n_ctx = 1000000000"),
+        "n_ctx_billion": (_open(n_ctx=10**9), OutOfMemoryError, "for 1000000000 tokens"),
         "lora_missing": (lambda f: llama(lora_path=f / "no.gguf"), ModelLoadError, "no.gguf"),
         "lora_is_a_model": (_open(lora_path=tiny("qwen3")), ModelLoadError, "adapter"),
         "kv_overrides_of_shapes": (
@@ -286,7 +286,7 @@ CASES.table(
         "eval_id": (lambda _: llama().eval([N_VOCAB]), ArgumentError, str(N_VOCAB)),
         "sample_first": (lambda _: llama().sample(), ArgumentError, "eval"),
         "generate_too_long": (
-            lambda _: list(llama().generate([28] * 64)), ContextFullError, "leaves none",
+            lambda _: list(llama().generate([28] * 64)), ContextFullError, "prompt alone",
         ),
         "cache": (lambda _: llama().set_cache(_any({})), ArgumentError, "cache"),
         "suffix": (_complete(suffix="x"), UnsupportedError, "fill"),

@@ -367,7 +367,7 @@ def test_what_does_not_belong_together_is_refused_by_name(
     cases: list[tuple[Config, type[Exception], str]] = [
         (with_store(eagle3, foreign), ArgumentError, r"foreign\.memory was made with another voc"),
         (with_store(eagle3, empty), TrainError, r"empty\.memory has 0 conversations with answers"),
-        (with_store(eagle3, few), TrainError, r"few\.memory has 2 conversations .* takes 3"),
+        (with_store(eagle3, few), TrainError, r"few\.memory has 2 conversations .* at least 3"),
         (with_store(eagle3, folder / "none"), ModelLoadError, "none cannot be opened"),
         (with_store(eagle3, folder / "junk"), ModelLoadError, "junk is not a draft memory"),
         (replace(eagle3, target=renamed), TrainError, "trained for '.*', and this target is 'some"),

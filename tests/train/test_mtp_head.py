@@ -227,7 +227,7 @@ def test_a_head_that_cannot_be_trained_is_refused_before_anything(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("rope.scaling.factor", 4.0), "rope.scaling.factor stretches its positions"),
+        (("rope.scaling.factor", 4.0), "rope.scaling.factor scales its positions"),
         (("attention.scale", 0.1), "attention.scale is 0.1"),
         (("expert_group_count", 2), "expert_group_count is 2"),
         (("expert_gating_func", 3), "chosen by function 3"),

@@ -20,7 +20,7 @@ from tests.faces.test_examples import run
 from tests.models import model_path
 
 START = ROOT / "docs" / "start.md"
-SECTIONS = ("A model", "Prompt lookup", "Your own draft")
+SECTIONS = ("Prompt lookup (n-gram lookup)", "Your own draft", "Compare drafts")
 
 
 def commands() -> list[Block]:
