@@ -383,7 +383,7 @@ def test_what_does_not_belong_together_is_refused_by_name(
             train_from_use(config)
     with pytest.raises(ArgumentError, match="use is None"):
         train_from_use(replace(eagle3, use=None))
-    with pytest.raises(ArgumentError, match="for train_from_use"):
+    with pytest.raises(ArgumentError, match="call train_from_use"):
         train_eagle3(eagle3)  # type: ignore[arg-type]
     check_untouched(eagle3, before)
 
