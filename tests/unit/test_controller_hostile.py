@@ -136,6 +136,22 @@ def test_wrong_tokens_that_cost_nothing_to_draft(p: float, first_plain: float) -
     assert min(found) > 0.9
 
 
+@pytest.mark.parametrize(("period", "n_good"), [(40, 8), (20, 4), (40, 2)])
+@pytest.mark.parametrize("row_s", [0.0009, 0.0012])
+def test_a_copier_that_is_right_now_and_then(
+    period: int, n_good: int, row_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies whose match lengths and probabilities say nothing: most are wrong at once."""
+    monkeypatch.setattr("tests.unit.test_controller_hostile.ROW_S", row_s)
+
+    def drafter(call: int, at: int, n: int) -> tuple[int, float, float, int]:
+        return min(max(n_good - at % period, 0), n), 0.8, 1e-6, 1 + call * 7 % 32
+
+    found = [ratio(drafter, 1000, 250, seed=i, noise=0.1, first_plain=1.2) for i in range(8)]
+    assert sum(found) / len(found) > 0.96
+    assert min(found) > 0.92
+
+
 @pytest.mark.parametrize("n_request", [3, 5, 10])
 def test_not_each_short_request_tries_a_useless_draft(n_request: int) -> None:
     found = ratio(lambda call, at, n: (0, 0.7, 0.001, 0), n_request=n_request)

@@ -142,31 +142,50 @@ class LookupCalibration:
     A length begins with Laplace's rule of succession: what held m times in a row holds the next
     time with (m + 1) / (m + 2). A copy that says how sure it is, by what else it knows of the
     places that it is from, is judged by that instead, as it turned out.
+
+    The first token of a draft has cells of its own, which begin with the rate of all tokens. A
+    later token is reached only where the first was right, and a copy that has begun right mostly
+    goes on: with one rate for both, a copier that is often wrong at once would look profitable.
     """
 
     _EDGES = (2, 3, 4, 5, 6, 7, 9, 13, 21)
 
     def __init__(self) -> None:
-        self._cells = [Cell() for _ in range(len(self._EDGES) + 1)]
+        n_lengths = len(self._EDGES) + 1
+        self._cells = [Cell() for _ in range(n_lengths)]
         self._sure = [Cell() for _ in _MIDDLES]
+        self._first_cells = [Cell() for _ in range(n_lengths)]
+        self._first_sure = [Cell() for _ in _MIDDLES]
 
-    def rate(self, match_length: int, p: float | None = None) -> float:
+    def rate(self, match_length: int, p: float | None = None, *, is_first: bool = False) -> float:
         """The chance that the token after match_length equal ones is accepted.
 
         Args:
-            match_length: those of the draft among them.
-            p: what the copy itself says of it; None for nothing.
+            match_length: the number of equal tokens, those of the draft included.
+            p: the copy's own probability of the token; None if it has none.
+            is_first: whether it is the first token of its draft.
 
         """
         if p is not None:
-            return clipped(self._sure[_bin(p)].rate(p))
+            i = _bin(p)
+            rate = self._sure[i].rate(p)
+            return clipped(self._first_sure[i].rate(rate) if is_first else rate)
         prior = (match_length + 1.0) / (match_length + 2.0)
-        return clipped(self._cells[self._index(match_length)].rate(prior))
+        i = self._index(match_length)
+        rate = self._cells[i].rate(prior)
+        return clipped(self._first_cells[i].rate(rate) if is_first else rate)
 
-    def add(self, match_length: int, p: float | None, was_right: bool) -> None:
+    def add(
+        self, match_length: int, p: float | None, was_right: bool, *, is_first: bool = False
+    ) -> None:
         """Learns the outcome of a token."""
-        cell = self._cells[self._index(match_length)] if p is None else self._sure[_bin(p)]
-        cell.add(was_right)
+        if p is None:
+            i, cells, first = self._index(match_length), self._cells, self._first_cells
+        else:
+            i, cells, first = _bin(p), self._sure, self._first_sure
+        cells[i].add(was_right)
+        if is_first:
+            first[i].add(was_right)
 
     def _index(self, match_length: int) -> int:
         return bisect_right(self._EDGES, match_length)
@@ -240,10 +259,10 @@ class Acceptance:
         """The chance of each token, given those before, in an average text."""
         n, p = len(draft.ids), draft.probabilities
         if draft.match_length:
-            rate = self.lookups.rate
-            if p is None:
-                return [rate(draft.match_length + i) for i in range(n)]
-            return [rate(draft.match_length + i, p[i]) for i in range(n)]
+            rate, length = self.lookups.rate, draft.match_length
+            return [
+                rate(length + i, None if p is None else p[i], is_first=i == 0) for i in range(n)
+            ]
         return [self.model.rate(i, None if p is None else p[i]) for i in range(n)]
 
     def watch(self, text: TextState, draft: Draft, rates: Sequence[float]) -> None:
@@ -265,7 +284,7 @@ class Acceptance:
             was_right = ids[at] == token
             p = None if one.probabilities is None else one.probabilities[at]
             if one.match_length:
-                self.lookups.add(one.match_length + at, p, was_right)
+                self.lookups.add(one.match_length + at, p, was_right, is_first=at == 0)
                 text.lookups.add(one.rates[at], was_right)
             else:
                 self.model.add(at, p, was_right)
