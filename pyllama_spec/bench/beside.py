@@ -17,6 +17,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -36,6 +37,22 @@ _LOG_HEAD = re.compile(r"^[\d.]+ [A-Z] (\w+ )?\s*\w+: ")
 # llama-server serves on without a draft that it cannot use.
 _DRAFT_REFUSED = re.compile(r"failed to initialize speculative decoding context[^\n]*")
 _PROGRAM = Path(__file__).with_name("other_server.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that was started.
+
+    Attributes:
+        url: its address.
+        pid: its process.
+        note: what it is and how it drafts.
+
+    """
+
+    url: str
+    pid: int
+    note: str
 
 
 class _EndedError(PeerError):
@@ -61,10 +78,10 @@ def draft_kind(draft: object) -> str:
 
 
 @contextlib.contextmanager
-def running(config: BenchConfig, n_ctx: int, n_threads: int) -> Iterator[tuple[str, str]]:
-    """Starts the server that config.beside names, and gives its address and how it drafts.
+def running(config: BenchConfig, n_ctx: int, n_threads: int) -> Iterator[Server]:
+    """Starts the server that config.beside names.
 
-    Where it refuses the draft's file it is started without one, and the second text says why.
+    Where it refuses the draft's file it is started without one, and the note says why.
 
     Args:
         config: says which system, the interpreter that has it, the model and the first draft.
@@ -91,16 +108,15 @@ def running(config: BenchConfig, n_ctx: int, n_threads: int) -> Iterator[tuple[s
     how = "without a draft" if kind == "none" else f"with its own draft of kind {kind!r}"
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(serving(python, job))
+            process = stack.enter_context(serving(python, job))
         except _EndedError as error:
             if kind == "none":
                 raise
-            stack.enter_context(serving(python, {**job, "draft_kind": "none", "draft": ""}))
+            plain = {**job, "draft_kind": "none", "draft": ""}
+            process = stack.enter_context(serving(python, plain))
             how = f"without a draft, since it refuses this one: {error}"
-        yield (
-            f"http://127.0.0.1:{job['port']}",
-            f"peer: {config.beside}, the same file and threads, {how}",
-        )
+        note = f"peer: {config.beside}, the same file and threads, {how}"
+        yield Server(f"http://127.0.0.1:{job['port']}", process.pid, note)
 
 
 @contextlib.contextmanager

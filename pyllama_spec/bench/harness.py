@@ -86,9 +86,9 @@ def run(
             setups = _setups(config, model, specs, n_ctx)
             if config.beside is not None:
                 other = beside.running(config, n_ctx, setups[0].n_threads)
-                url, note = stack.enter_context(other)
-                peer = _connected(url)
-                setups = [replace(one, notes=(*one.notes, note)) for one in setups]
+                server = stack.enter_context(other)
+                peer = _connected(server.url, server.pid)
+                setups = [replace(one, notes=(*one.notes, server.note)) for one in setups]
             if template.note and any(prompt.messages for prompt in prompts):
                 setups = [replace(one, notes=(*one.notes, template.note)) for one in setups]
             measurement = _Measurement(config, plain, specs, peer, progress, on_prompt, span)
@@ -98,8 +98,8 @@ def run(
             return measurement.result(setups)
 
 
-def _connected(url: str) -> Peer:
-    peer = Peer(url)
+def _connected(url: str, pid: int | None = None) -> Peer:
+    peer = Peer(url, pid=pid)
     peer.connect()
     return peer
 
@@ -267,6 +267,7 @@ class _Measurement:
             peer_run = self._ask(prompt, n)
             if peer_run is not None:
                 result = self.results[0][prompt.id]
+                peer_run = replace(peer_run, is_same=self._is_same(peer_run, plain))
                 self.results[0][prompt.id] = replace(result, peer=(*result.peer, peer_run))
             self._step(n_steps)
         if self.on_prompt is not None:
@@ -286,6 +287,17 @@ class _Measurement:
         except PeerError as error:
             self.peer_failures.setdefault(prompt.id, str(error))
         return None
+
+    def _is_same(self, answer: PeerRun, plain: Run) -> bool | None:
+        """Whether the peer's text is plain decoding's; None for one without text, as a tool call.
+
+        Servers trim the ends of a text, and the last token may end inside a character.
+        """
+        vocab = self.plain.runtime.model.vocab
+        own = vocab.detokenize(t for t in plain.tokens if not vocab.is_eog(t))
+        texts = (answer.text, own.decode(errors="replace"))
+        theirs, ours = (text.rstrip("\ufffd").strip() for text in texts)
+        return theirs == ours if theirs else None
 
     def _explain_fork(self, prompt: Prompt, tokens: Sequence[int]) -> None:
         """Measures the gap between plain decoding's top two logits where a prompt's texts fork."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -39,6 +41,9 @@ class PeerRun:
         is_own_timing: which of the two.
         wall_s: time of the request.
         drafted, accepted: of its speculation; None if it does not say.
+        cpu_s: processor time of its process for the request, prompt included; None where the
+            process is not known, or the system does not say.
+        is_same: whether its text is plain decoding's; None where that was not compared.
 
     """
 
@@ -49,6 +54,8 @@ class PeerRun:
     wall_s: float
     drafted: int | None = None
     accepted: int | None = None
+    cpu_s: float | None = None
+    is_same: bool | None = None
 
 
 class Peer:
@@ -57,13 +64,14 @@ class Peer:
     Args:
         url: its address, with or without /v1.
         timeout_s: how long an answer may take.
+        pid: its process on this machine, whose processor time is measured; None if unknown.
 
     Raises:
         ArgumentError: this is not an address.
 
     """
 
-    def __init__(self, url: str, timeout_s: float = _TIMEOUT_S) -> None:
+    def __init__(self, url: str, timeout_s: float = _TIMEOUT_S, pid: int | None = None) -> None:
         base = url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
         parts = urllib.parse.urlsplit(base)
         if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -71,6 +79,7 @@ class Peer:
         self.url = base
         self.model = "default"
         self._timeout_s = timeout_s
+        self._pid = pid
         # A proxy in between would be measured too.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         # What keeps llama-server from reusing the prompt of the last repeat. Strict servers refuse
@@ -109,16 +118,18 @@ class Peer:
                 body["tools"] = list(prompt.tools)
         else:
             path, body["prompt"] = "/v1/completions", prompt.text
-        start = perf_counter()
+        cpu_s, start = _cpu_s(self._pid), perf_counter()
         try:
             completion = self._request(path, {**body, **self._extra}, self._timeout_s)
         except _RefusedError:
             if not self._extra:
                 raise
             self._extra = {}
-            start = perf_counter()
+            cpu_s, start = _cpu_s(self._pid), perf_counter()
             completion = self._request(path, body, self._timeout_s)
-        return self._run(completion, perf_counter() - start)
+        run = self._run(completion, perf_counter() - start)
+        end_s = _cpu_s(self._pid)
+        return run if cpu_s is None or end_s is None else replace(run, cpu_s=end_s - cpu_s)
 
     def _run(self, completion: Mapping[str, Any], wall_s: float) -> PeerRun:
         try:
@@ -184,3 +195,15 @@ def _is_positive(value: object) -> bool:
 
 def _count(value: object) -> int | None:
     return int(value) if isinstance(value, (int, float)) else None
+
+
+def _cpu_s(pid: int | None) -> float | None:
+    """The processor time of a process until now, all threads; None where it is not known."""
+    if pid is None:
+        return None
+    try:
+        # The name in brackets may hold spaces; user and system time are fields 14 and 15.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None

@@ -128,7 +128,7 @@ def _prompt(prompt: PromptResult) -> dict[str, Any]:
         "probe_s": round(sum(run.probe_s for run in runs), 6),
         # The first repeat's rounds: requested and drafted tokens.
         "turns": [list(turn) for turn in runs[0].round_counts] if runs else [],
-        "peer": _answers(prompt.peer),
+        "peer": peer_sums(prompt.peer),
     }
 
 
@@ -177,12 +177,12 @@ def _peer(result: BenchResult) -> dict[str, Any] | None:
     return {
         "url": result.config.peer,
         "beside": result.config.beside,
-        "summary": _answers(answers),
+        "summary": peer_sums(answers),
         "failures": dict(result.peer_failures),
     }
 
 
-def _answers(answers: Sequence[PeerRun]) -> dict[str, Any] | None:
+def peer_sums(answers: Sequence[PeerRun]) -> dict[str, Any] | None:
     """The sums over a peer's answers; None without any."""
     if not answers:
         return None
@@ -190,12 +190,17 @@ def _answers(answers: Sequence[PeerRun]) -> dict[str, Any] | None:
     accepted = [answer.accepted for answer in answers if answer.accepted is not None]
     n_drafted = sum(drafted) if drafted else None
     n_accepted = sum(accepted) if accepted else None
+    compared = [answer.is_same for answer in answers if answer.is_same is not None]
+    cpu_s = [answer.cpu_s for answer in answers if answer.cpu_s is not None]
     return {
         "tps": peer_tps(answers),
         "n_texts": len(answers),
         "n_tokens": sum(answer.n_tokens for answer in answers),
         "seconds": sum(answer.seconds for answer in answers),
         "wall_s": sum(answer.wall_s for answer in answers),
+        "cpu_s": sum(cpu_s) if len(cpu_s) == len(answers) else None,
+        "same_text": sum(compared),
+        "compared_texts": len(compared),
         "timed_by": "its own timings, prompt left out"
         if all(answer.is_own_timing for answer in answers)
         else "the clock, prompt included",

@@ -14,7 +14,7 @@ from pyllama_spec.bench.figures import (
     by_source,
     ratio,
 )
-from pyllama_spec.bench.report import is_busy, notes, peer_tps, state_of
+from pyllama_spec.bench.report import is_busy, notes, peer_sums, peer_tps, state_of
 from pyllama_spec.bench.result import BenchResult
 from pyllama_spec.speculative.draft_sources import sources_in_words
 
@@ -97,7 +97,35 @@ def _prompts(result: BenchResult) -> list[str]:
         *_aligned([head, *rows]),
         f"with the prompts, end to end: speed-up {_number(end, 2)}",
         *_by_processor_time(result),
+        *_peer(result),
     ]
+
+
+def _peer(result: BenchResult) -> list[str]:
+    """The peer's speed, acceptance, processor time and equal texts; [] without answers."""
+    answers = [answer for prompt in result.prompts for answer in prompt.peer]
+    sums = peer_sums(answers)
+    if sums is None:
+        return []
+    both = result.comparison
+    n_asked = sum(len(prompt.pairs) for prompt in result.prompts)
+    said = f"peer: {_number(sums['tps'], 1)} tokens per second ({sums['timed_by']}), "
+    if sums["drafted"] is not None:
+        said += f"{sums['accepted'] or 0} of {sums['drafted']} drafted tokens accepted, "
+    lines = [f"{said}{sums['same_text']} of {sums['compared_texts']} texts are plain decoding's"]
+    # Both sides' time belongs to the same texts only if the peer answered each.
+    if sums["cpu_s"] is not None and len(answers) == n_asked:
+        sides = (("plain", both.plain), ("with draft", both.spec))
+        own = [
+            f"{name} {_number(ratio(1e3 * one.cpu_s, one.n_tokens + one.n_texts), 2)}"
+            for name, one in sides
+        ]
+        n = sums["n_tokens"] + sum(answer.is_own_timing for answer in answers)
+        lines.append(
+            "processor time with the prompts, ms per token: "
+            + ", ".join([*own, f"peer {_number(ratio(1e3 * sums['cpu_s'], n), 2)}"])
+        )
+    return lines
 
 
 def _by_processor_time(result: BenchResult) -> list[str]:

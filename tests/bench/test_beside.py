@@ -115,6 +115,12 @@ def test_it_is_asked_beside_and_ends_with_the_benchmark(tmp_path: Path) -> None:
     said = bench.to_json(result)
     assert said["peer"]["beside"] == "llama-server"
     assert said["peer"]["summary"]["tps"] == pytest.approx(20.0)
+    summary, n = said["peer"]["summary"], len(result.pairs)
+    assert (summary["same_text"], summary["compared_texts"]) == (0, n)  # it says "a" to all
+    assert f"0 of {n} texts are plain decoding's" in bench.table(result)
+    if sys.platform == "linux":
+        assert summary["cpu_s"] >= 0.0
+        assert "processor time with the prompts" in bench.table(result)
     assert "llama-server, the same file and threads, with its own draft" in bench.table(result)
     assert "--beside llama-server" in (config.command or "")
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyllama_spec import bench
+from pyllama_spec import Llama, bench
 from pyllama_spec.bench.peer import Peer, PeerError, PeerUnreachableError
 from pyllama_spec.chat.prompt_file import Prompt
 from pyllama_spec.errors import ArgumentError
 from tests.bench.tools import CHAT, tiny_config
+from tests.server.world import served
 
 # 11 tokens, of which the first came with the prompt: 10 in half a second.
 TIMINGS = {"predicted_n": 11, "predicted_ms": 500.0, "draft_n": 8, "draft_n_accepted": 6}
@@ -120,6 +122,16 @@ def test_without_timings_the_clock_counts(server: _FakeServer) -> None:
     assert answer.seconds == answer.wall_s > 0
     assert server.asked[0][0] == "/v1/completions"
     assert server.asked[0][1]["prompt"] == "go on"
+
+
+def test_a_peer_with_the_same_file_gives_the_same_text(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, repeats=1)
+    with served(Llama(config.model_path, n_ctx=512, n_threads=1, verbose=False)) as client:
+        result = bench.run(replace(config, peer=client.url))
+    summary = bench.to_json(result)["peer"]["summary"]
+    assert (summary["same_text"], summary["compared_texts"]) == (2, 2)
+    assert "2 of 2 texts are plain decoding's" in bench.table(result)
+    assert summary["cpu_s"] is None  # the process of a running server is not known
 
 
 def test_a_server_without_a_list_of_models_is_asked_all_the_same(server: _FakeServer) -> None:
