@@ -1,4 +1,4 @@
-// LoRA adapters: small matrices beside a model's weights, switched on in a context.
+// LoRA adapters: small matrices beside a model's weights, which a context enables.
 
 #include "abi/handles.h"
 

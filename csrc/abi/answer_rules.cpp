@@ -66,10 +66,10 @@ struct answer_rules::tables {
     const token_pieces * pieces = nullptr;
     int64_t min_tokens = 0;
     bool    ignore_ends = false;
-    std::vector<int32_t> early;     // what may not come before min_tokens, sorted
+    std::vector<int32_t> early;     // ids that are forbidden before min_tokens, sorted
     std::vector<std::string> words;
     size_t longest_word = 0;
-    std::vector<int32_t> whole;     // ids in whose text a word stands, sorted
+    std::vector<int32_t> whole;     // ids whose text contains a forbidden word, sorted
     std::string thought_start;
     std::vector<std::string> thought_ends;
     size_t longest_mark = 0;
@@ -190,7 +190,7 @@ bool answer_rules::any_forbidden(bool ends) const {
 bool answer_rules::completes_word(const std::string & piece) const {
     const std::string both = text_ + piece;
     for (const std::string & word : tables_->words) {
-        // One that ends in what was there before is no fault of this token; there is none.
+        // Skips words that end before this token's text: an earlier token would have completed those, and none may.
         const size_t from = text_.size() >= word.size() ? text_.size() - word.size() + 1 : 0;
         if (both.find(word, from) != std::string::npos) {
             return true;
@@ -286,7 +286,7 @@ void answer_rules::follow_thought(int32_t id) {
     }
     trim(raw_, t.longest_mark - 1);
     if (force_at_ < 0 && t.thought_budget >= 0 && n_thought_ >= t.thought_budget) {
-        // The model may have begun the end already: it goes on from there.
+        // The model may have generated a part of the closing tokens already: continues after that part.
         size_t n = std::min(recent_.size(), t.thought_close.size() - 1);
         while (n > 0 && !std::equal(t.thought_close.begin(), t.thought_close.begin() + (std::ptrdiff_t) n, recent_.end() - (std::ptrdiff_t) n)) {
             --n;

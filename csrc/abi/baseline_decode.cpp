@@ -1,4 +1,4 @@
-// Raw decoding with nothing of ours in it: what the loop's overhead is measured against.
+// Raw decoding without any code of ours: the reference for the loop's overhead.
 
 #include "abi/handles.h"
 
@@ -10,7 +10,7 @@ using namespace llama_spec;
 
 namespace {
 
-// All that the engine would refuse or assert on.
+// Checks everything that the engine would refuse or assert on.
 void check(const context_state & state, int32_t n_seq, const int32_t * pos, const int32_t * ids, int32_t n_steps) {
     const llama_model * model = state.model->model;
     llama_memory_t memory = llama_get_memory(state.ctx);
@@ -72,7 +72,7 @@ int llama_spec_baseline_decode(llama_spec_context * ctx, int32_t n_seq, const in
             seq_ptrs.push_back(&seqs[(size_t) s]);
         }
         llama_batch batch = { n_seq, nullptr, nullptr, pos.data(), ones.data(), seq_ptrs.data(), outputs.data() };
-        // What a recurrent state could go back to is gone after the first step.
+        // The first step discards the snapshots of a recurrent state.
         std::fill(state.n_undo.begin(), state.n_undo.end(), 0);
         state.n_rows = 0;
         const int64_t start = ggml_time_us();

@@ -1,5 +1,5 @@
-# What the engine's own server does with chats: templates, tools, reasoning, JSON schemas as grammars. Of common.cpp and
-# sampling.cpp a few functions are used; the linker leaves out the rest, and with it what only that needs.
+# The engine's own server code for chats: templates, tools, reasoning, JSON schemas as grammars. We use a few functions
+# of common.cpp and sampling.cpp; the linker drops the rest, and whatever only the rest needs.
 include("${ENGINE_DIR}/common/parsers/sources.cmake")
 set(CHAT_SOURCES ${LLAMA_CHAT_PARSERS_SOURCES})
 foreach (NAME chat-auto-parser-generator chat-auto-parser-helpers chat-diff-analyzer chat-peg-parser chat peg-parser

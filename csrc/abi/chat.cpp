@@ -1,5 +1,5 @@
-// Chats the way the engine's own server reads and writes them: its templates with tools, the grammar of a call, and the
-// parsers of what models write. JSON goes in and comes out.
+// Reads and writes chats as the engine's own server does: its templates with tools, the grammar of a call, and the
+// parsers of models' answers. Input and output are JSON.
 
 #include "abi/handles.h"
 #include "checks/nesting.h"
@@ -20,7 +20,7 @@ using namespace llama_spec;
 
 namespace {
 
-// Templates and schemas come from strangers. The stack is reserved, not used: what frees a chain of a million values.
+// Templates and schemas are untrusted. The stack is only reserved; freeing a chain of a million values needs it.
 constexpr size_t CHAT_STACK_BYTES   = 512u << 20;
 constexpr size_t MAX_TEMPLATE_BYTES = 1u << 20;
 constexpr work_bounds bounds_of(const char * too_long, const char * too_much) {
@@ -36,7 +36,7 @@ constexpr work_bounds CHAT_BOUNDS = bounds_of(
     "the chat template with these messages and tools takes more than 10 seconds; it, or a schema, may be hostile",
     "the chat template with these messages and tools takes more than 256 MiB; it, or a schema, may be hostile");
 
-// A text that leaves the C ABI; llama_spec_text_free() takes it back.
+// A text handed out through the C ABI; the caller frees it with llama_spec_text_free().
 char * text_out(const std::string & text) {
     char * out = new char[text.size() + 1];
     std::memcpy(out, text.c_str(), text.size() + 1);
@@ -50,7 +50,7 @@ template <typename F> void with_bounds(const work_bounds & bounds, F && body) {
     });
 }
 
-// The engine's reader of templates calls itself for each part within a part.
+// The engine's template parser recurses for each nested part.
 void check_template(const char * text) {
     if (text != nullptr && std::strlen(text) > MAX_TEMPLATE_BYTES) {
         fail(LLAMA_SPEC_UNSUPPORTED, "the chat template has more than " + std::to_string(MAX_TEMPLATE_BYTES >> 10) + " KiB");
@@ -73,7 +73,8 @@ struct llama_spec_chat_session {
 
 namespace {
 
-// A template that cannot be read or messages that it refuses are the caller's: the engine throws them as plain exceptions.
+// An unreadable template and messages that it refuses are the caller's fault: the engine throws plain exceptions for
+// them.
 template <typename F> void as_argument(F && body) {
     try {
         body();
@@ -119,7 +120,7 @@ common_chat_templates_inputs read_request(const common_json & request, const lla
     return in;
 }
 
-// What the sampler is to be told of a grammar that waits for its beginning.
+// Writes the triggers that a lazy grammar waits for.
 void write_triggers(const common_params_sampling & sampling, common_json & out) {
     auto patterns = common_json::array();
     auto tokens   = common_json::array();
@@ -141,8 +142,8 @@ void write_triggers(const common_params_sampling & sampling, common_json & out) 
     out["trigger_tokens"]   = tokens;
 }
 
-// The ids of the beginning that the template has written of an answer: a grammar of the whole answer has to have seen
-// them. Some vocabularies put a space before a first control token, which is none of it.
+// The ids of the part of the answer that the template has written already: a grammar of the whole answer must have
+// accepted them. Some vocabularies add a space before a first control token; it is skipped.
 common_json prefill(const llama_vocab * vocab, const std::string & text) {
     auto out = common_json::array();
     const auto ids = common_tokenize(vocab, text, false, true);
@@ -165,7 +166,7 @@ std::unique_ptr<common_chat_peg_mapper> mapper_of(common_chat_format format, com
     }
 }
 
-// Whether calls are written with an id.
+// Says whether tool calls are written with an id.
 bool has_call_ids(const common_peg_arena & parser) {
     for (size_t i = 0; i < parser.size(); ++i) {
         const auto * tag = std::get_if<common_peg_tag_parser>(&parser.get(i));
@@ -176,8 +177,8 @@ bool has_call_ids(const common_peg_arena & parser) {
     return false;
 }
 
-// The engine's own common_chat_parse() says neither how far a parse came nor whether it lacks something, and logs what it
-// cannot read.
+// Replaces the engine's common_chat_parse(), which does not report how far it parsed or whether the answer is complete,
+// and which logs what it cannot parse.
 common_json parsed_answer(const common_chat_parser_params & params, const std::string & text) {
     static const common_peg_arena content_only =
         build_chat_peg_parser([](common_chat_peg_builder & p) { return p.content(p.rest()) + p.end(); });
@@ -194,7 +195,7 @@ common_json parsed_answer(const common_chat_parser_params & params, const std::s
     mapper_of(params.format, message)->from_ast(ctx.ast, result);
     using builder = common_chat_peg_builder;
     size_t told     = n_before;
-    bool   is_named = false;   // whether the call has a name already: without one it is none
+    bool   is_named = false;   // whether the call has a name yet; without a name it is no call
     ctx.ast.visit(result, [&](const common_peg_ast_node & node) {
         if (node.tag == builder::TOOL || node.tag == builder::TOOL_OPEN) {
             is_named = false;

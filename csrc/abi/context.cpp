@@ -22,9 +22,9 @@ context_state::~context_state() {
     }
     llama_spec_forget_views(ctx);
     const freeing quiet;
-    // A failure in mid-graph may have left anything behind, and what the engine asserts in a destructor ends the process:
-    // leaking a poisoned context is the safe way.
-    // A lost server is no such failure: the rest of the engine is as it was.
+    // A failure in mid-graph leaves an unknown state, and an assertion in one of the engine's destructors ends the
+    // process. So a poisoned context is leaked.
+    // The loss of a server is different: the rest of the engine is unchanged, so the context is freed.
     if (!poisoned || !lost.empty()) {
         llama_free(ctx);
     }
@@ -99,7 +99,7 @@ llama_context_params engine_params(const llama_spec_context_params & in, context
     out.ctx_other = state.target ? state.target->ctx : nullptr;
     const bool gives_head_rows = std::find(in.layers, in.layers + in.n_layers, LLAMA_SPEC_HEAD_ROWS) != in.layers + in.n_layers;
     if (in.is_head || gives_head_rows) {
-        // Rows of a model that pools are not copied out.
+        // A model that pools does not copy its rows out.
         out.pooling_type = LLAMA_POOLING_TYPE_NONE;
         out.embeddings   = false;
     }
@@ -124,7 +124,7 @@ void check_params(const llama_spec_context_params & p) {
     require(p.pooling_type >= -1 && p.pooling_type <= LLAMA_POOLING_TYPE_RANK, "pooling_type must be -1 (the model's) to 4");
     require(p.attention_type >= -1 && p.attention_type <= 1, "attention_type must be -1 (the model's), 0 (causal) or 1");
     require(p.n_layers >= 0 && (p.n_layers == 0 || p.layers != nullptr), "layers are missing");
-    // The engine asserts that a batch can have an output for each sequence, and cuts n_batch to n_ctx.
+    // The engine asserts that a batch can have an output for each sequence, and limits n_batch to n_ctx.
     const uint32_t n_outputs = std::min(p.n_outputs_max > 0 ? std::min(p.n_outputs_max, p.n_batch) : p.n_batch, p.n_ctx);
     if (p.n_seq_max > n_outputs) {
         fail(LLAMA_SPEC_ARGUMENT, "n_seq_max = " + std::to_string(p.n_seq_max) + " is more than the " + std::to_string(n_outputs) +
@@ -132,7 +132,8 @@ void check_params(const llama_spec_context_params & p) {
     }
 }
 
-// The engine says why in its log alone. A failed allocation names itself; the rest is the file or its settings.
+// The engine gives the reason only in its log. A failed allocation names itself; everything else is the file or its
+// settings.
 [[noreturn]] void fail_to_open() {
     const std::string log = take_log();
     if (log.find("ctx_other") != std::string::npos) {
@@ -148,7 +149,7 @@ void check_params(const llama_spec_context_params & p) {
 void prepare_undo(context_state & state, bool is_head) {
     const llama_model * model = state.model->model;
     if (is_head) {
-        return; // it keeps keys and values alone, whatever the target has beside
+        return; // a head's context keeps only keys and values, whatever memory the target has
     }
     if (!llama_model_is_recurrent(model) && !llama_model_is_hybrid(model)) {
         return;
@@ -165,7 +166,7 @@ void prepare_undo(context_state & state, bool is_head) {
     state.states = recurrent_part(llama_get_memory(state.ctx));
 }
 
-// What the engine would assert on, or read outside a tensor for, if the draft belonged to another target.
+// Refuses a draft of another target: the engine would assert, or read outside a tensor.
 void prepare_draft(context_state & state, bool is_head) {
     const llama_model * model  = state.model->model;
     const llama_model * target = state.target != nullptr ? state.target->model->model : nullptr;
@@ -196,7 +197,8 @@ void attach_threads(context_state & state, int32_t n_threads) {
     compute_state & compute = *state.compute;
     if (compute.pool == nullptr) {
         ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
-        // Milliseconds, so much as there is between two decodes. The default spins through a tenth of a second.
+        // Polling lasts some milliseconds, about the time between two decodes. The default polls for a tenth of a
+        // second.
         params.poll       = 1;
         compute.pool      = ggml_threadpool_new(&params);
         compute.n_threads = n_threads;
@@ -234,7 +236,7 @@ void llama_spec_context_default_params(llama_spec_context_params * out) {
     out->yarn_beta_slow    = p.yarn_beta_slow;
     out->yarn_orig_ctx     = p.yarn_orig_ctx;
     out->offload_kqv = true;
-    // Widths would be computed on different processors, whose numbers differ.
+    // With op_offload, batches of different widths run on different processors, whose results differ.
     out->op_offload  = false;
     out->swa_full    = true;
 }
@@ -260,7 +262,7 @@ int llama_spec_context_new(llama_spec_model * model, const llama_spec_context_pa
             fail(LLAMA_SPEC_UNSUPPORTED, "the file holds an MTP head and no layers: it drafts for another file, and gives no text");
         }
 
-        // The engine looks with flash attention only; without it, it reads keys at the wrong places.
+        // The engine checks this only with flash attention; without it, it reads keys at the wrong addresses.
         const auto type_k = (ggml_type) params->type_k;
         if (const uint32_t n = llama_spec_odd_head(model->state->model, type_k); n > 0) {
             fail(LLAMA_SPEC_ARGUMENT, std::string("keys of the type ") + ggml_type_name(type_k) + " come in blocks of " +
@@ -375,7 +377,7 @@ void llama_spec_cancel(llama_spec_context * ctx, bool value) {
 
 int llama_spec_rest(llama_spec_context * ctx) {
     return guarded([&] {
-        // Not while a graph runs: a worker that has not begun it would sleep, and the others wait for it.
+        // Waits for a running graph: pausing a worker that has not begun it would leave the other threads waiting.
         context_call call(ctx);
         ggml_threadpool_pause(call.state.compute->pool);
     });

@@ -21,7 +21,7 @@ std::string at(const char * what, int64_t value, int32_t i) {
     return std::string(what) + " " + std::to_string(value) + " of token " + std::to_string(i) + " of the batch";
 }
 
-// Everything that would make the engine assert, or read outside an array, on one of its own threads.
+// Checks everything on which the engine would assert, or read outside an array, on one of its own threads.
 void check_batch(const context_state & state, const llama_spec_batch & b) {
     const int32_t n_vocab = state.model->n_vocab();
     const int32_t n_batch = (int32_t) llama_n_batch(state.ctx);
@@ -87,7 +87,7 @@ template <class F> void for_places(const llama_spec_batch & b, F f) {
     }
 }
 
-// How many tokens each sequence has in a batch.
+// Counts the tokens of each sequence in a batch.
 const std::vector<int32_t> & counted(context_state & state, const llama_spec_batch & b) {
     auto & counts = state.seq_counts;
     std::fill(counts.begin(), counts.end(), 0);
@@ -95,7 +95,7 @@ const std::vector<int32_t> & counted(context_state & state, const llama_spec_bat
     return counts;
 }
 
-// A recurrent state is that of all tokens before: without any of them there is nothing to go on from. The engine would
+// A recurrent state depends on all earlier tokens, so an empty sequence has to begin at position 0. The engine would
 // begin with a state of zeros.
 void check_begun(context_state & state, const llama_spec_batch & b) {
     if (state.states == nullptr) {
@@ -121,8 +121,8 @@ llama_batch engine_batch(context_state & state, const llama_spec_batch & b) {
     }
     state.seq_ptrs.push_back(nullptr);
 
-    // Without ids the engine reads several positions of a token where the model rotates by several: as for text, the
-    // same one three times and a zero, all first ones before all second ones.
+    // For a row without an id, the engine reads several positions if the model's rotation uses several. Text has the
+    // same position three times, then a zero. The array holds all first positions, then all second ones.
     const int32_t n_pos = b.ids == nullptr ? state.n_pos_per_row : 1;
     if (n_pos > 1) {
         state.positions.assign((size_t) n_pos * b.n_tokens, 0);
@@ -155,25 +155,25 @@ llama_batch engine_batch(context_state & state, const llama_spec_batch & b) {
     }
 }
 
-// A recurrent state goes back by snapshots, and each decode writes them behind its own tokens alone. The engine
-// does not shift older ones along, yet takes a rollback into them and then computes from a wrong state. So the
-// limit is kept here: what the last batch of a sequence wrote, while nothing has moved its cell.
+// A rollback of a recurrent state needs snapshots, and a decode writes them only for its own tokens. The engine does
+// not shift older snapshots, yet accepts a rollback into them and then computes from a wrong state. So n_undo holds the
+// limit: the snapshots of a sequence's last batch, until its cell moves.
 void note_snapshots(context_state & state, const llama_spec_batch & b) {
     if (state.n_undo.empty()) {
         return;
     }
     const auto & counts = counted(state, b);
     const auto n_seqs = (int32_t) counts.size() - (int32_t) std::count(counts.begin(), counts.end(), 0);
-    // A cell that several sequences share cannot go back for one of them.
+    // A cell that several sequences share cannot roll back for one of them.
     const bool is_shared = b.n_seq != nullptr && std::any_of(b.n_seq, b.n_seq + b.n_tokens, [](int32_t n) { return n > 1; });
     const llama_memory_recurrent * states = state.states;
     const int32_t n_rs_seq = (int32_t) llama_n_rs_seq(state.ctx);
     for (size_t s = 0; s < counts.size(); ++s) {
-        // Where every token has an output embedding the engine cuts a sequence anywhere.
+        // If every token has an output embedding, the engine may split a sequence anywhere.
         const bool is_cut = state.outputs_all && counts[s] > (int32_t) llama_n_ubatch(state.ctx);
-        // In a memory of another kind nobody says what was moved: one sequence's snapshots are safe alone.
+        // Other kinds of memory do not report moved cells: snapshots are safe only if the batch has one sequence.
         const bool is_moved = states != nullptr ? states->is_moved[s] : n_seqs > 1;
-        // A decode of others may have promoted a snapshot: the planes behind it then count from another state.
+        // A decode of other sequences may have promoted a snapshot: the older planes then count from another state.
         const bool is_promoted = states != nullptr && state.n_undone[s] != states->rs_idx[s];
         if (counts[s] > 0) {
             state.n_undo[s] = is_shared || is_cut || is_moved ? 0 : std::min(counts[s] - 1, n_rs_seq);
@@ -184,7 +184,7 @@ void note_snapshots(context_state & state, const llama_spec_batch & b) {
     }
 }
 
-// Where the states of all sequences lie, and how far back each is taken.
+// The cell of each sequence, and the depth of its rollback.
 struct state_places {
     std::vector<int32_t>  cells;
     std::vector<uint32_t> depths;
@@ -199,9 +199,9 @@ struct state_places {
     }
 };
 
-// A decode moves states in the books first and computes then. One that ended early may have left those of sequences
-// without a token in it, which nobody takes back, somewhere else: they are emptied, so that no text goes on with another
-// one's state.
+// A decode updates the cells' bookkeeping first and computes then. A decode that fails may leave states of sequences
+// outside its batch moved, and nothing moves them back. These sequences are emptied, so that none continues with
+// another sequence's state.
 void drop_moved(context_state & state, const state_places & before, const llama_spec_batch & b) {
     if (state.states == nullptr) {
         return;
@@ -231,7 +231,7 @@ void check_layer(const context_state & state, int32_t layer) {
     }
 }
 
-// Of the rows of a layer, all of the last batch; n_embd numbers each.
+// A layer's rows of the whole last batch, n_embd numbers each.
 struct layer_rows {
     const float * data;
     size_t n_embd;
@@ -263,7 +263,7 @@ void decode(context_state & state, const llama_spec_batch & batch, bool encode) 
     check_batch(state, batch);
     check_begun(state, batch);
     if (!encode && llama_get_memory(state.ctx) == nullptr) {
-        // The engine would encode the batch, without a causal mask, and leave logits of zeros.
+        // The engine would encode the batch without a causal mask, and leave logits of zeros.
         fail(LLAMA_SPEC_UNSUPPORTED, std::string("architecture '") + llama_spec_arch_name(state.model->model) +
                 "' keeps no memory of past tokens: it is not a model that generates text, only one that encodes it");
     }
@@ -347,7 +347,7 @@ int llama_spec_draft_output(llama_spec_context * ctx, int32_t n_slots, const cha
         *name      = ggml_get_name(whole);
         *row_bytes = ggml_row_size(whole->type, whole->ne[0]);
         *is_targets = state.target && whole == state.target->model->model->output;
-        // Graphs that were built otherwise are forgotten: both calls make the engine reserve anew.
+        // Discards graphs with the other output matrix: both calls make the engine reserve again.
         llama_set_embeddings_nextn(state.ctx, false, /* masked */ true);
         llama_set_embeddings_nextn(state.ctx, true, /* masked */ true);
         state.output.reset();
@@ -434,7 +434,7 @@ int llama_get_output_layer_inp(llama_spec_context * ctx, int32_t layer, const fl
         *n_rows = call.state.n_rows;
         *out    = nullptr;
         if (*n_rows > 0) {
-            // The rows are copied out asynchronously; reading before the copy has ended gives stale ones.
+            // The rows are copied asynchronously: without this wait the caller would read stale ones.
             llama_synchronize(call.state.ctx);
             *out = rows_of(call.state, layer).data;
         }

@@ -1,11 +1,11 @@
-// A decode and its logits, for the calls of the ABI that decode.
+// Decodes, and reads the logits, for the ABI functions that decode.
 #pragma once
 
 #include "abi/handles.h"
 
 namespace llama_spec {
 
-// llama_spec_decode() of an open context, whose results are there once it is synchronised.
+// llama_spec_decode() for an open context. The results are valid after synchronisation.
 void decode(context_state & state, const llama_spec_batch & batch, bool encode);
 
 // The logits of token i of the last batch.

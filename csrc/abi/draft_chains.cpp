@@ -1,4 +1,4 @@
-// Extends drafts by a token per decode, all in one call, so that Python only decides whether each continues.
+// Extends drafts by one token per decode, all in one call; Python only decides whether each continues.
 
 #include "abi/decoding.h"
 #include "kernels/likeliest.h"

@@ -1,4 +1,4 @@
-// What a grammar leaves no choice about: the text that has to follow, which can be drafted without asking any model.
+// Text that the grammar forces: it can be drafted without a model.
 
 #include "abi/grammar_copy.h"
 #include "abi/handles.h"
@@ -14,7 +14,7 @@ namespace {
 
 using grammar_ptr = std::unique_ptr<llama_grammar, decltype(&llama_grammar_free_impl)>;
 
-// The one character that every way to go on begins with; 0 where there are several, or the text may end.
+// The character that every continuation begins with; 0 if there are several, or if the text may end.
 uint32_t forced_char(llama_grammar & grammar) {
     const llama_grammar_stacks & stacks = llama_grammar_get_stacks(&grammar);
     uint32_t found = 0;
@@ -60,7 +60,7 @@ int32_t llama_spec_sampler_forced(llama_spec_sampler * sampler, char * buf, int3
         auto & s = open_sampler(sampler);
         in_use lock(s.busy, "the sampler");
         require(buf != nullptr && size >= 0, "there is no place for the text");
-        // A character of which a token gave a part only is not followed.
+        // After a token that ends within a character nothing is forced.
         if (!s.shadow || skips_grammar(s) || s.shadow->partial_utf8.n_remain != 0 || forced_char(*s.shadow) == 0) {
             return;
         }

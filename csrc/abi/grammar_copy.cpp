@@ -19,7 +19,7 @@ llama_grammar * copy_grammar(const llama_grammar & from) {
     for (size_t i = 0; i < order.size(); ++i) {
         order[i] = i;
     }
-    const std::less<> before;   // of pointers into different vectors
+    const std::less<> before;   // compares pointers into different vectors
     std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return before(from.rules[a].data(), from.rules[b].data()); });
     for (auto & stack : to->stacks) {
         for (auto & place : stack) {

@@ -1,4 +1,4 @@
-// What the opaque handles hold. Shared ownership lets them be freed in any order.
+// The contents of the opaque handles. Shared ownership lets callers free them in any order.
 #pragma once
 
 #include "abi/answer_rules.h"
@@ -33,11 +33,11 @@ struct model_state {
     std::vector<float> tensor_split;
     bool vocab_only = false;
     home_process home;
-    std::vector<ggml_backend_ptr> servers;  // their connections
-    // Made by the first grammar that masks its vocabulary.
+    std::vector<ggml_backend_ptr> servers;  // connections to them
+    // Made for the first grammar that masks its vocabulary.
     std::once_flag chars_made;
     std::unique_ptr<token_chars> chars;
-    // Made by the first request with rules for its answer.
+    // Made for the first request with rules for its answer.
     std::once_flag pieces_made;
     std::unique_ptr<token_pieces> pieces;
     ~model_state() {
@@ -49,13 +49,13 @@ struct model_state {
     int32_t n_vocab() const { return llama_vocab_n_tokens(vocab()); }
 };
 
-// What a target's context and its draft contexts have in common: they never compute at the same time,
-// so one thread pool serves them all.
+// Shared by a target's context and its draft contexts: they never compute at the same time, so one thread pool serves
+// them all.
 struct compute_state {
     std::atomic<bool> busy{ false };
     ggml_threadpool_t pool      = nullptr;
     int32_t           n_threads = 0;
-    transfers         crossed;      // of all of them
+    transfers         crossed;      // of all these contexts
     ~compute_state() {
         if (pool != nullptr) {
             ggml_threadpool_free(pool);
@@ -73,26 +73,26 @@ struct context_state {
     std::atomic<bool>     in_call{ false };
     home_process home;
     bool    poisoned = false;
-    std::string lost;       // the server by whose loss it was
+    std::string lost;       // the server whose loss poisoned the context
     int32_t n_rows   = 0;   // tokens of the last batch
-    int32_t n_row_inp = 0;  // the width of a batch's rows
-    bool    has_logits = true;  // of the last batch
-    int32_t n_pos_per_row  = 1;     // positions that the engine reads of a token without an id
-    int32_t n_positions    = 0;     // of the model's table of them; a great number if it has none
-    int32_t n_outputs_max  = 0;     // tokens of a batch that may have logits
-    bool    outputs_all    = false; // the engine then gives every token of a batch an output
-    std::unique_ptr<draft_context> draft;   // of a draft model
-    std::unique_ptr<draft_output> output;   // of one that chooses among a part of the vocabulary
-    // Per sequence, how many of its last tokens can be taken back out of a recurrent state; empty where
-    // the model has none.
+    int32_t n_row_inp = 0;  // the width of a batch row
+    bool    has_logits = true;  // whether the last batch has logits
+    int32_t n_pos_per_row  = 1;     // positions that the engine reads for a token without an id
+    int32_t n_positions    = 0;     // size of the model's position table; a huge number without one
+    int32_t n_outputs_max  = 0;     // maximum number of tokens with logits in a batch
+    bool    outputs_all    = false; // the engine gives every token of a batch an output
+    std::unique_ptr<draft_context> draft;   // set for a draft model
+    std::unique_ptr<draft_output> output;   // set for a draft that chooses from a part of the vocabulary
+    // For each sequence, how many of its last tokens a recurrent state can roll back; empty if the model has no such
+    // state.
     std::vector<int32_t> n_undo;
-    // How many were taken back since its last decode, as the engine notes it.
+    // How many tokens were rolled back since the last decode, by the engine's count.
     std::vector<uint32_t> n_undone;
-    llama_memory_recurrent * states = nullptr;  // the recurrent part of the memory, where the engine has it apart
+    llama_memory_recurrent * states = nullptr;  // the recurrent part of the memory; NULL if the engine does not keep it separately
     transfers crossed;
     bool keeps_windows = true;                  // sliding-window layers keep all positions
-    uint64_t n_host_copies = 0;                 // of states, by llama_spec_state_get() and _set()
-    // Scratch that decode fills, kept so that a round allocates nothing.
+    uint64_t n_host_copies = 0;                 // copies of states by llama_spec_state_get() and _set()
+    // Buffers that decode reuses, so that a round allocates nothing.
     std::vector<llama_seq_id *> seq_ptrs;
     std::vector<int32_t>        ones;
     std::vector<int32_t>        seq_counts;
@@ -100,17 +100,17 @@ struct context_state {
     ~context_state();
 };
 
-// The context of a handle, if calls in this process may use it.
+// Returns the context of a handle, after checking that this process may use it.
 context_state & open_context(llama_spec_context * ctx);
 
-// A call has failed in mid-graph.
+// Marks the context after a failure in mid-graph.
 void poison(context_state & state);
 
-// For a call that must not run beside another on the same context or its relatives.
+// Held by a call that must not run at the same time as another on this context or its relatives.
 struct context_call {
     context_state & state;
     in_use          lock;
-    in_use          mark;   // of this context alone: freeing it asks only that nobody is inside it
+    in_use          mark;   // for this context alone: freeing it only requires that no call is inside it
     count_transfers counting;
     explicit context_call(llama_spec_context * ctx);
 };
@@ -129,27 +129,28 @@ struct llama_spec_sampler {
     std::shared_ptr<llama_spec::model_state> model;
     llama_sampler * chain   = nullptr;
     llama_sampler * grammar = nullptr;
-    // The same grammar, of which a text that has to follow can be read; the engine keeps the sampler's to itself.
+    // A copy of the grammar, from which forced text is read; the engine does not expose the sampler's own.
     std::unique_ptr<llama_grammar, void (*)(llama_grammar *)> shadow{ nullptr, nullptr }, shadow_begin{ nullptr, nullptr };
-    std::shared_ptr<const std::vector<bool>> hidden;    // tokens that the grammar does not mean: checks/hidden_tokens.h
+    std::shared_ptr<const std::vector<bool>> hidden;    // tokens that the grammar must not match: checks/hidden_tokens.h
     bool   is_lazy = false;     // the grammar waits for a trigger
-    size_t n_unmatched = 0;     // bytes generated that triggers were looked for in
-    llama_spec::thoughts thoughts, thoughts_begin;  // what a grammar that waits is not shown
-    // Where there are thoughts: the same grammar until it wakes. Whether the sampler's waits cannot be read.
+    size_t n_unmatched = 0;     // generated bytes in which triggers were searched
+    llama_spec::thoughts thoughts, thoughts_begin;  // tokens in thoughts are not shown to a grammar that waits
+    // With thoughts: a copy of the grammar until its trigger. The engine does not expose whether the sampler's own
+    // still waits.
     std::unique_ptr<llama_grammar, void (*)(llama_grammar *)> waiting{ nullptr, nullptr }, waiting_begin{ nullptr, nullptr };
-    bool is_argmax = false;     // greedy, and before it only `changes`: no candidate list is needed
-    int32_t n_top = 0;          // how many candidates the chain looks at, which begins with top_k; 0 where it sees all
+    bool is_argmax = false;     // greedy with nothing but `changes` before it: no candidate list is needed
+    int32_t n_top = 0;          // how many candidates a chain that begins with top_k reads; 0 if it reads all
     llama_spec::logit_changes changes;
     double grammar_seconds_left = llama_spec::GRAMMAR_BOUNDS.seconds;
-    std::vector<int32_t> grammar_prefill;   // what its grammar had seen before the first token
+    std::vector<int32_t> grammar_prefill;   // tokens that the grammar accepted before the first one
     llama_spec::answer_rules rules;
-    bool grammar_skips_thoughts = false;    // what is inside of a thought, and its marks, are none of the grammar's
+    bool grammar_skips_thoughts = false;    // the grammar ignores thoughts and their tags
     std::vector<llama_token_data> candidates;
-    size_t n_left = 0;          // how many of them the chain had left when it chose last; 0 where no chain chose
-    llama_spec::noise_draw noise;    // in place of the chain's last sampler, if it is on
-    bool has_draw = false;      // the chain ends with a draw by the probabilities of what is left, and no grammar asks again
-    std::vector<float> row;     // logits with what the request changes, and without what a grammar has refused
-    std::vector<float> room;    // of top_logits()
+    size_t n_left = 0;          // how many candidates the chain left at its last choice; 0 if no chain chose
+    llama_spec::noise_draw noise;    // replaces the chain's last sampler, if it is on
+    bool has_draw = false;      // the chain ends with a draw by probability, and no grammar has to allow the result
+    std::vector<float> row;     // logits with the request's changes, and without the tokens that the grammar refused
+    std::vector<float> room;    // scratch of top_logits()
     std::atomic<bool> busy{ false };
     llama_spec::home_process home;
     ~llama_spec_sampler() {
@@ -164,14 +165,14 @@ struct llama_spec_sampler {
 
 namespace llama_spec {
 
-// Throws unless there is a sampler that can be used.
+// Returns the sampler; throws if it is closed or belongs to another process.
 inline llama_spec_sampler & open_sampler(llama_spec_sampler * sampler) {
     require(sampler != nullptr && sampler->chain != nullptr, "the sampler is closed");
     sampler->home.check("this sampler was made");
     return *sampler;
 }
 
-// Whether what comes now is none of the grammar's.
+// Says whether the grammar ignores the next token.
 inline bool skips_grammar(const llama_spec_sampler & s) {
     return s.grammar_skips_thoughts && s.rules.is_thinking();
 }

@@ -14,7 +14,7 @@ logit_changes::logit_changes(const llama_spec_sampler_params & p, int32_t penalt
     }
 }
 
-// Dividing makes a positive logit smaller; a negative one is multiplied, which a division would make likelier.
+// Dividing lowers a positive logit but raises a negative one, so a negative one is multiplied.
 void logit_changes::penalise(float & logit, int32_t count) const {
     if (logit <= 0) {
         logit *= repeat_;

@@ -33,8 +33,8 @@ void check_seq(const context_state & state, int32_t seq) {
     }
 }
 
-// What a recurrent state can lose: everything, or as many of the last tokens as there are snapshots of.
-// The engine takes other ranges too, and leaves the state as it is.
+// A recurrent state can lose everything, or as many of its last tokens as it has snapshots. The engine accepts other
+// ranges too, and leaves the state unchanged.
 bool can_remove(const context_state & state, int32_t seq, int32_t p0, int32_t p1, int32_t last) {
     if (state.n_undo.empty() || p0 > last || (p1 >= 0 && p1 <= p0)) {
         return true;
@@ -50,7 +50,7 @@ void forget_snapshots(context_state & state, int32_t seq) {
     }
 }
 
-// After positions from p0 on were removed: the snapshots in front of them are still there.
+// After the removal of positions from p0 on, the snapshots before p0 remain.
 void note_rollback(context_state & state, int32_t seq, int32_t p0, int32_t last) {
     const bool is_undone = !state.n_undo.empty() && state.states != nullptr && p0 > 0;
     const int32_t n_left = is_undone ? state.n_undo[(size_t) seq] - (last - p0 + 1) : 0;
@@ -82,7 +82,7 @@ int llama_spec_seq_rm(llama_spec_context * ctx, int32_t seq, int32_t p0, int32_t
         llama_memory_t memory = memory_of(call.state);
         const int32_t last = llama_memory_seq_pos_max(memory, seq);
         if (p0 <= 0 && p1 > last) {
-            p1 = -1;    // all of it: the engine then resets what it knows of snapshots, too
+            p1 = -1;    // the whole sequence: the engine then also resets its snapshot bookkeeping
         }
         const auto remove = [&] {
             const bool is_tail = p0 > 0 && p0 <= last && (p1 < 0 || p1 > last);
@@ -110,21 +110,22 @@ int llama_spec_seq_cp(llama_spec_context * ctx, int32_t from, int32_t to, int32_
         try {
             llama_memory_seq_cp(memory, from, to, p0, p1);
         } catch (const engine_abort &) {
-            // Asserted before anything is copied: streams of their own can be copied whole only.
+            // The engine asserts this before it copies anything: with a stream for each sequence, it copies only whole
+            // sequences.
             fail(LLAMA_SPEC_UNSUPPORTED, "a part of a sequence can only be copied in a context with kv_unified");
         }
-        // Between streams of their own the engine only notes that keys and values are to be copied, until the next
-        // decode: what is saved, restored or removed before that would meet the wrong ones.
+        // With a stream for each sequence, the engine defers copying keys and values to the next decode. Until then a
+        // save, a restore or a removal would see the wrong ones.
         call.state.ctx->memory_update(false);
         if (call.state.states != nullptr && from != to) {
             copy_depth(call.state.states, from, to);
         } else if (from != to) {
-            llama_memory_recurrent * cells = recurrent_part(memory);     // of a head
+            llama_memory_recurrent * cells = recurrent_part(memory);     // an MTP head's memory
             if (cells != nullptr) {
                 give_own_cell(*cells, to);
             }
         }
-        // They share a cell now, which cannot go back for one of them.
+        // Both sequences share a cell now, and a shared cell cannot roll back for one of them.
         forget_snapshots(call.state, from);
         forget_snapshots(call.state, to);
     });
@@ -134,7 +135,7 @@ int llama_spec_seq_keep(llama_spec_context * ctx, int32_t seq) {
     return guarded([&] {
         context_call call(ctx);
         check_seq(call.state, seq);
-        // llama_memory_seq_keep() looks at the stream of `seq` alone where sequences have streams of their own.
+        // With a stream for each sequence, llama_memory_seq_keep() only changes the stream of `seq`.
         for (int32_t other = 0; other < (int32_t) llama_n_seq_max(call.state.ctx); ++other) {
             if (other != seq) {
                 llama_memory_seq_rm(memory_of(call.state), other, -1, -1);

@@ -23,7 +23,8 @@ llama_spec_model & checked(llama_spec_model * model) {
     return *model;
 }
 
-// What can take layers: the servers' devices, so that layers that follow each other lie on one machine, and this one's.
+// All devices that can take layers: first the servers', so that consecutive layers share a machine, then this
+// machine's.
 std::vector<ggml_backend_dev_t> all_devices(const llama_spec_model_params & in, model_state & state) {
     std::vector<ggml_backend_dev_t> out;
     for (int32_t i = 0; i < in.n_servers; ++i) {
@@ -41,7 +42,7 @@ std::vector<ggml_backend_dev_t> all_devices(const llama_spec_model_params & in, 
     return out;
 }
 
-// The devices with these names, and the end of the list that the engine reads.
+// The devices with these names, and the terminator that the engine expects.
 std::vector<ggml_backend_dev_t> named_devices(const llama_spec_model_params & in, model_state & state) {
     const auto all = all_devices(in, state);
     std::vector<ggml_backend_dev_t> out;
@@ -73,7 +74,7 @@ llama_model_params engine_params(const llama_spec_model_params & in, model_state
     out.main_gpu        = in.main_gpu;
     out.split_mode      = (llama_split_mode) in.split_mode;
     if (in.n_gpu_layers == 0) {
-        // A device without a layer would still be opened, and given memory and wide batches.
+        // Even without layers the engine would open a device, allocate memory on it and send it wide batches.
         static ggml_backend_dev_t none[] = { nullptr };
         out.devices    = none;
         out.split_mode = LLAMA_SPLIT_MODE_LAYER;
@@ -95,7 +96,7 @@ llama_model_params engine_params(const llama_spec_model_params & in, model_state
     return out;
 }
 
-// What the engine reads until an entry without a key.
+// The overrides as the engine reads them: an entry without a key ends the list.
 std::vector<llama_model_kv_override> engine_overrides(const llama_spec_model_params & in) {
     std::vector<llama_model_kv_override> out;
     for (int32_t i = 0; i < in.n_overrides; ++i) {
@@ -118,7 +119,7 @@ std::vector<llama_model_kv_override> engine_overrides(const llama_spec_model_par
     return out;
 }
 
-// The engine returns the number of bytes, or a negative number, and cuts at the size given.
+// The engine returns the number of bytes, or a negative number, and truncates to the given size.
 int32_t text_result(int32_t n) {
     return n < 0 ? LLAMA_SPEC_ARGUMENT : n;
 }
@@ -156,7 +157,7 @@ int llama_spec_model_load(const char * path, const llama_spec_model_params * par
 
 void llama_spec_model_free(llama_spec_model * model) {
     guarded([&] {
-        // In a forked child another thread of the parent may have been at work with it.
+        // In a forked child, a thread of the parent may have been using the model: leaks it.
         if (model != nullptr && model->state->home.is_here()) {
             delete model;
         }
@@ -172,7 +173,7 @@ int llama_spec_model_get_info(llama_spec_model * handle, llama_spec_model_info *
         out->n_embd_inp    = llama_model_n_embd_inp(m);
         out->n_embd_out    = llama_model_n_embd_out(m);
         out->n_layer       = llama_model_n_layer(m);
-        // A vocabulary alone has no layers, and asking for their heads is an assertion.
+        // A model loaded with vocab_only has no layers; asking for their heads would assert.
         out->n_head        = out->n_layer > 0 ? llama_model_n_head(m)    : 0;
         out->n_head_kv     = out->n_layer > 0 ? llama_model_n_head_kv(m) : 0;
         out->n_ctx_train   = llama_model_n_ctx_train(m);
@@ -320,12 +321,12 @@ int llama_spec_model_probe_layers(llama_spec_model * model, const int32_t * laye
         if (is_head_alone(m)) {
             fail(LLAMA_SPEC_UNSUPPORTED, "the file holds an MTP head and no layers");
         }
-        // The smallest context that has a graph: what the graph lacks shows when it is built.
+        // Builds the smallest context that has a graph: building it shows which inputs are missing.
         llama_context_params params = llama_context_default_params();
         params.n_ctx     = 256;
         params.n_batch   = 16;
         params.n_ubatch  = 16;
-        params.n_outputs_max = 1;   // a graph that drops rows: the last layer's output must be kept whole in it
+        params.n_outputs_max = 1;   // makes the graph drop rows: it must still hold the last layer's whole output
         params.n_threads = params.n_threads_batch = 1;
         std::unique_ptr<llama_context, decltype(&llama_free)> ctx(llama_init_from_model(m, params), llama_free);
         if (!ctx) {

@@ -13,7 +13,7 @@
 #include "rpc/link.h"
 #include "transport.h"
 
-// Of the engine: answers one client until it goes. Patch 0016 lets it be called.
+// The engine's function that serves one client until it disconnects. Patch 0016 exports it.
 void rpc_serve_client(const std::vector<ggml_backend_t> & backends, const char * cache_dir, socket_ptr sock);
 #endif
 
@@ -30,13 +30,13 @@ bool is_server(ggml_backend_dev_t dev) {
 namespace {
 
 std::mutex g_mutex;
-// The names of servers' devices, which the engine numbers through all servers.
+// Names of the servers' devices; the engine numbers them across all servers.
 std::unordered_map<ggml_backend_dev_t, std::string> g_names;
 
 } // namespace
 
 std::vector<ggml_backend_dev_t> server_devices(const char * endpoint, ggml_backend_ptr & holder) {
-    // The engine would ask it for its devices on a connection of its own, and only once.
+    // The engine would query the devices on a separate connection, and only once.
     ggml_backend_reg_t reg = ggml_backend_rpc_add_server(endpoint);
     require(reg != nullptr, "the server has no devices");
     holder.reset(ggml_backend_rpc_init(endpoint, 0));
@@ -117,7 +117,7 @@ bool is_wanted(ggml_backend_dev_t dev, const char * const * names, int32_t n_nam
             return true;
         }
     }
-    // Those that the engine would give layers to, or the CPU.
+    // Without names: the devices to which the engine would assign layers, else the CPU.
     const bool is_gpu = type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
     return n_names == 0 && (has_gpu ? is_gpu : type == GGML_BACKEND_DEVICE_TYPE_CPU);
 }
@@ -125,10 +125,11 @@ bool is_wanted(ggml_backend_dev_t dev, const char * const * names, int32_t n_nam
 } // namespace
 
 int llama_spec_serve(int32_t fd, const char * const * names, int32_t n_names, int32_t n_threads, int32_t timeout_s) {
-    // Closes the descriptor, whatever happens.
+    // Closes the descriptor in every case.
     const socket_ptr client = socket_t::adopt(fd);
     return guarded([&] {
-        // Of each client its own: they compute side by side, and the threads of one wait for the next graph.
+        // Each client has its own pools: clients compute in parallel, and each pool's threads wait for the client's
+        // next graph.
         std::vector<std::unique_ptr<ggml_threadpool, pool_deleter>> pools;
         std::vector<ggml_backend_ptr> held;
         std::vector<ggml_backend_t> backends;

@@ -1,4 +1,4 @@
-// Servers of layers: what other machines, or other processes, compute with. Without GGML_RPC there are none.
+// Servers of layers: processes, on this machine or others, that compute layers. Without GGML_RPC there are none.
 #pragma once
 
 #include "abi/handles.h"
@@ -10,10 +10,10 @@
 
 namespace llama_spec {
 
-// Connects if it must; throws where the server is lost. holder: keeps the connection open.
+// Connects if necessary; throws if the server is lost. holder: keeps the connection open.
 std::vector<ggml_backend_dev_t> server_devices(const char * endpoint, ggml_backend_ptr & holder);
 
-// As in "CUDA0", and "RPC0[host:port]" of a server.
+// The name, as in "CUDA0", or "RPC0[host:port]" for a server.
 const char * device_name(ggml_backend_dev_t dev);
 
 bool is_server(ggml_backend_dev_t dev);

@@ -1,4 +1,4 @@
-// Builds sampler chains. The order of the samplers is the one that llama.cpp's own programs use.
+// Builds sampler chains. The samplers have the order of llama.cpp's own programs.
 
 #include "abi/grammar_copy.h"
 #include "abi/handles.h"
@@ -42,13 +42,13 @@ void check_params(const llama_spec_sampler_params & p, int32_t n_vocab) {
     }
 }
 
-// How many past tokens a penalty sees; -1 for the context's. DRY's allocates that many at once.
+// How many past tokens a penalty reads; -1 means the model's context length. DRY allocates that many at once.
 int32_t window(int32_t last_n, const model_state & model) {
     constexpr int32_t MAX_WINDOW = 1 << 22;
     return std::min(last_n < 0 ? std::max(llama_model_n_ctx_train(model.model), 0) : last_n, MAX_WINDOW);
 }
 
-// Biases and penalties come before all of it: logit_changes.h.
+// Biases and penalties come before the chain: logit_changes.h.
 void add_dry(llama_sampler * chain, const llama_spec_sampler_params & p, const model_state & model) {
     if (p.dry_multiplier != 0.0f) {
         add(chain, llama_sampler_init_dry(model.vocab(), p.dry_multiplier, p.dry_base, p.dry_allowed_length,
@@ -56,7 +56,7 @@ void add_dry(llama_sampler * chain, const llama_spec_sampler_params & p, const m
     }
 }
 
-// Of how many candidates the chain sees no more than the likeliest; 0 where what comes first looks at all of them.
+// How many of the likeliest candidates suffice for the chain; 0 if its first sampler needs all candidates.
 int32_t n_top_of(const llama_spec_sampler_params & p) {
     const bool is_first = p.temperature > 0.0f && p.mirostat == 0 && p.dry_multiplier == 0.0f && p.top_n_sigma <= 0.0f;
     return is_first ? std::max(p.top_k, 0) : 0;
@@ -206,7 +206,8 @@ int llama_spec_sampler_clone(llama_spec_sampler * sampler, llama_spec_sampler **
         s->changes   = from.changes;
         s->rules     = from.rules;
         s->grammar_skips_thoughts = from.grammar_skips_thoughts;
-        // A copy goes on with what its grammar has taken so far: else each of a slow one would have all of it anew.
+        // A copy inherits the remaining time of its grammar: otherwise each copy of a slow one would get the full time
+        // again.
         s->grammar_seconds_left = from.grammar_seconds_left;
         s->grammar_prefill = from.grammar_prefill;
         s->hidden          = from.hidden;

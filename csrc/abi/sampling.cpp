@@ -25,20 +25,20 @@ void fill(std::vector<llama_token_data> & out, const float * logits, int32_t n_v
         any_nan = any_nan | (logits[id] != logits[id]);
         out[(size_t) id] = { id, logits[id], 0.0f };
     }
-    // Sorting candidates of which some are NaN is undefined: the order would contradict itself.
+    // Sorting candidates that include NaN is undefined: NaN has no order.
     if (any_nan) {
         fail(LLAMA_SPEC_ENGINE, "some logits are NaN: the model's weights or the computation are broken");
     }
 }
 
-// Negative where some logit is NaN or none is finite: a NaN is no maximum, and what is left has no meaning either.
-// A round of 8 drafted tokens reads 9 rows of the vocabulary: wide registers are chosen at run time.
+// Returns a negative number if a logit is NaN or none is finite: then no maximum is meaningful. A round of 8 drafted
+// tokens reads 9 rows of the vocabulary, so the code uses the widest registers of the processor at run time.
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
 int32_t argmax_or_negative(const float * logits, int32_t n_vocab) {
-    // The vector extension of GCC and Clang: a loop over scalars is not turned into vector maxima here. As wide as
-    // AVX2's registers: of wider ones GCC chooses number by number where there is no AVX-512.
+    // Uses the vector extension of GCC and Clang, since they do not vectorise a scalar maximum here. Vectors are as
+    // wide as AVX2 registers: without AVX-512, GCC compares wider ones element by element.
     typedef float lanes __attribute__((vector_size(32)));
     typedef int32_t flags __attribute__((vector_size(32)));
     constexpr int32_t N_LANES = 8, N_REGISTERS = 8, BLOCK = 4096;
@@ -133,9 +133,9 @@ bool is_allowed(llama_spec_sampler & s, int32_t id) {
     return one.logit != -std::numeric_limits<float>::infinity();
 }
 
-// Of the likeliest tokens of s.row the first one that the grammar allows; negative if it is none of them.
+// The first of s.row's likeliest tokens that the grammar allows; negative if the tries find none.
 int32_t likeliest_allowed(llama_spec_sampler & s, int32_t n_vocab, int32_t refused) {
-    constexpr int N_TRIES = 16;     // each takes some microseconds, a mask some hundred and more
+    constexpr int N_TRIES = 16;     // a try takes some microseconds, a mask at least some hundred
     for (int i = 0; i < N_TRIES && refused >= 0; ++i) {
         s.row[(size_t) refused] = -std::numeric_limits<float>::infinity();
         refused = argmax_or_negative(s.row.data(), n_vocab);
@@ -162,14 +162,14 @@ void mask(llama_spec_sampler & s, llama_token_data_array & all) {
     llama_sampler_apply(s.grammar, &all);
 }
 
-// The candidates, without what the rules of the answer forbid.
+// Fills the candidates, and sets what the rules forbid to minus infinity.
 void fill_allowed(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bool ends) {
     fill(s.candidates, logits, n_vocab);
     s.rules.forbid([&](int32_t id) -> float & { return s.candidates[(size_t) id].logit; }, ends);
 }
 
-// What the chain chooses among: where rules forbid something, without what has no chance. Samplers that look at the
-// surprise of each candidate would take it for one of infinite surprise. False where nothing is left.
+// Removes candidates that the rules forbid, before the chain runs. Samplers that use each candidate's surprise would
+// see an infinite one. Returns false if no candidate is left.
 bool leave_possible(llama_spec_sampler & s, bool ends) {
     if (s.rules.any_forbidden(ends)) {
         s.candidates.erase(std::remove_if(s.candidates.begin(), s.candidates.end(), [](const llama_token_data & one) {
@@ -179,7 +179,7 @@ bool leave_possible(llama_spec_sampler & s, bool ends) {
     return !s.candidates.empty();
 }
 
-// The candidates are in the order of their ids, of which some may be missing.
+// Candidates are sorted by id; some ids may be missing.
 float * logit_of(std::vector<llama_token_data> & candidates, int32_t id) {
     if ((size_t) id < candidates.size() && candidates[(size_t) id].id == id) {
         return &candidates[(size_t) id].logit;
@@ -204,15 +204,15 @@ int32_t draw_from(llama_spec_sampler & s) {
     return draw_among(s, false);
 }
 
-// The logits with what rules forbid and the request changes, in s.row.
+// Fills s.row with the logits, after the rules and the request's changes.
 void fill_row(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bool ends) {
     s.row.assign(logits, logits + n_vocab);
     s.rules.forbid([&](int32_t id) -> float & { return s.row[(size_t) id]; }, ends);
     s.changes.apply([&](int32_t id) { return &s.row[(size_t) id]; });
 }
 
-// Draws among the likeliest tokens alone. Negative where that cannot be: the caller looks at all of them, and reports what
-// is wrong with them.
+// Draws among only the likeliest tokens. Returns a negative number if that is impossible: the caller then uses all
+// tokens, and reports any error in them.
 int32_t draw_top(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bool ends) {
     if (s.n_top == 0) {
         return -1;
@@ -250,10 +250,10 @@ int32_t nothing_left(bool may_be_last) {
     return -1;
 }
 
-// Negative where nothing may follow while the end is forbidden.
+// Returns a negative number if nothing may follow except a forbidden end token.
 int32_t choose(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bool ends) {
-    // Walking the grammar over the whole vocabulary is slow, so the chain's choice is tried first; only if
-    // the grammar forbids it is the vocabulary masked and the choice made again.
+    // Masking the whole vocabulary with the grammar is slow, so the chain chooses first. Only if the grammar refuses
+    // that choice is the vocabulary masked and the choice repeated.
     const bool has_grammar = s.grammar != nullptr && !skips_grammar(s);
     const bool may_be_last = ends && s.rules.forbids_ends();
     if (s.is_argmax) {
@@ -283,7 +283,7 @@ int32_t choose(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bo
             return one.logit != -std::numeric_limits<float>::infinity();
         };
         const auto any_left = [&] { return std::any_of(s.candidates.begin(), s.candidates.end(), is_possible); };
-        const bool was_left = any_left();    // else it is not the grammar that forbids all
+        const bool was_left = any_left();    // otherwise the grammar is not the reason that nothing is left
         llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, false };
         mask(s, all);
         if (was_left && !any_left() && !s.rules.any_forbidden(ends)) {
@@ -303,7 +303,7 @@ int32_t draw(llama_spec_sampler & s, const float * logits, int32_t n_vocab) {
         return forced;
     }
     const int32_t id = choose(s, logits, n_vocab, true);
-    // A grammar that has come to its end leaves the end alone, whatever the request says of it.
+    // A finished grammar allows only the end: then the request's rules for the end are ignored.
     return id >= 0 ? id : choose(s, logits, n_vocab, false);
 }
 
@@ -323,7 +323,7 @@ const float * logits_at(const context_state & state, const llama_spec_sampler & 
 int32_t draw_at(llama_spec_sampler & s, context_state & state, int32_t row) {
     const bool has_row = state.has_logits && row >= 0 && row < state.n_rows && state.model->n_vocab() == s.model->n_vocab();
     if (s.is_argmax && !s.changes.any() && has_row) {
-        // Chosen where the logits are, which then need not come here.
+        // The device chooses, so that the logits need not be copied.
         const int32_t id = llama_spec_likeliest(state.ctx, row);
         const bool has_grammar = s.grammar != nullptr && !skips_grammar(s);
         if (id >= 0 && s.rules.forced() < 0 && !s.rules.forbids(id, true) && (!has_grammar || is_allowed(s, id))) {
@@ -333,11 +333,11 @@ int32_t draw_at(llama_spec_sampler & s, context_state & state, int32_t row) {
     return draw(s, logits_at(state, s, row), s.model->n_vocab());
 }
 
-// Runs f within what the grammar of s has left. Each token gives some time back, up to what it had at first.
+// Runs f within the remaining time of s's grammar. Each token returns some time, up to the initial amount.
 template <typename F> void within_grammar(llama_spec_sampler & s, F && f, const std::atomic<bool> * cancelled = nullptr) {
     work_bounds bounds = GRAMMAR_BOUNDS;
     bounds.seconds = s.grammar_seconds_left;
-    const double begin = s.grammar != nullptr ? own_seconds() : 0.0;    // without one there is no account
+    const double begin = s.grammar != nullptr ? own_seconds() : 0.0;    // without a grammar no time is counted
     within(bounds, f, cancelled);
     if (s.grammar != nullptr) {
         const double left = s.grammar_seconds_left + GRAMMAR_SECONDS_EACH - (own_seconds() - begin);
@@ -379,7 +379,7 @@ void accept(llama_spec_sampler & s, int32_t id, bool is_generated) {
             show();
             continue;
         }
-        // All that it is shown is matched with the triggers, by a matcher that calls itself for each character.
+        // The trigger matcher reads everything shown so far, and recurses for each character.
         s.n_unmatched += (size_t) std::abs(llama_token_to_piece(s.model->vocab(), one, nullptr, 0, 0, true));
         with_deep_stack(trigger_stack(s.n_unmatched), show);
     }
@@ -430,7 +430,7 @@ int llama_spec_candidates(llama_spec_sampler * sampler, llama_spec_context * ctx
         s.n_left = 0;
         const int32_t id = draw(s, logits_at(call.state, s, i), s.model->n_vocab());
         if (s.n_left == 0) {
-            s.candidates.assign(1, { id, 0.0f, 1.0f }); // no chain was asked: the end of a thought is forced
+            s.candidates.assign(1, { id, 0.0f, 1.0f }); // no chain ran: a rule forced the end of the thought
             s.n_left = 1;
         }
         require(s.n_left <= (size_t) std::max(n_max, 0), "there is no room for so many candidates");

@@ -7,7 +7,7 @@ namespace llama_spec {
 
 namespace {
 
-// The finalizer of SplitMix64 (Steele, Lea and Flood 2014): all bits of the result depend on all of x.
+// The finalizer of SplitMix64 (Steele, Lea and Flood 2014): every bit of the result depends on every bit of x.
 uint64_t mixed(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -19,7 +19,7 @@ uint64_t mixed(uint64_t x) {
 
 double shared_noise(uint32_t seed, uint64_t place, int32_t id) {
     const uint64_t bits = mixed(mixed(mixed(seed) ^ place) ^ (uint32_t) id);
-    // Between 0 and 1, and neither: both logarithms are finite.
+    // Strictly between 0 and 1, so that both logarithms are finite.
     const double u = ((double) (bits >> 11) + 0.5) * 0x1p-53;
     return -std::log(-std::log(u));
 }

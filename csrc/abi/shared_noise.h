@@ -1,7 +1,7 @@
-// A draw by noise of which a draft can know beforehand: what is chosen is the id with the largest logit + noise. With Gumbel
-// noise that is a draw from the softmax of the logits. The noise depends on the seed, the number of the answer's token and
-// the id alone, so that a draft model with the same noise often draws what its target draws (arXiv 2408.07978), and the
-// target draws the same with any draft and with none.
+// Draws with noise that a draft can compute in advance: the choice is the id with the largest logit + noise. With
+// Gumbel noise this samples from the softmax of the logits. The noise depends only on the seed, the token's index in
+// the answer, and the id. So a draft model with the same noise often draws what its target draws (arXiv 2408.07978),
+// and the target draws the same with any draft or none.
 #pragma once
 
 #include "llama.h"
@@ -11,16 +11,16 @@
 
 namespace llama_spec {
 
-// Gumbel noise; place: how many tokens of the answer come before.
+// Gumbel noise; place: the number of earlier tokens in the answer.
 double shared_noise(uint32_t seed, uint64_t place, int32_t id);
 
 struct noise_draw {
     bool     is_on = false;
     uint32_t seed  = 0;
-    uint64_t place = 0;     // tokens generated until now
+    uint64_t place = 0;     // tokens generated so far
 
-    // Which candidate is drawn, of equal ones that of the lowest id; -1 where none has a chance. Their logits are behind all
-    // cuts and the temperature. A NaN is chosen, so that it is reported.
+    // The index of the drawn candidate; of equal ones, that with the lowest id; -1 if none has a chance. The logits
+    // come after all cuts and the temperature. A NaN is chosen, so that the caller reports it.
     int64_t choose(const llama_token_data * candidates, size_t n) const;
 };
 

@@ -1,4 +1,4 @@
-// The process and its machine: errors, the log, the end, forks, devices.
+// Process and machine: errors, log, exit, forks, devices.
 #include "abi/llama-spec.h"
 #include "base/guard.h"
 #include "hooks/output_buffers.h"
@@ -32,7 +32,7 @@ const char * llama_spec_engine_version(void) {
 }
 
 const char * llama_spec_system_info(void) {
-    guarded([] {});     // the devices' first lines go where the log goes
+    guarded([] {});     // installs the log callback, so that the devices' first lines go to our log
     return llama_print_system_info();
 }
 
@@ -95,7 +95,7 @@ int llama_spec_backend(int32_t i, const char ** name, int32_t * n_devices) {
 
 bool llama_spec_supports_gpu(void) {
     bool ok = false;
-    // The engine's own answer is yes for any build with RPC, servers or none.
+    // The engine says yes for any build with RPC, even without a server.
     guarded([&] {
         for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
             const auto type = ggml_backend_dev_type(ggml_backend_dev_get(i));

@@ -1,5 +1,6 @@
-// Which tokens of an answer belong to a thought: a grammar that waits for its trigger is not shown them, since a call that
-// a thought merely mentions is none. Looked for in the text, as models spell tags in more than one way.
+// Finds which tokens of an answer belong to a thought. A grammar that waits for its trigger does not see them, since a
+// thought may mention a call without making one. The search is in the text, as models can write a tag with different
+// tokens.
 #pragma once
 
 #include <algorithm>
@@ -15,14 +16,14 @@ struct thoughts {
     std::vector<std::string> ends;
     bool                     is_open = false;
 
-    // The tokens that the grammar is shown now that this one is committed, whose text is `piece`: none within a thought.
-    // Those that end one are shown, for in some templates a call ends the thought.
+    // Returns the tokens to show to the grammar after committing `id`, whose text is `piece`: none within a thought.
+    // Tokens that end a thought are shown, since in some templates a call ends the thought.
     std::vector<int32_t> shown(int32_t id, const std::string & piece) {
         if (start.empty()) {
             return { id };
         }
         const bool was_open = is_open;
-        size_t at_end = std::string::npos;   // where in `text` the tag stands that has ended a thought
+        size_t at_end = std::string::npos;   // position in `text` of the tag that ended a thought
         text += piece;
         recent.emplace_back(id, piece.size());
         for (size_t at = n_done;;) {
@@ -65,7 +66,7 @@ private:
         return best;
     }
 
-    // Keeps what a tag can still begin in.
+    // Keeps only the text in which a tag could still begin.
     void forget() {
         size_t longest = start.size();
         for (const auto & end : ends) {
@@ -77,14 +78,14 @@ private:
             n_gone += recent[n_tokens++].second;
         }
         recent.erase(recent.begin(), recent.begin() + (std::ptrdiff_t) n_tokens);
-        // Of a token that is kept all its text is, but for a tag in it that counts already.
+        // A token's text is kept whole; n_done excludes the part that tags have used.
         text.erase(0, n_gone);
         n_done = n_done > n_gone ? n_done - n_gone : 0;
     }
 
-    std::string text;                               // that of `recent`
-    size_t      n_done = 0;                         // bytes of it that tags have taken already
-    std::vector<std::pair<int32_t, size_t>> recent; // tokens, and how many bytes each has
+    std::string text;                               // the text of `recent`
+    size_t      n_done = 0;                         // bytes of it that tags have used
+    std::vector<std::pair<int32_t, size_t>> recent; // tokens, each with its number of bytes
 };
 
 } // namespace llama_spec

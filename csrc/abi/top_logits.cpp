@@ -12,7 +12,7 @@ namespace {
 constexpr int32_t BLOCK = 64;
 constexpr float   LOWEST = -std::numeric_limits<float>::infinity();
 
-// The largest logit of each block; false where some are NaN. Wide registers are chosen at run time.
+// The largest logit of each block; false if any is NaN. The registers' width is chosen at run time.
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
@@ -45,7 +45,7 @@ bool block_maxima(const float * logits, int32_t n_blocks, float * maxima) {
     return !any;
 }
 
-// As block_maxima(), of the rest that fills no block.
+// Like block_maxima(), for the remaining logits, which fill no block.
 bool last_maximum(const float * logits, int32_t n, float & most) {
     most = LOWEST;
     for (int32_t i = 0; i < n; ++i) {
@@ -70,14 +70,14 @@ bool top_logits(const float * logits, int32_t n_vocab, int32_t k, std::vector<fl
             (n_whole < n_blocks && !last_maximum(logits + n_whole * BLOCK, n_vocab - n_whole * BLOCK, maxima[n_whole]))) {
         return false;
     }
-    // k blocks have a logit that is no less, so that none of the k largest is below.
+    // At least k blocks have a maximum of `least` or more, so none of the k largest logits is smaller.
     std::copy(maxima, sorted, sorted);
     std::nth_element(sorted, sorted + (k - 1), sorted + n_blocks, std::greater<float>());
     const float least = sorted[k - 1];
     if (least == LOWEST) {
         return false;
     }
-    const size_t most = 8 * (size_t) k + BLOCK;     // more are many equal ones, or a row in an order of its own
+    const size_t most = 8 * (size_t) k + BLOCK;     // more means many equal logits, or a sorted row
     out.clear();
     for (int32_t block = 0; block < n_blocks; ++block) {
         if (maxima[block] < least) {

@@ -1,4 +1,4 @@
-// The likeliest k tokens of a row, without a list of the whole vocabulary.
+// Finds the k likeliest tokens of a row, without a list of the whole vocabulary.
 #pragma once
 
 #include "llama.h"
@@ -8,9 +8,9 @@
 
 namespace llama_spec {
 
-// Writes the k largest logits in descending order; `room` is scratch memory. Returns false, with `out` unspecified, where the
-// engine has to sort: two of them are equal, whose order is its sort's, some are NaN, fewer than k are above minus infinity,
-// or k is so large that a list of all is as fast.
+// Writes the k largest logits in descending order; `room` is scratch memory. Returns false, with `out` unspecified, if
+// the engine has to sort instead. That is the case if two of them are equal (the engine's sort decides their order), if
+// some are NaN, if fewer than k are above minus infinity, or if k is so large that a full list is as fast.
 bool top_logits(const float * logits, int32_t n_vocab, int32_t k, std::vector<float> & room, std::vector<llama_token_data> & out);
 
 } // namespace llama_spec

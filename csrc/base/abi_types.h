@@ -1,8 +1,5 @@
-/* The types of the C ABI that the floors below csrc/abi/ use as well: what a call returns, what a batch holds, and what a
- * draft says of itself.
- *
- * The part between the two markers is read by csrc/ffi_build.py as the beginning of the cffi declaration.
- */
+/* Types of the C ABI that the layers below csrc/abi/ use as well: status codes, batches, and facts about a draft.
+ * csrc/ffi_build.py reads the part between the two markers as the beginning of the cffi declaration. */
 #ifndef LLAMA_SPEC_ABI_TYPES_H
 #define LLAMA_SPEC_ABI_TYPES_H
 
@@ -22,17 +19,17 @@ enum llama_spec_status {
     LLAMA_SPEC_CANCELLED   = -8,  /* llama_spec_cancel() was called during a decode */
     LLAMA_SPEC_POISONED    = -9,  /* an earlier failure left this context in an unknown state */
     LLAMA_SPEC_EXITING     = -10, /* llama_spec_shutdown() was called */
-    LLAMA_SPEC_FORKED      = -11, /* the handle is of the process that this one was forked from */
-    LLAMA_SPEC_REMOTE      = -12  /* a server of layers was lost; what lay on it has to be opened again */
+    LLAMA_SPEC_FORKED      = -11, /* the handle belongs to the process that this one was forked from */
+    LLAMA_SPEC_REMOTE      = -12  /* a server of layers was lost; reopen what lay on it */
 };
 
-/* Of a draft's batch: what its rows are. */
+/* What the rows of a draft's batch are. */
 enum llama_spec_draft_mode {
     LLAMA_SPEC_DRAFT_FEATURES = 0,  /* features of the target: layer inputs, side by side */
     LLAMA_SPEC_DRAFT_HIDDEN   = 1   /* the draft's own hidden rows of the step before */
 };
 
-/* In the place of a layer's number: the rows that the model's own MTP head reads, wherever its graph takes them. */
+/* In place of a layer's number: the rows that the model's own MTP head reads. */
 enum { LLAMA_SPEC_HEAD_ROWS = 1000000 };
 
 struct llama_spec_batch {
@@ -41,27 +38,27 @@ struct llama_spec_batch {
     const float   * rows;       /* [n_tokens, n_row] state or embedding rows, or NULL */
     int32_t         n_row;
     const int32_t * pos;        /* [n_tokens] */
-    const int32_t * n_seq;      /* [n_tokens] sequence ids per token, or NULL: one each */
+    const int32_t * n_seq;      /* [n_tokens] sequence ids per token, or NULL for one each */
     const int32_t * seq;        /* [sum(n_seq)] */
-    const int8_t  * output;     /* [n_tokens] non-zero where logits are wanted */
-    int32_t         mode;       /* enum llama_spec_draft_mode; of other models it means nothing */
-    int32_t         head;       /* of an MTP context: which of the model's heads computes it, 0 the first */
-    bool candidates_only;       /* of a draft: llama_spec_draft_candidates() is all that is wanted, no logits */
+    const int8_t  * output;     /* [n_tokens] non-zero to get logits */
+    int32_t         mode;       /* enum llama_spec_draft_mode; ignored by other models */
+    int32_t         head;       /* for an MTP context: which of the model's heads computes the batch, 0 the first */
+    bool candidates_only;       /* for a draft: only llama_spec_draft_candidates() is needed, no logits */
 };
 
-/* Of a draft with an n-gram table: its number of contexts, and where in the file its int32 keys, int32 ids and int8
- * probabilities begin. n is 0 for a model without one. */
+/* For a draft with an n-gram table: its number of contexts, and the file offsets of its int32 keys, int32 ids and int8
+ * probabilities. n is 0 for a model without one. */
 struct llama_spec_ngrams {
     int64_t n;
     uint64_t keys_at, ids_at, p_at;
 };
 
-/* Of a draft that guesses the tokens of a block at once. */
+/* For a draft that predicts a block of tokens at once. */
 struct llama_spec_block {
-    int32_t n_slots;            /* of a block as it was trained, the last known token's included; 0 for other models */
-    int32_t mask_id;            /* the token that stands in a slot to be guessed */
-    int32_t n_window;           /* how many positions back all of its layers see; 0: no bound */
-    bool guesses_behind;        /* a slot guesses the token behind it, and the first slot too; else its own */
+    int32_t n_slots;            /* block size in training, including the last known token; 0 for other models */
+    int32_t mask_id;            /* the token in slots to predict */
+    int32_t n_window;           /* how many positions back all its layers see; 0: unlimited */
+    bool guesses_behind;        /* each slot predicts the token after it, the first slot too; otherwise its own */
     bool has_confidence;
 };
 /* cdef end */

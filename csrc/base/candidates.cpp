@@ -24,7 +24,7 @@ candidates build_candidates(ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * 
         append(ggml_cast(ctx, id, GGML_TYPE_F32));
         append(ggml_get_rows(ctx, p, ggml_reshape_2d(ctx, id, 1, n_rows)));
         if (rank + 1 < n) {
-            // The next one is the likeliest when this one is out. It is struck out in place, after it was read.
+            // Overwrites the likeliest in place, after it was read, so that the argmax gives the next one.
             ggml_build_forward_expand(gf, cur);
             p  = ggml_set_rows(ctx, p, ggml_fill(ctx, ggml_new_tensor_3d(ctx, GGML_TYPE_F32, 1, 1, n_rows), -1.0f),
                     ggml_reshape_2d(ctx, id, 1, n_rows));
@@ -54,7 +54,7 @@ int32_t read_candidates(const float * packed, int32_t n, const draft_ids & known
             throw std::runtime_error("the draft chose no token");
         }
         if (i > 0 && packed[1] < 0.0f) {
-            break;  // struck out: its vocabulary has no other
+            break;  // overwritten: the vocabulary has no further id
         }
         ids[i] = known.in_target((int32_t) packed[0]);
         probabilities[i] = packed[1];

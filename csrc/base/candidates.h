@@ -1,5 +1,5 @@
-// The likeliest tokens of a row of logits, chosen where the logits are: two numbers of each go to the host, and not a
-// vocabulary.
+// Chooses a row's likeliest tokens on the device that computed the logits: only two numbers for each go to the host,
+// instead of a whole row.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,12 @@ struct candidates {
     ggml_tensor * packed;   // F32 [n_before + 2 * n, n_rows]: id and probability of each rank
 };
 
-// Of logits [n_draft, n_rows] the n likeliest ids with their probabilities, behind the columns of `before`, which may
-// be NULL. Where the vocabulary has fewer, the probability of the rest is negative.
+// The n likeliest ids of logits [n_draft, n_rows] with their probabilities, after the columns of `before`, which may be
+// NULL. If the vocabulary has fewer ids, the remaining probabilities are negative.
 candidates build_candidates(ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * logits, int n, ggml_tensor * before);
 
-// What a draft id is: one of n_draft, whose ids of the target are in `ids_of`, or nothing where they are the same; a
-// slot, where a part of the vocabulary is used.
+// Maps draft ids to the target's. With `part`, a draft id is a slot. Otherwise it is one of n_draft ids, and `ids_of`
+// gives the target's id; an empty `ids_of` means that both are the same.
 struct draft_ids {
     int32_t n_draft;
     const std::vector<int32_t> & ids_of;
@@ -34,17 +34,17 @@ struct draft_ids {
     int32_t in_target(int32_t id) const;
 };
 
-// Reads what was packed for one row: at most n_max of n ranks. Returns how many there are. Throws std::runtime_error for
-// a broken result.
+// Reads the packed candidates of one row: at most n_max of n. Returns how many there are. Throws std::runtime_error for
+// an invalid result.
 int32_t read_candidates(const float * packed, int32_t n, const draft_ids & known, int32_t n_max, int32_t * ids,
                         float * probabilities);
 
-// How many of the likeliest tokens are read of a row of an MTP head: the best one, and one beside it for who mixes
+// How many likeliest tokens are read from an MTP head's row: the best one, and a second one for drafters that mix
 // distributions.
 constexpr int32_t HEAD_CANDIDATES = 2;
 
-// Of token i of a head's last batch those that a device chose, as ids of the target: read_candidates() of them. Negative
-// where logits are computed on the CPU: then the row says. hooks/held_logits.cpp.
+// The candidates that a device chose for token i of a head's last batch, as ids of the target, by read_candidates().
+// Negative if the CPU computes the logits: then the caller reads the row. hooks/held_logits.cpp.
 int32_t held_candidates(llama_context * ctx, int32_t i, int32_t n_max, int32_t * ids, float * probabilities);
 
 } // namespace llama_spec

@@ -62,7 +62,7 @@ ggml_tensor * draft_output::build(ggml_context * ctx, ggml_cgraph * gf, ggml_ten
     if (product->op != GGML_OP_MUL_MAT || product->src[0]->ne[0] != rows->ne[0] || product->ne[0] != n_vocab) {
         return nullptr;
     }
-    // The nodes stand in the graph already: they become smaller where they are.
+    // The graph already holds these nodes: shrinks them in place.
     product->src[0] = rows;
     for (ggml_tensor * t : chain) {
         t->ne[0] = rows->ne[1];

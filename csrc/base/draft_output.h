@@ -1,5 +1,5 @@
-// Rows of an output matrix for some ids of the vocabulary. A draft chooses among these alone: its last product is the
-// most expensive part of it where the vocabulary is large.
+// Rows of an output matrix for a part of the vocabulary. A draft chooses only from these: with a large vocabulary, the
+// output product is its most expensive operation.
 #pragma once
 
 #include "ggml-cpp.h"
@@ -10,33 +10,33 @@ struct ggml_cgraph;
 
 namespace llama_spec {
 
-// Keeps logits from being overwritten by what is computed of them. Whether they are wanted or not: where two graphs
-// have as many nodes, the engine gives the second one the places that it made for the first.
+// Protects logits from being overwritten by nodes computed from them. It applies even if no caller wants them: the
+// engine reuses one graph's allocation for another graph with the same number of nodes.
 void keep_logits(ggml_tensor * logits);
 
-// Logits of the draft's own ids [n_draft, n_rows] where the target has them, which is what `ids` says, and no chance for
-// all others: the same logits where it is NULL.  [n_vocab, n_rows]
+// Spreads logits of the draft's own ids [n_draft, n_rows] to the target's ids, given by `ids`; all other ids get no
+// chance. With `ids` NULL the logits stay unchanged.  [n_vocab, n_rows]
 ggml_tensor * spread_logits(ggml_context * ctx, ggml_tensor * logits, ggml_tensor * ids, int64_t n_vocab);
 
 class draft_output {
 public:
-    // Room for n_slots rows of n_embd numbers, all of the id 0 and zero. Throws std::bad_alloc.
+    // Allocates n_slots rows of n_embd numbers, all zero, with id 0. Throws std::bad_alloc.
     draft_output(ggml_type type, int64_t n_embd, int32_t n_slots);
 
     int32_t n_slots() const { return (int32_t) rows->ne[1]; }
     size_t row_bytes() const { return rows->nb[1]; }
-    // Lets a slot stand for an id, whose row is given as it lies in the file.
+    // Assigns an id to a slot; `row` is the id's row as stored in the file.
     void set(int32_t slot, int32_t id, const void * row);
 
-    // [n_slots] I32: which id each slot stands for, in a graph and in the host's memory.
+    // [n_slots] I32: the id of each slot, as a graph's tensor and in the host's memory.
     ggml_tensor * slot_ids() const { return ids; }
     const int32_t * id_of_slot() const { return static_cast<const int32_t *>(ids->data); }
 
-    // Logits of the slots for rows that are normed.  [n_slots, n_rows]
+    // Logits of the slots for normed rows.  [n_slots, n_rows]
     ggml_tensor * product(ggml_context * ctx, ggml_tensor * normed) const;
 
-    // Takes the product that `logits` is, or is scaled from, with these rows instead of the whole matrix: logits of all
-    // n_vocab ids, of which those without a slot have no chance. NULL where it is no such product.
+    // Finds the product behind `logits`, scaled or not, and computes it with these rows instead of the whole matrix.
+    // Returns logits of all n_vocab ids; ids without a slot have no chance. NULL if there is no such product.
     ggml_tensor * build(ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * logits, int64_t n_vocab) const;
 
 private:
@@ -45,7 +45,7 @@ private:
     ggml_tensor * rows = nullptr, * ids = nullptr;
 };
 
-// While one lives, graphs of drafts that this thread builds end in such a product; NULL for the whole matrix.
+// During its lifetime, draft graphs that this thread builds end in such a product; NULL means the whole matrix.
 class use_draft_output {
 public:
     explicit use_draft_output(const draft_output * output);

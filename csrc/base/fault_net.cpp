@@ -1,9 +1,9 @@
-// The engine's graphs divide by what a file says and use tensors that a file may lack: 150 architectures, each with
-// its own reading of keys, and new ones with each pin. What check_gguf() knows it refuses by name. For all else the
-// fault itself is caught: the engine is compiled with -fnon-call-exceptions, so that the signal handler of a
-// synchronous fault may throw through its frames, as the run times of Ada and Java do. C frames have no clean-up and
-// are passed. Only three things are thrown: an integer division by zero (x86 signals it, ARM gives 0), and an access
-// below NULL_BYTES, both on a thread inside of a call of ours. A wild pointer or a full stack stays what it is.
+// The engine's graphs divide by numbers from a file and use tensors that a file may lack. There are 150 architectures,
+// each reads its own keys, and every pin adds more. check_gguf() refuses known faults by name. This file catches the
+// rest: the engine is compiled with -fnon-call-exceptions, so that the handler of a synchronous signal may throw
+// through its frames, as the runtimes of Ada and Java do. C frames need no cleanup and are skipped. Only two faults
+// throw, both only on a thread inside one of our calls: an integer division by zero (x86 raises a signal, ARM returns
+// 0), and an access below NULL_BYTES. A wild pointer or a stack overflow still ends the process.
 
 #include "base/fault_net.h"
 
@@ -18,7 +18,7 @@ namespace llama_spec {
 
 namespace {
 
-// The largest struct that the engine reaches through a pointer, a model, has some 30 KiB.
+// The largest struct that the engine accesses through a pointer, a model, has some 30 KiB.
 constexpr uintptr_t NULL_BYTES = 1 << 16;
 
 thread_local bool t_has_net = false;
@@ -32,7 +32,7 @@ bool is_null_access(int signal, const siginfo_t * info) {
     return is_access && info->si_code > 0 && reinterpret_cast<uintptr_t>(info->si_addr) < NULL_BYTES;
 }
 
-// To whoever was there before. If that one hands it back, the default ends the process.
+// Calls the previous handler. If that one passes the signal back here, the default ends the process.
 void pass_on(int signal, siginfo_t * info, void * context) {
     struct sigaction before = {};
     for (size_t i = 0; i < 3; ++i) {
@@ -42,7 +42,7 @@ void pass_on(int signal, siginfo_t * info, void * context) {
     if (is_default || g_n_passed.fetch_add(1) > 0) {
         std::signal(signal, SIG_DFL);
         if (info->si_code <= 0) {
-            std::raise(signal);     // sent by a process: it would not come again by itself
+            std::raise(signal);     // another process sent the signal, so the fault does not repeat by itself
         }
         return;
     }
@@ -84,7 +84,7 @@ void stretch_fault_net() {
         }
         struct sigaction ours = {};
         ours.sa_sigaction = on_fault;
-        // It is left by throwing: the signal must not stay blocked.
+        // The handler exits by throwing: the signal must not stay blocked.
         ours.sa_flags = SA_SIGINFO | SA_NODEFER;
         sigemptyset(&ours.sa_mask);
         g_before[i] = there;

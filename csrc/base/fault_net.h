@@ -1,17 +1,17 @@
-// The last net under a damaged file: a division by zero or a read through a null pointer in the engine's own code
-// becomes an exception.
+// The last protection against a damaged file: turns a division by zero or a read through a null pointer in the engine's
+// code into an exception.
 #pragma once
 
 #include <stdexcept>
 
 namespace llama_spec {
 
-// Thrown where the engine divided by zero, or used a tensor that the file does not have.
+// Thrown if the engine divided by zero, or used a tensor that the file does not have.
 struct engine_fault : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// While one lives, such a fault of this thread is thrown. Nested ones do nothing.
+// During its lifetime, such a fault on this thread throws. Nested objects do nothing.
 class fault_net {
 public:
     fault_net();
@@ -23,8 +23,8 @@ private:
     bool is_outermost;
 };
 
-// Puts the net's handlers in place, also if another library has put its own there since. They pass on whatever is not
-// the engine's on a thread with a net.
+// Installs the handlers, even if another library has installed its own since. They pass on every signal that is not
+// from the engine on a protected thread.
 void stretch_fault_net();
 
 } // namespace llama_spec

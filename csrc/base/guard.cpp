@@ -13,7 +13,7 @@
 #include <new>
 #include <thread>
 
-// ggml-threading.cpp: held while the engine sets up its tables.
+// ggml-threading.cpp: the engine holds it while it sets up its tables.
 extern std::mutex ggml_critical_section_mutex;
 
 namespace llama_spec {
@@ -27,7 +27,7 @@ thread_local std::string t_log;
 thread_local bool        t_log_continues = false;
 
 std::atomic<int> g_log_level{ GGML_LOG_LEVEL_ERROR + 1 };
-thread_local int t_log_level = -1;  // of this thread alone; -1 follows the process's
+thread_local int t_log_level = -1;  // this thread's own level; -1 follows the process's
 
 void on_log(ggml_log_level level, const char * text, void *) {
     const bool continues = level == GGML_LOG_LEVEL_CONT;
@@ -47,8 +47,8 @@ void on_log(ggml_log_level level, const char * text, void *) {
     }
 }
 
-// ggml calls abort() when this returns, so it does not return. On one of ggml's worker threads nothing
-// can catch the exception; what could assert there is checked before it gets there.
+// ggml calls abort() if this returns, so it throws. Nothing can catch an exception on one of ggml's worker threads, so
+// other code checks in advance what could assert there.
 void on_abort(const char * message) {
     throw engine_abort(message);
 }
@@ -59,7 +59,7 @@ std::atomic<int32_t> g_n_forks{ 0 };
 std::atomic<bool (*)()> g_stop_question{ nullptr };
 
 std::atomic<bool> g_is_ready{ false };
-// Never destroyed, and made anew in a forked child: another thread may have held it.
+// Never destroyed, and replaced in a forked child: a thread of the parent may have held it.
 std::mutex * g_init_mutex = new std::mutex;
 
 } // namespace
@@ -78,7 +78,7 @@ void begin_exit(int32_t timeout_ms) {
 void note_fork() {
     g_n_forks.fetch_add(1);
     g_n_calls.store(0);
-    // Locks that a thread of the parent may have held: nobody is there to let go of them.
+    // Replaces locks that a thread of the parent may have held: no thread here would release them.
     g_init_mutex = new std::mutex;
     new (&ggml_critical_section_mutex) std::mutex;
 }
@@ -214,7 +214,7 @@ std::string with_log(const std::string & what) {
 }
 
 int report_current_exception() {
-    // Whatever became of it on its way: the engine catches, and goes on to say less.
+    // Checks for a lost server first: the engine catches that exception and throws a less precise one.
     const std::string lost = lost_server_of_call();
     if (!lost.empty()) {
         clear_log();
@@ -224,7 +224,7 @@ int report_current_exception() {
     try {
         throw;
     } catch (const failure & e) {
-        // What the caller asked for needs no words of the engine's.
+        // A cancellation that the caller requested needs no message from the engine.
         set_last_error(e.code == LLAMA_SPEC_CANCELLED ? e.what() : with_log(e.what()));
         return e.code;
     } catch (const engine_abort & e) {

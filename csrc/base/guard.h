@@ -1,4 +1,4 @@
-// Turns whatever goes wrong inside the engine into a code and a message.
+// Turns every failure inside the engine into a status code and a message.
 #pragma once
 
 #include "base/abi_types.h"
@@ -23,55 +23,54 @@ struct engine_abort : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// The host has no room for a memory of past tokens. Thrown through the engine, which would turn a std::exception into a
-// line of its log.
+// The host has no room for a memory of past tokens. Not a std::exception, which the engine would only log.
 struct no_room {
     std::string why;
 };
 
-// Sets up the log and abort callbacks once; cheap afterwards.
+// Installs the log and abort callbacks once; later calls are cheap.
 void init();
 
 // The message of this thread's last failure.
 const std::string & last_error();
 void set_last_error(const std::string & message);
 
-// Lines at or above the level are printed: of the process, or of this thread alone, where -1 follows the process's.
-// The thread's returns what was set before.
+// Sets the level from which lines are printed: for the process, or for this thread, where -1 follows the process's. The
+// function for the thread returns its previous level.
 void set_log_level(int level);
 int  set_thread_log_level(int level);
 
-// Error lines that the engine logged on this thread since the last call of clear_log().
+// Error lines that the engine logged on this thread since the last clear_log().
 std::string take_log();
 void        clear_log();
 
-// "what" and, if the engine logged errors, what it said.
+// Returns "what", with the engine's logged errors appended.
 std::string with_log(const std::string & what);
 
 int report_current_exception();
 
-// Whether the process is about to end: decodes stop, and new ones are refused.
+// Says whether the process is about to end: running decodes stop, and new ones are refused.
 bool is_exiting();
 
-// From here on it is; waits until no thread is inside a call, or for the timeout.
+// Marks the process as exiting; waits until no thread is inside a call, or for the timeout.
 void begin_exit(int32_t timeout_ms);
 
-// In a forked child, before any other call; and how many forks lie behind this process.
+// note_fork() runs in a forked child, before any other call; the other counts the forks behind this process.
 void    note_fork();
 int32_t n_forks();
 
-// What wants_to_stop() asks beside.
+// A further check that wants_to_stop() makes.
 void set_stop_question(bool (*wants_to_stop)());
 
-// Whether what a thread waits for is to end: the process does, or a signal has come, such as that of Ctrl-C.
+// Says whether a waiting thread has to stop: the process ends, or a signal such as that of Ctrl-C has arrived.
 bool wants_to_stop();
 
-// Why this thread's call lost a server of layers, "" where it lost none; and whether that was because the call was to
-// end.
+// Why this thread's call lost a server of layers, "" if it lost none; and whether that was because the call had to
+// stop.
 std::string lost_server_of_call();
 bool        is_stopped_call();
 
-// While one lives on a thread, a server that is lost is no error there.
+// During its lifetime on a thread, losing a server is no error there.
 class freeing {
 public:
     freeing();
@@ -83,23 +82,23 @@ private:
     bool before;
 };
 
-// Counts the calls that threads are inside of, so that the end of the process can wait for them.
+// Counts the threads inside calls, so that the end of the process can wait for them.
 class inside_call {
 public:
     inside_call();
     ~inside_call();
 
 private:
-    int32_t generation;     // a call that forks is counted in the parent alone
+    int32_t generation;     // a call that forks is counted only in the parent
 };
 
-// Part of every handle: the process that it was made in.
+// Part of every handle: remembers the process that made it.
 class home_process {
 public:
     home_process();
     bool is_here() const;
-    // Throws LLAMA_SPEC_FORKED in a forked child: threads that the handle counts on are not there, and locks may be
-    // held for ever. what: as in "this context was opened".
+    // Throws LLAMA_SPEC_FORKED in a forked child: the handle's threads do not exist there, and its locks may stay held.
+    // what: as in "this context was opened".
     void check(const char * what) const;
 
 private:
@@ -129,7 +128,7 @@ inline void require(bool ok, const char * what) {
     }
 }
 
-// One thread at a time: a second one is told so instead of corrupting the first one's work.
+// Allows one thread at a time: a second one gets an error.
 class in_use {
 public:
     in_use(std::atomic<bool> & flag, const char * what) : flag(flag) {
