@@ -88,7 +88,7 @@ struct context_state {
     std::vector<int32_t> n_undo;
     // How many tokens were rolled back since the last decode, by the engine's count.
     std::vector<uint32_t> n_undone;
-    llama_memory_recurrent * states = nullptr;  // the recurrent part of the memory; NULL if the engine does not keep it separately
+    llama_memory_recurrent * states = nullptr;  // the recurrent part of the memory; NULL if the engine keeps none apart
     transfers crossed;
     bool keeps_windows = true;                  // sliding-window layers keep all positions
     uint64_t n_host_copies = 0;                 // copies of states by llama_spec_state_get() and _set()

@@ -24,7 +24,7 @@ uint64_t whole_number(const void * data, gguf_type type, size_t i) {
     }
 }
 
-// The largest number of a key that is a number or one per layer; 0 if there is no such key.
+// The largest value of a key that holds a number, or one for each layer; 0 without the key.
 uint64_t largest(const gguf_context * file, const std::string & key) {
     const int64_t id = gguf_find_key(file, key.c_str());
     if (id < 0) {
@@ -48,7 +48,7 @@ uint64_t largest(const gguf_context * file, const std::string & key) {
     return found;
 }
 
-// The number of the first layer, in the same way.
+// The first layer's value, read in the same way.
 uint64_t first(const gguf_context * file, const std::string & key) {
     const int64_t id = gguf_find_key(file, key.c_str());
     const bool is_list = id >= 0 && gguf_get_kv_type(file, id) == GGUF_TYPE_ARRAY &&
@@ -56,8 +56,8 @@ uint64_t first(const gguf_context * file, const std::string & key) {
     return is_list ? whole_number(gguf_get_arr_data(file, id), gguf_get_arr_type(file, id), 0) : largest(file, key);
 }
 
-// The engine divides by the number of heads: of the first layer, unless layers differ in kind. Models of state alone
-// have none. What the engine does not know it refuses itself.
+// The engine divides by the number of heads: the first layer's, unless layers differ in kind. Models with only
+// recurrent layers have none. The engine itself refuses architectures that it does not know.
 void check_heads(const gguf_context * file, const std::string & name) {
     const llm_arch arch = llm_arch_from_string(name);
     if (arch == LLM_ARCH_UNKNOWN || arch == LLM_ARCH_WAVTOKENIZER_DEC || llm_arch_is_recurrent(arch)) {
@@ -74,7 +74,7 @@ void check_heads(const gguf_context * file, const std::string & name) {
     }
 }
 
-// Of these the engine divides by the number of experts in use before it looks at it.
+// For these architectures, the engine divides by the number of used experts before it checks it.
 void check_experts(const gguf_context * file, const std::string & name) {
     const std::string used = name + ".expert_used_count";
     const bool is_missing = gguf_find_key(file, used.c_str()) < 0;
@@ -107,7 +107,8 @@ bool has_zero(const gguf_context * file, int64_t id) {
     return false;
 }
 
-// The engine's loop over a head of RWKV 7 takes up to 64 values at once and writes behind the end of heads of other sizes.
+// The engine's loop over a head of RWKV 7 handles 64 values at once and writes past the end of heads whose size is no
+// multiple of 64.
 void check_strides(const gguf_context * file, const std::string & arch) {
     constexpr uint64_t STRIDE = 64;
     const uint64_t size = arch == "rwkv7" || arch == "arwkv7" ? largest(file, arch + ".wkv.head_size") : 0;
@@ -132,7 +133,7 @@ void check_gguf(const char * path) {
     check_vocabulary(file.get());
     check_heads(file.get(), arch);
     check_experts(file.get(), arch);
-    // Of these architectures alone: the engine itself writes a 0 for each key that a model does not use.
+    // Only for these architectures: the engine itself writes a 0 for keys that a model does not use.
     static const std::vector<std::pair<std::string, std::vector<std::string>>> divisors = {
         { ".full_attention_interval",       {} },
         { ".interleave_moe_layer_step",     { "ernie4_5-moe" } },

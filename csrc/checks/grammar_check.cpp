@@ -16,10 +16,10 @@ namespace {
 // The engine's recursion takes some hundred bytes of stack per level, and threads may have 512 KiB.
 constexpr int    MAX_GROUP_DEPTH = 200;
 constexpr size_t MAX_RULE_DEPTH  = 1000;
-// A grammar for all of JSON has some 300 elements, one made from a large schema some ten thousand.
+// A grammar for all of JSON has some 300 elements, and one made from a large schema some ten thousand.
 constexpr size_t MAX_ELEMENTS    = 1000000;
 
-// Patterns are matched by calls for each character of what was generated, like the words of tokenizer_bounds.cpp.
+// The pattern matcher recurses for each generated character, as it does for the words in tokenizer_bounds.cpp.
 constexpr size_t MAX_TRIGGER_BYTES = 1000;
 constexpr size_t STACK_PER_BYTE = 2048, USUAL_STACK = 1 << 20, MAX_STACK = 1 << 30;
 
@@ -27,7 +27,7 @@ constexpr size_t STACK_PER_BYTE = 2048, USUAL_STACK = 1 << 20, MAX_STACK = 1 << 
     fail(LLAMA_SPEC_ARGUMENT, "the grammar cannot be used: " + why);
 }
 
-// Past a quoted string or a character class, whose backslashes hide its end.
+// Skips a quoted string or a character class; a backslash may escape its end character.
 const char * skip_quoted(const char * p, char end) {
     for (++p; *p != 0 && *p != end; ++p) {
         if (*p == '\\' && p[1] != 0) {
@@ -45,7 +45,7 @@ uint64_t number_at(const char *& p) {
     return n;
 }
 
-// White space, lines and comments, all of which the engine skips within braces.
+// Skips white space, newlines and comments, as the engine does within braces.
 const char * skip_space(const char * p) {
     for (;;) {
         p += std::strspn(p, " \t\r\n");
@@ -105,7 +105,7 @@ void parse(llama_grammar_parser & parser, const char * text) {
             p = parser.parse_rule(p);
         }
     } catch (const std::exception & e) {
-        // The engine quotes all that is left of the grammar.
+        // The engine quotes the whole rest of the grammar.
         std::string why = e.what();
         if (why.size() > 120) {
             why = why.substr(0, 120) + " ...";
@@ -114,7 +114,7 @@ void parse(llama_grammar_parser & parser, const char * text) {
     }
 }
 
-// A grammar that has nothing but the empty text gives an empty answer, which nobody asks for.
+// Refuses a grammar that matches only the empty text: it would give an empty answer.
 void check_is_not_empty(const llama_grammar_parser & parser, uint32_t root) {
     const auto & rules = parser.rules;
     std::vector<bool> has_text(rules.size(), false);
@@ -155,8 +155,8 @@ void check_references(const llama_grammar_parser & parser) {
     }
 }
 
-// For each rule, the rules that may stand at its beginning, and whether it may match nothing. A rule that
-// may be empty lets the next one stand at the beginning too, so this is repeated until nothing changes.
+// For each rule: the rules that it may begin with, and whether it may match nothing. After a rule that may be empty the
+// next one may come first too, so this repeats until nothing changes.
 struct beginnings {
     std::vector<std::vector<uint32_t>> first;
     std::vector<bool> may_be_empty;
@@ -164,7 +164,7 @@ struct beginnings {
     explicit beginnings(const llama_grammar_rules & rules) : first(rules.size()), may_be_empty(rules.size(), false) {
         for (bool changed = true; changed;) {
             changed = false;
-            // Backwards: a generated rule comes after the one that uses it, so that most settle in one pass.
+            // Backwards: a generated rule comes after the one that uses it, so most are final after one pass.
             for (size_t i = rules.size(); i-- > 0;) {
                 if (!may_be_empty[i] && read(rules[i], nullptr)) {
                     may_be_empty[i] = changed = true;
@@ -196,8 +196,8 @@ private:
     }
 };
 
-// A walk without recursion over what each rule may begin with: circles are left recursion, and the longest
-// way down is how deep the engine recurses.
+// Walks without recursion over the rules that each rule may begin with: a cycle is left recursion, and the longest path
+// is the engine's recursion depth.
 void check_depth(const llama_grammar_parser & parser) {
     const beginnings graph(parser.rules);
     enum : uint8_t { NEW, OPEN, DONE };

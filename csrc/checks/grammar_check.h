@@ -12,25 +12,25 @@ struct llama_vocab;
 
 namespace llama_spec {
 
-// Throws failure(LLAMA_SPEC_ARGUMENT) with the reason. The engine's parser prints its reason to stderr, and
-// it recurses over nested groups and chains of rules until the stack ends.
+// Throws failure(LLAMA_SPEC_ARGUMENT) with the reason. The engine's parser would print its reason to stderr, and
+// recurse over nested groups and chains of rules until the stack overflows.
 void check_grammar(const llama_vocab * vocab, const char * text, const char * root);
 
-// The same for the patterns that a grammar waits for.
+// The same for the patterns that start a lazy grammar.
 void check_triggers(const char * const * patterns, int32_t n);
 
-// The stack that looking for triggers in so many bytes needs. Throws where that is too much.
+// The stack size for a search for triggers in that many bytes. Throws if it is too large.
 size_t trigger_stack(size_t n_bytes);
 
-// What a grammar may take to choose one token, of the thread's own time, and all its tokens together beyond what each may
-// take. JSON takes milliseconds. The fuzz targets say less.
+// The limit of a thread's own time for a grammar to choose one token, and for all tokens beyond GRAMMAR_SECONDS_EACH
+// for each. JSON takes milliseconds. The fuzz targets set a lower limit.
 #ifndef PYLLAMA_SPEC_SECONDS_PER_TOKEN
 #define PYLLAMA_SPEC_SECONDS_PER_TOKEN 10.0
 #endif
 
 constexpr double GRAMMAR_SECONDS_EACH = 0.1;
 
-// Of memory, a repetition can make rules of a few bytes.
+// The memory is limited since a few bytes with a repetition can create many rules.
 constexpr work_bounds GRAMMAR_BOUNDS = {
     PYLLAMA_SPEC_SECONDS_PER_TOKEN,
     "the grammar allows so many ways to go on that its tokens take more than ten seconds; "

@@ -1,5 +1,5 @@
-// The heap of C++, bounded on a thread that asks for it. What a template or a schema makes the engine's JSON and Jinja
-// allocate comes from here: 'a' * 10**10, range(10**9), and texts that double.
+// Limits the C++ heap of a thread on request. It applies to allocations that a template or a schema causes in the
+// engine's JSON and Jinja code: 'a' * 10**10, range(10**9), and texts that double.
 
 #include "base/guard.h"
 #include "checks/work_limit.h"
@@ -54,7 +54,7 @@ void heap_limit::check(int code, const char * too_much) const {
 
 } // namespace llama_spec
 
-// In place of the library's, for this module alone: its symbols are hidden.
+// Replaces the standard library's operators in this module only: its symbols are hidden.
 void * operator new(std::size_t n) {
     auto & heap = llama_spec::t_heap;
     if (heap.limit != nullptr && (heap.left < 0 || n > (uint64_t) heap.left)) {
@@ -71,7 +71,8 @@ void * operator new(std::size_t n) {
     return p;
 }
 
-// Of std::stable_sort, for one. The sanitizers have one of their own, and theirs is no match for what frees here.
+// std::stable_sort uses this one. The sanitizers define their own, whose memory the operator delete below could not
+// free.
 void * operator new(std::size_t n, const std::nothrow_t &) noexcept {
     try {
         return operator new(n);

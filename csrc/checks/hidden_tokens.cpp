@@ -11,7 +11,8 @@ namespace llama_spec {
 
 namespace {
 
-// Vocabularies have some thousand of these names, and a grammar half a million bytes: looked up by how they begin.
+// A vocabulary has some thousand of these names, and a grammar may have half a million bytes: an index by the first
+// characters makes the search fast.
 constexpr size_t N_HEAD = 3;
 
 } // namespace

@@ -1,5 +1,5 @@
-// Control tokens that a grammar does not name. The engine matches their names like any text, and a text shows none of them:
-// one within a string would count as some characters of it, and be seen by nobody.
+// Control tokens that a grammar does not name. The engine matches their names like text, but a text shows none of them:
+// within a string, one would count as characters that no reader sees.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@ struct llama_vocab;
 
 namespace llama_spec {
 
-// For each id whether it is such a token; empty if there are none, or the grammar asks for tokens by their ids.
+// Says for each id whether it is such a token; empty if there are none, or if the grammar refers to tokens by id.
 std::vector<bool> hidden_tokens(const llama_vocab * vocab, const char * grammar);
 
 } // namespace llama_spec

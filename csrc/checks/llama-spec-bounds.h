@@ -1,19 +1,19 @@
-// Call sites that vendor/patches/ puts into the engine, for what this folder bounds. Files of the engine that know
-// nothing of graphs include this alone; all others get it with hooks/llama-spec-hooks.h.
+// Call sites that vendor/patches/ adds to the engine for the limits in this folder. The engine's files without graph
+// types include only this header; all others get it through hooks/llama-spec-hooks.h.
 #pragma once
 
 struct ggml_backend_buffer_type;
 struct ggml_context;
 
-// The engine is about to allocate, and clear, a memory of past tokens: throws llama_spec::no_room where the host has
-// not enough. Logic: memory_room.cpp.
+// Called before the engine allocates and clears a memory of past tokens. Throws llama_spec::no_room if the host has too
+// little memory. Implemented in memory_room.cpp.
 void llama_spec_before_memory(ggml_context * tensors, ggml_backend_buffer_type * type);
 
 // ---- work_limit.cpp
 
-// A step of a loop whose length a text, a grammar or a vocabulary decides: throws once there were too many.
+// Counts a step of a loop whose length depends on a text, a grammar or a vocabulary; throws after too many.
 void llama_spec_on_step();
-// Some megabytes of a tensor are about to be read and quantised: throws where who waits for it wants to stop.
+// Called before the engine reads and quantises some megabytes of a tensor; throws if the waiting caller wants to stop.
 void llama_spec_on_slab();
-// A statement of a template, or a value within a value: throws once there were too many, or they are nested too deeply.
+// Counts a statement of a template, or a nested value; throws after too many, or if they are nested too deeply.
 void llama_spec_on_statement();

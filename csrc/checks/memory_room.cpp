@@ -20,19 +20,19 @@ namespace llama_spec {
 namespace {
 
 constexpr uint64_t NO_LIMIT   = std::numeric_limits<uint64_t>::max();
-constexpr uint64_t CELL_BYTES = 48;  // of llama_kv_cells: a position, its shift, two coordinates, a bit per sequence
+constexpr uint64_t CELL_BYTES = 48;  // size of an entry in llama_kv_cells: a position, its shift, two coordinates, a bit per sequence
 
 std::atomic<uint64_t> g_limit{ 0 };
 thread_local uint64_t t_n_counted = 0;
 
-// A file with one number; NO_LIMIT for "max", and where there is no such file.
+// Reads a file with one number; NO_LIMIT for "max" or a missing file.
 uint64_t number_in(const std::string & path) {
     std::ifstream file(path);
     uint64_t n = 0;
     return file >> n ? n : NO_LIMIT;
 }
 
-// The number behind a name in lines of "name number"; 0 if there is none.
+// Reads the number after a name in lines of "name number"; 0 if there is none.
 uint64_t number_of(const std::string & path, const char * name) {
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);) {
@@ -46,7 +46,8 @@ uint64_t number_of(const std::string & path, const char * name) {
     return 0;
 }
 
-// What one control group leaves (version 2). Cached pages of files, mapped weights among them, give way.
+// The free memory of one control group (version 2). Cached file pages, including mapped weights, can be evicted, so
+// they count as free.
 uint64_t left_in_group(const std::string & folder) {
     const uint64_t limit = number_in(folder + "/memory.max");
     if (limit == NO_LIMIT) {
@@ -59,7 +60,7 @@ uint64_t left_in_group(const std::string & folder) {
     return limit - std::min(held, limit);
 }
 
-// Inside a container the group's own folder is the root; elsewhere each folder above may have a limit as well.
+// Inside a container the group's own folder is the root; elsewhere each parent folder may have a limit as well.
 uint64_t left_in_groups() {
     const std::string root = "/sys/fs/cgroup";
     uint64_t left = left_in_group(root);
@@ -90,7 +91,7 @@ std::string in_gb(uint64_t n_bytes) {
     return text;
 }
 
-// What was counted before is taken out of what is free already, but not out of a limit.
+// A limit counts this context's earlier buffers; the free memory already excludes them.
 uint64_t room_left() {
     const uint64_t limit = g_limit.load();
     return limit == 0 ? std::min(free_in_machine(), left_in_groups()) : limit - std::min(limit, t_n_counted);

@@ -1,20 +1,20 @@
-// A check that the memory of a context fits the machine, before it is allocated. The engine clears, hence touches, all
-// of it: what does not fit gets the process killed.
+// Checks that a context's memory fits the machine before the engine allocates it. The engine clears, and so touches,
+// all of it: without the check, the system would kill the process.
 #pragma once
 
 #include <cstdint>
 
 namespace llama_spec {
 
-// From here on the buffers of one context's memory are counted together, on this thread.
+// Starts a new count on this thread: all buffers of one context's memory are added up.
 void begin_counting_memory();
 
-// The cells in which a cache keeps book of its positions are made, and touched, before any buffer: throws no_room where
-// n_ctx of them with key_bytes each are too much already.
+// Checks n_ctx cells of key_bytes each before any buffer is allocated; throws no_room. The engine creates, and touches,
+// a cache's bookkeeping cells first.
 void check_cells(uint32_t n_ctx, uint64_t key_bytes);
 
-// At most so many bytes of the host for each context's memory; 0 for what can be had without swapping, by what the
-// machine has and what the process's control groups leave.
+// Limits the host memory of each context to n_bytes; 0 for what is free without swapping, by the machine's memory and
+// the limits of the process's control groups.
 void limit_memory(uint64_t n_bytes);
 
 } // namespace llama_spec

@@ -1,7 +1,6 @@
-// What the CPU kernels assert about a node's parameters, checked when the graph is built. The kernels run
-// on worker threads, where an assertion ends the process; here it becomes an exception with the reason.
-// Shapes are asserted by the functions that build nodes, on the calling thread. What is left is what a
-// file's metadata decides.
+// Checks, when the graph is built, the node parameters that the CPU kernels assert on. Kernels run on worker threads,
+// where an assertion ends the process; here it becomes an exception with the reason. The functions that build nodes
+// assert shapes on the calling thread. This check covers what a file's metadata decides.
 
 #include "checks/node_limits.h"
 
@@ -29,7 +28,7 @@ void check_epsilon(const ggml_tensor * node, size_t index) {
     }
 }
 
-// A GPU's kernels take other types, and say so themselves.
+// A GPU's kernels accept other types, and report unsupported ones themselves.
 bool is_on_cpu(const ggml_tensor * node) {
     for (int i = 0; i < GGML_MAX_SRC && node->src[i] != nullptr; ++i) {
         if (node->src[i]->buffer != nullptr && !ggml_backend_buffer_is_host(node->src[i]->buffer)) {
@@ -76,7 +75,7 @@ void check_get_rows(const ggml_tensor * node) {
     }
 }
 
-// Kernels that take F32 alone, but for lists of ids.
+// Checks kernels that accept only F32, except for lists of ids.
 void check_f32(const ggml_tensor * node) {
     for (int i = 0; i < GGML_MAX_SRC && node->src[i] != nullptr; ++i) {
         if (node->src[i]->type != GGML_TYPE_F32 && node->src[i]->type != GGML_TYPE_I32) {
@@ -117,7 +116,7 @@ void check_scan(const ggml_tensor * node) {
     }
 }
 
-// Linear attention divides by how many times its keys' heads go into its values' heads.
+// Linear attention divides by the ratio of value heads to key heads.
 void check_delta(const ggml_tensor * node) {
     for (int dim : { 1, 3 }) {
         const int64_t q = node->src[0]->ne[dim], k = node->src[1]->ne[dim], v = node->src[2]->ne[dim];

@@ -3,5 +3,5 @@
 
 struct ggml_cgraph;
 
-// Throws std::runtime_error if a node holds a parameter that its CPU kernel would assert on.
+// Throws std::runtime_error if a node has a parameter that its CPU kernel would assert on.
 void llama_spec_check_nodes(ggml_cgraph * graph);

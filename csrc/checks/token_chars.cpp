@@ -15,10 +15,11 @@ namespace {
 
 constexpr uint32_t N_ASCII = 128;
 
-// Which first characters a stack takes. Tokens that begin with others are forbidden without a look at the rest.
+// The first characters that a stack accepts. Tokens that begin with other characters are forbidden without further
+// checks.
 struct first_chars {
     std::array<bool, N_ASCII> ascii{};
-    bool all = false;   // the stack asks for tokens, not for characters
+    bool all = false;   // the stack expects a token, not a character
 };
 
 void add_first(const llama_grammar_element * pos, first_chars & out) {
@@ -55,7 +56,7 @@ token_chars::token_chars(const llama_vocab * vocab) {
         begin.push_back(chars.size());
         uint32_t value    = 0;
         int      n_remain = 0;
-        // As the engine reads it: up to a 0, and what is no text has no characters.
+        // As the engine reads it: up to a 0 byte; invalid UTF-8 gives no characters.
         for (const char * c = piece.c_str(); *c != 0; ++c) {
             if (!utf8_step(value, n_remain, (uint8_t) *c)) {
                 chars.resize(begin.back());

@@ -1,6 +1,6 @@
-// Most byte-pair vocabularies cut a text into words by regular expressions, and the standard library's matcher calls
-// itself once and more for each character of a word: some ten thousand letters, spaces or signs in a row fill a thread's
-// stack and end the process. A text with such a stretch is tokenized on a thread whose stack is as deep as it needs.
+// Most byte-pair vocabularies split a text into words with regular expressions, and the standard library's matcher
+// recurses at least once for each character of a word. Some ten thousand letters, spaces or signs in a row overflow a
+// thread's stack and end the process. So such a text is tokenized on a thread with a stack that is large enough.
 
 #include "checks/tokenizer_bounds.h"
 
@@ -19,30 +19,32 @@ namespace llama_spec {
 
 namespace {
 
-// The tries of RWKV and Unigram vocabularies call themselves for each byte of a token when they are built. Published
-// vocabularies have tokens of up to some hundred bytes.
+// Building the tries of RWKV and Unigram vocabularies recurses for each byte of a token. Published vocabularies have
+// tokens of up to some hundred bytes.
 constexpr size_t MAX_TOKEN_BYTES = 4096;
-// PLaMo's table has all ends of all tokens, so the squares of the lengths count; its own add up to some 10 million.
+// PLaMo's table holds all suffixes of all tokens, so the squares of the lengths add up; PLaMo's own sum is some 10
+// million.
 constexpr uint64_t MAX_SUFFIX_BYTES = 1ull << 30;
-// What one character may become when a text is normalized: in Unicode at most 33 bytes.
+// The maximum replacement of one character in normalization: in Unicode at most 33 bytes.
 constexpr size_t MAX_REPLACEMENT_BYTES = 1024;
 
-// Some 400 were seen (GCC 12, -O3, 300,000 letters); builds with sanitizers take more.
+// Some 400 bytes were measured (GCC 12, -O3, 300,000 letters); builds with sanitizers need more.
 constexpr size_t STACK_PER_BYTE = 2048;
 constexpr size_t USUAL_STACK    = 1 << 20;
-// No word: from here on the text gets a stack of its own. A thread of 512 KiB is enough for what is shorter.
+// A text with a longer stretch gets its own stack. Real words are shorter, and for those a thread of 512 KiB is enough.
 constexpr size_t USUAL_STRETCH  = 128;
 constexpr size_t MAX_STACK      = (size_t) 1 << 31;
 
-// Tokenizers take about a microsecond a byte. It is the thread's own time, so a busy machine changes nothing.
+// Tokenizers take about a microsecond per byte. The limit is in the thread's own time, so a busy machine changes
+// nothing.
 constexpr double SECONDS_AT_LEAST = 5.0, SECONDS_PER_BYTE = 50e-6;
 
 bool is_space(unsigned char c) {
     return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
-// No word is longer than a stretch without white space with the white space before and after it. White space beyond
-// ASCII counts as letters, which only makes stretches longer.
+// A word is at most a stretch without white space, plus the white space before and after it. Non-ASCII white space
+// counts as letters, which only makes stretches longer.
 size_t longest_word(const char * text, size_t n_bytes) {
     size_t longest[2] = { 0, 0 }, run = 0;
     bool was_space = false;

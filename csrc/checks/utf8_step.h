@@ -1,13 +1,13 @@
-// UTF-8 byte by byte, where bytes come from tokens that may end within a character.
+// Decodes UTF-8 byte by byte: bytes come from tokens that may end within a character.
 #pragma once
 
 #include <cstdint>
 
 namespace llama_spec {
 
-// Takes one byte more. value, n_remain: what the bytes of an unfinished character say until now, and how many more it
-// has; 0 between characters. False if no character of Unicode goes on like that: a byte out of place, more bytes than
-// needed, half of a UTF-16 pair, a number above U+10FFFF. With n_remain 0 behind a byte, value is a character.
+// Reads one more byte. value, n_remain: the value of an unfinished character so far, and its number of missing bytes;
+// n_remain is 0 between characters. Returns false if no Unicode character continues this way: an unexpected byte, an
+// overlong form, half of a surrogate pair, a number above U+10FFFF. If n_remain is 0 afterwards, value is a character.
 inline bool utf8_step(uint32_t & value, int & n_remain, uint8_t byte) {
     if (n_remain == 0) {
         if (byte < 0x80) {
@@ -28,7 +28,8 @@ inline bool utf8_step(uint32_t & value, int & n_remain, uint8_t byte) {
     const int      left = n_remain;
     value    = (value << 6) | (byte & 0x3F);
     n_remain = left - 1;
-    // Behind E0, ED, F0 and F4 some bytes are excluded. A character of four bytes has 0x10 or more behind its second.
+    // After E0, ED, F0 and F4 some bytes are invalid. A valid four-byte character has 0x10 .. 0x10F here, after its
+    // second byte.
     if (left == 2 && lead < 0x10) {
         return value >= 0x20 && (value < 0x360 || value > 0x37F);
     }

@@ -19,20 +19,20 @@ namespace llama_spec {
 
 namespace {
 
-constexpr double   ASK_EVERY_S    = 0.1;    // fast for who waits at Ctrl-C
+constexpr double   ASK_EVERY_S    = 0.1;    // fast enough for a user who presses Ctrl-C
 
-// What is left of a deep stack beyond that is for what frees long chains of values.
+// The rest of a deep stack is reserved for freeing long chains of values.
 constexpr uintptr_t MAX_DEPTH_BYTES = 8u << 20;
 
 thread_local work_limit * t_limit = nullptr;
-thread_local uintptr_t    t_stack_begin = 0;     // of a thread with a deep stack
+thread_local uintptr_t    t_stack_begin = 0;     // set on a thread with a deep stack
 thread_local uint32_t     t_n_steps = 0;
 
-// A call on a thread with a deep stack. Who waits for it asks for signals, which only Python's own threads are told of.
+// A call on a thread with a deep stack. The waiting thread checks for signals, which only Python's own threads see.
 struct deep_call {
     const std::function<void()> * f;
     std::exception_ptr      error;
-    std::atomic<bool>       is_bounded{ false };    // what runs there can stop: a work_limit was made
+    std::atomic<bool>       is_bounded{ false };    // the call can stop: it has made a work_limit
     std::atomic<bool>       is_to_stop{ false };
     std::mutex              mutex;
     std::condition_variable ended;
@@ -124,11 +124,11 @@ void with_deep_stack(size_t n_bytes, const std::function<void()> & f) {
     call.f = &f;
     pthread_attr_t attr;
     pthread_attr_init(&attr);
-    const size_t page = 1 << 16;    // of any machine
+    const size_t page = 1 << 16;    // a multiple of any machine's page size
     int rc = pthread_attr_setstacksize(&attr, (n_bytes + page - 1) / page * page);
     pthread_t thread;
     if (rc == 0) {
-        // Signals are for the threads that Python knows.
+        // Blocks signals on the new thread: Python handles them on its own threads.
         sigset_t all, before;
         sigfillset(&all);
         for (int fault : { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT }) {

@@ -1,8 +1,8 @@
-# A wheel for all processors with AVX2: the engine once for each variant, of which pyllama_spec/engine/cpu_variants.py
-# loads one. Each is a whole module. Of code for several variants in one module the linker keeps one copy of every inline
-# function, and that may be the one with the instructions that a processor lacks.
+# Builds a wheel for all processors with AVX2: one engine for each variant, of which pyllama_spec/engine/cpu_variants.py
+# loads one. Each is a whole module. In one module with several variants, the linker would keep a single copy of each
+# inline function, which might use instructions that a processor lacks.
 #
-# _engine itself, whose CPU backend CMakeLists.txt has configured for AVX2, is the first of them.
+# The first variant is _engine itself, whose CPU backend CMakeLists.txt has configured for AVX2.
 set(CPU_VARIANTS avx512 avx512bf16)
 set(FLAGS_avx512 -mavx512f -mavx512cd -mavx512vl -mavx512dq -mavx512bw -mavx512vnni)
 set(FLAGS_avx512bf16 ${FLAGS_avx512} -mavx512bf16)
@@ -22,7 +22,8 @@ foreach (VARIANT ${CPU_VARIANTS})
     target_compile_definitions(ggml-cpu-${VARIANT} PRIVATE $<TARGET_PROPERTY:ggml-cpu,COMPILE_DEFINITIONS>)
     target_compile_options(ggml-cpu-${VARIANT} PRIVATE $<TARGET_PROPERTY:ggml-cpu,COMPILE_OPTIONS> ${FLAGS_${VARIANT}})
 
-    # All else as in _engine. Its objects come first, so that nothing of the backend for AVX2 is missed, and taken.
+    # Everything else is as in _engine. Its objects come first, so that they resolve all symbols and the AVX2 backend is
+    # not linked.
     Python_add_library(_engine_${VARIANT} MODULE USE_SABI 3.10 WITH_SOABI
         $<TARGET_OBJECTS:_engine> $<TARGET_OBJECTS:ggml-cpu-${VARIANT}>)
     set_target_properties(_engine_${VARIANT} PROPERTIES LINKER_LANGUAGE CXX)

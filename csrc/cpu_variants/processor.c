@@ -1,5 +1,5 @@
-// What this processor can do, for the wheel's choice among its engines (cpu_variants.cmake). A module of its own, compiled
-// for the least of all processors: by the time an engine is loaded it is too late to ask.
+// Reports this processor's features, so that the wheel can choose an engine (cpu_variants.cmake). It is a module of its
+// own, compiled for the oldest processors: an engine that needs missing instructions must not be loaded.
 #include <Python.h>
 
 #include <stdint.h>
@@ -10,7 +10,7 @@
 
 enum { LEAF_1_ECX, LEAF_7_EBX, LEAF_7_ECX, LEAF_71_EAX, N_REGISTERS };
 
-// state: the bits of XCR0 that the system must save for it.
+// state: the XCR0 bits of the state that the system must save for the feature.
 static const struct {
     const char * name;
     int          reg, bit;
@@ -30,7 +30,7 @@ static void read_registers(uint32_t out[N_REGISTERS], uint32_t * state) {
     *state = 0;
     if (__get_cpuid(1, &a, &b, &c, &d)) {
         out[LEAF_1_ECX] = c;
-        if (c & (1u << 27)) {  // OSXSAVE: the system has said what it saves
+        if (c & (1u << 27)) {  // OSXSAVE: the system reports which state it saves
             uint32_t low, high;
             __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
             *state = low;
