@@ -1,5 +1,5 @@
-# Included before any target. With a compiler cache a second `pip install .` compiles nothing. Relative paths let it hit from another build folder. Who
-# names a launcher has that one; `make` names its own.
+# Included before any target. With a compiler cache, a second `pip install .` compiles nothing. Relative paths let
+# another build folder reuse the cache. A launcher that the user names is kept; `make` names its own.
 option(PYLLAMA_SPEC_CCACHE "Compile through ccache where it is installed" ON)
 find_program(PYLLAMA_SPEC_CCACHE_PROGRAM ccache)
 mark_as_advanced(PYLLAMA_SPEC_CCACHE_PROGRAM)

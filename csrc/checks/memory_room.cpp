@@ -20,7 +20,7 @@ namespace llama_spec {
 namespace {
 
 constexpr uint64_t NO_LIMIT   = std::numeric_limits<uint64_t>::max();
-constexpr uint64_t CELL_BYTES = 48;  // size of an entry in llama_kv_cells: a position, its shift, two coordinates, a bit per sequence
+constexpr uint64_t CELL_BYTES = 48;  // llama_kv_cells: a position, its shift, two coordinates, a bit per sequence
 
 std::atomic<uint64_t> g_limit{ 0 };
 thread_local uint64_t t_n_counted = 0;

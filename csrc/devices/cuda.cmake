@@ -1,7 +1,7 @@
-# CUDA with what a toolkit or pip's packages bring: where cuBLAS lies, which GPUs the kernels are compiled for, and where
-# the module looks for its libraries when it is imported. Included before the engine is configured.
+# CUDA from a toolkit or from pip's packages: finds cuBLAS, selects the GPUs that the kernels are compiled for, and sets
+# where the module looks for its libraries at import. Included before the engine is configured.
 
-# A compiler without a toolkit around it is enough: pip's nvidia-cublas has the headers and the library of cuBLAS.
+# A compiler without the rest of a toolkit is enough: pip's nvidia-cublas has the headers and the library of cuBLAS.
 find_package(CUDAToolkit QUIET)
 if (NOT CUDAToolkit_FOUND)
     message(FATAL_ERROR "GGML_CUDA needs NVIDIA's compiler, and nvcc was not found. Install the CUDA toolkit, and put "
@@ -9,9 +9,9 @@ if (NOT CUDAToolkit_FOUND)
 endif()
 set(CUDA_MAJOR ${CUDAToolkit_VERSION_MAJOR})
 
-# Where pip puts them: nvidia/cu13 from CUDA 13 on, a folder for each library before.
+# pip's folders: nvidia/cu13 from CUDA 13 on, a folder for each library before.
 set(CUDA_PIP_FOLDERS nvidia/cu${CUDA_MAJOR} nvidia/cublas nvidia/cuda_runtime)
-# A second run finds the targets at once, by what the first one left in the cache.
+# A second run finds the targets through the cache of the first.
 if (NOT TARGET CUDA::cublas OR CUDA_PIP_INCLUDE)
     execute_process(COMMAND "${Python_EXECUTABLE}" -c "import sysconfig; print(sysconfig.get_path('purelib'))"
         OUTPUT_VARIABLE SITE_PACKAGES OUTPUT_STRIP_TRAILING_WHITESPACE)
@@ -19,7 +19,7 @@ if (NOT TARGET CUDA::cublas OR CUDA_PIP_INCLUDE)
         foreach (NAME cublas cublasLt)
             set(FILE "${SITE_PACKAGES}/${FOLDER}/lib/lib${NAME}.so.${CUDA_MAJOR}")
             if (EXISTS "${FILE}")
-                # FindCUDAToolkit makes its targets of these when the engine calls it.
+                # FindCUDAToolkit makes its targets from these when the engine calls it.
                 set(CUDA_${NAME}_LIBRARY "${FILE}" CACHE FILEPATH "From pip's nvidia-cublas" FORCE)
                 set(CUDA_PIP_INCLUDE "${SITE_PACKAGES}/${FOLDER}/include" CACHE INTERNAL "")
             endif()
@@ -38,15 +38,16 @@ endif()
 
 execute_process(COMMAND nvidia-smi -L RESULT_VARIABLE CUDA_NO_GPU OUTPUT_QUIET ERROR_QUIET)
 
-# With memory mapping the module links the driver's own library, and could not be imported where no driver is.
+# With memory mapping, the module links the driver's own library, and could not be imported without a driver.
 if (CUDA_NO_GPU)
     set(GGML_CUDA_NO_VMM ON CACHE BOOL "")
 endif()
-# Several GPUs do without it, and it would be one library more to find.
+# Several GPUs work without it, and the module would need one more library.
 set(GGML_CUDA_NCCL OFF CACHE BOOL "")
 
-# For the GPU of this machine; without one, or for other machines (PYLLAMA_SPEC_PORTABLE), the engine's own list from
-# Turing to Blackwell. It is named here because upstream asks GGML_NATIVE, which is of the CPU.
+# Compiles for this machine's GPU. Without a GPU, or for other machines (PYLLAMA_SPEC_PORTABLE), it uses the engine's
+# own list from Turing to Blackwell. The list is repeated here since upstream's depends on GGML_NATIVE, which is about
+# the CPU.
 if (NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS} AND (CUDA_NO_GPU OR PYLLAMA_SPEC_PORTABLE))
     set(CMAKE_CUDA_ARCHITECTURES 75-virtual 80-virtual 86-real 89-real 90-virtual)
     if (CUDAToolkit_VERSION VERSION_GREATER_EQUAL 12.8)
@@ -56,15 +57,15 @@ if (NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS} AND (CUD
         "-C cmake.define.CMAKE_CUDA_ARCHITECTURES=90")
 endif()
 
-# What is done with the targets of the engine, once they are there.
+# Changes the engine's targets after they are defined.
 function(pyllama_spec_link_cuda module)
     if (CUDA_PIP_INCLUDE)
-        # These headers and no others: pip's folder has those of its CUDA runtime too, which may be newer than nvcc.
+        # Only these headers: pip's folder also has those of its CUDA runtime, which may be newer than nvcc.
         file(GLOB HEADERS "${CUDA_PIP_INCLUDE}/cublas*.h")
         file(COPY ${HEADERS} DESTINATION "${CMAKE_BINARY_DIR}/cublas")
         target_include_directories(ggml-cuda SYSTEM PRIVATE "${CMAKE_BINARY_DIR}/cublas")
     endif()
-    # Beside this package first, where pip puts them wherever that is; a toolkit is where it was.
+    # Looks relative to this package first, where pip installs the libraries in any environment; then in the toolkit.
     set(PLACES)
     foreach (FOLDER ${CUDA_PIP_FOLDERS})
         list(APPEND PLACES "$ORIGIN/../${FOLDER}/lib")

@@ -11,7 +11,7 @@ namespace llama_spec {
 
 namespace {
 
-constexpr int64_t MAX_PADDING = 128;    // ids by which vocabularies of one family are padded differently
+constexpr int64_t MAX_PADDING = 128;    // maximum difference in padding between vocabularies of one family
 
 std::string differ(const std::string & what, int64_t wanted, int64_t found) {
     return "the draft was made for a target with " + what + " " + std::to_string(wanted) + ", this one has " + std::to_string(found);
@@ -161,7 +161,7 @@ std::string types_fault(const llama_model_loader & ml, const std::set<std::strin
         }
         const bool is_number = tensor->type == GGML_TYPE_F32 || tensor->type == GGML_TYPE_F16 ||
                 tensor->type == GGML_TYPE_BF16 || ggml_is_quantized(tensor->type);
-        // Norms are multiplied with and biases added as they are; a matrix may have a single row.
+        // Norms and biases must be f32; a matrix may have a single row, so the name decides.
         const bool is_vector = entry.first.find("norm") != std::string::npos || entry.first.find(".bias") != std::string::npos;
         if (!is_number || (is_vector && tensor->type != GGML_TYPE_F32)) {
             return "the tensor " + entry.first + " is of type " + ggml_type_name(tensor->type) +

@@ -1,4 +1,4 @@
-// The n-gram table in the file of a draft. The engine computes nothing with it: docs/eagle3.md.
+// The n-gram table in a draft's file. The engine does not compute with it: docs/eagle3.md.
 
 #include "drafts/spec-ngrams.h"
 
@@ -29,7 +29,7 @@ std::string ngrams_fault(llama_model_loader & ml, llama_spec_ngram_places * out,
         out->n = weight->tensor->ne[0];
         *part.at = weight->offs;
         names->push_back(part.name);
-        // As for a tensor that the engine skips.
+        // Counts the tensor as the engine does for one that it skips.
         ml.size_data -= ggml_nbytes(weight->tensor);
         ml.n_created++;
     }

@@ -1,4 +1,4 @@
-// The kinds of drafts that this version knows, by the architecture of their files.
+// The kinds of drafts that this version knows, by their files' architecture.
 
 #include "drafts/draft_kind.h"
 
@@ -7,7 +7,7 @@
 
 namespace llama_spec {
 
-// Of each kind the architecture, and the function that gives it: the one line that a new kind needs here.
+// The architecture of each kind, and the function that returns it: a new kind needs one line here.
 #define DRAFT_KINDS(KIND) \
     KIND(LLM_ARCH_EAGLE3, eagle3_kind) \
     KIND(LLM_ARCH_DFLASH, dflash_kind)

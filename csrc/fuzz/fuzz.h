@@ -1,4 +1,4 @@
-// What the targets share: each takes the inputs of libFuzzer and calls the C ABI, as Python does.
+// Code that the targets share: each passes libFuzzer's input to the C ABI, as Python does.
 #pragma once
 
 #include "abi/llama-spec.h"
@@ -42,7 +42,7 @@ inline context open(llama_spec_model * m) {
     return context(out);
 }
 
-// Tokens 0, 1, 2 ... from a position on.
+// Tokens 0, 1, 2 ... from a given position on.
 inline int decode(llama_spec_context * c, int32_t from, int32_t n) {
     std::vector<int32_t> ids, pos, seq;
     for (int32_t i = 0; i < n; ++i) {
@@ -60,7 +60,7 @@ inline int decode(llama_spec_context * c, int32_t from, int32_t n) {
     return llama_spec_decode(c, &batch, false);
 }
 
-// The models that `python -m tests.fuzz.corpus` wrote, in the order of their names; the target ends without them.
+// The models that `python -m tests.fuzz.corpus` wrote, sorted by name; the target exits without them.
 inline std::string model_path(const char * name) {
     const char * folder = std::getenv("PYLLAMA_SPEC_FUZZ_MODELS");
     if (folder == nullptr) {

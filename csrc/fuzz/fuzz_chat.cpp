@@ -1,5 +1,5 @@
-// Chats: a JSON schema, a template, a request, and what a model answers. The first byte chooses which of them the input
-// is; the rest of the chat is sound.
+// Chats: a JSON schema, a template, a request, or a model's answer. The first byte chooses which of these the input
+// replaces; the rest of the chat is valid.
 
 #include "fuzz/fuzz.h"
 

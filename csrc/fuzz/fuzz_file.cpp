@@ -1,4 +1,4 @@
-// A GGUF file from any bytes: checked, loaded, asked what it says of itself.
+// Any bytes as a GGUF file: checks it, loads it, and reads its metadata.
 
 #include "fuzz/fuzz.h"
 

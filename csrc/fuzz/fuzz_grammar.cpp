@@ -1,4 +1,4 @@
-// Any text as a grammar, and some tokens that it allows.
+// Any text as a grammar, then some tokens that it allows.
 
 #include "fuzz/fuzz.h"
 

@@ -1,5 +1,5 @@
-// Any bytes as the saved state of a sequence, of a model with attention and of one with a recurrent state; and what is
-// computed from it then.
+// Any bytes as a sequence's saved state, for a model with attention and one with a recurrent state; then decodes with
+// it.
 
 #include "fuzz/fuzz.h"
 

@@ -1,4 +1,4 @@
-// Any text through each kind of vocabulary, and back. The first byte chooses the vocabulary.
+// Any text, tokenized by each kind of vocabulary and converted back. The first byte chooses the vocabulary.
 
 #include "fuzz/fuzz.h"
 

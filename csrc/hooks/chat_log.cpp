@@ -1,5 +1,5 @@
-// Stands in place of the engine's common/log.cpp, whose log is written by a thread of its own: here a process keeps no
-// thread that nobody asked for. What the chat code has to say of a template is an exception as well, or of no use here.
+// Replaces the engine's common/log.cpp, which writes its log on a thread of its own: our process starts no unrequested
+// threads. The chat code also throws what it logs about a template, or we do not need it.
 
 #include "log.h"
 

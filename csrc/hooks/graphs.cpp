@@ -1,8 +1,8 @@
-// Graphs by the shape of their batch. The engine keeps one: a batch of another width than the last one builds, splits
-// and allocates its graph anew, a tenth of a plain round on a small model. Verify batches change their width with every
-// draft, and a draft model changes between feeding and guessing. Here each shape of a small batch has a place of its
-// own: the engine's scheduler, results and mark of what can be reused are exchanged for those of the place, and whether
-// the graph there still fits is the engine's own question to answer (llm_graph_result::can_reuse).
+// Keeps graphs by the shape of their batch. The engine keeps only one: a batch of a different width builds, splits and
+// allocates its graph again, which takes a tenth of a plain round on a small model. The width of verify batches changes
+// with every draft, and a draft model alternates between feeding and drafting. So each shape of a small batch has its
+// own entry: the engine's scheduler, results and active graph are exchanged for the entry's. The engine still decides
+// itself whether that graph can be reused (llm_graph_result::can_reuse).
 
 #include "hooks/llama-spec-hooks.h"
 
@@ -18,17 +18,17 @@
 
 namespace {
 
-// Wider batches are parts of prompts, beside which building a graph is nothing; also the most rows that are verified.
+// Wider batches are parts of prompts, where building a graph costs little; also the maximum width of a verify batch.
 constexpr uint32_t MAX_TOKENS = 32;
-// One for plain decoding and one for each length of a draft of up to eight tokens, which is the longest default.
+// One for plain decoding, and one for each draft length up to eight tokens, the longest default.
 constexpr size_t MAX_PLACES = 9;
 
-// The buffers of all places together may be as large as the engine's own, which hold the graph of a prompt; and so
-// large in any case, where parts of prompts are small.
+// The total buffer size of all entries is limited to that of the engine's own buffers, which hold the graph of a
+// prompt, or to this minimum if parts of prompts are small.
 constexpr size_t MIN_BYTES = 64u << 20;
 
-// Tokens, outputs, sequences, the first of them, and whether there are ids and rows. What else must be equal for a
-// graph to be reused the engine compares.
+// Tokens, outputs, sequences, the first sequence, whether there are ids and rows, and the graph's type. The engine
+// compares everything else that a reused graph needs.
 using shape = std::tuple<uint32_t, uint32_t, uint32_t, int32_t, bool, bool, int>;
 
 struct place {
@@ -52,8 +52,9 @@ size_t n_bytes(const ggml_backend_sched_ptr & sched, const std::vector<ggml_back
     return sum;
 }
 
-// On a GPU one graph is kept as before: there buffers are scarce, and nothing of this was measured. A server of layers
-// keeps the graphs that it was sent: of one that is met again its number crosses the network, of any other each tensor.
+// On a GPU only one graph is kept, as in the engine: buffers are scarce there, and more graphs were not measured. A
+// server of layers keeps the graphs that it received: a repeated graph sends only its number, any other one sends every
+// tensor.
 bool can_keep(const std::vector<ggml_backend_t> & backends) {
     return std::all_of(backends.begin(), backends.end(), [](ggml_backend_t backend) {
         ggml_backend_dev_t dev = ggml_backend_get_device(backend);
@@ -65,9 +66,9 @@ bool can_keep(const std::vector<ggml_backend_t> & backends) {
 } // namespace
 
 struct llama_spec_graphs {
-    // The newest used first. While one is in use, what it holds is the engine's own, of wide batches.
+    // Most recently used first. While an entry is in use, it holds the engine's own objects, for wide batches.
     std::list<place> places;
-    bool is_in_use = false;     // the first of the places
+    bool is_in_use = false;     // whether the first entry is in use
     size_t n_bytes_most = MIN_BYTES;
 
     void leave(const llama_spec_graph_slot & slot) {
@@ -77,7 +78,7 @@ struct llama_spec_graphs {
         }
     }
 
-    // Whether there is room for one more.
+    // Says whether one more entry fits the limits.
     bool has_room(const std::vector<ggml_backend_t> & backends) const {
         size_t sum = 0;
         for (const place & p : places) {
@@ -114,7 +115,7 @@ void llama_spec_enter_graph(std::shared_ptr<llama_spec_graphs> & graphs, const l
             made.sched.reset(make_sched());
             places.push_front(std::move(made));
         } else {
-            // The one that was used least lately serves the new shape, with the buffers that it has.
+            // The least recently used entry takes the new shape, and keeps its buffers.
             places.splice(places.begin(), places, std::prev(places.end()));
         }
         places.front().key    = key;

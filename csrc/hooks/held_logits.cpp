@@ -1,9 +1,9 @@
-// Of a verify batch greedy decoding wants one id of each row, and of a plain round one id: a vocabulary of numbers for
-// each stays where it was computed. The graph of a model whose logits are computed on a device ends with the likeliest
-// id of each row, its logit, and how many logits are lower, and those come to the host; the logits follow when somebody
-// reads a row of them, until the next graph is computed. Where two tokens are equally likely, devices differ in which one
-// they choose, so the row itself is read. Of an MTP head the two likeliest ids and their probabilities come instead, which
-// is all that a draft reads. On the CPU nothing is different.
+// Greedy decoding needs one id for each row of a verify batch, so whole rows of logits can stay on the device that
+// computed them. A graph whose logits are computed on a device ends with each row's likeliest id, its logit, and the
+// number of lower logits; only these are copied to the host. The logits follow if a caller reads one of their rows
+// before the next graph is computed. Devices differ in which of two equally likely tokens they choose, so in that case
+// the row itself is read. For an MTP head, the two likeliest ids and their probabilities are copied instead: a draft
+// reads nothing else. Nothing changes on the CPU.
 
 #include "hooks/held_logits.h"
 
@@ -22,17 +22,17 @@
 namespace {
 
 constexpr const char * NAME = "spec_likeliest";
-constexpr int64_t N_NUMBERS = 3;    // of each row
+constexpr int64_t N_NUMBERS = 3;    // for each row
 constexpr const char * CANDIDATES = "spec_candidates";
-// Counting what is lower takes as much memory as the logits. Rows of a verify batch are few; of more rows, as where a
-// whole prompt's logits are wanted, all are read anyway.
+// Counting lower logits takes as much memory as the logits. A verify batch has few rows. With more rows, such as a
+// whole prompt's logits, the caller reads them all anyway.
 constexpr int64_t MAX_ROWS = 64;
 
 bool is_device(ggml_backend_dev_t device) {
     return device != nullptr && ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU;
 }
 
-// What a graph ends with: of a head the rows that it hands on may come behind it (hooks/layer_inputs.cpp).
+// The result node near the end of a graph: a head's output rows may come after it (hooks/layer_inputs.cpp).
 ggml_tensor * chosen_in(ggml_cgraph * gf) {
     const int n = std::min(ggml_graph_n_nodes(gf), 4);
     for (int i = 1; i <= n; ++i) {
@@ -47,13 +47,13 @@ ggml_tensor * chosen_in(ggml_cgraph * gf) {
 } // namespace
 
 struct llama_spec_held_logits {
-    const ggml_tensor * logits = nullptr;   // not fetched yet
+    const ggml_tensor * logits = nullptr;   // NULL once they were copied
     ggml_backend_t backend = nullptr;
     int64_t first = 0, n = 0;               // rows of the batch's outputs
-    int64_t n_numbers = 0;                  // of each of them
+    int64_t n_numbers = 0;                  // for each row
     bool    is_under_way = false;
     bool    are_candidates = false;
-    std::vector<float> numbers;             // the id, its logit, and how many are lower; or candidates
+    std::vector<float> numbers;             // id, logit and number of lower ones for each row; or candidates
 
     bool hold(llama_context & ctx, const llm_graph_result & res, ggml_backend_t on, int64_t first_output) {
         ggml_tensor * chosen = chosen_in(res.get_gf());
@@ -67,7 +67,7 @@ struct llama_spec_held_logits {
         n_numbers = chosen->ne[0];
         n         = chosen->ne[1];
         if (numbers.size() < (size_t) (n_numbers * n)) {
-            ggml_backend_synchronize(at);   // an earlier copy may be under way to where they are now
+            ggml_backend_synchronize(at);   // an earlier copy into the same memory may still run
             numbers.resize((size_t) (n_numbers * n));
         }
         ggml_backend_tensor_get_async(at, chosen, numbers.data(), 0, ggml_nbytes(chosen));
@@ -93,7 +93,7 @@ struct llama_spec_held_logits {
         n      = 0;
     }
 
-    // What came of token i; NULL where nothing did.
+    // The results for token i; NULL if there are none.
     const float * of_token(llama_context & ctx, int32_t i) {
         if (n == 0) {
             return nullptr;
@@ -117,7 +117,7 @@ struct llama_spec_held_logits {
             return -1;
         }
         const float id = found[0], logit = found[1], n_lower = found[2], n_vocab = (float) ctx.model.vocab.n_tokens();
-        // A NaN is not lower either.
+        // Comparisons with NaN are false, so a NaN does not count as lower.
         const bool is_choice = id >= 0.0f && id < n_vocab && logit > -std::numeric_limits<float>::infinity() &&
             n_lower == n_vocab - 1.0f;
         return is_choice ? (int32_t) id : -1;
@@ -144,7 +144,7 @@ struct llama_spec_held_logits {
 void llama_spec_add_likeliest(const llama_model & model, llm_graph_result & res, bool is_head) {
     ggml_tensor * logits = res.t_logits;
     ggml_backend_dev_t device = model.dev_output();
-    // A draft's candidates are chosen where they are as well: base/candidates.cpp.
+    // A draft's candidates are also chosen on the device: base/candidates.cpp.
     const bool is_draft = model.arch == LLM_ARCH_EAGLE3 || model.arch == LLM_ARCH_DFLASH;
     if (logits == nullptr || is_draft || !is_device(device) || model.split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
         return;
@@ -163,7 +163,7 @@ void llama_spec_add_likeliest(const llama_model & model, llm_graph_result & res,
         return;
     }
     ggml_tensor * id     = ggml_argmax(ctx, logits);
-    // Of a row without numbers some devices choose -1, which must not become a place to read from.
+    // For a row of NaN some devices return -1, which must not become an index.
     ggml_tensor * number = ggml_clamp(ctx, ggml_cast(ctx, id, GGML_TYPE_F32), 0.0f, (float) (n_vocab - 1));
     ggml_tensor * place  = ggml_cast(ctx, ggml_reshape_2d(ctx, number, 1, n_rows), GGML_TYPE_I32);
     ggml_tensor * logit  = ggml_get_rows(ctx, ggml_reshape_3d(ctx, logits, 1, n_vocab, n_rows), place);
@@ -176,7 +176,7 @@ void llama_spec_add_likeliest(const llama_model & model, llm_graph_result & res,
     ggml_tensor * all    = ggml_concat(ctx, two, count, 0);
     for (const ggml_tensor * op : { id, number->src[0], number, place, logit, behind, above, lower, count, two, all }) {
         if (!ggml_backend_dev_supports_op(device, op)) {
-            return;     // computed elsewhere it would cost more than it saves
+            return;     // on another device it would cost more than it saves
         }
     }
     ggml_set_name(all, NAME);

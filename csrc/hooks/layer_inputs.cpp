@@ -1,4 +1,4 @@
-// Layer inputs for every architecture, from the names that graphs give their tensors.
+// Takes layer inputs in every architecture, by the names that graphs give their tensors.
 
 #include "hooks/layer_inputs.h"
 
@@ -26,7 +26,7 @@ bool wants(const llama_cparams & cparams, size_t layer) {
     return layer < cparams.embeddings_layer_inp.size() && cparams.embeddings_layer_inp[layer];
 }
 
-// A row per token and nothing else: models with several residual streams name other shapes "l_out" too.
+// Accepts only one row per token: models with several residual streams also name other shapes "l_out".
 bool is_row_per_token(const llm_graph_context & graph, const ggml_tensor * t) {
     return t->type == GGML_TYPE_F32 && t->ne[0] == graph.n_embd && t->ne[1] == graph.n_tokens &&
            t->ne[2] == 1 && t->ne[3] == 1 && ggml_is_contiguous(t);
@@ -66,9 +66,9 @@ const ggml_tensor * only_consumer(const ggml_tensor * t, const std::set<const gg
     return found;
 }
 
-// The input of layer 0 has no name that models share. It is where the residual stream first branches
-// (into the norm or the projections, and into the sum): follow the embeddings while one node alone
-// reads them (a scale, an added position, a norm), and stop at the first that two or more read.
+// The input of layer 0 has no common name. It is the tensor at which the residual stream first branches (into the norm
+// or the projections, and into the sum). So the search follows the embeddings while only one node reads them (a scale,
+// an added position, a norm), and stops at the first tensor with two or more readers.
 ggml_tensor * first_layer_input(const llm_graph_context & graph, const ggml_tensor * first_output) {
     std::set<const ggml_tensor *> nodes;
     collect(first_output, nodes);
@@ -84,14 +84,14 @@ ggml_tensor * first_layer_input(const llm_graph_context & graph, const ggml_tens
     return t != nullptr && t != first_output && nodes.count(t) != 0 ? const_cast<ggml_tensor *>(t) : nullptr;
 }
 
-// Whether rows without an output are dropped behind the last layer, for its output to be whole. Where the rows of an
-// MTP head are wanted as well, the engine's own graphs keep them until then.
+// Says whether rows without an output are dropped after the last layer, so that its output is complete. If the rows of
+// an MTP head are needed as well, the engine's own graphs keep all rows until then.
 bool moves_dropping(const llm_graph_context & graph) {
     const bool keeps_rows = graph.cparams.embeddings_nextn && !graph.cparams.embeddings_nextn_masked;
     return wants(graph.cparams, (size_t) graph.n_layer) && !keeps_rows;
 }
 
-// Rows of t, [n, n_tokens], that have an output.
+// Selects the rows of t, [n, n_tokens], that have an output.
 ggml_tensor * rows_with_output(ggml_context * ctx, llm_graph_result & res, const llm_graph_params & params, ggml_tensor * t) {
     auto inp = std::make_unique<llm_graph_input_out_ids>(params.hparams, params.cparams, params.n_outputs);
     inp->out_ids = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, params.n_outputs);
@@ -102,11 +102,12 @@ ggml_tensor * rows_with_output(ggml_context * ctx, llm_graph_result & res, const
     return rows;
 }
 
-// What an MTP head reads of the target, and what it hands on from step to step. The engine copies as many rows as the
-// batch has tokens, or where they are masked outputs, from the beginning of a tensor in which some graphs keep them all.
+// Checks the rows that an MTP head reads from the target, or passes on from step to step. The engine copies the
+// beginning of the tensor: one row per token, or with masking one per output. But some graphs keep all rows, so those
+// are reduced here.
 void check_head_rows(llm_graph_result & res, const llm_graph_params & params) {
     const bool is_masked = params.cparams.embeddings_nextn_masked;
-    // Other drafts hand on what they want to, masked.
+    // Other drafts choose what they pass on, and it is masked.
     if (!params.cparams.embeddings_nextn || (is_masked && params.gtype != LLM_GRAPH_TYPE_DECODER_MTP)) {
         return;
     }
@@ -126,7 +127,7 @@ void check_head_rows(llm_graph_result & res, const llm_graph_params & params) {
     }
 }
 
-// A head that drafts with a part of the vocabulary.
+// Reduces the output of a head that drafts with a part of the vocabulary.
 void reduce_output(llm_graph_result & res, const llm_graph_params & params) {
     const llama_spec::draft_output * output = llama_spec::draft_output_in_use();
     if (output == nullptr || params.gtype != LLM_GRAPH_TYPE_DECODER_MTP || res.t_logits == nullptr) {
@@ -211,6 +212,6 @@ void llama_spec_enable_layer_inputs(llama_context * ctx, const int32_t * layers,
             llama_set_embeddings_layer_inp(ctx, (uint32_t) layers[i], true);
         }
     }
-    // Reserving builds the worst-case graph, so that what is missing is found now and not at the first decode.
+    // Reserving builds the worst-case graph, so a missing input is found now and not at the first decode.
     ctx->sched_reserve();
 }

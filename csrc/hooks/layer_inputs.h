@@ -1,4 +1,4 @@
-// Layer inputs of every architecture.
+// Layer inputs for every architecture.
 #pragma once
 
 #include "llama.h"

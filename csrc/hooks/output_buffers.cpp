@@ -1,5 +1,5 @@
-// Logits and layer rows are handed to NumPy without a copy. The engine frees the buffer behind them when a later
-// batch needs a larger one; while views point into it, it is kept here.
+// NumPy reads logits and layer rows without a copy. The engine frees the buffer behind them when a later batch needs a
+// larger one; while views point into it, it is kept here.
 
 #include "hooks/output_buffers.h"
 
@@ -36,7 +36,7 @@ void llama_spec_retire_output(llama_context * ctx, ggml_backend_buffer_ptr && bu
 }
 
 int64_t llama_spec_count_views(const llama_context * ctx, int32_t n) {
-    // Freed behind the lock.
+    // Destroyed after the lock is released.
     std::vector<ggml_backend_buffer_ptr> unused;
     std::lock_guard<std::mutex> lock(g_table->mutex);
     auto & found = g_table->outputs[ctx];

@@ -5,12 +5,12 @@
 
 struct llama_context;
 
-// So many NumPy views more, or fewer, point into the context's output buffer; returns how many there are. While there
-// are any, a buffer that the engine outgrows is kept; at zero the kept ones are freed. Views come and go in any thread.
+// Adds n (which may be negative) to the number of NumPy views of the context's output buffer; returns the sum. While it
+// is positive, buffers that the engine replaces are kept; at zero they are freed. Thread-safe.
 int64_t llama_spec_count_views(const llama_context * ctx, int32_t n);
 
-// The context is about to be freed.
+// Called before the context is freed.
 void llama_spec_forget_views(const llama_context * ctx);
 
-// In a forked child: the parent's contexts are of no use there, and one of its threads may have been in here.
+// Called in a forked child: the parent's contexts are unusable there, and one of its threads may have held the lock.
 void llama_spec_forget_outputs();

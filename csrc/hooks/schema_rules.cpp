@@ -9,7 +9,7 @@ namespace {
 
 thread_local schema_rules * current = nullptr;
 
-// Programs look at the kind of a whole schema, and at the properties of an object.
+// Programs read the kind of a whole schema, and the properties of an object.
 struct compiled_object : common_chat_schema_object, compiled_schema {
     explicit compiled_object(common_chat_schema_object && other) {
         properties            = std::move(other.properties);
@@ -17,7 +17,7 @@ struct compiled_object : common_chat_schema_object, compiled_schema {
     }
 };
 
-// All others are one alternative of one, so that what is pointed to stays where it is.
+// Every other schema becomes a list of one alternative, so that pointers to it stay valid.
 struct compiled_other : common_chat_schema_any_of, compiled_schema {
     explicit compiled_other(common_chat_schema_ptr only) { children.push_back(std::move(only)); }
 };

@@ -1,5 +1,6 @@
-// Schemas in a chat whose rules are made already. The engine makes rules of the schemas of tools itself, and leaves out what
-// it does not know; pyllama_spec/schema/ makes better ones. vendor/patches/0031-schema-rules.patch asks here for them.
+// Ready-made rules for schemas in a chat. The engine generates rules for tools' schemas itself, and ignores keywords
+// that it does not know; pyllama_spec/schema/ makes better ones. vendor/patches/0031-schema-rules.patch calls these
+// functions.
 #pragma once
 
 #include "json-schema.h"
@@ -10,17 +11,17 @@
 
 namespace llama_spec {
 
-// A schema as the engine sees it, with its rules: lines of "name ::= body", the first of which begins.
+// A schema as the engine sees it, with its rules: lines of "name ::= body", the first of which is the start.
 struct compiled_schema {
     std::string rules;
 
     virtual ~compiled_schema() = default;
 };
 
-// The rules of schemas, for what this thread does while the object lives.
+// Sets the rules of schemas for this thread during the object's lifetime.
 class schema_rules {
 public:
-    // A list of {"schema": {...}, "rules": "...", "properties": {"name": "..."}}; or null.
+    // A list of {"schema": {...}, "rules": "...", "properties": {"name": "..."}}, or null.
     explicit schema_rules(const common_json & given);
     ~schema_rules();
 
@@ -39,8 +40,8 @@ private:
     schema_rules *               outer;
 };
 
-// What `build` makes of a schema, or of one of its properties, with the rules that are known of it. A schema that the engine
-// cannot read is any value to it then.
+// Calls `build` for a schema or one of its properties, together with its known rules. If the engine cannot read the
+// schema, it counts as any value.
 common_chat_schema_ptr with_rules(const std::function<common_chat_schema_ptr()> & build, const common_json & root, const std::string * property);
 
 } // namespace llama_spec

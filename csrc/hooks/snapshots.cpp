@@ -1,5 +1,5 @@
 // Snapshots of recurrent states: which architectures write them, where a sequence's state lies, and what a graph
-// stores. Plane d of a cell holds the state d tokens before the end of the last batch of its sequence.
+// stores. Plane d of a cell holds the state d tokens before the end of its sequence's last batch.
 #include "hooks/snapshots.h"
 
 #include "base/model_facts.h"
@@ -23,14 +23,14 @@ state_sizes state_sizes_of(const llama_model & model) {
     if (h.vocab_only || !(llm_arch_is_recurrent(model.arch) || llm_arch_is_hybrid(model.arch)) || model.arch == LLM_ARCH_DEEPSEEK4) {
         return sizes;
     }
-    // A snapshot is a state of each layer; where states are scanned in place, an older one and a log of tokens.
+    // A snapshot holds a state for each layer; with scans in place, an older state and a log of tokens.
     const pyllama_spec_scan_shape scan = scan_shape(model, 1);
     const bool     is_logged = scan.n_heads > 0;
     const uint64_t n_log     = is_logged ? (uint64_t) (scan.n_heads * pyllama_spec_token_log(&scan)) : 0;
     const uint64_t n_older   = is_logged ? (uint64_t) pyllama_spec_cell_log(&scan) - n_log + h.n_embd_s() : 0;
     const bool is_nemotron = model.arch == LLM_ARCH_NEMOTRON_H || model.arch == LLM_ARCH_NEMOTRON_H_MOE;
     for (uint32_t il = 0; il < h.n_layer(); ++il) {
-        // The filters of llama_model::create_memory.
+        // The same filters as in llama_model::create_memory.
         const bool has_state = llm_arch_is_recurrent(model.arch) || model.arch == LLM_ARCH_FALCON_H1 ||
             (h.is_recr(il) && (!is_nemotron || h.n_ff(il) == 0));
         if (has_state) {
@@ -56,8 +56,8 @@ llama_memory_recurrent * recurrent_part(llama_memory_i * memory) {
     return nullptr;
 }
 
-// The engine refuses a second rollback before a decode, since the first one only notes which plane is meant. The
-// planes are still there: the depths add up.
+// The engine refuses a second rollback before a decode, since the first one only selects a plane. But the planes still
+// exist, so the depths add up.
 bool roll_back(llama_memory_i * memory, llama_memory_recurrent * states, int32_t seq, int32_t p0) {
     const uint32_t before = states != nullptr ? states->rs_idx[(size_t) seq] : 0;
     if (before > 0) {
@@ -70,7 +70,7 @@ bool roll_back(llama_memory_i * memory, llama_memory_recurrent * states, int32_t
     return done;
 }
 
-// A copy shares the cell of its source, and the engine forgets to say which of its planes is meant.
+// A copy shares its source's cell, but the engine does not copy which plane is selected.
 void copy_depth(llama_memory_recurrent * states, int32_t from, int32_t to) {
     states->rs_idx[(size_t) to] = states->rs_idx[(size_t) from];
 }
@@ -106,16 +106,16 @@ void earlier_state::shift(int32_t direction) {
 
 bool llama_spec_has_snapshots(const llama_model & model) {
     switch (model.arch) {
-        // Their graphs write snapshots as the engine has them.
+        // Their graphs write snapshots in the unpatched engine.
         case LLM_ARCH_QWEN3NEXT:
         case LLM_ARCH_MAMBA2:
         case LLM_ARCH_FALCON_H1:
         case LLM_ARCH_GRANITE_HYBRID:
-        // With the call sites of vendor/patches/0008-snapshots-of-more-graphs.patch.
+        // Their graphs need the call sites of vendor/patches/0008-snapshots-of-more-graphs.patch.
         case LLM_ARCH_KIMI_LINEAR:
         case LLM_ARCH_PLAMO2:
             return true;
-        // The scan with a decay per element writes them on the CPU alone.
+        // The scan with a decay per element writes them only on the CPU.
         case LLM_ARCH_MAMBA:
         case LLM_ARCH_JAMBA:
             return llama_spec_n_device_layers(&model) == 0;
@@ -124,14 +124,14 @@ bool llama_spec_has_snapshots(const llama_model & model) {
     }
 }
 
-// A sequence that begins gets the cell of its own number. So the states of sequences whose numbers follow each other
-// lie side by side, and nobody's is moved, without its snapshots, to make room for a batch.
+// A new sequence gets the cell with its own number. So states of consecutive sequences are adjacent, and no state is
+// moved, without its snapshots, to make room for a batch.
 uint32_t llama_spec_cell_for(const llama_memory_recurrent & memory, int32_t seq, uint32_t next) {
     if (memory.n_rs_seq == 0) {
         return next;
     }
     const auto & cells = memory.cells;
-    // A cell that was given to another new sequence of this batch still looks empty.
+    // A cell assigned to another new sequence of this batch still looks empty.
     const auto is_free = [&](uint32_t i) {
         return cells[i].is_empty() && std::none_of(cells.begin(), cells.end(), [&](const auto & c) { return c.tail == (int32_t) i; });
     };
@@ -174,7 +174,7 @@ void llama_spec_store_windows(const llm_graph_context & graph, ggml_tensor * inp
 }
 
 void llama_spec_store_states(const llm_graph_context & graph, ggml_tensor * scan, ggml_tensor * states, uint32_t head) {
-    const ggml_tensor * x  = scan->src[1];      // {dim, n_head, n_tokens, n_seqs}, of ggml_ssm_scan
+    const ggml_tensor * x  = scan->src[1];      // {dim, n_head, n_tokens, n_seqs}, operand of ggml_ssm_scan
     const int64_t n_seqs   = x->ne[3];
     const int64_t n_planes = llama_spec_n_planes(graph);
     const int64_t n_kept   = std::min(x->ne[2], n_planes);

@@ -1,5 +1,5 @@
-// The engine copies what lies on a device from and to a saved state in destructors, which no exception may leave: what
-// they fail with is kept until the call that made them is done.
+// The engine copies between a device and a saved state in destructors, which must not throw: their exception is kept
+// until the calling function ends.
 #pragma once
 
 #include <exception>
@@ -12,7 +12,7 @@ inline std::exception_ptr & kept_failure() {
     return failure;
 }
 
-// The first failure is kept; what comes after it is not tried.
+// Keeps the first failure and skips later copies.
 template <typename F> void keep_failure(F && copy) noexcept {
     if (kept_failure()) {
         return;
@@ -24,7 +24,7 @@ template <typename F> void keep_failure(F && copy) noexcept {
     }
 }
 
-// What was kept, and is then no longer.
+// Returns the kept failure and clears it.
 inline std::exception_ptr take_failure() {
     return std::exchange(kept_failure(), nullptr);
 }

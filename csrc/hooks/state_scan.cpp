@@ -39,7 +39,7 @@ pyllama_spec_scan_shape shape_of(const llama_hparams & h, llm_arch arch, uint32_
     }
 }
 
-// What the places of a batch are numbered from; NULL for `log` where nothing is ever rolled back.
+// Operands that describe where a batch's states lie; `log` is NULL without rollbacks.
 struct operands {
     ggml_tensor * log;
     ggml_tensor * ids;

@@ -1,4 +1,4 @@
-// Which models' states are scanned in place on the CPU (kernels/scan.h), and what that takes.
+// Which models' states the CPU scans in place (kernels/scan.h), and the memory that this needs.
 #pragma once
 
 #include "kernels/scan.h"
@@ -7,8 +7,8 @@ struct llama_model;
 
 namespace llama_spec {
 
-// The state of a recurrent layer, with a log of n_log tokens; n_heads is 0 where the engine's own scan runs: with
-// layers on a device, a decay for each number (Mamba, Jamba), or a head wider than the kernel's rows.
+// The state of a recurrent layer, with a log of n_log tokens; n_heads is 0 if the engine's own scan runs: with layers
+// on a device, with a decay for each element (Mamba, Jamba), or with heads wider than the kernel's rows.
 pyllama_spec_scan_shape scan_shape(const llama_model & model, uint32_t n_log);
 
 } // namespace llama_spec

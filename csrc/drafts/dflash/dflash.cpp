@@ -1,5 +1,5 @@
-// DFlash drafts, in place of the engine's src/models/dflash.cpp: the file. docs/dflash.md says what is computed;
-// dflash_graph.cpp computes it.
+// Replaces the engine's src/models/dflash.cpp for DFlash drafts: reads the file. docs/dflash.md describes the
+// computation, and dflash_graph.cpp builds it.
 
 #include "drafts/dflash/dflash_graph.h"
 #include "drafts/draft_pair.h"
@@ -13,8 +13,8 @@ using namespace llama_spec;
 
 namespace {
 
-constexpr uint32_t MAX_WINDOW = 1u << 30;   // positions are signed numbers of 32 bits, and differences of them
-constexpr int64_t MAX_TOP_K = 64;   // candidates of a selector: k x k scores of each slot go to the host
+constexpr uint32_t MAX_WINDOW = 1u << 30;   // positions and their differences are signed 32-bit numbers
+constexpr int64_t MAX_TOP_K = 64;   // a selector's candidates: k x k scores for each slot go to the host
 
 [[noreturn]] void refuse(const std::string & why) {
     throw std::runtime_error("this DFlash draft cannot be used: " + why);
@@ -38,7 +38,7 @@ llm_ffn_op_type activation(llama_model_loader & ml) {
     refuse("its hidden activation is '" + name + "', which is none of silu, gelu and gelu_pytorch_tanh");
 }
 
-// A key that has a bool for each layer.
+// Checks a key with a bool for each layer.
 void check_flags(const llama_model_loader & ml, const char * key, uint32_t n_layer) {
     const int64_t id = gguf_find_key(ml.metadata, key);
     if (id < 0 || gguf_get_kv_type(ml.metadata, id) != GGUF_TYPE_ARRAY || gguf_get_arr_type(ml.metadata, id) != GGUF_TYPE_BOOL ||
@@ -47,7 +47,7 @@ void check_flags(const llama_model_loader & ml, const char * key, uint32_t n_lay
     }
 }
 
-// Which layers are causal inside of a block. There is one mask for those with a window and one for the others.
+// Reads which layers are causal within a block. Layers with a window share one mask, and the others share another.
 void read_masks(const llama_model_loader & ml, const llama_hparams & hparams, llama_spec_dflash * spec) {
     const char * key = "dflash.attention.causal_pattern";
     const int64_t id = gguf_find_key(ml.metadata, key);
@@ -57,7 +57,7 @@ void read_masks(const llama_model_loader & ml, const llama_hparams & hparams, ll
     const uint32_t n_layer = hparams.n_layer();
     check_flags(ml, key, n_layer);
     const auto * is_causal = static_cast<const int8_t *>(gguf_get_arr_data(ml.metadata, id));
-    int found[2] = { -1, -1 };  // of layers without a window, and with one
+    int found[2] = { -1, -1 };  // for layers without a window, and with one
     for (uint32_t il = 0; il < n_layer; ++il) {
         int & mask = found[hparams.is_swa(il) ? 1 : 0];
         if (mask >= 0 && mask != (is_causal[il] != 0 ? 1 : 0)) {
@@ -72,7 +72,7 @@ void read_masks(const llama_model_loader & ml, const llama_hparams & hparams, ll
     }
 }
 
-// A selector's sizes: as they stand in the file, and as they go with each other.
+// Checks a selector's sizes, alone and against each other.
 void check_selector(const llama_hparams & hparams, int64_t n_draft) {
     const int64_t k = hparams.dflash_selector_top_k, group = hparams.dflash_conv_group_size;
     if (hparams.dflash_selector_rank == 0 || k == 0 || group == 0 || hparams.dflash_conv_kernel_size == 0) {
@@ -88,7 +88,7 @@ void check_selector(const llama_hparams & hparams, int64_t n_draft) {
     }
 }
 
-// A number that may be absent, and if not is one that sizes can be made of.
+// Reads an optional number, and checks that it can be a size.
 void read_size(llama_model_loader & ml, llm_kv kv, const char * name, uint32_t * out) {
     if (ml.get_key(kv, *out, false) && (*out == 0 || *out > (1u << 20))) {
         refuse(std::string("dflash.") + name + " is " + std::to_string(*out));
@@ -215,7 +215,7 @@ void llama_model_dflash::load_arch_tensors(llama_model_loader &) {
         layer.attn_norm = create(tn(LLM_TENSOR_ATTN_NORM, "weight", i), {n_embd}, 0);
         layer.wq = create(tn(LLM_TENSOR_ATTN_Q,   "weight", i), {n_embd, n_q}, 0);
         layer.wk = create(tn(LLM_TENSOR_ATTN_K,   "weight", i), {n_embd, n_embd_k_gqa}, 0);
-        // Where it is absent the values are the keys.
+        // Optional: without it the values are the keys.
         layer.wv = create(tn(LLM_TENSOR_ATTN_V,   "weight", i), {n_embd, n_embd_v_gqa}, optional);
         layer.wo = create(tn(LLM_TENSOR_ATTN_OUT, "weight", i), {n_q, n_embd}, 0);
         layer.wq_b = create(tn(LLM_TENSOR_ATTN_Q,   "bias", i), {n_q}, optional);

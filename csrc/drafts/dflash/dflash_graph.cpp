@@ -14,7 +14,7 @@ namespace llama_spec {
 
 namespace {
 
-// Of layers with a window, in a context that is not causal: their mask is set again, as that of a causal one.
+// Sets the mask of layers with a window again, as a causal one, in a context that is not causal.
 class causal_window_input : public llm_graph_input_i {
 public:
     explicit causal_window_input(const llm_graph_input_attn_kv_iswa * attn) : attn(attn) {}
@@ -27,10 +27,10 @@ public:
     bool can_reuse(const llm_graph_params &) override { return true; }
 
 private:
-    const llm_graph_input_attn_kv_iswa * attn;  // which belongs to the same graph, and is set before
+    const llm_graph_input_attn_kv_iswa * attn;  // belongs to the same graph, and is set earlier
 };
 
-// The target's id of each draft id, as 32-bit numbers, which tables can be read with.
+// The target's id of each draft id, as 32-bit numbers, which can index tables.
 class target_ids_input : public llm_graph_input_i {
 public:
     explicit target_ids_input(const llama_model * model) : ids(llama_spec::target_ids(model)) {}
@@ -114,7 +114,7 @@ std::pair<ggml_tensor *, ggml_tensor *> dflash_graph::keys_and_values(ggml_tenso
     return { rotate(build_norm(k, layer.attn_k_norm, nullptr, LLM_NORM_RMS, il)), v };
 }
 
-// The engine's encoder and the keys and values of all layers in one: nothing is attended to.
+// Replaces the engine's encoder: computes the keys and values of all layers, without attention.
 void dflash_graph::inject() {
     auto inp = std::make_unique<llm_graph_input_embd>(model.spec.n_features);
     inp->embd = ggml_new_tensor_2d(ctx0, GGML_TYPE_F32, model.spec.n_features, n_tokens);
@@ -131,7 +131,7 @@ void dflash_graph::inject() {
     res->t_embd = cur;
 }
 
-// As build_attn() stores them.
+// Stores them as build_attn() does.
 void dflash_graph::store(ggml_tensor * k, ggml_tensor * v, int il) {
     const bool is_swa = attn_iswa != nullptr && hparams.is_swa(il);
     ggml_tensor * k_rot = attn_iswa == nullptr ? attn->self_k_rot : is_swa ? attn_iswa->self_k_rot_swa : attn_iswa->self_k_rot;
@@ -175,7 +175,7 @@ ggml_tensor * dflash_graph::block(ggml_tensor * inp, int il) {
     ggml_tensor * weights = dynamic(layer.dflash_attn_conv_proj, cur);
     cur = attention(convolve(cur, weights, layer.dflash_attn_conv_base, 0), il);
     if (il == n_layer - 1 && weights == nullptr) {
-        // What follows sees no other slot; a convolution does.
+        // Later operations read no other slot, except for a convolution.
         cur = ggml_get_rows(ctx0, cur, out_ids);
         inp = ggml_get_rows(ctx0, inp, out_ids);
     }
@@ -196,11 +196,12 @@ ggml_tensor * dflash_graph::block(ggml_tensor * inp, int il) {
 }
 
 // ---- heads
-// From the last layer's rows to what is read: DFlash's likeliest tokens of each slot, DSpark's chain, in which each
-// slot sees what the one before chose, and DFlash2's scores of each candidate behind each of the slot before.
+// The heads turn the last layer's rows into the draft's result: DFlash's likeliest tokens of each slot; DSpark's chain,
+// in which each slot depends on the previous slot's choice; and DFlash2's scores of each candidate after each candidate
+// of the previous slot.
 
-// A convolution over the slots of each block, towards later ones, with weights that depend on the slot: those of
-// `dynamic` [2 * n_kernel * n_groups, n_tokens] are shared by the columns of a group, and `base` has one each.
+// A causal convolution over the slots of each block, with weights that depend on the slot: the columns of a group share
+// those of `dynamic` [2 * n_kernel * n_groups, n_tokens], and each column has its own in `base`.
 ggml_tensor * dflash_graph::convolve(ggml_tensor * cur, ggml_tensor * dynamic, ggml_tensor * base, int side) {
     if (dynamic == nullptr) {
         return cur;
@@ -209,7 +210,7 @@ ggml_tensor * dflash_graph::convolve(ggml_tensor * cur, ggml_tensor * dynamic, g
     const int64_t n_group = hparams.dflash_conv_group_size, n_groups = n_embd / n_group;
     ggml_tensor * slots = ggml_reshape_3d(ctx0, ggml_cont(ctx0, cur), n_embd, n_slots, n_blocks);
     ggml_tensor * sum = nullptr;
-    // A tap that reaches over the beginning of every block adds nothing.
+    // Skips taps that would lie before the beginning of every block.
     for (int64_t tap = 0; tap < std::min(n_kernel, n_slots); ++tap) {
         ggml_tensor * moved = slots;
         if (tap > 0) {
@@ -237,7 +238,7 @@ void dflash_graph::finish(ggml_tensor * cur) {
     ggml_tensor * logits = part != nullptr ? part->product(ctx0, hidden)
                                            : build_lora_mm(model.output != nullptr ? model.output : other->output, hidden);
     cb(logits, "draft_logits", -1);
-    // As the target's own are changed; a Markov head adds to capped ones.
+    // Scales and caps logits as the target does; a Markov head adds to the capped ones.
     logits = hparams.f_logit_scale != 0.0f ? ggml_scale(ctx0, logits, hparams.f_logit_scale) : logits;
     if (const float cap = hparams.f_final_logit_softcapping; cap > 0.0f) {
         logits = ggml_scale(ctx0, ggml_tanh(ctx0, ggml_scale(ctx0, logits, 1.0f / cap)), cap);
@@ -251,7 +252,7 @@ void dflash_graph::finish(ggml_tensor * cur) {
     }
 }
 
-// [n, n_blocks, n_slots] in the order of the batch, [n, n_slots * n_blocks].
+// Reorders [n, n_blocks, n_slots] to the batch's order, [n, n_slots * n_blocks].
 ggml_tensor * dflash_graph::block_major(ggml_tensor * cur) {
     const int64_t n = cur->ne[0], n_rows = cur->ne[1] * cur->ne[2];
     return ggml_reshape_2d(ctx0, ggml_cont(ctx0, ggml_permute(ctx0, cur, 0, 2, 1, 3)), n, n_rows);
@@ -263,7 +264,7 @@ ggml_tensor * dflash_graph::first_tokens() {
     return ggml_cont_1d(ctx0, ggml_view_2d(ctx0, tokens, 1, n_blocks, stride, 0), n_blocks);
 }
 
-// Side by side in the last dimension: halves first, so that nothing is copied more often than it has to be.
+// Concatenates in the last dimension, halves first, to copy less.
 ggml_tensor * dflash_graph::join(const std::vector<ggml_tensor *> & parts, size_t first, size_t end) {
     if (end - first == 1) {
         return ggml_reshape_3d(ctx0, parts[first], parts[first]->ne[0], n_blocks, 1);
@@ -276,7 +277,7 @@ ggml_tensor * dflash_graph::in_target(ggml_tensor * logits) {
     return spread_logits(ctx0, logits, part != nullptr ? part->slot_ids() : model.d2t, model.vocab.n_tokens());
 }
 
-// The ids that places of a part of the vocabulary stand for; the places themselves without one.  [n]
+// Maps slots to ids of the vocabulary. Without `part`, slots are ids.  [n]
 ggml_tensor * dflash_graph::ids_at(ggml_tensor * places) {
     if (part == nullptr) {
         return places;
@@ -286,7 +287,7 @@ ggml_tensor * dflash_graph::ids_at(ggml_tensor * places) {
     return ggml_reshape_1d(ctx0, ggml_get_rows(ctx0, table, places), places->ne[0]);
 }
 
-// Of numbers for all ids, [n_vocab, n_blocks], those of a part; all without one.
+// Selects the slots' values from those of all ids, [n_vocab, n_blocks]; without `part` returns all.
 ggml_tensor * dflash_graph::of_slots(ggml_tensor * of_all) {
     if (part == nullptr) {
         return of_all;
@@ -298,7 +299,7 @@ ggml_tensor * dflash_graph::of_slots(ggml_tensor * of_all) {
     return ggml_reshape_2d(ctx0, found, n_slots, n_blocks);
 }
 
-// Each slot's logits plus what the token before adds to them, which is the choice of the slot before.
+// Adds to each slot's logits the Markov head's values for the previous token, which is the previous slot's choice.
 void dflash_graph::chain(ggml_tensor * hidden, ggml_tensor * logits) {
     const int64_t n_slots = n_outputs / n_blocks;
     ggml_tensor * ids_of = nullptr;
@@ -331,9 +332,9 @@ void dflash_graph::chain(ggml_tensor * hidden, ggml_tensor * logits) {
     give(result, logits);
 }
 
-// Of each slot the k likeliest ids, and the score of each behind each one of the slot before.
+// For each slot: the k likeliest ids, and the score of each after each candidate of the previous slot.
 void dflash_graph::select(ggml_tensor * hidden, ggml_tensor * logits) {
-    logits = part != nullptr ? logits : in_target(logits);   // the tables have a row for each of the target's
+    logits = part != nullptr ? logits : in_target(logits);   // the tables have a row for each of the target's ids
     keep_logits(logits);
     const int64_t k = hparams.dflash_selector_top_k, rank = hparams.dflash_selector_rank;
     const int64_t n_rows = logits->ne[1], n_slots = n_rows / n_blocks;
@@ -344,7 +345,8 @@ void dflash_graph::select(ggml_tensor * hidden, ggml_tensor * logits) {
         return ggml_get_rows(ctx0, w, ggml_reshape_1d(ctx0, which, ggml_nelements(which)));
     };
 
-    // What stands before: for the first slot of a block its first token, k times, and else the slot before's.
+    // The previous candidates: for a block's first slot its first token, k times; otherwise the previous slot's
+    // candidates.
     ggml_tensor * shape = ggml_new_tensor_4d(ctx0, GGML_TYPE_F32, rank, k, 1, n_blocks);
     ggml_tensor * before = ggml_repeat(ctx0, ggml_reshape_4d(ctx0, table(model.dflash_selector_prev, first_tokens()), rank, 1, 1, n_blocks), shape);
     if (n_slots > 1) {
@@ -356,7 +358,7 @@ void dflash_graph::select(ggml_tensor * hidden, ggml_tensor * logits) {
     before = ggml_reshape_3d(ctx0, before, rank, k, n_rows);
     ggml_tensor * gate = ggml_reshape_3d(ctx0, build_lora_mm(model.dflash_selector_hidden, hidden), rank, 1, n_rows);
     ggml_tensor * after = ggml_reshape_3d(ctx0, table(model.dflash_selector_next, ids), rank, k, n_rows);
-    ggml_tensor * scores = ggml_mul_mat(ctx0, after, ggml_mul(ctx0, before, gate));    // [k, k of before, n_rows]
+    ggml_tensor * scores = ggml_mul_mat(ctx0, after, ggml_mul(ctx0, before, gate));    // [k, k of the previous slot, n_rows]
     scores = ggml_add(ctx0, scores, ggml_reshape_3d(ctx0, unary, k, 1, n_rows));
     ggml_tensor * packed = ggml_concat(ctx0, ggml_cast(ctx0, ids, GGML_TYPE_F32), ggml_reshape_2d(ctx0, scores, k * k, n_rows), 0);
     give(packed, logits, /* is_mapped */ part == nullptr);

@@ -1,5 +1,5 @@
-// What a DFlash draft computes. The rows of a batch are features of the target, whose keys and values are kept, or
-// its tokens are blocks of slots, which are to be guessed.
+// The graph of a DFlash draft. A batch has either rows with features of the target, whose keys and values are stored,
+// or tokens, which form blocks of slots to predict.
 #pragma once
 
 #include "base/draft_output.h"
@@ -15,14 +15,14 @@ struct dflash_graph : public llm_graph_context {
 
   private:
     const llama_model_dflash & model;
-    const llama_model * other;      // the target, where a tensor is shared
-    llm_graph_input_attn_kv      * attn      = nullptr;     // one of the two
+    const llama_model * other;      // the target, if a tensor is shared
+    llm_graph_input_attn_kv      * attn      = nullptr;     // one of the two is set
     llm_graph_input_attn_kv_iswa * attn_iswa = nullptr;
     ggml_tensor * positions = nullptr, * tokens = nullptr, * out_ids = nullptr;
-    // Sequences of the batch, each with a block of as many slots. The engine also builds graphs that no batch of ours
-    // has, to see how much memory they take; those count as one block.
+    // The batch's sequences; each has one block, and all blocks have the same number of slots. The engine also builds
+    // graphs to measure memory, which match no batch of ours; those count as one block.
     int64_t n_blocks = 1;
-    const draft_output * part = draft_output_in_use();  // of the vocabulary, in place of the whole
+    const draft_output * part = draft_output_in_use();  // a part of the vocabulary, or NULL for the whole
 
     ggml_tensor * project(ggml_tensor * w, ggml_tensor * bias, ggml_tensor * cur);
     ggml_tensor * embed();
@@ -33,13 +33,13 @@ struct dflash_graph : public llm_graph_context {
     ggml_tensor * attention(ggml_tensor * cur, int il);
     ggml_tensor * block(ggml_tensor * cur, int il);
 
-    // The heads: from the last layer's rows to what is read.
+    // The heads: from the last layer's rows to the draft's result.
     ggml_tensor * convolve(ggml_tensor * cur, ggml_tensor * dynamic, ggml_tensor * base, int side);
     void finish(ggml_tensor * cur);
     void chain(ggml_tensor * hidden, ggml_tensor * logits);
     void select(ggml_tensor * hidden, ggml_tensor * logits);
     void give(ggml_tensor * result, ggml_tensor * logits, bool is_mapped = false);
-    // Logits of the draft's ids as those of the target's, and what a table by ids of the target has for places in them.
+    // Converts logits of the draft's ids to the target's, and looks up the target's tables for the slots of a part.
     ggml_tensor * in_target(ggml_tensor * logits);
     ggml_tensor * ids_at(ggml_tensor * places);
     ggml_tensor * of_slots(ggml_tensor * of_all);

@@ -1,5 +1,5 @@
-// DFlash as a kind of draft, its forms with a Markov head (DSpark) and with a selector (DFlash2) too: whether a draft
-// goes with a target, and its part of a context.
+// DFlash as a kind of draft, including its forms with a Markov head (DSpark) and with a selector (DFlash2): checks
+// whether a draft fits a target, and holds its part of a context.
 
 #include "base/candidates.h"
 #include "drafts/dflash/spec-dflash.h"
@@ -46,7 +46,7 @@ public:
             return "a DFlash draft takes rows of the target alone, or ids alone";
         }
         if (batch.n_tokens > n_ubatch) {
-            // A slot would not see all others; the engine asserts it of rows as well.
+            // Otherwise a slot would not see all others; the engine asserts the same limit for rows.
             return "the batch has " + std::to_string(batch.n_tokens) + " tokens, more than the n_ubatch = " + std::to_string(n_ubatch) +
                 " that a DFlash draft computes at once";
         }
@@ -66,7 +66,7 @@ public:
     int32_t n_candidates() const override { return std::max(k, (int32_t) LLAMA_SPEC_DFLASH_CANDIDATES); }
     int32_t n_row() const override { return model.dspark_conf_proj != nullptr ? 1 : 0; }
     const ggml_tensor * output() const override { return whole; }
-    int32_t least_rows() const override { return std::max(k, 1); }  // a selector has so many choices
+    int32_t least_rows() const override { return std::max(k, 1); }  // a selector needs k ids to choose from
 
     int32_t read(llama_context * ctx, int32_t i, int32_t given, int32_t n_max, int32_t * ids, float * probabilities,
                  const float ** row, const draft_output * part) const override {
@@ -87,9 +87,9 @@ public:
 private:
     const llama_model_dflash & model;
     int32_t n_draft, n_ubatch = 0, n_slots = 1;
-    std::vector<int32_t> ids_of;    // the target's id of each of the draft's; empty if they are the same
+    std::vector<int32_t> ids_of;    // the target's id for each draft id; empty if they are the same
     const ggml_tensor * whole;
-    int32_t k;                      // candidates of the selector; 0 without one
+    int32_t k;                      // the selector's candidates; 0 without one
 
     int32_t first_guess() const { return model.spec.guesses_behind ? 0 : 1; }
 
@@ -101,7 +101,8 @@ private:
         return n;
     }
 
-    // Where slots see each other, and heads count on it, a batch is one block of each sequence, of equal lengths.
+    // Slots of a block see each other, and the heads rely on that: a batch has one block for each sequence, all of
+    // equal length.
     std::string block_fault(const llama_spec_batch & batch) const {
         if (batch.n_seq != nullptr) {
             return "a slot of a DFlash draft belongs to one sequence";
@@ -132,7 +133,7 @@ private:
         return batch.n_tokens % n == 0 ? "" : "the last block of the batch is shorter than the others, of " + std::to_string(n) + " slots";
     }
 
-    // Which of the candidates before was taken; the first of them where it was another token.
+    // The index of `given` among the previous slot's candidates; 0 if it is not among them.
     int32_t place_of(const float * before, int32_t given) const {
         int32_t place = 0;
         for (int32_t c = 0; before != nullptr && c < k; ++c) {

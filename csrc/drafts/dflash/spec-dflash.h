@@ -1,28 +1,28 @@
-// What dflash.cpp keeps of a draft beside the engine's own fields, and what the files of this folder ask of each
-// other. The engine's models.h includes it (vendor/patches/0003), so it sees no type of the ABI.
+// dflash.cpp's own fields of a draft, beside the engine's, and the declarations that this folder's files share. The
+// engine's models.h includes it (vendor/patches/0003), so it uses no type of the ABI.
 #pragma once
 
 #include "drafts/spec-ngrams.h"
 
 #include <cstdint>
 
-// Of llama_model_dflash: members that the engine's own class has no place for.
+// Members of llama_model_dflash that the engine's own class lacks.
 struct llama_spec_dflash {
     uint32_t n_features = 0;        // n_embd for each target layer
-    int32_t  mask = -1;             // the token in a slot that is to be guessed
-    bool is_causal = false;         // inside of a block: a slot sees none behind it
-    bool is_sliding_causal = false; // the same, in layers with a window alone
-    bool guesses_behind = false;    // a slot guesses the token behind it, the first slot too, and not its own
+    int32_t  mask = -1;             // the token in slots to predict
+    bool is_causal = false;         // within a block: a slot sees no later one
+    bool is_sliding_causal = false; // the same, only for layers with a window
+    bool guesses_behind = false;    // each slot predicts the token after it, the first slot too, instead of its own
     llama_spec_ngram_places ngrams;
 };
 
-// What a batch wants: a bit of llama_set_nextn_layer_offset(), which graphs that are reused are compared by.
+// What a batch needs: a bit of llama_set_nextn_layer_offset(), which the engine compares before it reuses a graph.
 enum llama_spec_dflash_graph {
-    LLAMA_SPEC_DFLASH_CANDIDATES_ONLY = 1,  // the candidates are enough, no logits are wanted
+    LLAMA_SPEC_DFLASH_CANDIDATES_ONLY = 1,  // only the candidates are needed, no logits
 };
 
-// Of each slot the likeliest draft ids with their probabilities, then the confidence where there is such a head. A
-// draft with a selector has instead its top k ids, and k x k scores: of each behind each of the slot before.
+// Each slot's likeliest draft ids with their probabilities, then the confidence, if there is such a head. With a
+// selector instead: its top k ids, and k x k scores, of each after each candidate of the previous slot.
 constexpr int LLAMA_SPEC_DFLASH_CANDIDATES = 4;
-// A head with a chain takes a part of the graph for each slot, and the engine bounds what a graph can hold.
+// A head with a chain adds nodes to the graph for each slot, and the engine limits a graph's size.
 constexpr int LLAMA_SPEC_DFLASH_MAX_SLOTS = 1024, LLAMA_SPEC_DFLASH_MAX_CHAIN = 32;

@@ -1,6 +1,6 @@
-// EAGLE-3 draft heads, in place of the engine's src/models/eagle3.cpp: docs/eagle3.md says what is computed.
-// There is one graph and no encoder: the rows of a batch are features of the target, or the head's own from the
-// step before, so that the call that feeds accepted rows is the first step of the next draft.
+// Replaces the engine's src/models/eagle3.cpp for EAGLE-3 draft heads; docs/eagle3.md describes the computation. There
+// is one graph and no encoder: a batch's rows are either features of the target or the head's own from the previous
+// step. So the call that feeds accepted rows is also the first step of the next draft.
 
 #include "base/candidates.h"
 #include "base/draft_output.h"
@@ -54,7 +54,7 @@ void llama_model_eagle3::load_arch_hparams(llama_model_loader & ml) {
         refuse("eagle3.attention.key_length and value_length differ");
     }
     spec.n_features = spec.n_embd_target * (uint32_t) target_layer_ids.size();
-    // Rows of both kinds go through one input; the narrower kind leaves the rest of a row unread.
+    // Both kinds of rows use one input; the narrower kind leaves the end of a row unread.
     hparams.n_embd_inp_impl = std::max(spec.n_features, (uint32_t) hparams.n_embd);
     hparams.n_embd_inp_enc_impl = hparams.n_embd_inp_impl;
     hparams.n_embd_out_impl = hparams.n_embd + LLAMA_SPEC_EAGLE3_EXTRA;
@@ -151,13 +151,13 @@ struct eagle3_graph : public llm_graph_context {
 
   private:
     const llama_model_eagle3 & model;
-    const llama_model * other;      // the target, where a tensor is shared
+    const llama_model * other;      // the target, if a tensor is shared
     llm_graph_input_attn_kv * inp_attn = nullptr;
     ggml_tensor * inp_pos     = nullptr;
     ggml_tensor * inp_out_ids = nullptr;
 
     bool is_mode(int bit) const { return (cparams.nextn_layer_offset & bit) != 0; }
-    // Graphs differ by it, reserved ones too: no row of a batch without outputs is of use past its K and V.
+    // A batch without outputs needs only the last layer's K and V, so its graph differs; reserved graphs do too.
     bool is_last(int il) const { return il == n_layer - 1; }
 
     ggml_tensor * columns(ggml_tensor * rows, int64_t first, int64_t n);
@@ -230,7 +230,7 @@ ggml_tensor * eagle3_graph::fuse(ggml_tensor * features) {
     return model.spec.fc_b != nullptr ? ggml_add(ctx0, cur, model.spec.fc_b) : cur;
 }
 
-// The projection is left to the caller: its input is gated first. NULL where nothing but K and V is wanted.
+// The caller projects the result, since it gates it first. Returns NULL if only K and V are needed.
 ggml_tensor * eagle3_graph::attention(ggml_tensor * cur, int il) {
     const auto & layer = model.layers[il];
     const int64_t n_head_dim = hparams.n_embd_head_k();
@@ -249,7 +249,7 @@ ggml_tensor * eagle3_graph::attention(ggml_tensor * cur, int il) {
     k = rotate(k, layer.attn_k_norm);
 
     if (is_last(il) && n_outputs == 0) {
-        // As build_attn() stores them.
+        // Stores them as build_attn() does.
         k = inp_attn->self_k_rot != nullptr ? llama_mul_mat_hadamard(ctx0, k, inp_attn->self_k_rot) : k;
         v = inp_attn->self_v_rot != nullptr ? llama_mul_mat_hadamard(ctx0, v, inp_attn->self_v_rot) : v;
         ggml_build_forward_expand(gf, inp_attn->mctx->cpy_k(ctx0, k, inp_attn->get_k_idxs(), il));

@@ -1,4 +1,4 @@
-// EAGLE-3 as a kind of draft: whether a head goes with a target, and a head's part of a context.
+// EAGLE-3 as a kind of draft: checks whether a head fits a target, and holds a head's part of a context.
 
 #include "base/candidates.h"
 #include "drafts/draft_kind.h"
@@ -56,7 +56,7 @@ public:
 
 private:
     int32_t n_embd, n_draft;
-    std::vector<int32_t> ids_of;    // the target's id of each of the draft's; empty if they are the same
+    std::vector<int32_t> ids_of;    // the target's id for each draft id; empty if they are the same
     const ggml_tensor * whole;
 };
 

@@ -1,5 +1,5 @@
-// What eagle3.cpp keeps of a draft beside the engine's own fields, and what the files of this folder ask of each
-// other. The engine's models.h includes it (vendor/patches/0003), so it sees no type of the ABI.
+// eagle3.cpp's own fields of a draft, beside the engine's, and the declarations that this folder's files share. The
+// engine's models.h includes it (vendor/patches/0003), so it uses no type of the ABI.
 #pragma once
 
 #include "drafts/spec-ngrams.h"
@@ -12,7 +12,7 @@
 
 struct ggml_tensor;
 
-// Of llama_model_eagle3: members that the engine's own class has no place for.
+// Members of llama_model_eagle3 that the engine's own class lacks.
 struct llama_spec_eagle3 {
     uint32_t n_embd_target = 0;     // width of one row of the target
     uint32_t n_features    = 0;     // n_embd_target for each target layer
@@ -24,14 +24,14 @@ struct llama_spec_eagle3 {
     llama_spec_ngram_places ngrams;
 };
 
-// How a batch's rows are read and what it gives: bits of llama_set_nextn_layer_offset(), which graphs that are
-// reused are compared by.
+// How a batch's rows are read, and its results: bits of llama_set_nextn_layer_offset(), which the engine compares
+// before it reuses a graph.
 enum llama_spec_eagle3_graph {
-    LLAMA_SPEC_EAGLE3_HIDDEN_ROWS     = 1,  // rows are the head's own hidden rows, not features of the target
-    LLAMA_SPEC_EAGLE3_CANDIDATES_ONLY = 2,  // the candidates are enough, no logits are wanted
+    LLAMA_SPEC_EAGLE3_HIDDEN_ROWS     = 1,  // rows are the head's own hidden rows, not the target's features
+    LLAMA_SPEC_EAGLE3_CANDIDATES_ONLY = 2,  // only the candidates are needed, no logits
 };
 
-// Behind the n_embd numbers of a row that the head hands on: the likeliest draft id and its probability, then the
-// same of the one after it.
+// After the n_embd numbers of a row that the head passes on: the likeliest draft id and its probability, then the
+// second likeliest and its probability.
 constexpr int LLAMA_SPEC_EAGLE3_CANDIDATES = 2;
 constexpr int LLAMA_SPEC_EAGLE3_EXTRA = 2 * LLAMA_SPEC_EAGLE3_CANDIDATES;

@@ -1,6 +1,6 @@
-// The MTP head that a model's own file carries, as a kind of draft: which heads this version knows, and a head's part of
-// a context. Its graph is the engine's own, and reads a token together with a row: the target's row of the token before,
-// or the head's own one.
+// The MTP head in a model's own file, as a kind of draft: lists the heads that this version knows, and holds a head's
+// part of a context. It uses the engine's graph, which reads a token together with a row: the target's row of the
+// previous token, or the head's own.
 
 #include "base/candidates.h"
 #include "drafts/draft_kind.h"
@@ -20,8 +20,8 @@ namespace llama_spec {
 
 namespace {
 
-// Architectures whose heads tests/parity/test_mtp_reference.py computes again, and whether a file may have several, of
-// which each drafts a further token. A head of another architecture is refused by name.
+// Architectures whose heads tests/parity/test_mtp_reference.py recomputes, and whether a file may have several heads,
+// each of which drafts one further token. Heads of other architectures are refused by name.
 constexpr struct {
     llm_arch arch;
     bool     several;
@@ -33,8 +33,8 @@ constexpr struct {
     { LLM_ARCH_STEP35, true }, { LLM_ARCH_MIMO2, true }, { LLM_ARCH_HY_V3, true },
 };
 
-// The name of a matrix that a head's block lacks, as it stands in the file; empty where all are there. Of those that the
-// loader takes for optional, as other layers have others in their place.
+// Returns the file's name of a matrix that a head's block lacks; empty if all are there. It checks matrices that the
+// loader treats as optional because other layers use different ones.
 std::string missing_matrix(const llama_model * model, const llama_layer & layer) {
     using tensors = std::initializer_list<std::pair<const char *, const ggml_tensor *>>;
     const auto first_missing = [](const tensors & wanted) {
@@ -62,7 +62,8 @@ std::string missing_matrix(const llama_model * model, const llama_layer & layer)
     return missing;
 }
 
-// What the engine's graph of a head asserts that a file of its architecture does not have; empty if it has none of it.
+// Describes a property of the block that the engine's graph of a head cannot handle and asserts on; empty if there is
+// none.
 std::string odd_block(const llama_model * model, size_t il) {
     const llama_hparams & h = model->hparams;
     const std::string block = "the MTP head of blk." + std::to_string(il);
@@ -75,7 +76,7 @@ std::string odd_block(const llama_model * model, size_t il) {
     return "";
 }
 
-// The output matrix of the model, where all heads use it and it lies in the host's memory.
+// The model's output matrix, if all heads use it and it lies in the host's memory.
 const ggml_tensor * shared_output(const llama_model * model) {
     for (size_t il = model->hparams.n_layer(); il < model->layers.size(); ++il) {
         if (model->layers[il].nextn.shared_head_head != nullptr) {
@@ -102,7 +103,7 @@ public:
         return batch.ids == nullptr || batch.rows == nullptr ? "an MTP head takes an id and a row of every token" : "";
     }
 
-    // Its own rows are of the same form as the target's.
+    // The head's own rows have the same form as the target's.
     void set_mode(llama_context * ctx, const llama_spec_batch & batch) override {
         llama_set_nextn_layer_offset(ctx, batch.head);
     }
@@ -159,7 +160,7 @@ int32_t most_heads(const std::string & arch) {
 }
 
 int32_t n_heads(const llama_model * model) {
-    // Some models count a layer of another kind by the same key.
+    // Some models use the same key to count a layer of another kind.
     return model->hparams.router_layer >= 0 ? 0 : (int32_t) model->hparams.n_layer_nextn;
 }
 
@@ -179,7 +180,7 @@ std::string head_fault(const llama_model * model) {
     const size_t n_layer = model->hparams.n_layer();
     for (size_t il = n_layer; il < n_layer + (size_t) n; ++il) {
         static const llama_layer none;
-        const bool has_layer = il < model->layers.size();   // not of a vocabulary alone
+        const bool has_layer = il < model->layers.size();   // false with vocab_only
         const llama_layer & layer = has_layer ? model->layers[il] : none;
         const std::string missing = missing_matrix(model, layer);
         if (!missing.empty()) {
@@ -208,7 +209,7 @@ bool is_head_alone(const llama_model * model) {
 head_weights weights_of_head(const llama_model * model) {
     head_weights out;
     if (!head_fault(model).empty()) {
-        return out;     // of some a tensor or two is loaded all the same
+        return out;     // an unloaded head may still have a tensor or two
     }
     std::map<ggml_type, uint64_t> by_type;
     for (int32_t il = (int32_t) model->hparams.n_layer(); il < (int32_t) model->hparams.n_layer_all; ++il) {
