@@ -19,11 +19,11 @@
 
 namespace {
 
-// Threads of one graph on cores of their own arrive within microseconds of each other. A sleep and its end take some
-// ten, and a turn of another program's thread one to four thousand.
+// Threads of one graph that have their own cores arrive within microseconds of each other. Sleeping and waking takes
+// some ten microseconds, and a time slice of another program's thread one to four thousand.
 constexpr int64_t SPIN_NS  = 50'000;
-constexpr int N_PAUSES     = 32;        // between two looks at the clock
-// Nobody wakes a thread that waits when another one fails.
+constexpr int N_PAUSES     = 32;        // between two reads of the clock
+// A failing thread does not wake the threads that wait, so these sleep only this long.
 constexpr int64_t SLEEP_NS = 5'000'000;
 
 void relax() {
@@ -54,7 +54,7 @@ void sleep_while(const int * value, int before) {
 #endif
 }
 
-// Leaves by an exception too.
+// The destructor also runs if an exception ends the wait.
 struct counted_sleeper {
     pyllama_spec_pool * pool;
     int64_t             begun = now_ns();
@@ -94,7 +94,8 @@ void pyllama_spec_wait_in_barrier(pyllama_spec_pool * pool, const int * n_passed
 
 void pyllama_spec_leave_barrier(pyllama_spec_pool * pool, const int * n_passed) {
 #if defined(__linux__)
-    // A sleeper counts itself before the kernel compares the value, and the value changes before this look.
+    // A sleeper is counted before the kernel compares the value, and the value changes before this read, so no sleeper
+    // is missed.
     if (__atomic_load_n(&pool->n_asleep, __ATOMIC_SEQ_CST) != 0) {
         syscall(SYS_futex, n_passed, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
     }

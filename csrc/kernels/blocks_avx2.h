@@ -8,7 +8,7 @@
 
 namespace pyllama_spec::avx2 {
 
-// Signed weights of eight bits times activations, in 16 bits.
+// Multiplies signed 8-bit weights by activations; sums in 16 bits.
 inline __m256i signed_pairs(__m256i size, __m256i weights, __m256i x) {
     return _mm256_maddubs_epi16(size, _mm256_sign_epi8(x, weights));
 }
@@ -52,7 +52,7 @@ inline float sum_lanes(__m256 x) {
 
 template <class T, int W> void tile(const Job & job, int64_t begin, int64_t end, int row) {
     using Block = typename T::Block;
-    constexpr int PER_HALF = T::PER_GROUP / 2;  // 0 where a block is a group
+    constexpr int PER_HALF = T::PER_GROUP / 2;  // 0 if a block is a whole group
     const int64_t n_blocks = job.n_k * T::PER_GROUP / GROUP, n_whole = n_blocks / T::PER_GROUP;
     const Group * x = job.x + row * job.n_groups;
     const bool    is_room = fit_first_cache(job, W);

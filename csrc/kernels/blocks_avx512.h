@@ -1,5 +1,5 @@
-// Tiles of quantised weights with AVX-512 VNNI. VPDPBUSD multiplies unsigned bytes, the weights, by signed ones, the
-// activations, and adds up four products; see blocks.h for which.
+// Tiles of quantised weights with AVX-512 VNNI. VPDPBUSD multiplies unsigned bytes (weights) by signed bytes
+// (activations) and adds four products; blocks.h describes which.
 #pragma once
 
 #include "stream.h"
@@ -9,8 +9,8 @@
 
 namespace pyllama_spec::avx512 {
 
-// ---- tiles of one weight row or two: activations of long rows come from the second cache, and are loaded for both at
-// once. A single activation row waits for memory alone.
+// ---- tiles of one or two weight rows: activations of long rows come from the second-level cache, and one load serves
+// both rows. A single activation row is limited only by memory.
 
 template <class T, int H>
 inline PYLLAMA_SPEC_INLINE void add_products(const Weights (&w)[H], const Group & x, __m512 (&sums)[H]) {
@@ -33,7 +33,7 @@ inline PYLLAMA_SPEC_INLINE void add_products(const Weights (&w)[H], const Group 
     }
 }
 
-// The sums of the 16 lanes of W vectors, each in the same order.
+// The sums over the 16 lanes of W vectors, each in the same order.
 template <int W> inline PYLLAMA_SPEC_INLINE void store_sums(const __m512 (&sums)[W], const Job & job, int64_t i0, int row) {
     __m256 eight[(W + 3) / 4 * 4];
     for (int w = 0; w < W; ++w) {
@@ -96,11 +96,13 @@ inline PYLLAMA_SPEC_INLINE void rows_of_tile(const Job & job, int64_t i0, int ro
 template <class T, int W> void tile(const Job & job, int64_t begin, int64_t end, int row) {
     constexpr int64_t NEAR = 3072;
     constexpr size_t  N_BYTES = sizeof(typename T::Block) * T::PER_GROUP;
-    // Up to so many activation rows weight rows go one by one, in the order in which they lie in memory. Two at a time save
-    // loads of activations, which are few beside such wide weights. Of slim ones the processor does not fetch enough.
+    // Up to this many activation rows, weight rows are read one by one, in memory order. Reading two at a time saves
+    // activation loads, but these are few beside such wide weights. For narrower weights the processor prefetches too
+    // little that way.
     constexpr int     ONE_BY_ONE = N_BYTES > 256 ? 5 : N_BYTES > 200 ? 3 : N_BYTES > 128 ? 1 : 0;
-    // Where so many bytes come for so few products the first cache has no lines left for the activations' loads, but of
-    // short rows, which the processor does not fetch ahead from the second cache, weights have to be in the first.
+    // With so many bytes for so few products, prefetched weights leave the first-level cache no lines for activations.
+    // Short rows are the exception: the processor does not prefetch them from the second-level cache, so their weights
+    // go to the first.
     constexpr bool    is_wide = N_BYTES > 256;
     const bool        is_room = fit_first_cache(job, W);
     Stream stream = { job.weights + begin * job.stride + NEAR, Stream::To::PAGES };

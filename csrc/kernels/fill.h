@@ -1,4 +1,4 @@
-// Activation rows into groups (blocks.h), and what the kernels read of weights byte by byte.
+// Converts activation rows to groups (blocks.h), and reads weights byte by byte for the kernels.
 #pragma once
 
 #include "blocks.h"
@@ -10,7 +10,8 @@
 #include <cstddef>
 #include <cstring>
 
-// Into the tile, or weights would go through memory on their way to the products: the compiler finds it too long.
+// Forces inlining into the tile: compilers consider the function too long, and otherwise weights would pass through
+// memory before the products.
 #if defined(__GNUC__)
 #define PYLLAMA_SPEC_INLINE __attribute__((always_inline))
 #else
@@ -25,8 +26,8 @@ template <class T> T load(const void * from) {
     return out;
 }
 
-// Blocks of a row, one behind the other, or so many and zeros behind them. Not a copy of them: what has just been
-// stored in other pieces is slow to load.
+// Accesses consecutive blocks of a row, or the last blocks of a row padded with zero blocks. It does not copy whole
+// blocks: loads are slow right after stores of a different size.
 template <class B> struct Blocks {
     const B * first;
 
@@ -57,14 +58,14 @@ inline float half(ggml_half x) {
     return _cvtsh_ss(x);
 }
 
-// Eight 6-bit scales and eight minima from 12 bytes: Q4_K and Q5_K.
+// Unpacks eight 6-bit scales and eight minima from 12 bytes: Q4_K and Q5_K.
 inline void scales_of(const uint8_t * from, uint64_t & scales, uint64_t & mins) {
     const uint32_t a = load<uint32_t>(from), b = load<uint32_t>(from + 4), c = load<uint32_t>(from + 8);
     scales = (a & 0x3f3f3f3f) | (uint64_t) ((c & 0x0f0f0f0f) | ((a >> 2) & 0x30303030)) << 32;
     mins   = (b & 0x3f3f3f3f) | (uint64_t) (((c >> 4) & 0x0f0f0f0f) | ((b >> 2) & 0x30303030)) << 32;
 }
 
-// The 16 scales of Q3_K, 6 bits each.
+// Unpacks the 16 6-bit scales of Q3_K.
 inline __m128i scales_of(const block_q3_K & b) {
     const uint32_t x = load<uint32_t>(b.scales), y = load<uint32_t>(b.scales + 4), z = load<uint32_t>(b.scales + 8);
     const auto part = [](uint32_t low, uint32_t high) { return (int) ((low & 0x0f0f0f0f) | (high & 0x30303030)); };
@@ -72,12 +73,12 @@ inline __m128i scales_of(const block_q3_K & b) {
         _mm_setr_epi32(part(x, z << 4), part(y, z << 2), part(x >> 4, z), part(y >> 4, z >> 2)), _mm_set1_epi8(32));
 }
 
-// The eight scales of IQ4_XS, plus 32.
+// Unpacks the eight scales of IQ4_XS, plus 32.
 inline uint64_t scales_of(const block_iq4_xs & b) {
     return _pdep_u64(load<uint32_t>(b.scales_l), 0x0f0f0f0f0f0f0f0f) | _pdep_u64(b.scales_h, 0x3030303030303030);
 }
 
-// One block of 32 of a row, as the engine packs it.
+// A block of 32 numbers of a row, as the engine packs it.
 inline const int8_t * numbers_of(const block_q8_0 * row, int64_t i, float & d) {
     d = half(row[i].d);
     return row[i].qs;

@@ -11,10 +11,11 @@
 
 namespace pyllama_spec::avx2 {
 
-constexpr int64_t SIZE  = 2;   // bytes of a number, in both types
-constexpr int64_t LANES = 16;  // numbers of a step, in two halves
+constexpr int64_t SIZE  = 2;   // bytes of a number in both types
+constexpr int64_t LANES = 16;  // numbers per step, in two halves
 
-// A BF16 is the upper half of a float: those of even places are shifted there, those of odd places are there.
+// A BF16 is the upper half of a float: values at even positions are shifted into place, values at odd positions are
+// already there.
 struct Bf16 {
     static __m256 first(const char * p) {
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i *) p), 16));
@@ -40,8 +41,9 @@ inline __m128 add_halves(__m256 x) {
     return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
 }
 
-// The sums of four vectors, each added up in the same order: lanes that are 4 apart, then 2, then 1. So a text's cells
-// may lie elsewhere in the cache, as they do in a sliding window that was saved and restored, if they wrap around.
+// Sums the lanes of four vectors, all in the same order: lanes that are 4 apart, then 2, then 1. So the sum is the same
+// if a text's cells lie elsewhere in the cache, and even wrap around, as in a sliding window that was saved and
+// restored.
 inline __m128 sum_lanes(__m256 a, __m256 b, __m256 c, __m256 d) {
     const __m128 x = add_halves(a), y = add_halves(b), z = add_halves(c), u = add_halves(d);
     const __m128 xy = _mm_add_ps(_mm_movelh_ps(x, y), _mm_movehl_ps(y, x));
@@ -52,7 +54,7 @@ inline __m128 sum_lanes(__m256 a, __m256 b, __m256 c, __m256 d) {
 template <class T> struct Tiles {
     static constexpr int64_t HEIGHT = 2;  // 2 * 6 sums, two weights and a mask fill 15 of 16 registers
 
-    // The activations of a tile as floats, half a step of each row in turn: they are met again with each weight row.
+    // The activations of a tile as floats, half a step of each row in turn: every weight row reads them again.
     struct Rows {
         float * const floats;
 
@@ -82,7 +84,7 @@ template <class T> struct Tiles {
         for (int w = 0; w < W; ++w) {
             __m256 xw = _mm256_load_ps(x + 8 * w);
 #if defined(__GNUC__)
-            asm("" : "+x"(xw));  // loaded once for both weight rows
+            asm("" : "+x"(xw));  // load once for both weight rows
 #endif
             for (int h = 0; h < H; ++h) {
                 sums[h][w] = _mm256_fmadd_ps(y[h], xw, sums[h][w]);
@@ -90,7 +92,8 @@ template <class T> struct Tiles {
         }
     }
 
-    // Inlined whatever GCC thinks of its size: a call for each tile costs up to a tenth where k is short, in attention.
+    // Inlined even if GCC considers it too large: a call for each tile costs up to a tenth if k is short, as in
+    // attention.
     template <int H, int W, bool AHEAD> [[gnu::always_inline]] static void tile(const Operands & op, Rows rows, int64_t i0, int64_t i1) {
         __m256 sums[HEIGHT][W];
         for (int h = 0; h < HEIGHT; ++h) {

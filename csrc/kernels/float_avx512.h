@@ -11,12 +11,12 @@
 
 namespace pyllama_spec::avx512 {
 
-constexpr int64_t SIZE = 2;  // bytes of a number, in both types
+constexpr int64_t SIZE = 2;  // bytes of a number in both types
 
 #if defined(__AVX512BF16__)
 struct Bf16 {
     using Vector = __m512bh;
-    static constexpr int64_t LANES = 32;  // products of one instruction
+    static constexpr int64_t LANES = 32;  // products per instruction
 
     static Vector load(const char * p) {
         return (__m512bh) _mm512_loadu_si512(p);
@@ -49,7 +49,7 @@ struct F16 {
     }
 };
 
-// The sums of four vectors. Every lane of the tree adds the same pairs, so each sum is independent of its neighbours.
+// The sums of four vectors. Each lane of the tree adds the same pairs, so each sum is independent of its neighbours.
 inline __m128 sum_lanes(__m512 a, __m512 b, __m512 c, __m512 d) {
     const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
     const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
@@ -63,7 +63,7 @@ inline __m128 sum_lanes(__m512 a, __m512 b, __m512 c, __m512 d) {
 template <class T> struct Tiles {
     static constexpr int64_t HEIGHT = 4;  // 4 * 6 sums, 6 activations and a weight fill 31 registers
 
-    // Activations are used as they are packed.
+    // Activations are used in their packed form.
     struct Rows {
         explicit Rows(char *) {}
 
@@ -85,7 +85,7 @@ template <class T> struct Tiles {
         const char * rows    = op.rows + i1 * op.row_stride;
         const int64_t whole  = op.n_k / T::LANES * T::LANES * SIZE, rest = op.n_k % T::LANES;
         if (W == 1) {
-            // Memory is all that a single row waits for, and it is read fastest in one stream.
+            // A single row is limited only by memory, which is read fastest in one stream.
             for (int h = 0; h < H; ++h) {
                 const char * weight = weights + h * op.weight_stride;
                 for (int64_t k = 0; k < whole; k += T::LANES * SIZE) {

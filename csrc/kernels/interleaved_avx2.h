@@ -1,5 +1,5 @@
 // Tiles of eight interleaved weight rows with AVX2, four rows at a time: lanes 2i and 2i + 1 belong to weight row i of
-// these, and eight numbers of an activation row stand beside all of them.
+// these, and eight numbers of an activation row are repeated for all of them.
 #pragma once
 
 #include "blocks_avx2.h"
@@ -12,7 +12,7 @@ inline __m256i eight_times(const void * eight) {
     return _mm256_set1_epi64x(load<int64_t>(eight));
 }
 
-// ---- blocks of 32. half: which four of the rows.
+// ---- blocks of 32. half: which four of the eight rows.
 
 template <class B> inline PYLLAMA_SPEC_INLINE void interleaved_nibbles(const B & b, int half, __m256i (&q)[4]) {
     const __m256i first = load_256(b.qs + 32 * half), second = load_256(b.qs + 64 + 32 * half);
@@ -76,7 +76,7 @@ template <class T> inline PYLLAMA_SPEC_INLINE __m256i sum_of(const __m256i (&q)[
     return _mm256_add_epi32(add_pairs(s), eight_times(x.start[0] + 2 * b));
 }
 
-// The lanes of a pair added up, of four weight rows.
+// Adds the two lanes of each pair, for four weight rows.
 inline void store_pairs(__m256 sums, float * out) {
     const __m256 pairs = _mm256_hadd_ps(sums, sums);
     _mm_storeu_ps(out, _mm_movelh_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
@@ -111,13 +111,13 @@ template <class T, int W> void tile_x8(const Job & job, int64_t begin, int64_t e
 
 // ---- Q4_K
 
-// The scales of four rows in 16 bits, each four times.
+// The scales of four rows in 16 bits, each repeated four times.
 inline PYLLAMA_SPEC_INLINE __m256i four_scales(uint64_t eight, int half) {
     const __m128i x = _mm_cvtsi32_si128((int) (eight >> (32 * half)));
     return _mm256_cvtepu8_epi16(_mm_shuffle_epi8(x, _mm_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3)));
 }
 
-// Two blocks of 32 of four rows. Eight products of 15 * 128 fit in the 16 bits of a sum.
+// Two blocks of 32 for four rows. The sum of eight products of 15 * 128 fits in 16 bits.
 struct PairOfBlocks {
     __m256i low[4], high[4], first, second;
 
@@ -141,7 +141,7 @@ struct PairOfBlocks {
     }
 };
 
-// Of four rows the minima of all blocks times the sums of the activations; in the first lane of each pair.
+// For four rows, the minima of all blocks times the sums of the activations; in the first lane of each pair.
 inline PYLLAMA_SPEC_INLINE __m256 minima(const uint64_t * mins, int half, const Group & x) {
     __m128i m = _mm_setzero_si128();
     for (int j = 0; j < 4; ++j) {

@@ -1,5 +1,5 @@
 // Tiles of eight interleaved weight rows with AVX-512 VNNI: lanes 2i and 2i + 1 belong to weight row i, and eight
-// numbers of an activation row stand beside all of them.
+// numbers of an activation row are repeated for all of them.
 #pragma once
 
 #include "blocks_avx512.h"
@@ -57,7 +57,7 @@ struct Mxfp4x8 {
     }
 };
 
-// Of eight weight rows by W rows, the lanes of a pair added up.
+// Adds the two lanes of each pair, for eight weight rows by W rows.
 template <int W> inline PYLLAMA_SPEC_INLINE void store_pairs(const __m512 (&sums)[W], const Job & job, int64_t i0, int row) {
     const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 0, 0, 0, 0, 0, 0, 0, 0);
     for (int w = 0; w < W; ++w) {
@@ -75,7 +75,7 @@ template <class T, int W> void tile_x8(const Job & job, int64_t begin, int64_t e
             sums[c] = _mm512_setzero_ps();
         }
         for (int64_t i = 0; i < job.n_k / 32; ++i) {
-            if constexpr (W > 1) {  // a single row's the processor fetches ahead by itself, faster
+            if constexpr (W > 1) {  // for a single row the processor's own prefetch is faster
                 prefetch((const char *) (blocks + i) + 2048, sizeof(*blocks));
             }
             __m512i q[4];
@@ -97,10 +97,10 @@ template <class T, int W> void tile_x8(const Job & job, int64_t begin, int64_t e
 
 // ---- Q4_K
 
-// Two blocks of 32 of the eight rows.
+// Two blocks of 32 for the eight rows.
 struct PairOfBlocks {
-    __m512i low[4], high[4];  // 8 numbers of the first block, of the second
-    __m512i scales;           // in 16 bits, in the order in which PACKSSDW puts the sums of both
+    __m512i low[4], high[4];  // 8 numbers of the first block, and of the second
+    __m512i scales;           // in 16 bits, in PACKSSDW's order of the two blocks' sums
 
     inline PYLLAMA_SPEC_INLINE PairOfBlocks(const block_q4_Kx8 & from, int j, uint64_t first, uint64_t second) {
         for (int c = 0; c < 4; ++c) {
@@ -113,7 +113,7 @@ struct PairOfBlocks {
             0, 0, 1, 1, 8, 8, 9, 9, 2, 2, 3, 3, 10, 10, 11, 11, 4, 4, 5, 5, 12, 12, 13, 13, 6, 6, 7, 7, 14, 14, 15, 15)));
     }
 
-    // 16 products of 15 * 128 fit in the 16 bits of each.
+    // The sum of 16 products of 15 * 128 fits in 16 bits.
     inline PYLLAMA_SPEC_INLINE __m512i add(__m512i sum, const Group & x, int j) const {
         __m512i a = _mm512_setzero_si512(), b = a;
         for (int c = 0; c < 4; ++c) {
@@ -121,7 +121,7 @@ struct PairOfBlocks {
             b = _mm512_dpbusd_epi32(b, high[c], eight_times(x.q[c] + 16 * j + 8));
         }
 #if defined(__GNUC__)
-        // Else GCC computes several rows at once in the tile of four, and keeps three of its vectors in memory.
+        // Otherwise GCC computes several rows at once in the tile of four, and spills three of its vectors to memory.
         __asm__("" : "+v"(a), "+v"(b));
 #endif
         return _mm512_dpwssd_epi32(sum, _mm512_packs_epi32(a, b), scales);
@@ -131,7 +131,8 @@ struct PairOfBlocks {
 template <int W> void tile_q4_Kx8(const Job & job, int64_t begin, int64_t end, int row) {
     constexpr size_t NEAR = 3072, N_AHEAD = sizeof(block_q4_Kx8) / 4;
     const Group * x = job.x + row * job.n_groups;
-    // After PACKSSDW four lanes are: two weight rows in the first block of a pair, the same two in the second.
+    // Each group of four lanes after PACKSSDW holds two weight rows in a pair's first block, then the same two in its
+    // second.
     const __m512i rows   = _mm512_setr_epi32(0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7);
     const __m512i firsts = _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 0, 0, 0, 0, 0, 0, 0, 0);
     for (int64_t i0 = begin; i0 < end; i0 += 8) {

@@ -1,4 +1,4 @@
-// Which kernel a type of weights has, by the processor that this is compiled for.
+// Selects the kernel for a type of weights, by the processor that this is compiled for.
 #include "blocks.h"
 #include "interleaved_avx2.h"
 #include "interleaved_avx512.h"

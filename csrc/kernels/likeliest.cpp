@@ -9,12 +9,12 @@ namespace pyllama_spec {
 
 namespace {
 
-// Loops over so many columns have no order among them, so that compilers make vectors of them.
+// Loops over this many columns have independent iterations, so that compilers vectorise them.
 constexpr int32_t LANES = 32;
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
 struct tops {
-    float all = NONE, first = NONE, second = NONE;  // of all ids; of those that count
+    float all = NONE, first = NONE, second = NONE;  // over all ids; over ids that may be chosen
 };
 
 inline void take(float x, bool counts, float & all, float & first, float & second) {
@@ -49,11 +49,11 @@ template <bool HAS_MAP> tops find_tops(const float * x, int32_t n, const int32_t
     return out;
 }
 
-constexpr float LEAST = -87.0f;     // e^LEAST is the least that is no denormal number
+constexpr float LEAST = -87.0f;     // e^LEAST is still a normal, not a denormal, number
 
 // e^x for LEAST <= x <= 0, within 2e-7 of it: 2^k * e^r with |r| <= ln(2) / 2. NaN gives NaN.
 inline float exp_of_negative(float x) {
-    constexpr float ROUND = 12582912.0f;   // 1.5 * 2^23: what is added to it is rounded to an integer, in its lowest bits
+    constexpr float ROUND = 12582912.0f;   // 1.5 * 2^23: adding it rounds a number to an integer, in the lowest bits
     const float shifted = x * 1.44269504f + ROUND;
     const float k = shifted - ROUND;
     const float r = (x - k * 0.693359375f) + k * 2.12194440e-4f;
@@ -76,7 +76,7 @@ float sum_of_exp(const float * x, int32_t n, float top) {
     float sums[LANES] = { 0.0f }, d[LANES];
     int32_t i = 0;
     for (; i + LANES <= n; i += LANES) {
-        // A loop of its own: behind a comparison in the same loop compilers branch, and make no vectors of the rest.
+        // A separate loop: after a comparison in the same loop, compilers branch and do not vectorise the rest.
         for (int32_t k = 0; k < LANES; ++k) {
             d[k] = x[i + k] - top < LEAST ? LEAST : x[i + k] - top;
         }
@@ -94,7 +94,7 @@ float sum_of_exp(const float * x, int32_t n, float top) {
     return (float) sum;
 }
 
-// The first id but `other` that counts and has this logit; -1 where there is none.
+// The first id except `other` that may be chosen and has this logit; -1 if there is none.
 int32_t find(const float * x, int32_t n, const int32_t * map, float value, int32_t other) {
     for (int32_t i = 0; i < n; i += LANES) {
         const int32_t end = std::min(i + LANES, n);
@@ -123,7 +123,7 @@ int32_t likeliest(const float * logits, int32_t n, const int32_t * counterparts,
         const float value = i == 0 ? top.first : top.second;
         int32_t id = find(logits, n, counterparts, value, other);
         if (id < 0 && i == 0 && std::isnan(sum)) {
-            // Nothing is above or equal to NaN: the caller has to see it all the same.
+            // Comparisons with NaN are false, but the caller must still see a NaN.
             for (id = 0; counterparts != nullptr && id < n && counterparts[id] < 0;) {
                 ++id;
             }

@@ -1,13 +1,14 @@
-// How the engine turns a pair by its position (rotate_pairs in its ops.cpp).
+// The engine's rotation of a pair by its position (rotate_pairs in its ops.cpp).
 //
-// One rounding more or less is one bit of a key, and a row has to be what it is alone. Written as products and sums, GCC
-// fuses them in the vector loop and not in the loop for single pairs, and it takes that one where the result lies less
-// than a vector behind what is turned: with AVX-512 the rotated keys of latent attention did for one token, and not for
-// several. -ffp-contract=off is no remedy: GCC 12 fuses in this vector loop all the same. Fused by hand, both loops
-// round alike. Where the processor has no such instruction, nothing is fused anywhere.
+// One rounding more or less changes a bit of a key, and a row in a batch must equal the row alone. For an expression of
+// products and sums, GCC fuses operations in the vector loop but not in the scalar loop. It takes the scalar loop if
+// the result lies less than a vector after the input. With AVX-512, that happened to the rotated keys of latent
+// attention for one token, but not for several. -ffp-contract=off does not help: GCC 12 still fuses in this vector
+// loop. With explicitly fused operations both loops round alike. On a processor without such an instruction, neither
+// loop fuses.
 #pragma once
 
-// a * b + c * d, with the first product exact.
+// a * b + c * d, where the first product is exact.
 inline float pyllama_spec_two_products(float a, float b, float c, float d) {
 #if defined(__FP_FAST_FMAF)
     return __builtin_fmaf(a, b, c * d);

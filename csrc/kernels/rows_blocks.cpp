@@ -1,5 +1,5 @@
-// Quantised weights times the few rows of a verify batch; see rows_float.cpp for the why and the rule that a result
-// depends on its weight row and its activation row alone.
+// Quantised weights times the few rows of a verify batch; rows_float.cpp gives the reason, and the rule that a result
+// depends only on its weight row and its activation row.
 #include "blocks.h"
 #include "rows.h"
 #include "tiles.h"
@@ -12,19 +12,20 @@ namespace {
 
 using namespace pyllama_spec;
 
-// Room for the activations of that many rows.
+// Bytes for the activations of that many rows.
 size_t n_scratch(int64_t n_rows, int64_t n_k) {
     return (size_t) (n_rows * ((n_k + GROUP - 1) / GROUP)) * sizeof(Group);
 }
 
-// Some activation rows, packed by the engine, and where the results go.
+// Activation rows, packed by the engine, and the addresses of their results.
 struct Rows {
     const char * from[FEW_ROWS];
     float *      out[FEW_ROWS];
     int          n = 0;
 };
 
-// Weight rows begin .. end times all rows; of several tiles a part at a time, which the next ones find in the cache.
+// Multiplies weight rows begin .. end by all rows. With several tiles it proceeds in parts, so that later tiles find
+// the weights in the cache.
 void multiply(const Kernel & kernel, Job job, const Rows & rows, int64_t begin, int64_t end) {
     constexpr int64_t N_BYTES = 128 << 10;
     const int64_t n_bytes = job.stride / kernel.height, part = std::max<int64_t>(N_BYTES / n_bytes / 16 * 16, 16);
@@ -48,12 +49,12 @@ Job pack(const Kernel & kernel, const ggml_compute_params * params, const ggml_t
     return { (const char *) weights->data + i2 * weights->nb[2], kernel.height * weights->nb[1], n_k, n_groups, x, rows.out };
 }
 
-// Weight rows of a chunk that a thread takes: see for_chunks().
+// The number of weight rows in a thread's chunk: see for_chunks().
 int64_t height_of_chunk(const ggml_compute_params * params, int64_t n_out) {
     return std::clamp<int64_t>(n_out / (params->nth * 2) / 16 * 16, 16, 256);
 }
 
-// Prompts too: a row of one is then what it is alone, whatever part of the prompt was there already.
+// Also used for prompts: each row then equals the row alone, whatever part of the prompt was decoded before.
 const Kernel * kernel_for(const ggml_compute_params * params, const ggml_tensor * dst, bool is_interleaved) {
     const ggml_tensor * weights = dst->src[0];
     const Kernel * kernel = is_stock(params) ? nullptr : kernel_of(weights->type, is_interleaved);
@@ -61,7 +62,7 @@ const Kernel * kernel_for(const ggml_compute_params * params, const ggml_tensor 
         ? kernel : nullptr;
 }
 
-// Rows are packed in params->wdata one after the other.
+// The engine has packed the rows in params->wdata, one after the other.
 bool multiply_all(const ggml_compute_params * params, const ggml_tensor * dst, const Kernel & kernel) {
     const ggml_tensor * weights = dst->src[0];
     const ggml_tensor * from    = dst->src[1];
@@ -82,7 +83,7 @@ bool multiply_all(const ggml_compute_params * params, const ggml_tensor * dst, c
     for (int64_t i = params->ith; i < n_chunks; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
         const int64_t begin = i * height, end = std::min(n_out, begin + height);
         multiply(kernel, job, rows, begin, end);
-        // Of prompts the others; these weights are in the cache.
+        // The further rows of a prompt; these weights are in the cache.
         for (int64_t first = FEW_ROWS; first < n_rows; first += FEW_ROWS) {
             multiply(kernel, take(first), rows, begin, end);
         }
@@ -93,7 +94,7 @@ bool multiply_all(const ggml_compute_params * params, const ggml_tensor * dst, c
     return true;
 }
 
-// The tokens that go to each expert share its weights.
+// All tokens of an expert share its weights.
 bool multiply_experts(const ggml_compute_params * params, const ggml_tensor * dst, const Kernel & kernel,
                       const pyllama_spec_routes & routes) {
     const ggml_tensor * weights = dst->src[0];
@@ -105,7 +106,7 @@ bool multiply_experts(const ggml_compute_params * params, const ggml_tensor * ds
     for (int64_t expert = 0; expert < weights->ne[2]; ++expert) {
         for (int64_t first = 0; first < routes.counts[expert]; first += FEW_ROWS, n_before += n_chunks) {
             if (next >= n_before + n_chunks) {
-                continue;  // none of these chunks is this thread's
+                continue;  // this thread has none of these chunks
             }
             Rows rows;
             rows.n = (int) std::min<int64_t>(routes.counts[expert] - first, FEW_ROWS);
@@ -137,7 +138,7 @@ bool pyllama_spec_is_few_rows(const ggml_compute_params * params, const ggml_ten
     }
     const ggml_tensor * rows = dst->src[dst->op == GGML_OP_FLASH_ATTN_EXT ? 0 : 1];
     switch (dst->op) {
-        case GGML_OP_MUL_MAT_ID:     return rows->ne[2] * rows->ne[3] <= FEW_ROWS;  // tokens are in the third dimension
+        case GGML_OP_MUL_MAT_ID:     return rows->ne[2] * rows->ne[3] <= FEW_ROWS;  // the third dimension counts tokens
         case GGML_OP_FLASH_ATTN_EXT: return rows->ne[1] * rows->ne[3] <= FEW_ROWS;
         default:                     return rows->ne[1] * rows->ne[2] * rows->ne[3] <= FEW_ROWS;
     }

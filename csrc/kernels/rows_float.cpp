@@ -1,10 +1,10 @@
-// BF16 and F16 matrices times the few rows of a verify batch: weights, and the KV cache in attention. Compiled into
-// the engine's CPU backend, with its flags.
+// BF16 and F16 matrices times the few rows of a verify batch: weights, and the KV cache in attention. Compiled into the
+// engine's CPU backend, with its flags.
 //
-// The engine computes one dot product at a time; for five rows that takes three times as long as for one,
-// though both read the same weights from memory. Here a block of weights stays in registers for all rows.
-// A result depends on its weight row and its activation row alone, never on how many rows there are or
-// which thread computes it: one accumulator per result, in the order of k, and one tree to sum its lanes.
+// The engine computes one dot product at a time; five rows then take three times as long as one, though both read the
+// same weights from memory. Here a block of weights stays in registers for all rows. A result depends only on its
+// weight row and its activation row, not on the number of rows or the thread: each result has one accumulator, which
+// adds in the order of k, and one tree that sums its lanes.
 #include "float_avx2.h"
 #include "float_avx512.h"
 #include "rows.h"
@@ -49,7 +49,7 @@ void chunk(const Operands & op, typename T::Rows rows, int64_t begin0, int64_t e
     for_tiles(n_rows, [&](int64_t i1, int64_t width) {
         for_width(width, [&](auto w) {
             rows.template fill<w()>(op, i1);
-            // The first tile brings the weights; the others find them in the cache.
+            // The first tile prefetches the weights; later tiles find them in the cache.
             if (i1 == 0) {
                 column<T, w(), true>(op, rows, begin0, end0, i1);
             } else {
@@ -63,7 +63,7 @@ template <class T> void multiply(const ggml_compute_params * params, const ggml_
     const ggml_tensor * weights = dst->src[0];
     const ggml_tensor * rows    = dst->src[1];
     const int64_t n_k = weights->ne[0], n_out = weights->ne[1];
-    // Matrices that use the same weights, as query heads use the same keys, lie one after the other: more rows.
+    // Consecutive matrices that use the same weights, such as query heads with the same keys, are treated as more rows.
     const int64_t n_shared   = rows->ne[2] / weights->ne[2];
     const int64_t n_rows     = rows->ne[1] * n_shared;
     const int64_t n_matrices = weights->ne[2] * rows->ne[3];
@@ -87,7 +87,7 @@ template <class T> void multiply(const ggml_compute_params * params, const ggml_
 }  // namespace
 
 bool pyllama_spec_mul_mat_float(const ggml_compute_params * params, const ggml_tensor * dst) {
-    // Rows of several matrices are taken together.
+    // Rows of several matrices are computed together.
     const bool is_packed = dst->nb[2] == dst->nb[1] * dst->ne[1];
     if (is_stock(params) || dst->src[1]->type != GGML_TYPE_F32 || !is_packed) {
         return false;

@@ -13,12 +13,12 @@ namespace {
 
 static_assert(PYLLAMA_SPEC_SCAN_COLS == MAX_COLS);
 
-// The engine keeps three words of its own in front; ours follow.
+// The engine stores three words at the beginning; ours come after them.
 constexpr int PLACE_AT = 8;
 static_assert(PLACE_AT * sizeof(int32_t) >= sizeof(ggml_custom_op_t) + sizeof(int) + sizeof(void *));
 static_assert(PLACE_AT * sizeof(int32_t) + sizeof(pyllama_spec_scan_place) <= GGML_MAX_OP_PARAMS);
 
-// What both kinds of scan have in common. Sources 5 .. 7 of the tensor are the states, the ids and the log.
+// Data that both kinds of scan share. Sources 5 .. 7 of the tensor are the states, the ids and the log.
 struct Scan {
     pyllama_spec_scan_shape shape;
     pyllama_spec_scan_place place;
@@ -27,8 +27,8 @@ struct Scan {
     float * log;
     const int32_t * ids;
     float * out;
-    float * notes;      // of each head and sequence: decays {n_decay, n_tokens}, rates and crosses {n_tokens}
-    float * copies;     // of the sources, where cells change places
+    float * notes;      // for each head and sequence: decays {n_decay, n_tokens}, rates and crosses {n_tokens}
+    float * copies;     // copies of the source cells, if cells change places
 
     int64_t n_head_state() const { return shape.n_rows * shape.n_cols; }
     int64_t cell(int64_t i) const { return ids[i] % place.n_cells; }
@@ -43,7 +43,7 @@ struct Scan {
         return log != nullptr ? log + cell * pyllama_spec_cell_log(&shape) + head * pyllama_spec_head_log(&shape) : nullptr;
     }
 
-    // With more than one entry, a cell may be written before another has read it.
+    // With several entries, a cell may be overwritten before another entry has read it.
     bool is_mixed() const {
         bool moves = false;
         for (int64_t i = 0; i < n_entries; ++i) {
@@ -87,7 +87,7 @@ Scan scan_of(ggml_tensor * dst, int64_t n_heads, int64_t n_rows, int64_t n_cols,
     return scan;
 }
 
-// Where entry i of a head comes from and goes to.
+// Sets the source and the destination of entry i, for one head.
 void set_cells(const Scan & scan, Head & h, int64_t i, int64_t head, bool is_copied) {
     const bool     is_back = scan.depth(i) > 0 && scan.log != nullptr;
     const float *  from    = scan.state_of(scan.cell(i), is_back, head);
@@ -116,9 +116,10 @@ void copy_source(const Scan & scan, int64_t i, int64_t head) {
     }
 }
 
-// A cell that no token of the batch belongs to: its state as of now goes to its place.
+// Moves the current state of a cell without tokens in the batch.
 void move_only(const Scan & scan, int64_t i, int64_t head, bool is_copied) {
-    // An empty one that is its own source is cleared: the engine notes it as such, and does not ask again.
+    // An empty cell that is its own source still has to be cleared: the engine records it as cleared, and does not
+    // request it again.
     if (scan.depth(i) == 0 && scan.cell(i) == scan.place.head + i && !scan.is_fresh(i)) {
         return;
     }
@@ -131,8 +132,8 @@ void move_only(const Scan & scan, int64_t i, int64_t head, bool is_copied) {
     }
 }
 
-// Calls f(operands but for those of the tokens, decays, rates, head, sequence) for this thread's share. A head is one thread's: its
-// rows read the old log until the last one is done.
+// Calls f(head) for each head in this thread's share, with all operands set except those of the tokens. One thread
+// computes all rows of a head, since they read the old log until the last one is done.
 template <class F> void for_heads(const Scan & scan, int ith, int nth, F f) {
     const bool is_mixed = scan.is_mixed();
     const auto one = [&](int64_t i, int64_t head) {

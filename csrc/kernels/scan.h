@@ -1,14 +1,14 @@
-// Scans of recurrent states that stay where they are, and how to restore a state of some tokens ago.
+// Scans recurrent states in place, and restores the state of some tokens ago.
 //
-// Each head of a layer has a matrix of n_rows * n_cols numbers, and each token changes row r of it by
+// Each head of a layer has a matrix of n_rows * n_cols numbers, and each token changes its row r by
 //     row = decay * row + coef[r] * key
-// with a key and a decay of the head and a coefficient of the row. A gated delta net computes the coefficient from the
-// row (Yang et al., arXiv 2412.06464), Mamba-2 from the token alone (Dao and Gu, arXiv 2405.21060). Rows know nothing of
-// each other, so one goes through all tokens of a batch in registers.
+// with the head's key and decay, and a coefficient for the row. In a gated delta net the coefficient depends on the row
+// (Yang et al., arXiv 2412.06464), in Mamba-2 only on the token (Dao and Gu, arXiv 2405.21060). Rows are independent,
+// so each row is taken through all tokens of a batch in registers.
 //
-// For rollbacks a cell holds its newest state, the state before the last n_log tokens, and of each of these the keys,
-// coefficients and decays: the state d tokens before the end is the older one, taken through n_log - d of them again,
-// with the same bits. That is done where the next batch reads the state anyway.
+// For rollbacks, a cell holds its newest state, the state before the last n_log tokens, and the keys, coefficients and
+// decays of these tokens. The state d tokens before the end is recomputed from the older state and n_log - d of these
+// tokens, with equal bits. The next batch does this when it reads the state.
 #pragma once
 
 #include "ggml.h"
@@ -21,11 +21,12 @@ extern "C" {
 
 struct pyllama_spec_scan_shape {
     int64_t n_heads, n_rows, n_cols;
-    int64_t n_decay;    // 1, or n_cols where each column has a decay of its own
+    int64_t n_decay;    // 1, or n_cols if each column has its own decay
     int64_t n_log;      // tokens that a cell remembers; 0 without rollbacks
 };
 
-// Numbers of a head, and of a cell: in the log, which begins with the count of its tokens, and of one token.
+// Sizes in numbers: of a token in the log, of a head's log, which begins with its number of tokens, of a cell's log and
+// state.
 static inline int64_t pyllama_spec_token_log(const struct pyllama_spec_scan_shape * s) {
     return s->n_cols + s->n_rows + s->n_decay;
 }
@@ -39,18 +40,18 @@ static inline int64_t pyllama_spec_cell_state(const struct pyllama_spec_scan_sha
     return s->n_heads * s->n_rows * s->n_cols;
 }
 
-// The most columns that the kernel's registers and stack are made for.
+// The maximum number of columns for the kernel's registers and stack.
 #define PYLLAMA_SPEC_SCAN_COLS 256
 
-// Where the cells of a batch lie: entry i of `ids`, depth * n_cells + cell, is the source of cell head + i. A source
-// that is cell `fresh` is all zero. The first entries are the batch's sequences, the others are only moved.
+// The cells of a batch: entry i of `ids`, depth * n_cells + cell, is the source of cell head + i. A source equal to
+// `fresh` is all zero. The first entries are the batch's sequences; the others are only moved.
 struct pyllama_spec_scan_place {
     int32_t head, n_cells, fresh, n_log;
 };
 
-// A tensor of one dimension that the CPU computes: the output {n_rows, n_heads, n_tokens, n_seqs}, and behind it what
-// the kernel notes for itself. The cells' states change beside it. states: {n_heads * n_rows * n_cols, n_cells or, with
-// a log, 2 * n_cells}; log: {cell_log, n_cells} or NULL; ids: {n_entries}.
+// A one-dimensional tensor that the CPU computes: the output {n_rows, n_heads, n_tokens, n_seqs}, followed by the
+// kernel's scratch. Computing it also changes the cells' states. states: {n_heads * n_rows * n_cols, n_cells or, with a
+// log, 2 * n_cells}; log: {cell_log, n_cells} or NULL; ids: {n_entries}.
 struct ggml_tensor * pyllama_spec_delta_scan(struct ggml_context * ctx, struct ggml_tensor * q, struct ggml_tensor * k,
                                              struct ggml_tensor * v, struct ggml_tensor * g, struct ggml_tensor * beta,
                                              struct ggml_tensor * states, struct ggml_tensor * log,
@@ -61,7 +62,7 @@ struct ggml_tensor * pyllama_spec_ssm_scan(struct ggml_context * ctx, struct ggm
                                            struct ggml_tensor * states, struct ggml_tensor * log,
                                            struct ggml_tensor * ids, struct pyllama_spec_scan_place place);
 
-// The state of a cell `depth` > 0 tokens ago, into `out`, from the older one and the log.
+// Writes a cell's state `depth` > 0 tokens ago to `out`, from the older state and the log.
 void pyllama_spec_scan_back(const struct pyllama_spec_scan_shape * shape, const float * older, const float * log,
                             int32_t depth, float * out);
 

@@ -1,4 +1,4 @@
-// One head of a state through the tokens of a batch, a few rows at a time: what scan.cpp shares out.
+// Takes one head of a state through the tokens of a batch, a few rows at a time; scan.cpp distributes the heads.
 #pragma once
 
 #include "float_avx512.h"
@@ -15,10 +15,10 @@
 
 namespace pyllama_spec {
 
-// The most columns of a state that registers and stack are made for: PYLLAMA_SPEC_SCAN_COLS, for those who ask.
+// The maximum number of columns for registers and stack; PYLLAMA_SPEC_SCAN_COLS gives it to callers.
 constexpr int64_t MAX_COLS = 256;
 
-// Products and sums are fused by hand, since a row has to round alike wherever this is compiled into.
+// Products and sums are fused explicitly, so that a row rounds alike in every build.
 struct Single {
     using T = float;
     static constexpr int64_t N = 1;
@@ -36,7 +36,7 @@ struct Single {
     }
 };
 
-// Vectors of unknown length (SVE, RVV) do not fit into arrays.
+// Vectors of unknown length (SVE, RVV) cannot be array elements.
 #if defined(GGML_SIMD) && !defined(__ARM_FEATURE_SVE) && !defined(__riscv_v_intrinsic)
 struct Vector {
     using T = GGML_F32_VEC;
@@ -61,8 +61,8 @@ struct Vector {
 using Vector = Single;
 #endif
 
-// Calls f(0), f(1) .. with constants: an array that only they index stays in registers. GCC keeps one in memory that a
-// loop goes through, even one that it unrolls.
+// Calls f(0), f(1) .. with constants, so that an array indexed only by them stays in registers. GCC keeps an array in
+// memory if a loop indexes it, even an unrolled loop.
 #if defined(__GNUC__)
 #define PYLLAMA_SPEC_INLINE __attribute__((always_inline))
 #else
@@ -71,7 +71,7 @@ using Vector = Single;
 template <class F, int... I> PYLLAMA_SPEC_INLINE inline void call_each(const F & f, std::integer_sequence<int, I...>) {
     (f(std::integral_constant<int, I>()), ...);
 }
-// Where the count is not a constant, N is 0.
+// N is 0 if the count is not a constant.
 template <int N, class F> PYLLAMA_SPEC_INLINE inline void each(int64_t n, const F & f) {
     if constexpr (N > 0) {
         call_each(f, std::make_integer_sequence<int, N>());
@@ -82,7 +82,7 @@ template <int N, class F> PYLLAMA_SPEC_INLINE inline void each(int64_t n, const 
     }
 }
 
-// The sum of the lanes of each; of one vector always in the same order.
+// Sums the lanes of each vector, always in the same order.
 template <class V, int M> inline void sum_each(const typename V::T * v, float * out) {
 #if defined(__AVX512F__)
     if constexpr (std::is_same_v<typename V::T, __m512>) {
@@ -113,7 +113,7 @@ inline float dot_of(int64_t n, const float * a, const float * b) {
     return sum;
 }
 
-// exp of each, by the same instructions for the same place.
+// Computes exp of each number; a position always uses the same instructions.
 inline void exp_of(int64_t n, float * out, const float * in) {
     int64_t i = 0;
 #if (defined(__AVX512F__) && defined(__AVX512DQ__)) || (defined(__AVX2__) && defined(__FMA__)) || \
@@ -127,7 +127,7 @@ inline void exp_of(int64_t n, float * out, const float * in) {
     }
 }
 
-// What the rows of a head share. Strides are in floats, from token to token.
+// Data that a head's rows share. Strides are in floats, from token to token.
 struct Head {
     int64_t n_rows, n_cols, n_decay, n_tokens;
     const float * key;   int64_t key_stride;     // {n_cols}
@@ -138,18 +138,18 @@ struct Head {
     const float * decay;                         // {n_decay, n_tokens}
     float *       out;   int64_t out_stride;     // {n_rows}
     float         scale;                         // of the output
-    // The state before the batch, NULL for zeros, and the n_again tokens of a log that are missing in it.
+    // The state before the batch, or NULL for zeros, and the n_again tokens of the log to apply to it.
     const float * from;
     const float * again; int64_t n_again;
-    // Where the state goes; where the one before token n_before goes, and from then on what the log keeps.
+    // The destinations of the final state, of the state before token n_before, and of the log from that token on.
     float *       to;
     float *       older;
     float *       log;
     int64_t       n_before;
 };
 
-// Rows r .. r + R of a head through tokens t0 .. t1. NV: vectors in a row, 0 where the compiler does not know it.
-// IS_DELTA: a coefficient is what the row's own answer to the key lacks, times the rate.
+// Takes rows r .. r + R of a head through tokens t0 .. t1. NV: vectors per row, 0 if unknown at compile time. IS_DELTA:
+// the coefficient is the value minus the row's own answer to the key, times the rate.
 template <class V, int NV, int R, bool IS_DELTA, bool IS_WIDE>
 inline void run_rows(const Head & h, int64_t r, int64_t t0, int64_t t1) {
     using T = typename V::T;
@@ -197,7 +197,7 @@ inline void run_rows(const Head & h, int64_t r, int64_t t0, int64_t t1) {
         T acc[2 * R], c[R];
         each<2 * R>(2 * R, [&](auto j) PYLLAMA_SPEC_INLINE { acc[j] = V::all(0.0f); });
         if constexpr (IS_DELTA) {
-            // The answer to the query comes from the state before the update, so that one pass gives both sums:
+            // The answer to the query is computed from the state before the update, so that one pass gives both sums:
             // query * (row + coef * key) = query * row + coef * cross.
             PYLLAMA_SPEC_EACH_VECTOR {
                 const T d = decay_at(decay, i), k = V::load(key + i * V::N), q = V::load(query + i * V::N);
@@ -244,7 +244,7 @@ inline void run_rows(const Head & h, int64_t r, int64_t t0, int64_t t1) {
 }
 
 template <class V, int NV, bool IS_DELTA, bool IS_WIDE> void run_tokens(const Head & h, int64_t t0, int64_t t1) {
-    // Rows side by side hide each other's latency; their states may fill half of the registers.
+    // Computing several rows together hides their latency; their states may fill half of the registers.
 #if defined(__AVX512F__) || defined(__aarch64__)
     constexpr int N_REGISTERS = 32;
 #else
@@ -260,9 +260,9 @@ template <class V, int NV, bool IS_DELTA, bool IS_WIDE> void run_tokens(const He
     }
 }
 
-// All of a batch, then what the rows share goes to the log: until now they read the old one.
+// Processes the whole batch, then writes the shared data to the log: until then, rows read the old log.
 template <bool IS_DELTA, bool IS_WIDE> void run_head(const Head & h) {
-    // Keys and queries of so many tokens stay in the nearest cache while the rows go by.
+    // Keys and queries of this many tokens stay in the first-level cache for all rows.
     constexpr int64_t BLOCK = 16;
     const auto run = [&](int64_t t0, int64_t t1) {
         if (h.n_cols % Vector::N != 0) {
@@ -293,7 +293,7 @@ template <bool IS_DELTA, bool IS_WIDE> void run_head(const Head & h) {
     }
 }
 
-// A state through the tokens of a log alone.
+// Takes a state through the tokens of a log only.
 template <bool IS_WIDE> void run_again(Head h) {
     const auto run = [&](auto vector) {
         using V = decltype(vector);

@@ -1,10 +1,10 @@
-// Which of two scores is taken first where the best of a row are chosen (ggml_top_k): the higher one, and of equal ones
-// the one that stands first.
+// The order of two scores when the best of a row are chosen (ggml_top_k): the higher first, and of equal ones the lower
+// index first.
 //
-// The indexers of GLM-5-Next and Qwen4-Exp choose among the pools of all sequences, of which a token sees its own, and
-// they add up what is above zero, so that scores are often equal. A partial sort takes of equal ones what the rest of
-// the row leaves in its heap: a text then depended on the sequences beside it. By their index a sequence's own pools
-// stand in the order of their positions, whatever lies before and behind them.
+// The indexers of GLM-5-Next and Qwen4-Exp choose among the pools of all sequences, though a token sees only its own,
+// and sum the parts above zero, so equal scores are frequent. Which equal score a partial sort keeps depends on the
+// rest of the row: a text then depended on the sequences beside it. Ordered by index, a sequence's own pools follow
+// their positions, whatever other pools come before or after.
 #pragma once
 
 #include <cstdint>

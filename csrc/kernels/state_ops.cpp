@@ -12,7 +12,7 @@ template <class T = const float> T * at(const ggml_tensor * t, int64_t i1, int64
     return (T *) ((char *) t->data + i1 * (int64_t) t->nb[1] + i2 * (int64_t) t->nb[2] + i3 * (int64_t) t->nb[3]);
 }
 
-constexpr int64_t BLOCK = 16;   // tokens whose operands stay in the nearest cache
+constexpr int64_t BLOCK = 16;   // tokens whose operands stay in the first-level cache
 
 #if (defined(__AVX512F__) && defined(__AVX512DQ__)) || (defined(__AVX2__) && defined(__FMA__)) || \
     (defined(__ARM_NEON) && defined(__aarch64__) && !defined(__ARM_FEATURE_SVE))
@@ -27,7 +27,7 @@ inline Vector::T exp_of_each(Vector::T x) {
 }
 #endif
 
-// Channels c .. c + R of Mamba-1 through tokens t0 .. t1 of a sequence. A channel is a head of one row.
+// Takes channels c .. c + R of Mamba-1 through tokens t0 .. t1 of a sequence. A channel is a head with one row.
 template <int NV, int R> void run_channels(const ggml_tensor * dst, int64_t c, int64_t seq, int64_t t0, int64_t t1) {
     using V = Vector;
     const ggml_tensor * x = dst->src[1], * dt = dst->src[2], * a = dst->src[3], * b = dst->src[4], * out = dst->src[5];
@@ -80,7 +80,7 @@ template <int NV, int R> void run_channels(const ggml_tensor * dst, int64_t c, i
 template <int NV> void run_mamba(const ggml_tensor * dst, int ith, int nth) {
     constexpr int R = 4;
     const ggml_tensor * x = dst->src[1];
-    // Whole groups of channels, which are all of one group of keys.
+    // Processes whole groups of R channels; all use the same keys.
     const int64_t n_units = x->ne[1] / R, n_each = (n_units + nth - 1) / nth;
     const int64_t begin = std::min(n_units, n_each * ith), end = std::min(n_units, begin + n_each);
     for (int64_t seq = 0; seq < x->ne[3]; ++seq) {
@@ -109,7 +109,7 @@ extern "C" bool pyllama_spec_mamba_scan(ggml_tensor * dst, int ith, int nth) {
 
 extern "C" bool pyllama_spec_short_conv(ggml_tensor * dst, int ith, int nth) {
     const ggml_tensor * in = dst->src[0], * weights = dst->src[1];
-    constexpr int64_t N = 16, MOST = 8;     // channels side by side, and the widest window
+    constexpr int64_t N = 16, MOST = 8;     // parallel channels, and the maximum window
     const int64_t width = weights->ne[0], n_channels = in->ne[1], n_tokens = dst->ne[1];
     if (width > MOST || dst->nb[0] != sizeof(float) || N % Vector::N != 0) {
         return false;

@@ -1,4 +1,4 @@
-// How weights are fetched on their way from memory.
+// Prefetches weights from memory.
 #pragma once
 
 #include "fill.h"
@@ -7,25 +7,25 @@
 
 namespace pyllama_spec {
 
-// Always inlined: GCC takes a function that only does this for one that does nothing, and leaves calls of it out.
+// Always inlined: GCC takes a function that only prefetches for one without effect, and removes calls of it.
 inline PYLLAMA_SPEC_INLINE void prefetch(const void * from, size_t n_bytes) {
     for (size_t i = 0; i < n_bytes; i += 64) {
         _mm_prefetch((const char *) from + i, _MM_HINT_T0);
     }
 }
 
-// Into the second cache.
+// Prefetches into the second-level cache.
 inline PYLLAMA_SPEC_INLINE void prefetch_far(const void * from, size_t n_bytes) {
     for (size_t i = 0; i < n_bytes; i += 64) {
         _mm_prefetch((const char *) from + i, _MM_HINT_T1);
     }
 }
 
-// Weights are fetched in one stream over all rows of a chunk, since memory is read fastest so, whatever order the rows of a
-// tile use them in; and past the first cache where activations fill that.
+// Prefetches weights in one stream over all rows of a chunk, since sequential reads from memory are fastest, in
+// whatever order a tile uses the rows. If activations fill the first-level cache, weights go only to the second.
 struct Stream {
-    // PAGES: the processor fetches ahead by itself what is read in order, faster than it is told to, but stops at the end
-    // of a page. The first lines of the next one set it going again.
+    // PAGES: relies on the processor's own prefetch of sequential reads, which is faster than prefetch instructions but
+    // stops at the end of a page. Prefetching the first lines of the next page restarts it.
     enum class To { FIRST_CACHE, SECOND_CACHE, PAGES, NONE };
 
     const char * at;
@@ -47,8 +47,8 @@ struct Stream {
     }
 };
 
-// Whether the activations of so many rows leave the first cache room for weights. Eight of 2,048 numbers do, two of 8,192
-// do not: the longer a row, the more of it is gone before the next weight row comes.
+// Says whether the activations of n_rows rows leave room for weights in the first-level cache. Eight rows of 2,048
+// numbers do, two of 8,192 do not: the longer a row, the more of it is evicted before the next weight row.
 inline bool fit_first_cache(const Job & job, int n_rows) {
     const int64_t room = job.n_groups <= 8 ? 28 << 10 : 24 << 10;
     return n_rows * job.n_groups * (int64_t) sizeof(Group) <= room;

@@ -4,23 +4,24 @@
 
 namespace {
 
-// Of all threads, in quarters, and one thread at the end.
+// Levels in quarters of all threads; the last level is one thread.
 constexpr int QUARTERS[] = { 4, 3, 2, 1, 0 };
 constexpr int N_LEVELS   = 5;
 
-// Of the threads' time. Threads with cores of their own wait for next to nothing beyond what a barrier spins.
+// Contention limit, as a part of the threads' time. Threads with their own cores wait hardly longer than a barrier
+// spins.
 constexpr double CONTENDED = 0.1;
-constexpr double MIN_NS    = 20e6;  // a program's turn on a core is some milliseconds long
+constexpr double MIN_NS    = 20e6;  // another program's time slice lasts some milliseconds
 constexpr double FADE_NS   = 100e6;
 
-constexpr int    N_COMPARED = 6;    // graphs that a trial compares
+constexpr int    N_COMPARED = 6;    // graphs compared in a trial
 constexpr int    MAX_TRIED  = 24;
 constexpr double FASTER     = 0.9;
-constexpr double SLOWER     = 1.3;  // after half of them it is known
+constexpr double SLOWER     = 1.3;  // ends a trial after half of its graphs
 constexpr double HOPELESS   = 3.0;
-constexpr double NEWEST     = 0.25; // the weight of the newest of equal graphs
+constexpr double NEWEST     = 0.25; // the weight of the newest of equal graphs in the average
 
-// Between trials, doubled by each that was in vain; and so long that what those cost is a twentieth of the time.
+// The pause between trials; each failed trial doubles it. It also limits the cost of trials to a twentieth of the time.
 constexpr int64_t MIN_PAUSE_NS = 100'000'000;
 constexpr int64_t MAX_PAUSE_NS = 2'000'000'000;
 constexpr double  COST         = 20;
@@ -38,7 +39,7 @@ bool pyllama_spec_thread_choice::is_contended() const {
     return computed_ns_ >= MIN_NS && waited_ns_ > CONTENDED * computed_ns_;
 }
 
-// The next level in that direction that has another number of threads; the present one if none has.
+// The next level in that direction with a different number of threads; the present level if there is none.
 int pyllama_spec_thread_choice::next_level(int step) const {
     for (int level = level_ + step; level >= 0 && level < N_LEVELS; level += step) {
         if (threads_at(level, n_threads_) != threads_at(level_, n_threads_)) {

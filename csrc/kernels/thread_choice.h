@@ -1,9 +1,9 @@
-// How many of its threads a pool computes the next graph with. Threads wait for each other after each operation, so that
-// one thread whose core another program has makes all of them as slow as that program lets it be: then fewer are faster.
+// Chooses how many of its threads a pool uses for the next graph. Threads wait for each other after each operation. If
+// another program occupies the core of one thread, that thread delays all of them: then fewer threads are faster.
 //
-// What threads waited says that cores are shared, and the clock what is faster: for a few graphs another number is tried,
-// and kept if they took less than such graphs did before. Where fewer are in use, more are tried now and then. The graphs'
-// numbers do not depend on it: each row of a product, and each head, is the work of one thread.
+// Long waits indicate shared cores, and the clock decides which number is faster: a trial computes a few graphs with
+// another number, which is kept if they took less time than equal graphs before. While fewer threads are used, more are
+// tried now and then. Results do not depend on the number: one thread computes each row of a product, and each head.
 #pragma once
 
 #include <cstddef>
@@ -11,21 +11,21 @@
 
 class pyllama_spec_thread_choice {
 public:
-    // For a graph that n_threads may compute. shape: equal for graphs that take equally long.
+    // Called before a graph that n_threads may compute. shape: equal for graphs that take equally long.
     int begin(uint64_t shape, int n_threads, int64_t now_ns);
 
-    // After it: what all of its threads together waited in barriers, beyond what is usual.
+    // Called after it: waited_ns is the time that all its threads waited in barriers, beyond the usual.
     void end(int64_t now_ns, int64_t waited_ns);
 
     int64_t n_graphs      = 0;
-    int64_t n_with_fewer  = 0;  // graphs that fewer threads computed than could have
+    int64_t n_with_fewer  = 0;  // graphs computed by fewer threads than available
     bool    is_contended() const;
 
 private:
     struct cost {
         uint64_t shape    = 0;
-        double   ns       = 0;  // at the present level; 0 where it is not known
-        double   tried_ns = 0;  // the sum of those of a trial
+        double   ns       = 0;  // at the present level; 0 if unknown
+        double   tried_ns = 0;  // sum over the graphs of a trial
         int      n_tried  = 0;
     };
     static constexpr size_t N_COSTS = 32;
@@ -37,7 +37,7 @@ private:
     void end_trial(bool is_faster, int64_t now_ns);
 
     cost    costs_[N_COSTS];
-    int     n_threads_   = 1;   // of the graph
+    int     n_threads_   = 1;   // for the current graph
     int     n_used_      = 1;
     int     level_       = 0;
     int     trial_       = NO_TRIAL;
@@ -48,9 +48,9 @@ private:
     int64_t due_ns_      = 0;
     int64_t pause_ns_;
     uint64_t shape_      = 0;
-    double  tried_ns_    = 0;   // of a trial, and what its graphs took at the present level
+    double  tried_ns_    = 0;   // for a trial: its time, and the known time of the same graphs at the present level
     double  known_ns_    = 0;
-    double  waited_ns_   = 0;   // fading sums
+    double  waited_ns_   = 0;   // sums that decay over time
     double  computed_ns_ = 0;
 
 public:

@@ -1,5 +1,5 @@
-// Without this a thread that leaves a graph by an exception leaves the others behind in a barrier, where they spin for
-// ever; and on a worker, where nobody catches, it ends the process.
+// Handles exceptions in the threads of a graph. Otherwise the other threads would spin in a barrier for ever, and an
+// exception on a worker, where nothing catches it, would end the process.
 
 #include "kernels/thread_pool.h"
 
@@ -15,13 +15,13 @@
 
 namespace {
 
-constexpr size_t SLOT_ALIGNMENT = 128;  // two cache lines, which processors fetch together
+constexpr size_t SLOT_ALIGNMENT = 128;  // two cache lines, which processors prefetch together
 
 thread_local int t_n_tokens = 0;
 thread_local int t_is_stock = 0;
 thread_local int t_has_all  = 0;
 
-// Not an error: another thread's is.
+// Thrown to leave a graph after another thread's error.
 struct graph_left {};
 
 void fail(pyllama_spec_pool * pool) {
@@ -144,7 +144,7 @@ void pyllama_spec_compute_on_caller(
     if (!__atomic_load_n(&pool->has_failed, __ATOMIC_ACQUIRE)) {
         return;
     }
-    // Workers read the graph and its plan, which the caller's frames hold; and one may be awake only by now.
+    // Waits for all workers: they read the graph and its plan in the caller's frames, and one may wake up only now.
     while (__atomic_load_n(&pool->n_left, __ATOMIC_ACQUIRE) != pool->n_sent) {
         std::this_thread::sleep_for(std::chrono::microseconds(50));
     }

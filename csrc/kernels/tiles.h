@@ -1,4 +1,4 @@
-// What the kernels for a few rows have in common: operands, and how a product is cut into tiles and shared out.
+// Code that the kernels for few rows share: operands, and how a product is split into tiles and distributed.
 #pragma once
 
 #include "thread_pool.h"
@@ -12,25 +12,25 @@
 
 namespace pyllama_spec {
 
-constexpr int WIDTH = 6;  // the most activation rows of a tile, so that its sums stay in registers
+constexpr int WIDTH = 6;  // maximum number of activation rows in a tile whose sums stay in registers
 
-// Where this thread unpacks the activations of a tile. The caller's thread allocates it before the graph begins: on a
-// worker a failure would have nobody to tell, and a tile's activations are too many for a stack of unknown size. It is
-// the same place for every product: memory that moved between them would be in no cache.
+// This thread's memory for unpacking a tile's activations. The caller's thread allocates it before the graph: a worker
+// could not report a failure, and the activations may be too large for a stack of unknown size. All products use the
+// same memory, so that it stays in the cache.
 inline char * scratch(const ggml_compute_params * params, [[maybe_unused]] size_t n_bytes) {
     const auto * pool = (const pyllama_spec_pool *) params->threadpool;
     GGML_ASSERT(pool->n_slot >= n_bytes);
     return pool->scratch + (size_t) params->ith * pool->n_slot;
 }
 
-// Whether the engine's own kernels were asked for.
+// Says whether the engine's own kernels were requested.
 inline bool is_stock(const ggml_compute_params * params) {
     return ((const pyllama_spec_pool *) params->threadpool)->is_stock;
 }
 
 struct Operands {
     const char * weights;
-    size_t       weight_stride;  // bytes from row to row, or from group to group of interleaved rows
+    size_t       weight_stride;  // bytes from row to row, or between groups of interleaved rows
     const char * rows;
     size_t       row_stride;
     char *       out;
@@ -38,7 +38,7 @@ struct Operands {
     int64_t      n_k;
 };
 
-// Calls f(a constant of the width): tiles are compiled for each.
+// Calls f with the width as a constant: tiles are compiled for each width.
 template <class F> void for_width(int64_t width, F f) {
     switch (width) {
         case 1: return f(std::integral_constant<int, 1>());
@@ -60,9 +60,9 @@ template <class F> void for_tiles(int64_t n_rows, F f) {
     }
 }
 
-// Calls f(matrix, first weight row, end) for chunks that the threads of the pool take one after the other, so that one
-// which is held up does not hold up the others. Two for each thread: the beginning of a chunk is in no cache, and
-// eight made single rows of Q4_0 a tenth slower.
+// Calls f(matrix, first weight row, end) for chunks that the pool's threads take one after the other, so that a delayed
+// thread does not delay the others. There are two chunks for each thread: the beginning of a chunk is never cached, and
+// with eight chunks single rows of Q4_0 took a tenth longer.
 template <class F> void for_chunks(const ggml_compute_params * params, int64_t n_out, int64_t n_matrices, F f) {
     const int64_t height   = std::clamp<int64_t>(n_out * n_matrices / (params->nth * 2) / 16 * 16, 16, 256);
     const int64_t n_chunks = (n_out + height - 1) / height;

@@ -1,8 +1,8 @@
-// Half of a group of weights, four blocks of 32, as vectors of bytes, AVX2: see blocks.h for their order.
+// Unpacks half a group of weights, four blocks of 32, to vectors of bytes with AVX2: blocks.h describes their order.
 //
-// VPMADDUBSW multiplies unsigned bytes, the weights, by signed ones and adds pairs up in 16 bits. Where weights are
-// small enough a whole chain of vectors fits into these. Where they have eight bits they stay signed, their signs go to
-// the activations, and each vector is added up in 32 bits: 2 * 128 * 127 fits.
+// VPMADDUBSW multiplies unsigned bytes (weights) by signed ones and adds pairs in 16 bits. Small weights allow summing
+// a whole chain of vectors in 16 bits. 8-bit weights stay signed: their signs move to the activations, and each vector
+// is summed in 32 bits, since 2 * 128 * 127 fits in 16.
 #pragma once
 
 #include "fill.h"
@@ -13,7 +13,7 @@
 
 namespace pyllama_spec::avx2 {
 
-// As in unpack_avx512.h, of half a group.
+// As in unpack_avx512.h, for half a group.
 struct Weights {
     __m256i q[4];
     __m256  d[2], m[2];
@@ -27,7 +27,7 @@ inline __m256i bytes(int x) {
     return _mm256_set1_epi8((char) x);
 }
 
-// Pairs of 16-bit lanes.
+// Adds pairs of 16-bit lanes.
 inline __m256i add_pairs(__m256i x) {
     return _mm256_madd_epi16(x, _mm256_set1_epi16(1));
 }
@@ -46,28 +46,28 @@ struct Lanes {
     }
 };
 
-// Four bytes as eight lanes, each twice.
+// Expands four bytes to eight lanes, each twice.
 inline PYLLAMA_SPEC_INLINE __m256i twice(uint32_t four) {
     const __m128i x = _mm_cvtsi32_si128((int) four);
     return _mm256_cvtepu8_epi32(_mm_unpacklo_epi8(x, x));
 }
 
-// Four halves as eight floats, each twice.
+// Expands four halves to eight floats, each twice.
 inline PYLLAMA_SPEC_INLINE __m256 twice(__m128i halves) {
     return _mm256_cvtph_ps(_mm_unpacklo_epi16(halves, halves));
 }
 
-// The first eight bytes of four blocks. No block is as short.
+// The first eight bytes of four blocks. Every block has at least that many.
 template <class At> inline PYLLAMA_SPEC_INLINE __m256i heads(At b) {
-    // Not as four numbers: see unpack_avx512.h.
+    // Not loaded as four integers: see unpack_avx512.h.
     const auto both = [&](int i) PYLLAMA_SPEC_INLINE {
-        const __m128i first = _mm_loadl_epi64((const __m128i *) b[i]);   // _mm_load_sd wants an address of eight
+        const __m128i first = _mm_loadl_epi64((const __m128i *) b[i]);   // _mm_load_sd needs an address aligned to eight
         return _mm_castpd_si128(_mm_loadh_pd(_mm_castsi128_pd(first), (const double *) b[i + 1]));
     };
     return _mm256_set_m128i(both(2), both(0));
 }
 
-// 16-bit fields of four heads in the order of lanes, each twice: the first ones, and the second ones behind them.
+// The 16-bit fields of four heads in lane order, each twice: all first fields, then all second ones.
 inline PYLLAMA_SPEC_INLINE __m256i fields_of(__m256i heads) {
     return _mm256_permute4x64_epi64(_mm256_shuffle_epi8(heads, _mm256_setr_epi8(
         0, 1, 0, 1, 8, 9, 8, 9, 2, 3, 2, 3, 10, 11, 10, 11, 0, 1, 0, 1, 8, 9, 8, 9, 2, 3, 2, 3, 10, 11, 10, 11)), 0xd8);
@@ -83,7 +83,7 @@ inline PYLLAMA_SPEC_INLINE void scales_and_mins_of(__m256i heads, Weights & w) {
     w.m[0] = _mm256_cvtph_ps(_mm256_extracti128_si256(fields, 1));
 }
 
-// 16 bytes of four blocks: the first halves of all, and the second halves.
+// 16 bytes of four blocks: the first halves of all, then the second halves.
 template <class At> inline PYLLAMA_SPEC_INLINE void halves_of(At b, size_t at, __m256i & first, __m256i & second) {
     const auto part = [&](int i) { return _mm_loadu_si128((const __m128i *) ((const char *) b[i] + at)); };
     const __m256i evens = _mm256_set_m128i(part(2), part(0)), odds = _mm256_set_m128i(part(3), part(1));
@@ -115,7 +115,7 @@ inline PYLLAMA_SPEC_INLINE void look_up(__m128i table, __m256i (&q)[4]) {
     }
 }
 
-// The values of IQ4_NL and IQ4_XS; those of MXFP4 plus 12.
+// The values of IQ4_NL and IQ4_XS, and those of MXFP4 plus 12.
 inline __m128i table_iq4() {
     return _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
 }
@@ -131,7 +131,7 @@ inline PYLLAMA_SPEC_INLINE __m256 power_of_two(uint32_t four) {
     return _mm256_castsi256_ps(_mm256_blendv_epi8(large, small, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
 }
 
-// ---- blocks of 32. b are four of them, h is which half of a group they are.
+// ---- blocks of 32. b: four blocks; h: which half of a group they are.
 
 struct OfBlocks : Lanes {
     static constexpr int  PER_GROUP = 8, CHAINS = 1, OFFSET = 0;

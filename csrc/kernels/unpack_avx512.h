@@ -1,4 +1,4 @@
-// Groups of 256 weights as vectors of bytes, AVX-512: see blocks.h for their order.
+// Unpacks groups of 256 weights to vectors of bytes with AVX-512: blocks.h describes their order.
 #pragma once
 
 #include "fill.h"
@@ -13,15 +13,15 @@ namespace pyllama_spec::avx512 {
 struct Weights {
     __m512i q[4];
     __m512  d;  // scales, by lane
-    __m512  m;  // minima, by lane, where the type has them
+    __m512  m;  // minima, by lane, if the type has them
 };
 
 inline __m512i load_512(const void * from) {
     return _mm512_loadu_si512(from);
 }
 
-// The same for what is used several times: the compiler would load it for each use, and a load that lies across two cache
-// lines counts twice.
+// The same for a vector with several uses: the compiler would load it for each use, and a load across two cache lines
+// counts twice.
 inline PYLLAMA_SPEC_INLINE __m512i load_once(const void * from) {
     __m512i x = load_512(from);
 #if defined(__GNUC__)
@@ -36,9 +36,9 @@ inline __m512i bytes(int x) {
 
 // For fill().
 struct Lanes {
-    static constexpr int LANE = 8;  // numbers of a block that stand side by side: blocks.h
+    static constexpr int LANE = 8;  // consecutive numbers of a block: blocks.h
 
-    // Vectors c .. c + n - 1 of a group, times a factor of 0 .. 128.
+    // Sums vectors c .. c + n - 1 of a group, times a factor of 0 .. 128.
     static void add_up(const Group & x, int c, int n, int factor, int32_t * out) {
         __m512i s = _mm512_setzero_si512();
         for (int i = c; i < c + n; ++i) {
@@ -48,7 +48,7 @@ struct Lanes {
     }
 };
 
-// a where the mask has ones, else b.
+// a where the mask has ones, otherwise b.
 inline __m512i choose(__m512i mask, __m512i a, __m512i b) {
     return _mm512_ternarylogic_epi64(mask, a, b, 0xca);
 }
@@ -57,29 +57,29 @@ inline __m512i each(int64_t a, int64_t b, int64_t c, int64_t d, int64_t e, int64
     return _mm512_setr_epi64(a, b, c, d, e, f, g, h);
 }
 
-// Eight bytes as 16 lanes, each twice.
+// Expands eight bytes to 16 lanes, each twice.
 inline PYLLAMA_SPEC_INLINE __m512i twice(uint64_t eight) {
     const __m128i x = _mm_cvtsi64_si128((long long) eight);
     return _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(x, x));
 }
 
-// Eight halves as 16 floats, each twice.
+// Expands eight halves to 16 floats, each twice.
 inline PYLLAMA_SPEC_INLINE __m512 twice(__m128i halves) {
     return _mm512_cvtph_ps(_mm256_set_m128i(_mm_unpackhi_epi16(halves, halves), _mm_unpacklo_epi16(halves, halves)));
 }
 
-// The first eight bytes of eight blocks. No block is as short.
+// The first eight bytes of eight blocks. Every block has at least that many.
 template <class At> inline PYLLAMA_SPEC_INLINE __m512i heads(At b) {
-    // Not as eight numbers: the compiler would send them through memory, where loading them again has to wait.
+    // Not loaded as eight integers: the compiler would store these to memory, and loading them again has to wait.
     const auto both = [&](int i) PYLLAMA_SPEC_INLINE {
-        const __m128i first = _mm_loadl_epi64((const __m128i *) b[i]);   // _mm_load_sd wants an address of eight
+        const __m128i first = _mm_loadl_epi64((const __m128i *) b[i]);   // _mm_load_sd needs an address aligned to eight
         return _mm_castpd_si128(_mm_loadh_pd(_mm_castsi128_pd(first), (const double *) b[i + 1]));
     };
     const __m256i low = _mm256_set_m128i(both(2), both(0)), high = _mm256_set_m128i(both(6), both(4));
     return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
-// 16-bit fields of eight heads in the order of lanes, each twice: the first ones, and the second ones behind them.
+// The 16-bit fields of eight heads in lane order, each twice: all first fields, then all second ones.
 inline PYLLAMA_SPEC_INLINE __m512i fields_of(__m512i heads) {
     return _mm512_permutexvar_epi16(_mm512_set_epi16(
         29, 29, 25, 25, 21, 21, 17, 17, 13, 13, 9, 9, 5, 5, 1, 1,
@@ -100,7 +100,7 @@ inline PYLLAMA_SPEC_INLINE void scales_and_mins_of(__m512i heads, Weights & w) {
     w.m = second_field(fields);
 }
 
-// 16 bytes of eight blocks, from byte `at` on: the first halves of all, and the second halves.
+// 16 bytes of eight blocks, from byte `at` on: the first halves of all, then the second halves.
 template <class At> inline PYLLAMA_SPEC_INLINE void halves_of(At b, size_t at, __m512i & first, __m512i & second) {
     const auto part = [&](int i) { return _mm_loadu_si128((const __m128i *) ((const char *) b[i] + at)); };
     __m512i evens = _mm512_castsi128_si512(part(0)), odds = _mm512_castsi128_si512(part(1));
@@ -114,7 +114,7 @@ template <class At> inline PYLLAMA_SPEC_INLINE void halves_of(At b, size_t at, _
     second = _mm512_unpackhi_epi64(evens, odds);
 }
 
-// Nibbles of eight blocks of 16 bytes: the low ones are the numbers 0 .. 15, the high ones 16 .. 31.
+// Nibbles of eight blocks of 16 bytes: the low ones are numbers 0 .. 15, the high ones 16 .. 31.
 template <class At> inline PYLLAMA_SPEC_INLINE void nibbles_of(At b, size_t at, __m512i (&q)[4]) {
     __m512i first, second;
     halves_of(b, at, first, second);
@@ -141,7 +141,7 @@ inline __m128i table_mxfp4() {
     return _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
 }
 
-// Half of the power of two that an exponent of MXFP4 stands for, twice each: its values are doubled.
+// Half of the power of two that an MXFP4 exponent stands for, twice each: the values are doubled.
 inline PYLLAMA_SPEC_INLINE __m512 power_of_two(uint64_t eight) {
     const __m512i e     = twice(eight);
     const __m512i large = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
@@ -179,7 +179,8 @@ struct Q4_1 : OfBlocks {
     }
 };
 
-// The fifth bits of eight blocks, from byte `at` of their heads on: bit 8c + i of 32 belongs to number 8c + i.
+// The fifth bits of eight blocks, from byte `at` of their heads on: bit 8c + i of a block's 32 belongs to number 8c +
+// i.
 inline PYLLAMA_SPEC_INLINE void fifth_bits(__m512i heads, int at, __m512i (&q)[4]) {
     const __m512i which = _mm512_set1_epi64((int64_t) 0x8040201008040201);
     for (int c = 0; c < 4; ++c) {

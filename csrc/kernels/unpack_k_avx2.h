@@ -1,4 +1,4 @@
-// The same for the types that have 256 weights in a block; activations in Q8_K. h is which half of the block.
+// The same for types with 256 weights in a block; activations in Q8_K. h: which half of the block.
 #pragma once
 
 #include "unpack_avx2.h"
@@ -26,7 +26,7 @@ inline __m256i twice_each(const uint8_t * a, const uint8_t * b) {
     return _mm256_set_m128i(_mm_set1_epi64x(load<int64_t>(b)), _mm_set1_epi64x(load<int64_t>(a)));
 }
 
-// Nibbles of 64 bytes: of each 32 bytes the low ones are a block, and the high ones the next.
+// Nibbles of 64 bytes: in each 32 bytes, the low nibbles are a block, and the high ones the next.
 inline PYLLAMA_SPEC_INLINE void nibble_pairs(const uint8_t * qs, __m256i (&q)[4]) {
     for (int c = 0; c < 4; ++c) {
         q[c] = low_nibbles(shifted(twice_each(qs + 8 * c, qs + 32 + 8 * c), 0, 4, 0, 4));
@@ -67,7 +67,7 @@ struct Q5_K : OfSuperBlocks {
     }
 };
 
-// Eight of 16 scales of 16 weights each: those of the first halves of four blocks, and of the second ones.
+// Eight of 16 scales, each for 16 weights: those of the first halves of four blocks, then of the second halves.
 inline PYLLAMA_SPEC_INLINE void by_halves(__m128i scales, int h, float d, __m256 (&out)[2]) {
     const __m128i mine  = h == 0 ? scales : _mm_unpackhi_epi64(scales, scales);
     const __m128i evens = _mm_shuffle_epi8(mine, _mm_setr_epi8(0, 0, 2, 2, 4, 4, 6, 6, 0, 0, 0, 0, 0, 0, 0, 0));
@@ -76,7 +76,7 @@ inline PYLLAMA_SPEC_INLINE void by_halves(__m128i scales, int h, float d, __m256
     out[1] = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(odds)), _mm256_set1_ps(d));
 }
 
-// Pairs of bits of 32 bytes: the lowest ones are a block, the next ones the next.
+// 2-bit fields of 32 bytes: the lowest fields are a block, the next ones the next block.
 inline PYLLAMA_SPEC_INLINE __m256i bit_pairs(const uint8_t * eight) {
     return _mm256_and_si256(shifted(four_times(eight), 0, 2, 4, 6), bytes(3));
 }
@@ -88,7 +88,7 @@ struct Q6_K : OfSuperBlocks {
     static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, int h, Weights & w) {
         const Block * b = blocks.first;
         for (int c = 0; c < 4; ++c) {
-            // The low nibbles of 64 bytes are two blocks, and the high ones the next two.
+            // The low nibbles of 64 bytes are two blocks, and the high nibbles the next two.
             const uint8_t * ql  = b->ql + 64 * h + 8 * c;
             const __m256i   all = _mm256_broadcastsi128_si256(_mm_set_epi64x(load<int64_t>(ql + 32), load<int64_t>(ql)));
             const __m256i   high = _mm256_slli_epi16(bit_pairs(b->qh + 32 * h + 8 * c), 4);
@@ -136,7 +136,7 @@ struct Iq4Xs : OfSuperBlocks {
     static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, int h, Weights & w) {
         const Block * b = blocks.first;
         const __m256i first = load_256(b->qs + 64 * h), second = load_256(b->qs + 64 * h + 32);
-        // Each 16 bytes are a block; in the order of blocks.
+        // Each 16 bytes are a block; reorders them to the order of blocks.
         const __m256i even = _mm256_permute4x64_epi64(_mm256_unpacklo_epi64(first, second), 0xd8);
         const __m256i odd  = _mm256_permute4x64_epi64(_mm256_unpackhi_epi64(first, second), 0xd8);
         w.q[0] = low_nibbles(even);

@@ -1,4 +1,4 @@
-// The same for the types that have 256 weights in a block; activations in Q8_K.
+// The same for types with 256 weights in a block; activations in Q8_K.
 #pragma once
 
 #include "unpack_avx512.h"
@@ -13,8 +13,8 @@ struct OfSuperBlocks : Lanes {
     using Rows = block_q8_K;
 };
 
-// Nibbles of 128 bytes: of each 32 bytes the low ones are a block, and the high ones the next. Eight bytes of every
-// 32, each taken twice.
+// Nibbles of 128 bytes: in each 32 bytes, the low nibbles are a block, and the high ones the next. Reads eight bytes of
+// every 32, each twice.
 inline PYLLAMA_SPEC_INLINE void nibble_pairs(const uint8_t * qs, __m512i (&q)[4]) {
     const __m512i lower = load_once(qs), upper = load_once(qs + 64);
     const __m512i shift = each(0, 4, 0, 4, 0, 4, 0, 4);
@@ -49,7 +49,7 @@ struct Q5_K : OfSuperBlocks {
     static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, Weights & w) {
         const Block * b = blocks.first;
         nibble_pairs(b->qs, w.q);
-        // Bit i of a byte belongs to block i; it goes to bit 4.
+        // Bit i of a byte belongs to block i; moves it to bit 4.
         const __m512i turn = each(4, 3, 2, 1, 0, 63, 62, 61);
         for (int c = 0; c < 4; ++c) {
             const __m512i bits = _mm512_rolv_epi64(_mm512_set1_epi64(load<int64_t>(b->qh + 8 * c)), turn);
@@ -59,19 +59,19 @@ struct Q5_K : OfSuperBlocks {
     }
 };
 
-// ---- 16 weights to a scale
+// ---- types with a scale for 16 weights
 
 struct OfSixteens : OfSuperBlocks {
     static constexpr int LANE = 4;
 };
 
-// Groups of four lanes: lane i of each has element first + step * i of a vector of 32 bits.
+// For each group of four lanes: lane i is element first + step * i of a vector of 32 bits.
 inline PYLLAMA_SPEC_INLINE __m512i quads(int a, int b, int c, int d) {
     return _mm512_add_epi32(_mm512_setr_epi32(a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d),
         _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12));
 }
 
-// The same of pairs, each taken four times: lanes 0 .. 7 and lanes 8 .. 15.
+// The same for pairs, each repeated four times: lanes 0 .. 7 and lanes 8 .. 15.
 inline PYLLAMA_SPEC_INLINE __m512i pairs(int a, int b) {
     return _mm512_setr_epi32(a, a + 4, a, a + 4, a, a + 4, a, a + 4, b, b + 4, b, b + 4, b, b + 4, b, b + 4);
 }
@@ -84,8 +84,8 @@ inline PYLLAMA_SPEC_INLINE __m512 scaled(__m128i scales, float d) {
     return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(scales)), _mm512_set1_ps(d));
 }
 
-// Pairs of bits of 64 bytes, at bit `to` of each byte: of each 32 bytes the lowest bits are a block, the next ones the
-// next.
+// 2-bit fields of 64 bytes, moved to bit `to` of each byte: in each 32 bytes, the lowest fields are a block, the next
+// ones the next block.
 inline PYLLAMA_SPEC_INLINE void bit_pairs(const uint8_t * from, int to, __m512i (&out)[4]) {
     const __m512i all  = load_once(from);
     const __m512i turn = _mm512_and_si512(
@@ -101,7 +101,7 @@ struct Q6_K : OfSixteens {
 
     static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, Weights & w) {
         const Block * b = blocks.first;
-        // Of each 64 bytes the low nibbles are two blocks, and the high ones the next two.
+        // In each 64 bytes, the low nibbles are two blocks, and the high nibbles the next two.
         const __m512i lower = load_once(b->ql), upper = load_once(b->ql + 64);
         const __m512i shift = each_pair(0, 0, 4, 4, 0, 0, 4, 4);
         __m512i high[4];
@@ -121,7 +121,7 @@ struct Q3_K : OfSixteens {
     static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, Weights & w) {
         const Block * b = blocks.first;
         bit_pairs(b->qs, 0, w.q);
-        // Bit i of a byte belongs to block i; it goes to bit 2.
+        // Bit i of a byte belongs to block i; moves it to bit 2.
         const __m512i mask = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *) b->hmask));
         const __m512i turn = each_pair(2, 1, 0, 31, 30, 29, 28, 27);
         for (int c = 0; c < 4; ++c) {

@@ -19,13 +19,13 @@ namespace llama_spec {
 
 namespace {
 
-// A server answers the first message at once; one that does not serves another client, or is not an RPC server.
+// A server answers the first message at once; otherwise it is serving another client, or is no RPC server.
 constexpr int32_t HELLO_S = 10;
-// Who waits looks up so often, and lets an answer come for so long after Ctrl-C: a server that computes may be near the
-// end, and a connection that is given up costs sending the weights again.
+// A waiting thread checks every SLICE whether to stop, and after Ctrl-C still waits GRACE for an answer: the server may
+// have almost finished, and giving up a connection means sending the weights again.
 constexpr auto SLICE = std::chrono::milliseconds(100);
 constexpr auto GRACE = std::chrono::milliseconds(900);
-// A machine that has gone is noticed after some 30 s, however long its answers may take.
+// Detects a machine that has disappeared after some 30 s, however long its answers may take.
 constexpr int KEEP_IDLE_S = 15, KEEP_INTERVAL_S = 5, KEEP_COUNT = 3;
 
 using clock = std::chrono::steady_clock;
@@ -35,11 +35,11 @@ std::atomic<bool (*)()> g_stop_asker{ nullptr };
 
 thread_local std::string t_lost;
 thread_local bool        t_is_freeing = false;
-thread_local int         t_error = -1;  // of the system; -1 where it reported none
-// Of this call: when the program wanted it to stop, and whether a connection was given up for that.
+thread_local int         t_error = -1;  // errno of the system; -1 if it reported none
+// For this call: when the program wanted it to stop, and whether a connection was given up for that.
 thread_local bool              t_is_stopping = false, t_has_given_up = false;
 thread_local clock::time_point t_stopped_at;
-// Of a thread that connects: until when, while it does. Of one that serves: that it does.
+// For a connecting thread: its deadline, and that it connects. For a serving thread: that it serves.
 thread_local bool              t_is_connecting = false, t_is_serving = false;
 thread_local clock::time_point t_connect_until;
 
@@ -69,7 +69,7 @@ bool is_slow(int error) {
     return error == EAGAIN || error == EWOULDBLOCK || error == EINPROGRESS || error == EALREADY;
 }
 
-// Processes differ in it, and a child inherits its parent's.
+// Identifies the process: a forked child inherits its parent's connections, but has another id.
 int32_t process() {
 #ifdef _WIN32
     return 0;
@@ -188,8 +188,8 @@ serving::~serving() {
 }
 
 bool can_be_counted(const uint32_t * ne, const uint32_t * nb) {
-    constexpr double MOST = 4e18;   // below 2 to the 62nd, and a double is near enough
-    double n = 1, bytes = 1 << 16;  // more than one element has
+    constexpr double MOST = 4e18;   // below 2 to the power of 62; a double is precise enough
+    double n = 1, bytes = 1 << 16;  // an upper bound for the bytes of one element
     for (int i = 0; i < 4; ++i) {
         n     *= ne[i];
         bytes += (double) ne[i] * nb[i];
@@ -246,7 +246,7 @@ void server_link::begin_thread() {
 #ifndef _WIN32
     sigset_t all;
     sigfillset(&all);
-    // A fault belongs to the thread that makes it.
+    // A fault signal must reach the thread that caused it.
     for (int kind : { SIGSEGV, SIGBUS, SIGFPE, SIGILL }) {
         sigdelset(&all, kind);
     }
@@ -259,7 +259,7 @@ bool server_link::note(bool is_ok) {
         const std::string why = socket->is_given_up() ? "it did not answer until the program was interrupted" : reason();
         error = std::make_exception_ptr(lost_server("the server " + endpoint + " was lost: " + why +
                 "; close the model and open it again"));
-        socket->end();  // the descriptor is about to be closed
+        socket->end();  // the descriptor is closed next
         is_failed.store(true, std::memory_order_release);
     }
     t_error = -1;

@@ -1,6 +1,6 @@
-// What a failing server is to the engine's client: the engine asserts, on a thread of its own, where nothing can catch
-// it. Here the failure travels to whoever waits for the answer, as an exception, and everything that is sent to the
-// server after it fails at once. Patch 0016 has the call sites.
+// Handles failing servers for the engine's client. The engine would assert on a thread of its own, where nothing can
+// catch it. Here the failure reaches the thread that waits for the answer, as an exception, and every later message to
+// the server fails at once. Patch 0016 has the call sites.
 #pragma once
 
 #include <algorithm>
@@ -18,38 +18,38 @@
 
 namespace llama_spec {
 
-// A server of layers that cannot be reached, has gone, is silent, or answers nonsense.
+// A server of layers that cannot be reached, disconnected, stays silent, or sends invalid answers.
 struct lost_server : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// What was thrown on this thread since the last forget_lost_server(); empty if nothing. The engine catches exceptions
-// while it loads, and says "failed" without their type.
+// The error thrown on this thread since the last forget_lost_server(); empty if none. While it loads, the engine
+// catches exceptions and reports failure without their type.
 const std::string & seen_lost_server();
 void forget_lost_server();
 
-// For connections that are opened from now on: how long an answer may take. Servers say nothing while they compute.
+// Sets the timeout for an answer on connections opened from now on. Servers send nothing while they compute.
 void set_server_timeout(int32_t seconds);
 
 [[noreturn]] void lose_server(const std::string & endpoint, const std::string & why);
 
-// Of a call of the system's on a connection, on this thread: its errno, or 0 where the other side had closed it.
+// Records a failed system call on a connection, for this thread: its errno, or 0 if the other side closed it.
 void note_socket_error(int error);
 
-// Of a call that failed so: whether it is to be made again. A signal has interrupted it, or it has waited for its slice of
-// time and there are more. n_done of size bytes are through.
+// Says whether to repeat a failed call: if a signal interrupted it, or if its time slice ended and more remain. n_done
+// of size bytes are transferred.
 bool goes_on(size_t n_done, size_t size);
 
-// A socket that is about to connect, on the thread that will wait for it.
+// Prepares a socket before it connects, on the thread that will wait for it.
 void before_connect(int fd);
 
-// Who waits on a thread of the program's asks this now and then: true ends the wait, as at Ctrl-C.
+// Sets the function that waiting threads of the program call regularly: true ends the wait, as at Ctrl-C.
 void set_stop_asker(bool (*wants_to_stop)());
-// Whether a connection was given up for that in this call.
+// Says whether this call gave up a connection for that reason.
 bool has_given_up();
 
-// While one lives, this thread serves the client at the other end of fd: between messages it may be silent for ever,
-// within one for so many seconds.
+// During its lifetime, this thread serves the client at the other end of fd: the client may be silent without limit
+// between messages, but only for `seconds` within one.
 class serving {
 public:
     serving(int fd, int32_t seconds);
@@ -58,13 +58,15 @@ public:
     serving & operator=(const serving &) = delete;
 };
 
-// What two servers compute together would let a client make one listen on all addresses, or connect to any.
+// With joint computation of two servers, a client could make a server listen on all addresses, or connect to any
+// address.
 constexpr bool REFUSES_PAIRS = true;
 
-// Whether the numbers of elements and of bytes are any: such as wrap around pass every comparison with a buffer's size.
+// Says whether the numbers of elements and bytes are plausible: numbers that wrap around would pass every comparison
+// with a buffer's size.
 bool can_be_counted(const uint32_t * ne, const uint32_t * nb);
 
-// Reads so many bytes into out, whose memory grows with what is there: a size is only what a client claims.
+// Reads `size` bytes into out, whose memory grows with the received data: the size is only the client's claim.
 template <typename F> bool receive(std::vector<uint8_t> & out, uint64_t size, F && read) {
     constexpr uint64_t FIRST = 1 << 20;
     out.clear();
@@ -79,7 +81,7 @@ template <typename F> bool receive(std::vector<uint8_t> & out, uint64_t size, F 
     return true;
 }
 
-// Exceptions are held back where the engine frees: a destructor ends the process by them.
+// Suppresses exceptions while the engine frees objects: thrown from a destructor, they would end the process.
 template <typename F> void let_go(F && body) noexcept {
     try {
         body();
@@ -87,15 +89,16 @@ template <typename F> void let_go(F && body) noexcept {
     }
 }
 
-// Whether waiting for a lost server is no error on this thread: contexts wait when they are freed. Returns what was set.
+// Sets whether losing a server is ignored on this thread: contexts wait for servers when they are freed. Returns the
+// previous value.
 bool set_freeing(bool is_freeing);
 
-// The socket of a connection, for those who wait for its answers.
+// The socket of a connection, for the threads that wait for its answers.
 class connection {
 public:
     void begin(int fd);
     void end();
-    // Its thread, which waits in the socket, fails at once.
+    // Makes the connection's thread, which waits in the socket, fail at once.
     void give_up();
     bool is_given_up() const { return was_given_up.load(std::memory_order_relaxed); }
 
@@ -105,12 +108,12 @@ private:
     std::atomic<bool> was_given_up{ false };
 };
 
-// To a message that was sent; it outlives the connection.
+// The answer to a sent message; it outlives the connection.
 class answer {
 public:
     answer() = default;
     answer(std::future<void> result, std::shared_ptr<connection> from);
-    // Throws what the connection failed with, and gives it up if the program wants to stop.
+    // Throws the connection's error; gives the connection up if the program wants to stop.
     void wait();
 
 private:
@@ -123,19 +126,21 @@ class server_link {
 public:
     server_link();
     ~server_link();
-    // The server has answered the first message.
+    // Called after the server has answered the first message.
     void begin(const std::string & endpoint, int fd);
-    // On the thread of the connection, before anything else: signals are for other threads.
+    // Called first on the connection's thread: blocks signals, which other threads handle.
     static void begin_thread();
-    // Of a message that was sent, and answered if it wanted an answer. False from the first failure on.
+    // Records whether a message was sent, and answered if it expects an answer. Returns false from the first failure
+    // on.
     bool note(bool is_ok);
-    // Whether nothing more can be sent: it has failed, or it is of the process that this one was forked from.
+    // Says whether nothing more can be sent: the connection has failed, or belongs to the process that this one was
+    // forked from.
     bool is_lost() const;
-    // Of a message: hands on that it is done, or why it is not.
+    // Completes a message's promise, with the error if it failed.
     void complete(std::promise<void> & completion) const;
     void   wait_for(std::future<void> result) const;
     answer answer_of(std::promise<void> & completion) const;
-    // Throws lost_server for an answer that no server gives.
+    // Throws lost_server for an answer that no server would give.
     void check(bool is_ok, const char * what) const;
 
 private:
@@ -146,12 +151,12 @@ private:
     std::shared_ptr<connection> socket;
 };
 
-// The graphs that a server keeps for one device, by number. Both sides bound their table alike and empty it when it is
-// full; and a server forgets all graphs, but not their numbers, when a buffer is freed.
+// The graphs that a server keeps for one device, by number. Both sides limit their table equally and empty it when it
+// is full. When a buffer is freed, a server discards all graphs, but keeps their numbers.
 class kept_graphs {
 public:
     explicit kept_graphs(size_t n_max = 1024) : n_max(n_max) {}
-    // Whether it has this one; if not, it is about to be sent.
+    // Says whether the server has this graph; if not, the caller sends it next.
     bool has(uint64_t number);
     void forget() { live.clear(); }
 

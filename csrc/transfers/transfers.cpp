@@ -9,18 +9,19 @@ namespace {
 thread_local transfers * own = nullptr, * whole = nullptr;
 
 bool is_host(ggml_backend_dev_t device) {
-    // Where no device is named, it is one of the CPU's own types of buffers.
+    // A buffer type without a device is one of the CPU's own.
     return device == nullptr || ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
 }
 
-// Pinned memory is the host's too; weights that the CPU has rearranged are not "host" to the engine, and yet here.
+// Pinned memory also counts as the host's. So do weights that the CPU has rearranged, which the engine does not call
+// "host".
 bool is_host(const ggml_tensor * tensor) {
     ggml_backend_buffer_t buffer = tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
     return buffer == nullptr || ggml_backend_buffer_is_host(buffer) ||
         is_host(ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer)));
 }
 
-// One thread writes, so that no addition has to be one step.
+// Only one thread writes, so the addition need not be atomic.
 void add(std::atomic<uint64_t> transfers::* field, uint64_t n) {
     transfers * const both[] = { own, whole };
     for (transfers * one : both) {

@@ -1,5 +1,5 @@
-// What crosses between the host and a device while a context computes. vendor/patches/0020 puts the calls into the
-// engine's ggml-backend.cpp; what lies in the host's memory crosses nothing.
+// Counts copies between the host and devices while a context computes. vendor/patches/0020 adds the calls to the
+// engine's ggml-backend.cpp; tensors in the host's memory are not counted.
 #pragma once
 
 #include "ggml-backend.h"
@@ -14,11 +14,11 @@ namespace llama_spec {
 struct transfers {
     std::atomic<uint64_t> bytes_to_device{ 0 }, bytes_to_host{ 0 }, bytes_between{ 0 };
     std::atomic<uint64_t> n_to_device{ 0 }, n_to_host{ 0 }, n_between{ 0 };
-    std::atomic<uint64_t> n_synchronisations{ 0 };  // the host waits for a device: blocking reads not counted again
-    std::atomic<uint64_t> n_graphs{ 0 };            // handed to a device to compute
+    std::atomic<uint64_t> n_synchronisations{ 0 };  // waits of the host for a device; blocking reads are not counted twice
+    std::atomic<uint64_t> n_graphs{ 0 };            // sent to a device to compute
 };
 
-// What this thread moves from here on belongs to a context, and to a whole that others have a part of.
+// Attributes this thread's copies to a context, and to the total that it shares with others.
 class count_transfers {
 public:
     count_transfers(transfers & own, transfers & whole);
@@ -36,7 +36,7 @@ private:
 
 void llama_spec_on_set(const ggml_tensor * tensor, size_t n_bytes);
 void llama_spec_on_get(const ggml_tensor * tensor, size_t n_bytes);
-// Done by a device itself, whichever of the two lies in the host's memory.
+// A copy that a device makes itself, even if one of the two tensors lies in the host's memory.
 void llama_spec_on_copy(const ggml_tensor * src, const ggml_tensor * dst);
 void llama_spec_on_synchronize(ggml_backend_dev_t device);
 void llama_spec_on_graph(ggml_backend_dev_t device);
