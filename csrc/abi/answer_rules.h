@@ -24,11 +24,11 @@ struct token_pieces {
     explicit token_pieces(const llama_vocab * vocab);
 };
 
-// `pieces` has to outlive it.
+// `pieces` must outlive it.
 class answer_rules {
   public:
     answer_rules() = default;
-    // Throws where an id is outside the vocabulary, or a text is empty.
+    // Throws if an id is outside the vocabulary, or a text is empty.
     answer_rules(const llama_spec_sampler_params & params, const llama_vocab * vocab, const token_pieces & pieces);
 
     // The forced next token, which closes a thought; negative if the next token is not forced.

@@ -8,8 +8,8 @@
  * may be freed in any order. One handle is used by one thread at a time; a second one gets LLAMA_SPEC_BUSY.
  * A handle belongs to the process that made it: see llama_spec_after_fork().
  *
- * The part between the two markers is read by csrc/ffi_build.py as the cffi declaration, behind that of
- * base/abi_types.h, whose types the floors below csrc/abi/ use as well.
+ * csrc/ffi_build.py reads the part between the two markers as the cffi declaration, after that of
+ * base/abi_types.h, whose types the layers below csrc/abi/ use as well.
  */
 #ifndef LLAMA_SPEC_H
 #define LLAMA_SPEC_H

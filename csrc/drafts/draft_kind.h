@@ -52,7 +52,7 @@ class draft_kind {
 public:
     virtual ~draft_kind() = default;
 
-    // As in "an EAGLE-3 draft".
+    // The name as it stands in "an EAGLE-3 draft".
     virtual const char * name() const = 0;
     // Returns why the draft cannot draft for the target; empty if it can. Opens no context.
     virtual std::string mismatch(const llama_model * draft, const llama_model * target) const = 0;

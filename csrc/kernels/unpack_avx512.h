@@ -215,7 +215,7 @@ struct Q5_1 : OfBlocks {
     }
 };
 
-// 32 bytes of eight blocks: the first quarters of all, and so on.
+// 32 bytes of eight blocks: the first quarters of all, then the second ones, and so on.
 template <class At> inline PYLLAMA_SPEC_INLINE void quarters_of(At b, __m512i (&q)[4]) {
     const auto part = [&](int i) { return _mm256_loadu_si256((const __m256i *) b[i]->qs); };
     const auto both = [&](int i) PYLLAMA_SPEC_INLINE {
