@@ -89,7 +89,7 @@ def running(config: BenchConfig, n_ctx: int, n_threads: int) -> Iterator[Server]
         n_threads: its threads.
 
     Raises:
-        PeerError: its package is not there, or it does not serve; the message has its last words.
+        PeerError: the package is missing or the server does not start; quotes its last output.
 
     """
     kind = draft_kind(config.draft)
@@ -125,11 +125,11 @@ def serving(python: str, job: dict[str, Any]) -> Iterator[subprocess.Popen[bytes
 
     Args:
         python: the interpreter that has the other system's package.
-        job: system, model, port, n_ctx (of each place), n_parallel, cache_ram_mib (None for its
+        job: system, model, port, n_ctx (per slot), n_parallel, cache_ram_mib (None for its
             default), n_threads, n_gpu_layers, draft_gpu_layers, draft_kind, draft, n_draft, p_min.
 
     Raises:
-        PeerError: as of running().
+        PeerError: see running().
 
     """
     with tempfile.TemporaryFile() as said:

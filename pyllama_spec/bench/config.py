@@ -34,26 +34,25 @@ class BenchConfig:
         repeats: how often each prompt is measured on each side, beside the warm-up.
         n_draft: the most tokens to draft per round; None for the drafter's own number.
         p_min: end a draft before a token that it gives a lower probability; None for no such limit.
-        lookup: see Llama; synthetic_acceptance goes without.
-        controller: see Llama; synthetic_acceptance goes without.
+        lookup: see Llama; not used with synthetic_acceptance.
+        controller: see Llama; not used with synthetic_acceptance.
         temperature: 0 is greedy; all other sampling options are those of Llama.
         seed: the seed of the draws, and of the coins of synthetic_acceptance.
-        chat: True puts every prompt through the chat template, False none; None does with each one
-            what its line says: "messages" are a chat, "prompt" is a text to continue.
+        chat: True renders every prompt with the chat template, False none; None follows the line:
+            "messages" are a chat, "prompt" is a text to continue.
         n_threads: CPU threads; None for the physical cores.
         rpc_servers, rpc_timeout: see Llama.
-        n_gpu_layers, draft_gpu_layers, devices: as of Llama: layers of the target and of a draft's
-            file on devices, and which devices.
+        n_gpu_layers, draft_gpu_layers, devices: see Llama; for the target and for a draft's file.
         offload_kqv, flash_attn, op_offload: see Llama, for both sides.
         n_ctx: context length; None for what the longest prompt needs.
-        synthetic_acceptance: with any, drafted token i is right with probability [i - 1], given
-            that those before it were: speed is measured, not the draft's quality.
+        synthetic_acceptance: drafted token i is right with probability [i - 1], given that the
+            tokens before it were right. This measures speed, not the draft's quality.
         peer: the address of an OpenAI-compatible server that gets the same prompts; None for none.
-        beside: "llama-server" or "llama-cpp-python": such a server is started for the same file and
-            gets the same prompts, with the same first draft where it has that too; None for none.
+        beside: "llama-server" or "llama-cpp-python": starts this server for the same file and sends
+            it the same prompts, with the same first draft if it supports that; None for none.
         beside_python: the interpreter that has its package; None for this one.
-        names: of draft and each of also, what -d of the command line said, for `command`; empty for
-            the drafters' own names.
+        names: the arguments of -d for draft and for each of also, used by `command`; empty for the
+            drafters' own names.
 
     Raises:
         ArgumentError: a value is out of range, or two contradict each other.
@@ -201,7 +200,7 @@ def draft_file(draft: object, depth: int = 4) -> Path | None:
 
     Args:
         draft: what Llama(draft=) takes.
-        depth: how many drafters deep it is looked for.
+        depth: how many levels of wrapped drafters to search.
 
     """
     if isinstance(draft, (str, os.PathLike)):
@@ -223,7 +222,7 @@ def check_probabilities(probabilities: object) -> None:
     """Refuses a value that is not a tuple of numbers from 0 to 1.
 
     Raises:
-        ArgumentError: names the one that is wrong.
+        ArgumentError: the message names the wrong value.
 
     """
     instance(probabilities, tuple, "synthetic_acceptance", ", such as (0.8, 0.6)")

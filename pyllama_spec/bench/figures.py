@@ -23,12 +23,12 @@ class Totals:
     """The sums over the texts of one side.
 
     Attributes:
-        n_texts: how many.
-        n_tokens: committed by rounds: every token but the first of each text.
+        n_texts: the number of texts.
+        n_tokens: the tokens committed by rounds: all but the first of each text.
         prompt_s, decode_s, draft_s, verify_s, cpu_s, rounds_cpu_s: see Run.
-        transfers: between the host and devices, in the rounds.
+        transfers: the transfers between host and devices during the rounds.
         rounds, drafted, accepted: see SpeculationStats.
-        rounds_without_draft: of the rounds, those in which nothing was drafted.
+        rounds_without_draft: the number of rounds in which nothing was drafted.
 
     """
 
@@ -176,11 +176,11 @@ class Fork:
     """The first difference between the two texts of a prompt.
 
     Attributes:
-        repeat: in which repeat it was seen first, from 0.
+        repeat: the first repeat in which it was seen, from 0.
         position: index of the first token that differs.
-        plain_token, spec_token: the two; None where a text had ended.
-        top2_gap: distance of the two largest logits of plain decoding there. Near 0, rounding
-            decided. None where it could not be seen again.
+        plain_token, spec_token: the two tokens; None where a text had ended.
+        top2_gap: the distance between plain decoding's two largest logits there. Near 0, rounding
+            decided. None if a second run did not show it.
 
     """
 
@@ -208,10 +208,10 @@ class PromptResult:
     """The measurements of one prompt.
 
     Attributes:
-        id, category: of its line.
+        id, category: the id and category of the prompt's line.
         n_prompt: tokens of the prompt.
         pairs: one per repeat.
-        fork: where the texts part; None if they are equal.
+        fork: where the texts differ first; None if they are equal.
         peer: the peer's answers.
 
     """
@@ -246,9 +246,9 @@ class Depth:
 
     Attributes:
         depth: i, from 1.
-        drafted: drafts that were this long.
-        reached: of those, the ones whose tokens before it were all accepted.
-        accepted: of those, the ones where it was accepted too.
+        drafted: the number of drafts with at least i tokens.
+        reached: the number of those whose earlier tokens were all accepted.
+        accepted: the number of those whose token i was accepted too.
 
     """
 

@@ -34,10 +34,10 @@ class Streaming:
     """The memory bandwidth of this machine, which bounds the rate of reading weights.
 
     Attributes:
-        n_threads: that ran at once, each over its own part of the buffer.
-        buffer_bytes: of float64, much larger than the caches.
-        sum_bytes_per_s: read by np.sum of float64, the fastest of some passes.
-        copy_bytes_per_s: read and written by np.copyto, the fastest of some passes.
+        n_threads: the number of concurrent threads, each with its own part of the buffer.
+        buffer_bytes: the size of the float64 buffer, much larger than the caches.
+        sum_bytes_per_s: the read rate of np.sum over float64, in the fastest pass.
+        copy_bytes_per_s: the read and write rate of np.copyto, in the fastest pass.
 
     """
 
@@ -64,7 +64,7 @@ def measure_streaming(n_threads: int, buffer_bytes: int | None = None) -> Stream
     """Reads a buffer much larger than the caches on some threads. Takes about a second.
 
     Args:
-        n_threads: as many as decoding uses. NumPy releases the GIL meanwhile.
+        n_threads: as many as decoding uses. NumPy releases the GIL while it reads.
         buffer_bytes: None for eight times the last-level cache, within 256 MiB .. 1 GiB.
 
     """

@@ -35,15 +35,15 @@ class PeerRun:
 
     Attributes:
         text: its text.
-        n_tokens, seconds: whose ratio is its speed. From its own timings: the tokens after the
-            first one and the time for them, as this package counts. From the clock: all tokens, and
+        n_tokens, seconds: their ratio is the peer's speed. With the peer's own timings: the tokens
+            after the first and their time, as this package counts. With our clock: all tokens, and
             the time of the request with its prompt.
-        is_own_timing: which of the two.
+        is_own_timing: whether the peer's own timings were used.
         wall_s: time of the request.
-        drafted, accepted: of its speculation; None if it does not say.
-        cpu_s: processor time of its process for the request, prompt included; None where the
-            process is not known, or the system does not say.
-        is_same: whether its text is plain decoding's; None where that was not compared.
+        drafted, accepted: the counts of its speculation; None if it reports none.
+        cpu_s: CPU time of its process for the request, prompt included; None if the process is
+            unknown, or the system does not report it.
+        is_same: whether its text equals plain decoding's; None if it was not compared.
 
     """
 
@@ -67,7 +67,7 @@ class Peer:
         pid: its process on this machine, whose processor time is measured; None if unknown.
 
     Raises:
-        ArgumentError: this is not an address.
+        ArgumentError: the address is invalid.
 
     """
 
@@ -90,7 +90,7 @@ class Peer:
         """Asks the peer for its model, so that a wrong address fails before the long run.
 
         Raises:
-            PeerError: nothing answers there.
+            PeerError: no server answers there.
 
         """
         try:
@@ -105,7 +105,7 @@ class Peer:
         """Sends a prompt to the peer and measures its answer.
 
         Raises:
-            PeerError: it is gone, refuses the request, or answers with nothing.
+            PeerError: the peer is gone, refuses the request, or sends an empty answer.
 
         """
         body = {

@@ -20,8 +20,8 @@ def check_plot(path: str | os.PathLike[str]) -> None:
     """Refuses, before a long run, a plot that cannot be written after it.
 
     Raises:
-        ArgumentError: the file's name has no ending that can be drawn, or its folder is missing.
-        UnsupportedError: there is no matplotlib, with how to get it.
+        ArgumentError: the file's extension is not a plot format, or its folder is missing.
+        UnsupportedError: matplotlib is missing; the message says how to install it.
 
     """
     target = Path(path)
@@ -39,7 +39,7 @@ def plot(result: BenchResult, path: str | os.PathLike[str]) -> None:
     were expected and how many came, and what drafts saved of each prompt.
 
     Raises:
-        ArgumentError, UnsupportedError: as check_plot().
+        ArgumentError, UnsupportedError: see check_plot().
         OSError: the file cannot be written.
 
     """

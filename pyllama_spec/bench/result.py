@@ -17,16 +17,16 @@ class Setup:
 
     Attributes:
         target: the engine's description of the target.
-        drafter: its name.
+        drafter: the drafter's name.
         is_auto: whether "auto" chose it.
-        n_ctx, n_threads: of both contexts.
+        n_ctx, n_threads: the same for both contexts.
         max_draft: the most tokens that a round drafts.
-        weight_bytes: of weights that a plain token reads.
+        weight_bytes: the bytes of weights that decoding one plain token reads.
         weight_basis: where that number comes from.
-        streaming: of this machine's memory; None where the weights lie on a GPU.
-        placement: layers of the target by device.
-        draft_placement: those of the draft; None where it is not a model.
-        provenance: versions, machine, files: JSON's own types.
+        streaming: the memory bandwidth of this machine; None if the weights are on a GPU.
+        placement: the number of the target's layers on each device.
+        draft_placement: the same for the draft; None if it is not a model.
+        provenance: versions, machine and files, as JSON types.
         notes: what a reader should know.
 
     """
@@ -66,13 +66,13 @@ class BenchResult:
     Attributes:
         config: what was asked for.
         setup: how it ran.
-        prompts: in the file's order; after an interruption only those with a pair.
+        prompts: in the file's order; after an interruption, only prompts with a pair.
         n_off_script: rounds of synthetic acceptance that the oracle could not script.
         is_interrupted: Ctrl-C ended it.
-        failure: the error that ended it, if one did: what was measured before is here.
+        failure: the error that ended it, if any; the figures up to it are kept.
         peer_failures: what went wrong with the peer, by prompt id.
         span: when it began and ended, and the load average then.
-        others: the same of further drafts, beside the same plain texts.
+        others: the results of further drafts against the same plain texts.
 
     """
 

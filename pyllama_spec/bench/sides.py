@@ -48,16 +48,16 @@ class Run:
         tokens: all committed ids; an end token is the last of them.
         rounds: (drafted, accepted) of each round.
         is_stopped: whether an end token cut the last round.
-        prompt_s: the prompt, to its first token.
-        decode_s: all rounds.
-        draft_s, verify_s: of those, in the drafter and in the target's decode.
+        prompt_s: the time of the prompt, to its first token.
+        decode_s: the time of all rounds.
+        draft_s, verify_s: the parts of decode_s spent in the drafter and in the target's decode.
         cpu_s: processor time of all threads of the process, prompt and rounds.
-        rounds_cpu_s: of that, in the rounds.
-        state: of SpeculationStats: none, used, idle or disabled.
+        rounds_cpu_s: the part of cpu_s spent in the rounds.
+        state: the state of SpeculationStats: none, used, idle or disabled.
         reason_off: why the drafter was disabled; None if it was not.
-        disabled_since: after how many rounds it was.
-        only_copies: whether a draft model gave nothing beside its copies.
-        transfers: between the host and devices in all rounds, of the target and its draft.
+        disabled_since: the number of rounds before it was disabled.
+        only_copies: whether a draft model contributed nothing beside its copies.
+        transfers: the transfers between host and devices in all rounds, for target and draft.
         asked, probes, proposed, expected, gain_expected, gain_realised, by_source, probe_s,
         round_counts: see SpeculationStats.
 
@@ -98,9 +98,9 @@ class Side(Closeable):
 
     Args:
         runtime: its context and loop.
-        options: the options of every text.
-        drafter: closed with it, if any.
-        synthetic: the drafter that wants to know each text beforehand, if there is one.
+        options: the options for every text.
+        drafter: its drafter, if any; closed with it.
+        synthetic: the drafter that needs each text beforehand, if there is one.
 
     """
 
@@ -146,7 +146,7 @@ class Side(Closeable):
         Args:
             prompt: token ids.
             n_tokens: the most tokens to generate.
-            observe: sees each committed token with its row; for runs that are not timed.
+            observe: called with each committed token and its row; for runs that are not timed.
 
         """
         self._open.reset()

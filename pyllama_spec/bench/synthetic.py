@@ -23,9 +23,9 @@ class SyntheticDrafter(Drafter):
     rounding can cause, the proposals are the real drafter's, and are counted.
 
     Args:
-        inner: the real drafter; it learns the same of the text as without this one.
-        probabilities: of acceptance by depth, each given that the depth is reached.
-        n_vocab: ids of wrong tokens are below it.
+        inner: the real drafter; it sees the same text as it would without this one.
+        probabilities: the acceptance by depth, each given that the depth is reached.
+        n_vocab: wrong tokens have ids below it.
         seed: the seed of the coins.
 
     """
@@ -51,9 +51,9 @@ class SyntheticDrafter(Drafter):
         """Sets the token ids that the next text will have.
 
         Args:
-            n_prompt: the length of its prompt.
-            answer: all its tokens, an end token included.
-            key: names the run; another one gives other coins.
+            n_prompt: the length of the text's prompt.
+            answer: all tokens of the answer, an end token included.
+            key: names the run; each key gives different coins.
 
         """
         self._n_prompt = n_prompt

@@ -23,9 +23,9 @@ class Checkpoint:
 
     Attributes:
         folder: its path.
-        name: the model's, from the folder's.
+        name: the model's name, from the folder's.
         config: config.json.
-        tensors: by their names in the files.
+        tensors: the tensors by their names in the files.
 
     """
 
@@ -41,7 +41,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     Safetensors are preferred to .bin files, and an index of several files to a single one.
 
     Raises:
-        ConversionError: the folder, or a file that it should hold, is missing or damaged.
+        ConversionError: the folder or a required file is missing or damaged.
 
     """
     if not folder.is_dir():
@@ -66,7 +66,7 @@ def read_json(path: Path) -> Json:
     """Reads a JSON file that holds an object.
 
     Raises:
-        ConversionError: it is missing, unreadable or something else.
+        ConversionError: it is missing, unreadable or not a JSON object.
 
     """
     try:

@@ -22,8 +22,8 @@ class CheckpointTensors:
     """The tensors by their common names; each is taken once.
 
     Args:
-        tensors: by their names in the files.
-        common_name: what a name becomes.
+        tensors: the tensors by their names in the files.
+        common_name: maps a name to its common name.
 
     Raises:
         ConversionError: two tensors have the same common name.
@@ -65,7 +65,7 @@ class CheckpointTensors:
         """Takes the weights of this name, which must have this shape.
 
         Raises:
-            ConversionError: they are missing, no floats, or of another shape.
+            ConversionError: they are missing, not floats, or of another shape.
 
         """
         tensor = self._left.pop(name, None)

@@ -31,13 +31,13 @@ class ConversionReport:
     Attributes:
         path: the GGUF.
         draft: the kind of draft, such as "EAGLE-3" or "DSpark".
-        layout: the tool that wrote the checkpoint, as far as it tells.
+        layout: the tool that wrote the checkpoint, as far as the files tell.
         target_layers: layer inputs of the target that the draft reads.
-        layer_ids: how its own ids were read: "default", "input" or "output".
+        layer_ids: how the draft's own layer ids were read: "default", "input" or "output".
         n_tensors: tensors of the GGUF.
         n_layer: decoder layers.
-        n_draft_vocab: rows of a reduced output, None for the target's whole vocabulary.
-        block_size: slots of a block, None for a draft that has none.
+        n_draft_vocab: rows of a reduced output; None for the target's whole vocabulary.
+        block_size: slots of a block; None if the draft has no blocks.
         type_name: type of most weights, such as "BF16".
         n_bytes: size of the GGUF.
         notes: remarks for the user, one sentence each.
@@ -67,9 +67,9 @@ class Conversion:
         shapes: the shapes of its tensors, by their names in the files.
         target: path of the target's GGUF or folder.
         out: the GGUF to write.
-        kind: type of the matrices; None keeps the checkpoint's.
-        layer_ids: how the draft's layer ids count, where its files do not tell.
-        progress: called with the share that is written, 0.0 .. 1.0.
+        kind: the type of the matrices; None keeps the checkpoint's.
+        layer_ids: how the draft's layer ids count, if its files do not tell.
+        progress: called with the written share, 0.0 .. 1.0.
 
     """
 
@@ -88,16 +88,16 @@ class Draft:
 
     Attributes:
         arch: general.architecture.
-        name: the name of the kind, for people.
+        name: the name of the kind, for messages.
         layout: the tool that wrote the checkpoint.
-        keys: the architecture's, without its name in front.
-        ids: which rows of the target it reads.
-        target: what it was made for.
-        tensors: in the GGUF's order.
+        keys: the architecture's keys, without its prefix.
+        ids: which rows of the target the draft reads.
+        target: the target that it was made for.
+        tensors: the tensors in the GGUF's order.
         n_layer: decoder layers.
-        n_draft_vocab: rows of a reduced output, None for the whole vocabulary.
-        block_size: slots of a block, None for a draft that has none.
-        tokenizer: keys tokenizer.* beside the target's.
+        n_draft_vocab: rows of a reduced output; None for the whole vocabulary.
+        block_size: slots of a block; None if the draft has no blocks.
+        tokenizer: the tokenizer.* keys to write beside the target's.
         notes: what the user should know.
 
     """
@@ -128,7 +128,7 @@ def open_conversion(
 
     Raises:
         ConversionError: the checkpoint is missing or damaged, or the package gguf is missing.
-        ArgumentError: there is no such kind or convention, or the output is an input.
+        ArgumentError: the kind or convention is unknown, or the output is an input.
 
     """
     if kind is not None and kind not in KINDS:

@@ -18,8 +18,8 @@ class Vocabulary:
     Attributes:
         n_output: rows of the output.
         n_trained: the vocabulary that the draft was trained for, config.json's vocab_size.
-        n_target: that of the target's GGUF, which may be padded differently.
-        target_ids: of each row, int64 `[n_output]`; None where row i is token i.
+        n_target: the vocabulary of the target's GGUF, which may be padded differently.
+        target_ids: the target id of each row, int64 `[n_output]`; None if row i is token i.
         notes: what the user should know.
 
     """
@@ -59,12 +59,12 @@ def take_vocabulary(
 
     Args:
         tensors: the tensors.
-        n_draft_vocab: config.json's draft_vocab_size, None where it does not say.
-        sizes: the draft's.
+        n_draft_vocab: config.json's draft_vocab_size; None if it is missing.
+        sizes: the draft's sizes.
         n_target: the target's vocabulary.
 
     Raises:
-        ConversionError: a table is missing, wrong, or contradicts the other one.
+        ConversionError: a table is missing or wrong, or contradicts the other one.
 
     """
     head = tensors.find("lm_head.weight")
@@ -87,7 +87,7 @@ def take_embedding(
     """The draft's own embedding, whose first n_vocab rows are those of the target's tokens.
 
     Raises:
-        ConversionError: it is of another shape, or knows fewer tokens than the target.
+        ConversionError: its shape is wrong, or it has fewer tokens than the target.
 
     """
     embedding = tensors.take("embed_tokens.weight", sizes.n_vocab, sizes.n_embd)

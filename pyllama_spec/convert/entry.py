@@ -33,15 +33,15 @@ def convert_draft(
     Args:
         draft_dir: the draft's folder, with config.json and .safetensors or .bin files.
         target: the target's GGUF, or its folder with config.json and tokenizer.json.
-        out_path: the GGUF to write; an old one is replaced when the new one is whole.
+        out_path: the GGUF to write; it replaces an existing file once it is complete.
         kind: type of the matrices; None keeps the checkpoint's. Norms and biases are F32.
-        layer_ids: how the draft's layer ids count, where its files do not tell or tell wrongly.
-        progress: called with the share that is written, 0.0 .. 1.0.
+        layer_ids: how the draft's layer ids count, if its files do not tell or are wrong.
+        progress: called with the written share, 0.0 .. 1.0.
 
     Raises:
-        ConversionError: a file is missing or damaged, the draft is of a kind that the engine does
-            not have, or its parts contradict each other or the target.
-        ArgumentError: there is no such kind or convention, or the output is an input.
+        ConversionError: a file is missing or damaged, the engine does not have the draft's kind, or
+            the draft's parts contradict each other or the target.
+        ArgumentError: the kind or convention is unknown, or the output is an input.
 
     """
     conversion = open_conversion(draft_dir, target, out_path, kind, layer_ids, progress)
@@ -63,8 +63,8 @@ def convert_eagle3(
     """Converts an EAGLE-3 head as convert_draft() does, and refuses every other kind.
 
     Raises:
-        ConversionError: as for convert_draft, or the draft is no EAGLE-3 head.
-        ArgumentError: there is no such kind or convention, or the output is an input.
+        ConversionError: see convert_draft(); or the draft is not an EAGLE-3 head.
+        ArgumentError: the kind or convention is unknown, or the output is an input.
 
     """
     conversion = open_conversion(draft_dir, target, out_path, kind, layer_ids, progress)

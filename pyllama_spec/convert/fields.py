@@ -18,7 +18,7 @@ class Fields:
 
     Attributes:
         values: the object.
-        where: what stands before a key in messages, such as "transformer_layer_config.".
+        where: the prefix of a key in messages, such as "transformer_layer_config.".
 
     """
 
@@ -41,7 +41,7 @@ class Fields:
         """Reads a count of 1 or more.
 
         Raises:
-            ConversionError: it is missing without a default, or no such number.
+            ConversionError: it is missing without a default, or not such a number.
 
         """
         value = self.values.get(key)
@@ -59,7 +59,7 @@ class Fields:
         """Reads a finite number above 0.
 
         Raises:
-            ConversionError: it is missing without a default, or no such number.
+            ConversionError: it is missing without a default, or not such a number.
 
         """
         value = self.values.get(key)

@@ -21,7 +21,7 @@ class ResolvedIds:
     """Layer ids that count inputs.
 
     Attributes:
-        target_layers: in the order of fc's columns.
+        target_layers: the layers in the order of fc's columns.
         counted: how the list was read: "default", "input" or "output".
 
     """
@@ -36,14 +36,14 @@ def to_inputs(
     """Converts the ids of a list to ids of inputs.
 
     Args:
-        written: the list of config.json.
+        written: the list in config.json.
         counted: how it counts.
         n_layer: layers of the target.
-        n_wanted: how many the draft's fc reads.
+        n_wanted: how many layers the draft's fc reads.
         least_output: -1 if the embedding's output is called output -1.
 
     Raises:
-        ConversionError: there are more or fewer, or one is out of range or there twice.
+        ConversionError: the list has a wrong length, or an id is out of range or repeated.
 
     """
     if len(written) != n_wanted:

@@ -84,7 +84,7 @@ def read_torch_values(path: Path) -> dict[str, SourceTensor | int]:
     """The tensors and integers of a dict by name; a lone tensor has the name "".
 
     Raises:
-        ConversionError: as for read_torch(), or there is something else in it.
+        ConversionError: see read_torch(); or the dict holds something else.
 
     """
     return dict(_read(path, _views_and_numbers))

@@ -53,8 +53,8 @@ class Rope:
     """The keys and tensors of RoPE.
 
     Attributes:
-        keys: without the architecture in front: a str, int or float each.
-        tensors: by their GGUF names, float32 `[head size / 2]`.
+        keys: the keys without the architecture's prefix: a str, int or float each.
+        tensors: the tensors by their GGUF names, float32 `[head size / 2]`.
         notes: what the user should know.
 
     """
@@ -71,9 +71,9 @@ def read_rope(
 
     Args:
         config: the object with the sizes.
-        head_size: even.
-        ignored: keys of rope_scaling and rope_parameters that say nothing to this kind of draft.
-        partial: whether the draft may turn a part of each head.
+        head_size: the size of a head; even.
+        ignored: keys of rope_scaling and rope_parameters that this kind of draft ignores.
+        partial: whether the draft may rotate a part of each head.
 
     Raises:
         ConversionError: the kind is not supported, or a number is missing or contradictory.

@@ -28,7 +28,7 @@ def read_safetensors(path: Path) -> dict[str, SourceTensor]:
     """The tensors of a file by name. Their bytes are mapped, and read on demand.
 
     Raises:
-        ConversionError: the file is cut off, damaged or something else.
+        ConversionError: the file is cut off, damaged or in another format.
 
     """
     try:

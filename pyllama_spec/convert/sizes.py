@@ -19,10 +19,10 @@ class Sizes:
     """The sizes of decoder layers of any kind of draft.
 
     Attributes:
-        n_embd, n_head, n_head_kv, head_size, n_ff: of each layer.
-        n_layer: as the file says, which is wrong in some EAGLE-3 files of one layer.
-        n_vocab: vocabulary of the target that the draft was trained for.
-        n_ctx_train, norm_eps: as in the file.
+        n_embd, n_head, n_head_kv, head_size, n_ff: the sizes of each layer.
+        n_layer: the file's value, which is wrong in some EAGLE-3 files of one layer.
+        n_vocab: the target's vocabulary when the draft was trained.
+        n_ctx_train, norm_eps: the file's values.
 
     """
 
@@ -113,10 +113,10 @@ def count_target_layers(
     """The number of target rows that fc reads, from its width.
 
     Args:
-        sizes: the draft's.
-        target_hidden_size: what config.json says of the target's width, if it does.
-        fc: shape of fc.weight.
-        target: the one that it is converted for.
+        sizes: the draft's sizes.
+        target_hidden_size: the target's width according to config.json, if given.
+        fc: the shape of fc.weight.
+        target: the target to convert for.
 
     Raises:
         ConversionError: the draft was made for another target.

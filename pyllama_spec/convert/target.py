@@ -16,7 +16,7 @@ def read_target(path: Path) -> Target:
     """Reads a target: the path of a GGUF, or of a folder with config.json and tokenizer.json.
 
     Raises:
-        ConversionError: it is missing, damaged, no language model, or lacks one of the facts.
+        ConversionError: it is missing, damaged, not a language model, or lacks a required fact.
 
     """
     return _from_folder(path) if path.is_dir() else _from_gguf(path)

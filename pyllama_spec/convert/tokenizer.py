@@ -29,13 +29,13 @@ def read_tokenizer(folder: Path, n_vocab: int, *configs: Fields) -> dict[str, Gg
     byte fallback, Unigram) one of kind "llama".
 
     Args:
-        folder: the target's.
-        n_vocab: its config.json's vocab_size.
-        configs: objects of its config.json that may name bos_token_id and eos_token_id.
+        folder: the target's folder.
+        n_vocab: vocab_size of the target's config.json.
+        configs: objects of that config.json that may name bos_token_id and eos_token_id.
 
     Raises:
-        ConversionError: there is no tokenizer.json, or it is of another kind, damaged, or larger
-            than the vocabulary.
+        ConversionError: tokenizer.json is missing, of an unsupported kind, damaged, or larger than
+            the vocabulary.
 
     """
     path = folder / "tokenizer.json"

@@ -20,8 +20,8 @@ class VocabularyMap:
     """The table d2t to write.
 
     Attributes:
-        target_ids: int64 `[n_draft_vocab]`, no two alike; None where draft id i is target id i for
-            the whole vocabulary, and no table is written.
+        target_ids: int64 `[n_draft_vocab]`, no two alike; None if draft id i is target id i for the
+            whole vocabulary, so that no table is written.
         notes: what the user should know.
 
     """
@@ -42,16 +42,16 @@ def map_vocabulary(
     """The target id of each draft id.
 
     Args:
-        d2t: int64 `[n_output]` offsets, None where the checkpoint has none.
-        t2d: int64 `[n_trained]` of 0 and 1, None where the checkpoint has none.
+        d2t: int64 `[n_output]` offsets; None if the checkpoint has none.
+        t2d: int64 `[n_trained]` of 0 and 1; None if the checkpoint has none.
         n_output: rows of the head's output.
         n_trained: the vocabulary that the head was trained for, config.json's vocab_size.
         n_vocab: the target's vocabulary, which may be padded differently.
-        has_output: the head brings its own output; the target's knows all tokens.
+        has_output: whether the head has its own output; the target's has all tokens.
 
     Raises:
-        ConversionError: a table is missing, too short, out of range, ambiguous, or contradicts the
-            other one.
+        ConversionError: a table is missing, too short, out of range or ambiguous, or contradicts
+            the other one.
 
     """
     marked = _marked(t2d, n_trained)

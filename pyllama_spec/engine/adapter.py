@@ -22,11 +22,11 @@ class Adapter(Closeable):
     The engine keeps it with the model's weights and frees both together.
 
     Args:
-        model: the model that it was made for.
+        model: the model that the adapter was made for.
         path: a GGUF of type "adapter".
 
     Attributes:
-        identity: a digest of the file as it was loaded, see identity.py.
+        identity: a digest of the loaded file, see identity.py.
 
     Raises:
         ModelLoadError: the file is missing, broken, or made for another model.

@@ -17,16 +17,16 @@ def baseline_decode(
     The engine's own batched benchmark does the same, with a simpler sampler than ours.
 
     Args:
-        context: the context whose sequences 0 .. len(ids) - 1 it continues.
+        context: the context; its sequences 0 .. len(ids) - 1 are continued.
         positions: the next position of each sequence.
         ids: the first token of each sequence.
         n_steps: the number of decodes.
 
     Returns:
-        The seconds of all steps.
+        The time of all steps in seconds.
 
     Raises:
-        ArgumentError: an id, a position or a count is out of range, or there is no room.
+        ArgumentError: an id, a position or a count is out of range, or the context is full.
 
     """
     n = len(ids)

@@ -24,17 +24,17 @@ class Batch:
     """A list of tokens for Context.decode(), reused from round to round.
 
     Args:
-        n_max: the most tokens it takes; Context.n_batch is the most that a decode takes.
-        n_row: the width of state rows, 0 for batches of ids alone.
-        n_model_row: the width in which the model takes them, ModelInfo.n_embd_inp, where that is
-            more; the rest is zero.
+        n_max: the most tokens that it holds; Context.n_batch is the most that a decode takes.
+        n_row: the width of state rows; 0 for batches of ids alone.
+        n_model_row: the row width that the model reads, ModelInfo.n_embd_inp, if it is larger; the
+            rest is zero.
 
     Attributes:
-        hidden_rows: for a draft's context: the rows are the draft's own hidden rows of the step
-            before, and not features of the target.
-        logits: for a draft's context: whether logits are computed for the tokens with an output,
-            beside Context.draft_candidates().
-        head: for the context of a model's MTP heads: which of them computes the batch, 0 the first.
+        hidden_rows: for a draft's context: whether the rows are the draft's own hidden rows of the
+            previous step instead of features of the target.
+        logits: for a draft's context: whether tokens with an output get logits, beside
+            Context.draft_candidates().
+        head: for a context of MTP heads: which head computes the batch, 0 for the first.
 
     """
 
@@ -82,14 +82,15 @@ class Batch:
         """Appends a token; returns its index in the batch.
 
         Args:
-            token: its id, or None where only a row is given.
+            token: its id; None if only a row is given.
             pos: its position in the sequence.
-            seq: its sequence, or several that share it.
-            output: whether its logits are wanted.
-            row: [n_row] float32 state row, for a batch made with n_row.
+            seq: its sequence, or several that share the token.
+            output: whether to compute its logits.
+            row: [n_row] float32 state row, for a batch with n_row.
 
         Raises:
-            ArgumentError: the batch is full, a number does not fit, or the row has another width.
+            ArgumentError: the batch is full, a number is out of range, or the row has another
+                width.
 
         """
         i = self.n_tokens
@@ -122,16 +123,16 @@ class Batch:
         """Appends a run of tokens of one sequence at pos, pos + 1, ...
 
         Args:
-            tokens: their ids, or None where only rows are given.
+            tokens: their ids; None if only rows are given.
             pos: the position of the first one.
             seq: their sequence.
-            output_last: whether the logits of the last one are wanted.
-            output_all: whether the logits of all of them are.
-            rows: for a batch made with n_row: [n_tokens, n_i] float32 arrays that stand side by
-                side in a token's row, together n_row wide.
+            output_last: whether to compute the logits of the last token.
+            output_all: whether to compute the logits of all tokens.
+            rows: for a batch with n_row: [n_tokens, n_i] float32 arrays, concatenated side by side
+                into rows of width n_row.
 
         Raises:
-            ArgumentError: they do not fit the batch, or a number is no int32.
+            ArgumentError: they do not fit the batch, or a number is not an int32.
         """
         try:
             n, start = len(rows[0] if tokens is None else tokens), self.n_tokens

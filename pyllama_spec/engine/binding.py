@@ -81,8 +81,8 @@ def check(code: int, what: str) -> None:
     """Raises the exception that belongs to a status code.
 
     Args:
-        code: what a function of the C ABI returned.
-        what: the attempt, in words, as the start of the message: "cannot decode".
+        code: the return value of a function of the C ABI.
+        what: the start of the message, such as "cannot decode".
 
     """
     # Whatever the result: a signal may have arrived just then.

@@ -23,7 +23,7 @@ def schema_to_grammar(schema: Any) -> str:
         schema: the JSON schema, as a dict or as True.
 
     Raises:
-        ArgumentError: it is not a schema, or asks for something that a grammar cannot hold.
+        ArgumentError: it is not a schema, or needs something that a grammar cannot express.
 
     """
     out = ffi.new("char **")
@@ -36,8 +36,8 @@ class ChatParser(Closeable):
     """The engine's parse of a model's chat template, with its tool format.
 
     Args:
-        model: whose template it is.
-        source: Jinja text to use instead of the file's.
+        model: the model with the template.
+        source: Jinja text to use instead of the model's template.
 
     Raises:
         ArgumentError: the engine cannot read the template.
@@ -57,11 +57,10 @@ class ChatParser(Closeable):
         Args:
             request: messages, tools, tool_choice, parallel_tool_calls, json_schema (as text),
                 reasoning_format, add_generation_prompt, continue_final_message, variables,
-                schema_rules;
-                csrc/abi/llama-spec.h has them.
+                schema_rules; see csrc/abi/llama-spec.h.
 
         Raises:
-            ArgumentError: the template refuses the request, or it is malformed.
+            ArgumentError: the template refuses the request, or the request is malformed.
 
         """
         out, answer = ffi.new("llama_spec_chat_session **"), ffi.new("char **")
@@ -81,20 +80,20 @@ class ChatSession:
 
     Attributes:
         prompt: the rendered chat.
-        grammar: GBNF rules of what may be answered; "" for anything.
+        grammar: GBNF rules for the answer; "" for no restriction.
         is_lazy: whether the grammar waits for a trigger.
-        trigger_patterns, trigger_tokens: its triggers.
-        prefill: ids that the template wrote of the answer; a grammar that does not wait has to have
-            seen them.
-        generation_prompt: what the prompt ends with, as text: the answer's beginning.
+        trigger_patterns, trigger_tokens: the triggers of a lazy grammar.
+        prefill: ids of the answer that the template wrote already; a grammar that is not lazy must
+            accept them first.
+        generation_prompt: the end of the prompt, as text, which begins the answer.
         stops: texts that end the answer.
         format: the engine's name for the format of calls.
-        thinking_start, thinking_ends: what begins a thought, and what may end it; "" and () where
-            the template knows no thoughts.
-        preserved_tokens: control tokens whose names the parser has to be shown.
-        object_arguments: whether the template is given the arguments of past calls as values, not
-            as text.
-        has_call_ids: whether calls are written with an id.
+        thinking_start, thinking_ends: the text that begins a thought, and those that may end it; ""
+            and () if the template has no thoughts.
+        preserved_tokens: control tokens whose names the parser needs in the text.
+        object_arguments: whether the template gets the arguments of past calls as values instead of
+            text.
+        has_call_ids: whether calls have an id.
 
     """
 
@@ -125,17 +124,17 @@ class ChatSession:
         """The parsed answer so far.
 
         Args:
-            text: all that was generated, with the names of preserved_tokens and of no other control
+            text: all generated text, with the names of preserved_tokens and of no other control
                 token.
 
         Returns:
             content, reasoning_content, and tool_calls: a list of name, arguments (JSON text), id
-            ("" for none). is_whole: whether nothing is missing at its end, and nothing is left
-            over. n_told: bytes of the text up to the last that is in one of these.
+            ("" for none). is_whole: whether the answer is complete, with no text left over. n_told:
+            how many bytes of the text these fields cover.
 
         Raises:
-            UnsupportedError: it is not what the template's parser expects.
-            ArgumentError: it is nested too deeply to be read.
+            UnsupportedError: the text does not match the template's parser.
+            ArgumentError: the text is nested too deeply.
 
         """
         out, data = ffi.new("char **"), text.encode("utf-8", errors="replace")

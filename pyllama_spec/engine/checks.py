@@ -18,7 +18,7 @@ def integer(value: object, name: str) -> int:
     """Reads an int of Python or NumPy.
 
     Raises:
-        ArgumentError: it is something else.
+        ArgumentError: it is not one.
 
     """
     if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -33,7 +33,7 @@ def int32(value: object, name: str) -> int:
     """Reads an int that fits 32 bits.
 
     Raises:
-        ArgumentError: it is something else.
+        ArgumentError: it is not one.
 
     """
     # Nearly always it is one; this is called for every token.
@@ -47,7 +47,7 @@ def flag(value: object, name: str) -> bool:
     """Reads True or False.
 
     Raises:
-        ArgumentError: it is something else.
+        ArgumentError: it is neither.
 
     """
     if value is not True and value is not False:
@@ -59,7 +59,7 @@ def boolean(value: object, name: str) -> bool:
     """Reads a bool of Python or NumPy.
 
     Raises:
-        ArgumentError: it is something else.
+        ArgumentError: it is not one.
 
     """
     # NumPy's has the name "bool" too, so the message needs more than the type's name.
@@ -76,7 +76,7 @@ def count(value: object, name: str, low: int = 0, high: int = INT32_MAX) -> int:
     """Reads an int within a range.
 
     Raises:
-        ArgumentError: it is something else.
+        ArgumentError: it is not an int, or out of range.
 
     """
     number = integer(value, name)
@@ -89,7 +89,7 @@ def real(value: object, name: str, low: float = -math.inf) -> float:
     """Reads a finite number of at least `low`.
 
     Raises:
-        ArgumentError: it is something else.
+        ArgumentError: it is not such a number.
 
     """
     number = math.nan
@@ -122,8 +122,8 @@ def listed(values: Iterable[Any], name: str, most: int = MAX_LISTED) -> tuple[An
     """The values of a list, read no further than it may be long: range(10**9) takes no memory.
 
     Raises:
-        ArgumentError: there are more than `most`.
-        TypeError: it has no values, as an array of one number.
+        ArgumentError: there are more than `most` values.
+        TypeError: it is not iterable, such as a 0-d array.
 
     """
     found = tuple(islice(values, most + 1))
@@ -136,7 +136,7 @@ def text(value: object, name: str) -> str:
     """Reads a str without NUL, at which the engine would cut it.
 
     Raises:
-        ArgumentError: it is something else.
+        ArgumentError: it is not a str, or contains NUL.
 
     """
     if not isinstance(value, str):
@@ -171,7 +171,7 @@ def shares_of(split: Iterable[float] | None) -> list[float]:
     """Reads a tensor_split: numbers from 0 on, in the engine's format.
 
     Raises:
-        ArgumentError: it is something else.
+        ArgumentError: it is not one.
 
     """
     if split is None:

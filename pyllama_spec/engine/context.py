@@ -40,8 +40,8 @@ class ThreadUse(NamedTuple):
     wait is measured, and where fewer threads are faster, fewer compute, with equal numbers.
 
     Attributes:
-        n_graphs: physical batches that more than one thread could compute.
-        n_with_fewer: those of them that fewer than all threads computed.
+        n_graphs: physical batches that several threads could compute.
+        n_with_fewer: the number of those computed by fewer than all threads.
 
     """
 
@@ -72,8 +72,8 @@ class OutputMatrix(NamedTuple):
     """The output matrix of a draft: its file, name and row size.
 
     Attributes:
-        name: in its file.
-        row_bytes: how many bytes a row of it has there.
+        name: its name in its file.
+        row_bytes: bytes of a row in the file.
         is_targets: whether the file is the target's.
 
     """
@@ -107,13 +107,13 @@ class Context(Closeable):
 
     Args:
         model: the model.
-        params: how to open it; keywords override single fields.
-        target: of a draft: the target's context, whose results and threads it shares.
+        params: the parameters; keywords override single fields.
+        target: for a draft: the target's context, whose results and threads it shares.
 
     Raises:
-        ArgumentError: a parameter is out of range or does not go with the model.
+        ArgumentError: a parameter is out of range or does not fit the model.
         UnsupportedError: the architecture does not expose one of target_layers.
-        OutOfMemoryError: there is not enough memory for it.
+        OutOfMemoryError: memory is too small for the context.
 
     """
 
@@ -231,7 +231,7 @@ class Context(Closeable):
         """Makes the memory read-only until called with None: writes raise.
 
         Args:
-            borrower: in the words of the error, such as "the drafter suffix".
+            borrower: the borrower's name in the error, such as "the drafter suffix".
 
         """
         self._handle.borrower = borrower
@@ -253,14 +253,15 @@ class Context(Closeable):
 
         Args:
             batch: the tokens.
-            encode: run the encoder of a model that has one.
+            encode: runs the encoder of a model that has one.
 
         Raises:
-            ArgumentError: an id, a position or a sequence is out of range, or the batch too long.
-            ContextFullError: there is no room; the memory is as it was.
+            ArgumentError: an id, a position or a sequence is out of range, or the batch is too
+                long.
+            ContextFullError: the context is full; the memory is unchanged.
             CancelledError: cancel() was called; the memory holds a part of the batch.
             ForkedError: this process was forked from the one that opened the context.
-            EngineError: the engine failed; the context has to be opened again.
+            EngineError: the engine failed; open the context again.
 
         """
         instance(batch, Batch, "batch")
@@ -280,11 +281,11 @@ class Context(Closeable):
         """The logits of token i of the last batch.
 
         Returns:
-            [n_vocab] float32, read-only, a view into the engine's memory: the next decode
-            overwrites it. It may be kept past close() without harm.
+            [n_vocab] float32, read-only, a view into the engine's memory. The next decode
+            overwrites it; it stays valid after close().
 
         Raises:
-            ArgumentError: no logits were asked for there.
+            ArgumentError: the batch asked for no logits there.
 
         """
         code = lib.llama_spec_logits(self.handle, int32(i, "row"), self._row)
@@ -315,7 +316,7 @@ class Context(Closeable):
         """The settings, beside the model, that the context's memory depends on.
 
         Args:
-            adapters: what is computed with; None for those that count now.
+            adapters: the adapters to compute with; None for the current ones.
 
         """
         if self._settings is None:
@@ -330,7 +331,7 @@ class Context(Closeable):
         The memory was computed without them: clear it where that matters.
 
         Raises:
-            ArgumentError: one was loaded for another model, or a scale is not a number.
+            ArgumentError: an adapter was loaded for another model, or a scale is not a number.
 
         """
         for adapter, _ in adapters:
@@ -348,17 +349,17 @@ class Context(Closeable):
         """A draft's candidates for token i of the last batch, likeliest first.
 
         Args:
-            i: which token of the batch.
-            previous: the id chosen for the token before, -1 for none; some kinds look back.
+            i: the index of the token in the batch.
+            previous: the id chosen for the previous token, -1 for none; some kinds read it.
 
         Returns:
             The tokens, as ids of the target; their probabilities in the draft's own distribution;
-            and a row, float32, a view as logits(): of EAGLE-3 and MTP the hidden row to feed with
-            whichever token is chosen, of DFlash how sure the confidence head is, if it has one.
+            and a float32 row, a view as in logits(). EAGLE-3 and MTP: the hidden row to feed with
+            the chosen token. DFlash: the confidence head's value, if it has one.
 
         Raises:
-            ArgumentError: no output was asked for there.
-            UnsupportedError: this context is not of a draft.
+            ArgumentError: the batch asked for no output there.
+            UnsupportedError: this is not a draft's context.
 
         """
         ids, probabilities, n = self._candidates
@@ -376,14 +377,14 @@ class Context(Closeable):
         have to have one before the next decode. Logits of other ids are minus infinity.
 
         Returns:
-            The file that has the matrix.
+            The file with the matrix.
 
         Raises:
             ArgumentError: n_slots is negative, fewer than the draft's selector takes, or more than
                 the vocabulary has.
-            UnsupportedError: this is no draft's context, its heads have matrices of their own, it
-                knows a part of the vocabulary alone, or the matrix is on a device.
-            OutOfMemoryError: there is not enough memory for the rows.
+            UnsupportedError: this is not a draft's context, its heads have their own matrices, its
+                vocabulary is only a part of the target's, or the matrix is on a device.
+            OutOfMemoryError: memory is too small for the rows.
 
         """
         name, row_bytes, is_targets = ffi.new("char **"), ffi.new("uint64_t *"), ffi.new("bool *")
@@ -398,12 +399,12 @@ class Context(Closeable):
         """Sets rows of the output matrix in the slots of draft_output().
 
         Args:
-            slots: [n] int32, which slots.
-            ids: [n] int32, the ids of these rows from now on.
-            rows: [n, row_bytes] uint8, contiguous, as they are stored in the file.
+            slots: [n] int32, the slots to set.
+            ids: [n] int32, the new ids of these rows.
+            rows: [n, row_bytes] uint8, contiguous, in the file's format.
 
         Raises:
-            ArgumentError: the shapes do not fit, or a slot or an id is out of range.
+            ArgumentError: a shape does not fit, or a slot or an id is out of range.
 
         """
         if not len(slots) == len(ids) == len(rows):
@@ -421,15 +422,15 @@ class Context(Closeable):
         """The likeliest token at token i of the last batch.
 
         Args:
-            i: which token of the batch.
-            counterparts: [n_vocab] int32, contiguous: ids whose entry is negative are left out.
+            i: the index of the token in the batch.
+            counterparts: [n_vocab] int32, contiguous: ids with a negative entry are excluded.
 
         Returns:
-            Its id, and its probability among all of the vocabulary: NaN where a logit is. None
-            where all are left out.
+            The id, and its probability in the whole vocabulary; NaN if a logit is NaN. None if all
+            ids are excluded.
 
         Raises:
-            ArgumentError: no logits were asked for there, or counterparts has another shape.
+            ArgumentError: the batch asked for no logits there, or counterparts has another shape.
 
         """
         out, p, n = self._likely
@@ -454,15 +455,15 @@ class Context(Closeable):
         the draft's next one. The context is in use until the call returns.
 
         Args:
-            ids: for each draft its newest token, as an id of this model.
-            positions: and that token's position.
-            seqs: and its sequence.
+            ids: the newest token of each draft, as an id of this model.
+            positions: the position of each of these tokens.
+            seqs: the sequence of each draft.
             goes_on: called with the draft's index, the token and its probability.
-            counterparts: as of likeliest().
+            counterparts: see likeliest().
 
         Raises:
-            ArgumentError, ContextFullError, CancelledError, EngineError: as of decode(). The memory
-                holds what was decoded before.
+            ArgumentError, ContextFullError, CancelledError, EngineError: see decode(). The memory
+                keeps what was decoded before.
 
         """
         n = len(ids)
@@ -502,7 +503,7 @@ class Context(Closeable):
             layer: one of target_layers.
 
         Returns:
-            [n_rows, Model.row_width(layer)] float32, read-only, a view with the lifetime of
+            [n_rows, Model.row_width(layer)] float32, read-only, a view with the lifetime of that of
             logits().
 
         Raises:

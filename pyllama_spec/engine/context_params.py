@@ -30,35 +30,34 @@ class ContextParams:
     """The parameters of a context.
 
     Attributes:
-        n_ctx: positions per context, shared by its sequences; None for the model's own length.
+        n_ctx: positions of the context, shared by its sequences; None for the model's own length.
         n_batch: the most tokens that one decode takes.
         n_ubatch: the most tokens that the engine computes at once.
-        n_seq_max: how many sequences it can hold.
-        n_rs_seq: snapshots of a recurrent state per sequence: how far it can be rolled back.
-        n_outputs_max: the most tokens of a batch with logits; 0 for n_batch.
+        n_seq_max: the most sequences.
+        n_rs_seq: snapshots of a recurrent state per sequence, which bound a rollback.
+        n_outputs_max: the most tokens with logits in a batch; 0 for n_batch.
         n_threads: CPU threads; None for the machine's physical cores.
-        n_threads_batch: the same for batches of more than one token; None for n_threads.
-        flash_attn: None for off on the CPU, and for the engine's choice on a GPU. On the CPU
-            rows are equal either way, see Context.exact_rows.
+        n_threads_batch: CPU threads for batches of more than one token; None for n_threads.
+        flash_attn: None for off on the CPU, and for the engine's choice on a GPU. On the CPU, rows
+            are equal either way, see Context.exact_rows.
         type_k, type_v: the KV cache's types.
         rope_freq_base, rope_freq_scale: 0 for the model's own.
         rope_scaling: None for the model's own.
-        yarn_ext_factor, yarn_attn_factor, yarn_beta_fast, yarn_beta_slow: of rope_scaling="yarn";
+        yarn_ext_factor, yarn_attn_factor, yarn_beta_fast, yarn_beta_slow: for rope_scaling="yarn";
             below 0 for the model's own.
-        yarn_orig_ctx: positions that the model was trained with before it was scaled; 0 for the
-            model's own.
-        pooling: how embeddings of tokens become one of a text; None for the model's own.
+        yarn_orig_ctx: the context length of training before any scaling; 0 for the model's own.
+        pooling: how token embeddings become one of a text; None for the model's own.
         attention_type: "causal" or "non-causal"; None for the model's own.
-        offload_kqv: keep the KV cache on the GPU with its layers.
-        op_offload: let the GPU compute wide batches (prompts) of layers that are in the host's
-            memory too. Off: rows of a prompt and rows of a draft would be rounded differently.
-        swa_full: keep all positions of sliding-window layers, so that any prefix can be reused.
-        kv_unified: one KV buffer for all sequences, needed where tokens belong to several.
-        embeddings: keep the output embeddings too.
-        is_window: positions may run past n_ctx; the caller of decode() forgets old ones in time.
-        target_layers: layer inputs that every decode keeps, see Context.layer_input().
-        is_head: a context of the model's MTP head, a draft of the model itself. It has no
-            embeddings, no pooling and no snapshots, whatever the other fields say.
+        offload_kqv: keeps the KV cache on the GPU with its layers.
+        op_offload: lets the GPU compute wide batches (prompts) for layers in host memory too. Then
+            rows of a prompt and rows of a draft are rounded differently.
+        swa_full: keeps all positions of sliding-window layers, so that any prefix can be reused.
+        kv_unified: uses one KV buffer for all sequences, needed if tokens belong to several.
+        embeddings: keeps the output embeddings too.
+        is_window: positions may exceed n_ctx; the caller of decode() removes old ones in time.
+        target_layers: the layer inputs that every decode keeps, see Context.layer_input().
+        is_head: whether this is a context of the model's own MTP head. It has no embeddings, no
+            pooling and no snapshots, regardless of the other fields.
 
     """
 

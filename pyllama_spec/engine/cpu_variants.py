@@ -32,7 +32,7 @@ def choose(features: Collection[str], wanted: str = "") -> str:
     """The best variant for a processor with these features, or the requested one.
 
     Raises:
-        ImportError: it has none, or not the wanted one. In one line, with what to do.
+        ImportError: no variant fits, or the requested one is missing. One line, with the remedy.
 
     """
     if wanted and wanted not in CPU_VARIANTS:
@@ -65,7 +65,7 @@ def load_engine() -> ModuleType:
     """Imports the engine's module.
 
     Raises:
-        ImportError: see choose(); or it is not there, or lacks a library of a backend.
+        ImportError: see choose(); or the module or a backend's library is missing.
 
     """
     try:

@@ -12,16 +12,16 @@ class Distribution:
     """Probabilities of ids. All other ids have probability 0.
 
     Args:
-        ids: [n] the ids, each once.
-        weights: [n] what their probabilities are in proportion to: numbers from 0 on.
+        ids: [n] the ids, without duplicates.
+        weights: [n] numbers from 0 on, proportional to the probabilities.
 
     Raises:
-        ArgumentError: the two differ in length, an id is below 0, a weight is negative or no finite
-            number, or all of them are 0.
+        ArgumentError: the lengths differ, an id is negative, a weight is negative or not finite, or
+            all weights are 0.
 
     Attributes:
-        ids: [n] int32, those with a probability above 0, in the order that was given.
-        p: [n] float64, their probabilities; the sum is 1.
+        ids: [n] int32, the ids with a probability above 0, in the given order.
+        p: [n] float64, their probabilities, with the sum 1.
 
     """
 
@@ -52,11 +52,11 @@ class Distribution:
         """The softmax of logits, with sums in float64.
 
         Args:
-            ids: [n] the ids, each once.
+            ids: [n] the ids, without duplicates.
             logits: [n] their logits; minus infinity means probability 0.
 
         Raises:
-            ArgumentError: one is NaN, or none is finite.
+            ArgumentError: a logit is NaN, or none is finite.
 
         """
         wide = logits.astype(np.float64)
@@ -79,7 +79,7 @@ class Distribution:
         """The id that a random number from [0, 1) selects.
 
         Args:
-            u: of the uniform distribution from 0 to 1, without 1.
+            u: a uniform random number from [0, 1).
 
         """
         sums = np.cumsum(self.p)
@@ -90,7 +90,7 @@ class Distribution:
         """The remainder after subtracting another distribution: max(0, p - q), normalised.
 
         Returns:
-            None where nothing is left: the two are one, but for rounding.
+            None if nothing is left: the two are equal except for rounding.
 
         """
         most = int(max(self.ids.max(), other.ids.max()))

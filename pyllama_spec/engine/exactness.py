@@ -22,10 +22,10 @@ def exact_rows(model: Model, *, n_seq_max: int = 1, kv_unified: bool = False) ->
     """The widest batch whose rows are bit-equal to single ones; 1 if none is.
 
     Args:
-        model: on a GPU, or beside another library for matrix products, nothing is promised.
+        model: on a GPU, or with another library for matrix products, only 1 is guaranteed.
         n_seq_max: sequences of the context.
-        kv_unified: whether they share one buffer, in which their cells interleave: sums are made in
-            the order of the cells then.
+        kv_unified: whether the sequences share one buffer. Their cells interleave there, which
+            changes the order of sums.
 
     """
     info = system_info()

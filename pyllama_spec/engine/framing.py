@@ -19,7 +19,7 @@ def seal(data: bytearray | memoryview, magic: bytes, version: int) -> bytes:
     """Adds the header to the bytes.
 
     Args:
-        data: HEADER_BYTES of room, then the body.
+        data: HEADER_BYTES of free space, then the body.
         magic: four bytes.
         version: the version of the body's format.
 
@@ -34,12 +34,12 @@ def unseal(data: bytes, magic: bytes, version: int, what: str) -> memoryview:
 
     Args:
         data: the bytes.
-        magic: that seal() was given.
-        version: that seal() was given.
-        what: is in the messages, such as "a drafter's state".
+        magic: the value given to seal().
+        version: the value given to seal().
+        what: names the data in messages, such as "a drafter's state".
 
     Raises:
-        ArgumentError: the bytes are damaged, or something else.
+        ArgumentError: the bytes are damaged or have another format.
 
     """
     if len(data) < HEADER_BYTES:

@@ -13,9 +13,9 @@ class Handle:
     """A C object, shared by its owner and the parts that need only it.
 
     Args:
-        pointer: the C object, which now belongs to this handle.
-        free: frees it; called once, when neither this nor any view points to it any more.
-        closed: the message of a use after close().
+        pointer: the C object; this handle now owns it.
+        free: frees it; called once, when no handle and no view points to it.
+        closed: the error message for a use after close().
 
     """
 
@@ -46,7 +46,7 @@ class Handle:
 
         Raises:
             ClosedError: close() was called.
-            ArgumentError: a borrower has it that may only read.
+            ArgumentError: a borrower holds it, so that it is read-only.
 
         """
         if self.borrower is not None:

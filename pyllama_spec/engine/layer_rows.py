@@ -21,10 +21,10 @@ class LayerRows(Sequence[Rows]):
     They are the rows of the last batch until the next decode, also where a view is made only then.
 
     Args:
-        context: whose they are.
-        layers: the layers, of those that the context keeps.
+        context: the context with the rows.
+        layers: the layers, out of those that the context keeps.
         first: the first row of the batch.
-        n: how many.
+        n: the number of rows.
 
     """
 
@@ -59,7 +59,7 @@ class LayerRows(Sequence[Rows]):
 
         Args:
             buffer: [>= at + n, sum of the layers' widths] float32, contiguous.
-            at: its first row that is written.
+            at: the first row of the buffer to write.
 
         Raises:
             ArgumentError: the buffer has another width, or too few rows.

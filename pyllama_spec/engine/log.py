@@ -22,7 +22,7 @@ def set_log_level(level: LogLevel) -> None:
     exceptions at any level.
 
     Raises:
-        ArgumentError: there is no such level.
+        ArgumentError: the level is unknown.
 
     """
     lib.llama_spec_set_log_level(_number(level))
@@ -35,7 +35,7 @@ def thread_log_level(level: LogLevel) -> Iterator[None]:
     The process's level stays as it is for all other threads, the engine's own workers included.
 
     Raises:
-        ArgumentError: there is no such level.
+        ArgumentError: the level is unknown.
 
     """
     before: int = lib.llama_spec_set_thread_log_level(_number(level))

@@ -31,7 +31,7 @@ class Memory:
         """Removes positions p0 .. p1 - 1; p1 = -1 means the end.
 
         Raises:
-            UnsupportedError: a recurrent state cannot lose only this part.
+            UnsupportedError: a recurrent state cannot remove only this part.
 
         """
         check(
@@ -92,7 +92,7 @@ class Memory:
         """Restores a state of save(); replaces the sequence's content.
 
         Raises:
-            ArgumentError: the bytes are damaged, or from a context that differs from this one.
+            ArgumentError: the bytes are damaged, or from a context with other settings.
 
         """
         instance(data, (bytes, bytearray, memoryview), "the saved state")
@@ -107,7 +107,7 @@ class Memory:
         """Restores a state of copy_out(), of this or another sequence; replaces the old content.
 
         Raises:
-            ArgumentError: the memory has no room for it; the sequence is then empty.
+            ArgumentError: the memory has no space for it; the sequence is then empty.
 
         """
         self._set(seq, data, partial=False)
@@ -117,10 +117,10 @@ class Memory:
 
         Args:
             seq: the sequence.
-            back: as it was so many tokens earlier, where rollback() could go there.
+            back: saves the state of this many tokens earlier, within the reach of rollback().
 
         Raises:
-            UnsupportedError: there is no snapshot of that state.
+            UnsupportedError: the engine keeps no snapshot of that state.
 
         """
         return self._get(seq, 0, partial=True, back=back)

@@ -34,9 +34,9 @@ def settings_of(model: Model, params: ContextParams, n_ctx_seq: int, flash_attn:
 
     Args:
         model: the model.
-        params: how the context was opened.
-        n_ctx_seq: positions of a sequence.
-        flash_attn: the engine's number.
+        params: the parameters of the context.
+        n_ctx_seq: positions per sequence.
+        flash_attn: the engine's value of the setting.
 
     """
     values: dict[str, Any] = {name: getattr(params, name) for name in _SETTINGS}

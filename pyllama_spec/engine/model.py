@@ -44,29 +44,30 @@ class Model(Closeable):
     """A loaded GGUF file. Contexts keep the weights alive, so the model may be closed first.
 
     Args:
-        path: the file; the first part of a split model.
-        n_gpu_layers: how many layers go to the GPU; -1 for all of them, 0 for the CPU alone. A
-            warning says if fewer are there in the end.
-        devices: names of the devices that take them, as engine.devices() has them; None for all.
-        rpc_servers: "host:port" of servers whose devices take layers too, before this machine's:
-            docs/rpc.md. Their names are as in "RPC0[host:port]".
-        main_gpu: the GPU that is used when nothing is split.
-        split_mode: how a model is spread over several GPUs; "row" and "tensor" not with servers.
+        path: the file; for a split model, its first part.
+        n_gpu_layers: how many layers go to the GPU; -1 for all, 0 for the CPU alone. A warning says
+            if fewer were placed.
+        devices: names of the devices for the layers, as engine.devices() reports them; None for
+            all.
+        rpc_servers: "host:port" of servers whose devices take layers too, before this machine's;
+            see docs/rpc.md. Their names look like "RPC0[host:port]".
+        main_gpu: the GPU to use when nothing is split.
+        split_mode: how to spread a model over several GPUs; not "row" or "tensor" with servers.
         tensor_split: the share of each GPU.
-        use_mmap: map the file instead of reading it.
-        use_mlock: keep the model in RAM.
-        use_extra_bufts: let the engine repack weights for faster kernels.
-        vocab_only: load the vocabulary without the weights.
-        load_mtp: load the MTP head of the file too, if it has one; info.has_head says whether it
-            can draft.
-        kv_overrides: keys of the file with other values; overrides.py lists the keys.
-        progress: called with 0.0 .. 1.0 while loading.
+        use_mmap: maps the file instead of reading it.
+        use_mlock: keeps the model in RAM.
+        use_extra_bufts: lets the engine repack weights for faster kernels.
+        vocab_only: loads the vocabulary without the weights.
+        load_mtp: loads the file's MTP head too, if it has one; info.has_head says whether it can
+            draft.
+        kv_overrides: new values for keys of the file; overrides.py lists the keys.
+        progress: called with 0.0 .. 1.0 during the load.
 
     Raises:
         ModelLoadError: the file is missing, unreadable or not a model that the engine can load.
         ArgumentError: a parameter is out of range.
-        RemoteError: a server cannot be reached, or was lost while the layers went there.
-        UnsupportedError: split_mode does not go with rpc_servers.
+        RemoteError: a server cannot be reached, or was lost during the load.
+        UnsupportedError: split_mode does not work with rpc_servers.
 
     """
 
@@ -243,11 +244,11 @@ class Model(Closeable):
         """The n-gram table in a draft's file, as arrays; None without one.
 
         Returns:
-            Keys `[n]` uint32, ids `[n]` int32, probabilities `[n]` int8; docs/eagle3.md has their
-            meaning. Nothing is checked but that they are all there.
+            Keys `[n]` uint32, ids `[n]` int32, probabilities `[n]` int8; docs/eagle3.md explains
+            them. Only their presence is checked.
 
         Raises:
-            ModelLoadError: the file cannot be read any more.
+            ModelLoadError: the file is no longer readable.
 
         """
         place = ffi.new("struct llama_spec_ngrams *")
@@ -295,8 +296,8 @@ class Model(Closeable):
         """Raises unless this is a draft that was made for the target. Makes no context.
 
         Raises:
-            ArgumentError: it was made for another one, with the first difference.
-            UnsupportedError: it is not a draft of a kind that this version knows.
+            ArgumentError: it was made for another target; the message gives the first difference.
+            UnsupportedError: this version does not know the draft's kind.
 
         """
         instance(target, Model, "target", "; load one with Model(path)")
@@ -308,12 +309,12 @@ class Model(Closeable):
 
         Args:
             layers: 0 .. n_layer. "Input of layer k" is the residual stream that enters layer k;
-                n_layer is the output of the last layer, before the final norm. HEAD_ROWS is the
+                n_layer is the output of the last layer, before the final norm. HEAD_ROWS means the
                 rows that the model's MTP head reads.
 
         Raises:
             ArgumentError: a layer does not exist.
-            UnsupportedError: the architecture does not expose it, with the reason.
+            UnsupportedError: the architecture does not expose it; the message gives the reason.
 
         """
         instance(layers, Sequence, "layers")
@@ -342,8 +343,8 @@ def _name_places(
     """Sets which devices take layers; the caller keeps the result while the engine reads it.
 
     Raises:
-        ArgumentError: a name or an endpoint is invalid, or servers are given and no layers.
-        UnsupportedError: the build has no servers, or they would have to share layers.
+        ArgumentError: a name or an endpoint is invalid, or servers are given without layers.
+        UnsupportedError: the build has no RPC, or the split mode does not work with servers.
 
     """
     names, servers = device_names(devices), server_names(rpc_servers)

@@ -28,11 +28,12 @@ class DraftBlock(NamedTuple):
     """How a draft predicts the tokens of a block at once.
 
     Attributes:
-        n_slots: of a block as it was trained, the last known token's included.
-        mask_id: the token that stands in a slot to be guessed.
-        n_window: how many positions back all of its layers see; None for no bound.
-        guesses_behind: a slot guesses the token after it, and the first slot too; else its own.
-        has_confidence: it says of each guess how sure it is.
+        n_slots: slots of a block in training, that of the last known token included.
+        mask_id: the token in a slot to predict.
+        n_window: how many positions back the layers attend; None for no bound.
+        guesses_behind: whether each slot, the first included, predicts the next token; else its
+            own.
+        has_confidence: whether it reports a confidence for each prediction.
 
     """
 
@@ -52,9 +53,9 @@ class HeadWeights(NamedTuple):
     """Facts of the weights of a loaded MTP head.
 
     Attributes:
-        n_bytes: its weights, without the output matrix where that is the target's.
-        type: the type that most of them are of, by the engine's name.
-        bits: the bits of one such weight.
+        n_bytes: bytes of its weights, without the output matrix if that is the target's.
+        type: the type of most weights, by the engine's name.
+        bits: bits per weight of that type.
 
     """
 

@@ -32,7 +32,7 @@ class RawOverrides(NamedTuple):
 
     Attributes:
         array: the array of struct llama_spec_override, or NULL.
-        keep: what it points to.
+        keep: the memory that the array points to.
 
     """
 
@@ -44,7 +44,7 @@ def raw_overrides(overrides: Mapping[str, Override]) -> RawOverrides:
     """Converts the overrides to C structs.
 
     Raises:
-        ArgumentError: a key may not be overridden, or a value has a type that no key has.
+        ArgumentError: a key may not be overridden, or a value has an unsupported type.
 
     """
     if not isinstance(overrides, Mapping):

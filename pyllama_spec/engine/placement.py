@@ -51,10 +51,10 @@ def warn_of_fewer(name: str, n_gpu_layers: int, n_placed: int, n_layers: int) ->
     """Warns if fewer layers are on devices than requested.
 
     Args:
-        name: the model's file.
-        n_gpu_layers: n_gpu_layers; below 0 all of them, 0 none.
-        n_placed: how many there are.
-        n_layers: of the model, the output counted as one; 0 of a vocabulary.
+        name: the name of the model's file.
+        n_gpu_layers: the requested number; below 0 for all, 0 for none.
+        n_placed: the number of placed layers.
+        n_layers: the model's layers, the output included; 0 for a vocabulary.
 
     """
     n_wanted = n_layers if n_gpu_layers < 0 else min(n_gpu_layers, n_layers)

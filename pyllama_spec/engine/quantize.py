@@ -28,15 +28,15 @@ def quantize(
 
     Args:
         path: the GGUF to read.
-        out_path: the GGUF to write; an unfinished one is removed.
-        kind: one of quantize_types(), in any case.
-        n_threads: 0 for all of the machine's.
-        pure: every tensor in the same type, the embeddings too.
-        allow_requantize: take weights that are quantised already; what they lost stays lost.
+        out_path: the GGUF to write; an incomplete file is removed.
+        kind: one of quantize_types(), in upper or lower case.
+        n_threads: CPU threads; 0 for all of the machine's.
+        pure: writes every tensor in this type, the embeddings too.
+        allow_requantize: accepts quantised weights; what they lost stays lost.
 
     Raises:
         ModelLoadError: the file cannot be read or quantised.
-        ArgumentError: there is no such type, or input and output are the same file.
+        ArgumentError: the type is unknown, or input and output are the same file.
 
     """
     instance(path, (str, os.PathLike), "path")

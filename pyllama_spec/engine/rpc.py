@@ -60,8 +60,8 @@ def server_names(servers: Sequence[str] | None) -> list[Any]:
     """The endpoints as a C array; keep it while the engine reads it.
 
     Raises:
-        ArgumentError: one of them is not "host:port".
-        UnsupportedError: the build has no servers.
+        ArgumentError: an endpoint is not "host:port".
+        UnsupportedError: the build has no RPC.
 
     """
     if servers is None:
@@ -112,15 +112,15 @@ class RpcServer:
     """Holds and computes layers for clients. The constructor starts to listen.
 
     Args:
-        host: the address to listen at. Everybody who reaches an address other than loopback can
-            use this machine's memory and read the computed data.
+        host: the address to listen on. Anyone who can reach an address other than loopback can use
+            this machine's memory and read the computed data.
         port: the port; 0 for any free one.
-        devices: names of the devices to offer; None for the GPUs, or the CPU without one.
+        devices: names of the devices to offer; None for the GPUs, or for the CPU if there is none.
         n_threads: CPU threads for each client; None for the physical cores.
         timeout: maximum seconds of silence before a client's first message and within a message;
             between messages there is no limit.
-        on_note: called in the client's thread with a line about a client that connected,
-            disconnected or failed.
+        on_note: called in the client's thread with a line for each client that connects,
+            disconnects or fails.
 
     Raises:
         ArgumentError: a value is out of range, the port is in use, or a device does not exist.

@@ -41,36 +41,36 @@ class SamplerParams:
     """The parameters of a sampler chain. temperature=0 is greedy.
 
     Attributes:
-        temperature: divides the logits; 0 takes the largest, as everything below MIN_TEMPERATURE
-            does: no float32 tells it from that, and the quotients would be infinite.
-        top_k, top_p, min_p, typical_p, top_n_sigma: cut the candidates; 0, 1, 0, 1, -1 are off.
-        min_keep: how many candidates the cuts leave at least.
-        penalty_last_n: how many past tokens the penalties see; -1 for the whole context.
+        temperature: divides the logits. 0, and everything below MIN_TEMPERATURE, takes the largest:
+            the quotients would overflow a float32.
+        top_k, top_p, min_p, typical_p, top_n_sigma: limit the candidates; 0, 1, 0, 1, -1 are off.
+        min_keep: the least number of candidates that these limits leave.
+        penalty_last_n: how many past tokens the penalties cover; -1 for the whole context.
         repeat_penalty, frequency_penalty, presence_penalty: 1, 0, 0 are off.
         dry_*: the DRY repetition penalty; multiplier 0 is off.
         xtc_probability, xtc_threshold: excludes top choices; probability 0 is off.
-        mirostat: 0 off, 1 or 2; it replaces the cuts.
+        mirostat: 0 off, 1 or 2; it replaces these limits.
         seed: the seed of the random draws; None for a new one each time.
-        shared_noise: whether a token is drawn as the largest sum of logit and shared_noise(), which
-            a draft model can add too, and not by a random number. Not with mirostat. See
+        shared_noise: whether to draw a token as the largest sum of logit and shared_noise(), which
+            a draft model can add too, instead of by a random number. Not with mirostat. See
             SharedNoise in drafters/draws.py.
         logit_bias: added to the logits of these ids, at most 1e20; -inf forbids one.
         grammar: GBNF rules that the text must follow.
-        grammar_root: the rule to begin with.
-        grammar_triggers: patterns; with any, the grammar waits until one has been generated.
-        grammar_trigger_tokens: ids that wake it as well.
-        grammar_prefill: ids that a grammar which does not wait has seen already: the beginning of
-            an answer that the prompt ends with.
-        min_tokens: before so many tokens neither an end token nor one of stop_token_ids may come,
-            unless nothing else may, as where a grammar has come to its end.
-        ignore_eos: no end token may come at all, with the same exception.
+        grammar_root: the rule to start with.
+        grammar_triggers: patterns; with any, the grammar starts once one is generated.
+        grammar_trigger_tokens: ids that start it as well.
+        grammar_prefill: ids that a grammar without triggers accepts first: the part of the answer
+            that the prompt ends with.
+        min_tokens: no end token and none of stop_token_ids comes within this many tokens, unless
+            nothing else is allowed, for example at the end of a grammar.
+        ignore_eos: no end token comes at all, with the same exception.
         stop_token_ids: see min_tokens; the reader of the tokens ends the text there.
         bad_words: texts that must not occur in the answer.
-        thought_tags: the text that begins a thought, and the texts that may end it.
-        thought_is_open: whether the prompt's end has begun one.
-        thought_budget: the most tokens in all thoughts of an answer together; None for any number.
-        thought_close: ids that come where it is used up, once for each thought.
-        grammar_skips_thoughts: whether the grammar applies only outside of thoughts; inside it
+        thought_tags: the text that starts a thought, and the texts that may end it.
+        thought_is_open: whether the prompt ends inside a thought.
+        thought_budget: the most tokens in all thoughts of an answer; None for no limit.
+        thought_close: ids inserted when the budget is used up, once per thought.
+        grammar_skips_thoughts: whether the grammar applies only outside thoughts; inside them it
             neither restricts nor sees a token.
 
     """
@@ -256,12 +256,12 @@ def shared_noise(seed: int, place: int, ids: npt.NDArray[np.int32]) -> npt.NDArr
     """The Gumbel noise that SamplerParams.shared_noise adds to the logits of ids.
 
     Args:
-        seed: of the sampler.
-        place: how many tokens of the answer come before.
+        seed: the sampler's seed.
+        place: the number of answer tokens before this one.
         ids: [n] int32, contiguous.
 
     Returns:
-        [n] float64: -log(-log(u)), where u is a hash of the three, from 0 to 1.
+        [n] float64: -log(-log(u)), where u is a hash of the three, in 0 .. 1.
 
     """
     out = np.empty(len(ids))
@@ -403,8 +403,8 @@ class Sampler:
         numbers, as sample() does, and advances nothing else.
 
         Raises:
-            PyllamaSpecError: the row has no logits, nothing may follow, or the parameters leave no
-                such distribution: temperature 0, mirostat or a grammar.
+            PyllamaSpecError: the row has no logits, no token is allowed, or the parameters define
+                no such distribution: temperature 0, mirostat or a grammar.
 
         """
         if self._candidates is None:
@@ -431,16 +431,16 @@ class Sampler:
 
         Args:
             context: the context of the target, which has decoded the draft.
-            row: the row that the first token is drawn from; draft[k] belongs to row + k + 1.
-            draft: the drafted tokens, possibly none.
+            row: the row of the first draw; draft[k] belongs to row + k + 1.
+            draft: the drafted tokens; may be empty.
 
         Returns:
-            The accepted part of the draft and one token more, all accepted into the sampler. It
-            ends sooner with a token that ends a generation, which then is the last one.
+            The accepted part of the draft and one more token, all accepted into the sampler. A
+            token that ends the generation is always the last.
 
         Raises:
-            PyllamaSpecError: a row has no logits, or nothing may follow. What was accepted before
-                is in the error's partial_tokens.
+            PyllamaSpecError: a row has no logits, or no token is allowed. The error's
+                partial_tokens holds what was accepted before.
 
         """
         try:
@@ -500,7 +500,7 @@ class Sampler:
 
         Args:
             token: its id.
-            generated: False for tokens of a prompt, which the grammar does not see.
+            generated: False for tokens of a prompt, which the grammar ignores.
 
         """
         try:

@@ -68,8 +68,8 @@ def row_kernels() -> dict[str, str]:
     """Our CPU kernels in this build for the few rows of a verify batch.
 
     Returns:
-        The instructions by type of the weights, as in {"BF16": "AVX2"}; other types, and all where
-        there are none, are computed by the engine's own kernels, at about the cost of single rows.
+        The instruction set by weight type, such as {"BF16": "AVX2"}. The engine's own kernels
+        compute the other types, at about the cost of single rows.
 
     """
     text = _text(lib.llama_spec_row_kernels())

@@ -11,13 +11,13 @@ class Transfers(NamedTuple):
     """Growing counts; all 0 if everything is on the CPU.
 
     Attributes:
-        bytes_to_device: from the host to devices: ids, positions, masks, rows that a draft is fed.
-        bytes_to_host: from devices to the host: layer inputs, logits, what a draft proposes.
-        bytes_between: from one device to another, by themselves.
-        copies_to_device, copies_to_host, copies_between: in how many copies.
-        synchronisations: how often the host waited for a device; a copy that waits for itself is
-            not among them.
-        graphs: handed to a device to compute: of an undivided model one for each physical batch.
+        bytes_to_device: from the host to devices: ids, positions, masks, input rows of a draft.
+        bytes_to_host: from devices to the host: layer inputs, logits, candidates of a draft.
+        bytes_between: from one device to another directly.
+        copies_to_device, copies_to_host, copies_between: the numbers of copies.
+        synchronisations: how often the host waited for a device, without copies that wait
+            themselves.
+        graphs: graphs handed to a device: with an unsplit model, one per physical batch.
 
     """
 

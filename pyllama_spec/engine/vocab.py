@@ -39,9 +39,9 @@ class Vocab:
     """Tokenizes, detokenizes, and knows the special tokens. Thread-safe: it only reads.
 
     Args:
-        handle: the handle of a model.
-        n_tokens: how many ids there are.
-        keeps_all: whether tokens keep each byte of a text but white space.
+        handle: the model's handle.
+        n_tokens: the number of ids.
+        keeps_all: whether tokens keep every byte of a text except white space.
 
     """
 
@@ -71,14 +71,14 @@ class Vocab:
 
         Args:
             text: UTF-8. Lone surrogates of a str are replaced, since no vocabulary has them.
-            add_special: put in what the model wants around a text, such as its BOS token.
-            parse_special: read the names of control tokens as those tokens. Off for text of
-                users, who could otherwise write control tokens into a chat.
+            add_special: adds the model's special tokens, such as BOS.
+            parse_special: reads the names of control tokens as those tokens. Off for users' text,
+                who could otherwise write control tokens into a chat.
 
         Raises:
-            ArgumentError: the text has more than 2**31 - 1 bytes, or a stretch that is too long for
-                what cuts it into words.
-            EngineError: the vocabulary has no token for a part of it.
+            ArgumentError: the text has more than 2**31 - 1 bytes, or a run that is too long for the
+                pre-tokenizer.
+            EngineError: the vocabulary has no token for a part of the text.
 
         """
         instance(text, (str, bytes, bytearray), "the text")
@@ -109,7 +109,7 @@ class Vocab:
         vocabulary may leave out other text, or make one token of any number of bytes.
 
         Args:
-            text: as tokenize() takes it; a long one has the longest token looked for, once.
+            text: see tokenize(); a long one computes the longest token's length, once.
 
         """
         data = text.encode("utf-8", errors="replace") if isinstance(text, str) else bytes(text)
@@ -133,7 +133,7 @@ class Vocab:
 
         Args:
             token: an id of the vocabulary.
-            special: give the names of control tokens; without it they are empty.
+            special: returns the names of control tokens; without it they are empty.
 
         Raises:
             ArgumentError: the id is outside the vocabulary.

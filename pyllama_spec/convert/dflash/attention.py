@@ -29,8 +29,8 @@ class Attention:
     """The attention masks of the layers.
 
     Attributes:
-        window: the window of the sliding layers, None where there are none.
-        is_sliding, is_causal: one per layer.
+        window: the window of the sliding layers; None if no layer slides.
+        is_sliding, is_causal: one value per layer.
 
     """
 
@@ -70,7 +70,7 @@ def read_attention(options: Options, n_layer: int, is_speculators: bool) -> Atte
     """Reads the masks.
 
     Raises:
-        ConversionError: a window is missing, or keys contradict each other.
+        ConversionError: a window is missing, or two keys contradict each other.
 
     """
     kinds = _layer_types(options, n_layer)

@@ -42,14 +42,14 @@ def own_matrices(
 
     Args:
         config: the draft's config.json.
-        plan: its tensors.
-        folder: the draft's, which may have a mask_embedding.pt.
-        target: what the draft was made for.
-        target_path: its GGUF or folder.
-        is_scaled: whether the rows of the embedding are multiplied with something.
+        plan: the draft's planned tensors.
+        folder: the draft's folder, which may hold mask_embedding.pt.
+        target: the target that the draft was made for.
+        target_path: the target's GGUF or folder.
+        is_scaled: whether the embedding's rows are multiplied by a factor.
 
     Raises:
-        ConversionError: a matrix of the target is needed and is not available, or mask_embedding.pt
+        ConversionError: a matrix of the target is needed but not available, or mask_embedding.pt
             does not fit the draft.
 
     """
@@ -81,7 +81,7 @@ def read_mask(path: Path, config: DflashConfig) -> SourceTensor:
     """Reads the mask token's vector, `[n_embd]`: a lone tensor, or a dict with its token.
 
     Raises:
-        ConversionError: the file is damaged, or holds something else or of another token.
+        ConversionError: the file is damaged, holds something else, or is for another token.
 
     """
     values = read_torch_values(path)
@@ -129,10 +129,10 @@ def target_matrix(
 
     Args:
         path: the target's GGUF.
-        target: its facts.
-        names: what the matrix is called; the first one that is there counts.
-        why: it is needed, for messages.
-        notes: where it is said what was copied.
+        target: the facts of the target.
+        names: the possible names of the matrix; the first that exists is read.
+        why: why it is needed, for messages.
+        notes: receives a remark about what was copied.
 
     Raises:
         ConversionError: the target is a folder, or its GGUF does not have the matrix.

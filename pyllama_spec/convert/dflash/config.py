@@ -28,23 +28,23 @@ class DflashConfig(Sizes):
 
     Attributes:
         layout: the tool that wrote the files, as far as they tell; for people.
-        is_speculators: whether they are of speculators' layout.
-        options: the place of further options.
-        n_draft_vocab: None where the file does not say.
-        target_hidden_size, n_target_layer: of the target, None where the file does not say.
+        is_speculators: whether the files have the speculators layout.
+        options: where further options are.
+        n_draft_vocab: None if the file does not say.
+        target_hidden_size, n_target_layer: sizes of the target; None if the file does not say.
         block_size: slots of a block, the anchor's among them.
-        mask_token: what stands in the others.
-        layer_ids: which rows of the target it reads, as written.
+        mask_token: the token in the other slots.
+        layer_ids: which rows of the target the draft reads, as written in the file.
         counted: what these ids count.
         activation: the activation of the MLP.
         attention: windows and causality.
         has_sinks: whether each head has an attention sink.
         has_bias: whether queries, keys and values have a bias.
-        is_interleaved: RoPE turns neighbours, and not the halves of a head.
-        value_scale, logit_scale, logit_cap: None where there is none.
-        embedding_scale: None where the file does not say.
-        is_tied: its output is its token embedding.
-        rope: RoPE's keys and factors.
+        is_interleaved: whether RoPE rotates neighbours instead of the halves of a head.
+        value_scale, logit_scale, logit_cap: None if the draft has none.
+        embedding_scale: None if the file does not say.
+        is_tied: whether the output is the token embedding.
+        rope: the keys and factors of RoPE.
 
     """
 
@@ -75,8 +75,8 @@ def read_config(config: Mapping[str, Any]) -> DflashConfig:
     """Reads the config. Raises where a value that decides the block is missing.
 
     Raises:
-        ConversionError: a key is missing, wrong, unknown, contradicts another, or asks for
-            something that the engine's DFlash graph lacks.
+        ConversionError: a key is missing, wrong or unknown, contradicts another, or needs something
+            that the engine's DFlash graph lacks.
 
     """
     top = Fields(config)

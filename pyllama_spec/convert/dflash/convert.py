@@ -27,8 +27,8 @@ def make_dflash(conversion: Conversion) -> Draft:
     """Plans the conversion of a draft of z-lab, SpecForge, DeepSpec or speculators / RedHat.
 
     Raises:
-        ConversionError: the engine has no graph for it, or its parts contradict each other or the
-            target.
+        ConversionError: the engine has no graph for the draft, or its parts contradict each other
+            or the target.
 
     """
     checkpoint = conversion.checkpoint

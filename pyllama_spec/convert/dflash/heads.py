@@ -33,8 +33,8 @@ class Heads:
         markov_rank: None without a Markov head.
         has_confidence: whether there is a confidence head.
         sample_from_anchor: whether slot 0 predicts.
-        selector: conv_kernel_size, conv_group_size, selector_rank, selector_top_k of DFlash2; empty
-            without.
+        selector: conv_kernel_size, conv_group_size, selector_rank and selector_top_k of DFlash2;
+            empty if there is no selector.
         notes: what the user should know.
 
     """
@@ -70,7 +70,7 @@ def read_heads(
     """Reads the heads from config.json and the tensors, which must agree.
 
     Raises:
-        ConversionError: they do not, or ask for a head that the engine does not have.
+        ConversionError: they disagree, or need a head that the engine lacks.
 
     """
     selector = _selector(options, tensors, n_embd)

@@ -40,10 +40,10 @@ class Plan:
     """The planned tensors, and the facts of the draft that they tell.
 
     Attributes:
-        tensors: in the GGUF's order, but for token_embd and output.
-        embedding, output: the draft's own, None where it has none.
-        heads: what is after the layers.
-        vocabulary: what the output knows.
+        tensors: the tensors in the GGUF's order, without token_embd and output.
+        embedding, output: the draft's own; None if it has none.
+        heads: the heads after the layers.
+        vocabulary: the vocabulary of the output.
         notes: what the user should know.
 
     """
@@ -84,12 +84,12 @@ def plan_tensors(
 
     Args:
         config: the draft's config.json.
-        source_tensors: by their names in the files.
+        source_tensors: the tensors by their names in the files.
         n_target_layers: how many layers of the target the draft reads.
         n_vocab: the target's vocabulary.
 
     Raises:
-        ConversionError: a tensor is missing, left over, of a wrong shape, or contradicts an option.
+        ConversionError: a tensor is missing, unused, of a wrong shape, or contradicts an option.
 
     """
     tensors = CheckpointTensors(source_tensors, common_name)

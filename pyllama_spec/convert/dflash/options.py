@@ -50,11 +50,11 @@ class Options:
 
     Args:
         top: config.json.
-        body: the object with the sizes; the same one in a flat file.
-        is_speculators: whether the file is of speculators' layout.
+        body: the object with the sizes; in a flat file, the same as top.
+        is_speculators: whether the file has the speculators layout.
 
     Raises:
-        ConversionError: there is an option that this converter does not know.
+        ConversionError: the converter does not know an option.
 
     """
 
@@ -89,7 +89,7 @@ class Options:
         """The object that holds the option; the first object if none does.
 
         Raises:
-            ConversionError: two places differ.
+            ConversionError: two places have different values.
 
         """
         holders = [place for place in self._places if place.has(key)]

@@ -48,7 +48,7 @@ def refuse_other_kinds(config: Mapping[str, Any], shapes: Shapes) -> None:
     """Raises if the engine lacks the draft's graph, or the file format is not supported.
 
     Raises:
-        ConversionError: with the kind that it is and the reason.
+        ConversionError: names the draft's kind and the reason.
 
     """
     top = Fields(config)

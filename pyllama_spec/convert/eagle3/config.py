@@ -23,15 +23,16 @@ class DraftConfig(Sizes):
 
     Attributes:
         layout: the tool that wrote the files, as far as they tell; for people.
-        n_draft_vocab: None where the file does not say.
-        target_hidden_size: None where the file does not say.
-        n_target_layers: how many layers of the target it reads, None where the file does not say.
+        n_draft_vocab: None if the file does not say.
+        target_hidden_size: None if the file does not say.
+        n_target_layers: how many layers of the target the head reads; None if the file does not
+            say.
         norm_before_residual, norm_before_fc, fc_norm, norm_output, output_gate: options.
-        has_attn_bias: None where the file does not say.
-        has_qk_norm: its decoder layers are of a kind that always has q and k norms.
-        is_tied: its output is its token embedding.
-        rope: RoPE's keys and factors.
-        layer_ids: which rows of the target it reads.
+        has_attn_bias: None if the file does not say.
+        has_qk_norm: whether its kind of decoder layer always has q and k norms.
+        is_tied: whether the output is the token embedding.
+        rope: the keys and factors of RoPE.
+        layer_ids: which rows of the target the head reads.
         notes: what the user should know.
 
     """
@@ -57,8 +58,8 @@ def read_config(config: Mapping[str, Any]) -> DraftConfig:
     """Reads the config of a head.
 
     Raises:
-        ConversionError: a key is missing, wrong, contradicts another, or asks for something that
-            the engine's EAGLE-3 graph lacks.
+        ConversionError: a key is missing or wrong, contradicts another, or needs something that the
+            engine's EAGLE-3 graph lacks.
 
     """
     top = Fields(config)

@@ -40,8 +40,8 @@ class WrittenIds:
     """The lists of layer ids as config.json has them.
 
     Attributes:
-        flat: eagle_aux_hidden_state_layer_ids at the top level, None where there is none.
-        nested: the one in eagle_config.
+        flat: eagle_aux_hidden_state_layer_ids at the top level; None if it is missing.
+        nested: the same key in eagle_config.
 
     """
 
@@ -62,11 +62,11 @@ def resolve(
     Args:
         written: the lists of config.json.
         n_layer: layers of the target.
-        n_wanted: how many the draft's fc reads.
-        override: how the caller says that the ids count.
+        n_wanted: how many layers the draft's fc reads.
+        override: the caller's choice of how the ids count.
 
     Raises:
-        ConversionError: the ids are out of range, twice there, contradictory, or may mean either.
+        ConversionError: the ids are out of range, repeated, contradictory, or ambiguous.
 
     """
     flat, nested = written.flat or None, written.nested or None

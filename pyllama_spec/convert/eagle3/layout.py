@@ -29,9 +29,9 @@ class Plan:
     """The planned tensors, and the facts of the head that they tell.
 
     Attributes:
-        tensors: in the GGUF's order.
+        tensors: the tensors in the GGUF's order.
         n_layer: decoder layers.
-        n_draft_vocab: rows of the reduced output, None for the whole vocabulary.
+        n_draft_vocab: rows of the reduced output; None for the whole vocabulary.
         notes: what the user should know.
 
     """
@@ -74,13 +74,13 @@ def plan_tensors(
 
     Args:
         config: the head's config.json.
-        source_tensors: by their names in the files.
+        source_tensors: the tensors by their names in the files.
         n_target_layers: how many layers of the target the head reads.
         target_n_embd: width of the target's rows.
         n_vocab: the target's vocabulary.
 
     Raises:
-        ConversionError: a tensor is missing, left over, of a wrong shape, or contradicts an option.
+        ConversionError: a tensor is missing, unused, of a wrong shape, or contradicts an option.
 
     """
     tensors = CheckpointTensors(source_tensors, common_name)

@@ -53,7 +53,7 @@ def refuse_other_kinds(config: Mapping[str, Any], shapes: Shapes) -> None:
         shapes: the shapes of the tensors, by their names in the files.
 
     Raises:
-        ConversionError: with the kind that it is and the reason.
+        ConversionError: names the draft's kind and the reason.
 
     """
     top = Fields(config)
