@@ -47,10 +47,10 @@ class Asked:
     """The result of one way to ask.
 
     Attributes:
-        workers: those that answered, for each session.
-        n_prompt, n_cached: tokens of prompts, and those of them that were in memory, but for each
+        workers: the workers that answered each session.
+        n_prompt, n_cached: prompt tokens, and those of them that were cached, without each
             session's first request.
-        seconds: of the same requests.
+        seconds: the time of the same requests.
 
     """
 
@@ -112,8 +112,8 @@ def ask(port: int, messages: list[Any], session: str) -> dict[str, Any]:
     """The answer to a chat.
 
     Raises:
-        OSError: the server has gone, or has something else to say.
-        HTTPException: the same, in the middle of its answer.
+        OSError: the connection failed, or the server sent an error.
+        HTTPException: the server closed the connection during its answer.
 
     """
     body = {"messages": messages, "max_tokens": 8, "temperature": 0}

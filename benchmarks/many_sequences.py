@@ -99,7 +99,7 @@ def full_rounds(round_: Round, runs: Sequence[SequenceRun]) -> tuple[float, int]
     """Rounds until the first sequence ends, so that each has as many rows: seconds, and how many.
 
     Raises:
-        RuntimeError: a text ends at once; nothing can be said of so few rounds.
+        RuntimeError: a text ends at once, so that there are too few rounds to measure.
 
     """
     start, n_rounds = perf_counter(), 0

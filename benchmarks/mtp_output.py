@@ -71,9 +71,9 @@ def write_quantised(m: Sketch, path: Path, matrices: Mapping[str, str]) -> None:
     """Write a sketch with matrices of Q4_K and random bits, and with two more of its width.
 
     Args:
-        m: the sketch, whose vocabulary counts for `matrices`.
-        path: of the file.
-        matrices: the type of each that has a row for every id.
+        m: the sketch; `matrices` applies to its vocabulary.
+        path: the file to write.
+        matrices: the type of the matrices with a row for every id.
 
     """
     n_vocab = m.cfg.n_vocab

@@ -90,11 +90,12 @@ def tokens_per_round(
     """Committed tokens of a round, and how many tokens came without a slot.
 
     Args:
-        slots: which ids can be drafted, None for all; they see the prompt, and the text as it is
+        slots: the ids that can be drafted, None for all; they see the prompt, and the text as it is
             committed.
-        prompt: ids.
-        text: ids of what the target says, the first of them from the prompt's last row.
-        right: how many tokens of a draft the head has right in each round, as far as they go.
+        prompt: the ids of the prompt.
+        text: the ids of the target's text; the first is from the prompt's last row.
+        right: how many drafted tokens the head gets right in each round, for at least as many
+            rounds as needed.
 
     """
     if slots is not None:

@@ -28,8 +28,8 @@ class Proxy:
     """Passes on to `target`, each byte `delay_s` later.
 
     Attributes:
-        delay_s: may be changed at any time.
-        messages: how many of each command went to the server.
+        delay_s: the delay, which may change at any time.
+        messages: the number of messages to the server by command.
         sent, received: bytes to the server and from it.
         on_command: called with each command's name before it is passed on.
 

@@ -46,11 +46,11 @@ class _Layout:
     """The scales of a block, and the values that give its random bits the mean 0.
 
     Attributes:
-        scale_at: of the float16 that all numbers are multiplied by.
-        least: where the float16 of the least number stands, for types that have one, and its
-            multiple of the scale; None for the others.
-        scales: the bytes of the parts' scales, and where they begin.
-        std: of the numbers with a scale of 1.
+        scale_at: the offset of the float16 that scales all numbers.
+        least: the offset of the float16 minimum and its multiple of the scale, for types that have
+            one; None for the others.
+        scales: the offset of the parts' scales, and their bytes.
+        std: the standard deviation of the numbers at a scale of 1.
 
     """
 

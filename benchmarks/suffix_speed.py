@@ -50,10 +50,10 @@ class Run(NamedTuple):
 
     Attributes:
         tokens: the text.
-        seconds: of the processor.
-        n_rounds: how many there were.
-        n_verified: how many drafted tokens they verified.
-        n_accepted: and accepted.
+        seconds: the CPU seconds of its rounds.
+        n_rounds: the number of rounds.
+        n_verified: the drafted tokens that they verified.
+        n_accepted: the drafted tokens that they accepted.
 
     """
 

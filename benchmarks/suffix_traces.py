@@ -326,7 +326,7 @@ class Rows:
 
     Args:
         target: the model that gave the answers.
-        layers: layer inputs to keep.
+        layers: the layer inputs to keep.
         n_threads: CPU threads.
 
     """
@@ -360,7 +360,7 @@ def told_of(one: Recorded, rows: Sequence[npt.NDArray[np.float16]]) -> Told:
 
     Args:
         one: the request.
-        rows: of its tokens, of each layer.
+        rows: the rows of its tokens, for each layer.
 
     """
     n_prompt = len(one.prompt)

@@ -25,7 +25,7 @@ def main() -> int:
     """Prints what was found.
 
     Returns:
-        0 where all is as it should be.
+        0 if every check passed.
 
     """
     faults = [*_link_faults(), *_run_faults()]

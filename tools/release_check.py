@@ -38,11 +38,11 @@ class Row:
     """A check of a release.
 
     Attributes:
-        target: of the Makefile.
-        what: in a few words, with its time on two cores.
-        sources: files and folders; where one has changed, the row has to be run again.
-        programs: what has to be on PATH.
-        remedy: where a program is not.
+        target: the target of the Makefile.
+        what: a short description, with its time on two cores.
+        sources: files and folders; a change in one makes the row outdated.
+        programs: the programs that must be on PATH.
+        remedy: what to do if a program is missing.
 
     """
 
@@ -110,9 +110,9 @@ class Outcome:
 
     Attributes:
         outcome: "passed" or "failed".
-        date: in UTC, to the minute.
-        seconds: None where they were not taken.
-        commit: that was checked out; with a "+" where files differed from it.
+        date: the time of the run in UTC, to the minute.
+        seconds: the duration; None if it was not measured.
+        commit: the commit that was checked out, with "+" if files differed from it.
         sources: the fingerprint of the row's sources.
 
     """
@@ -206,7 +206,7 @@ def check(names: Sequence[str], record: Path, run: Callable[[str], int] = make) 
     """Runs rows, and writes down how each ended. What cannot run here leaves the record as it is.
 
     Returns:
-        Whether all of them passed.
+        Whether all rows passed.
 
     """
     said: dict[str, str] = {}
@@ -247,7 +247,7 @@ def main() -> int:
     """Runs rows, or says how they stand.
 
     Returns:
-        0 where all that were to run passed, 1 where one did not, 2 for a name that is not a row.
+        0 if all rows passed, 1 if one did not, 2 for a name that is not a row.
 
     """
     parser = argparse.ArgumentParser(description="what a release needs beside the gate")

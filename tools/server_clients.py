@@ -76,8 +76,8 @@ class Server:
     """`pyllama-spec serve` on any free port, ended by close().
 
     Args:
-        model: the file.
-        log: where its lines go.
+        model: the path of the model.
+        log: the file of its output.
 
     """
 

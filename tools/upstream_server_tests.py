@@ -133,10 +133,10 @@ class Outcome(NamedTuple):
     """How one of their tests ended.
 
     Attributes:
-        file: of the test.
-        name: of it, with its parameters.
+        file: the file of the test.
+        name: the name of the test, with its parameters.
         state: passed, failed or skipped.
-        why: what it says, where it did not pass.
+        why: the reason, if it did not pass.
 
     """
 
@@ -238,8 +238,8 @@ def with_stand_ins(arguments: Sequence[str], texts: Path | None = None) -> list[
     """A command line with a file in the place of what it names of the hub.
 
     Args:
-        arguments: of llama-server.
-        texts: the model of texts; None for a tiny one.
+        arguments: the arguments of llama-server.
+        texts: the model for texts; None for a tiny one.
 
     """
     words, given, asked = list[str](), iter(arguments), ""

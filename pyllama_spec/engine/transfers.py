@@ -15,8 +15,7 @@ class Transfers(NamedTuple):
         bytes_to_host: from devices to the host: layer inputs, logits, candidates of a draft.
         bytes_between: from one device to another directly.
         copies_to_device, copies_to_host, copies_between: the numbers of copies.
-        synchronisations: how often the host waited for a device, without copies that wait
-            themselves.
+        synchronisations: how often the host waited for a device; blocking copies are not counted.
         graphs: graphs handed to a device: with an unsplit model, one per physical batch.
 
     """

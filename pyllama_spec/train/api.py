@@ -55,11 +55,11 @@ def train_eagle3(config: Eagle3TrainConfig, reporter: Reporter | None = None) ->
     Raises:
         ModelLoadError: the target cannot be read.
         ArgumentError: a setting is out of range, or the output cannot be written there.
-        UnsupportedError: the target gives no layer inputs, or does not generate text.
-        CheckpointError: the work folder is of another target, or of other settings.
+        UnsupportedError: the target exposes no layer inputs, or does not generate text.
+        CheckpointError: the work folder belongs to another target, or to other settings.
         DivergedError: the loss is not finite; the last good checkpoint is kept.
         TrainError: a package is missing, the prompts file is empty, the disk is full, ...
-        KeyboardInterrupt: after Ctrl-C, with everything so far kept.
+        KeyboardInterrupt: after Ctrl-C; all work so far is kept.
 
     """
     instance(config, Eagle3TrainConfig, "config")
@@ -102,9 +102,9 @@ def train_mtp(config: MtpTrainConfig, reporter: Reporter | None = None) -> Train
         reporter: receives the progress; None for silence.
 
     Raises:
-        UnsupportedError: the file has no MTP head, several of them, or one that training has no
-            graph of; the reason is named before anything is computed.
-        TrainError: the head lacks a tensor or a key or is damaged, or as train_eagle3().
+        UnsupportedError: the file has no MTP head, several of them, or one without a graph for
+            training. This is raised before any computation.
+        TrainError: the head lacks a tensor or a key, or is damaged; see also train_eagle3().
 
     """
     instance(config, MtpTrainConfig, "config")
@@ -120,8 +120,9 @@ def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseRe
     Nothing else is left of a run. After an error and after Ctrl-C the file is as it was.
 
     Args:
-        config: of the run, with `use`. Of its text n_ctx, the longest part that is learned from at
-            once, and what says how other text is made count; its type is the draft's.
+        config: the configuration of the run, with `use`. Of the options for its text, only n_ctx
+            (the longest part to learn from at once) and those for generating other text apply; the
+            type is the draft's.
         reporter: receives the progress; None for silence.
 
     Returns:
@@ -129,9 +130,9 @@ def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseRe
 
     Raises:
         ModelLoadError: the target, the draft or the store cannot be read.
-        ArgumentError: the store is of another tokenizer, a setting is out of range, or the output
+        ArgumentError: the store has another tokenizer, a setting is out of range, or the output
             cannot be written there.
-        UnsupportedError: the target gives no layer inputs, or does not generate text.
+        UnsupportedError: the target exposes no layer inputs, or does not generate text.
         DivergedError: the loss is not finite.
         TrainError: the draft was made for another target, the store has too few conversations, a
             package is missing, the disk is full, ...
@@ -201,7 +202,7 @@ class _LoadedKind:
     """A kind of draft, imported after the check that PyTorch is installed.
 
     Attributes:
-        kind: what trains and writes it.
+        kind: the class that trains and writes the draft.
         read_draft: reads an earlier draft of the kind for this target; see read_init_draft().
 
     """
@@ -221,8 +222,8 @@ def _train(
     Args:
         config: the configuration of the run.
         reporter: receives the progress; None for silence.
-        layers_of: layer inputs to read where the configuration names none.
-        load_kind: imports what needs PyTorch, for a target.
+        layers_of: gives the layer inputs to read if the configuration names none.
+        load_kind: imports the code that needs PyTorch, for a target.
 
     """
     reporter = reporter or SilentReporter()

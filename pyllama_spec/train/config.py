@@ -26,18 +26,18 @@ class CorpusConfig:
     """The options of the training text.
 
     Attributes:
-        prompts: a file with a line per prompt; None lets the target write its own user turns.
+        prompts: a file with one prompt per line; None lets the target write its own user turns.
         n_tokens: answer tokens to collect.
         n_ctx: the most tokens of one sequence, prompt and answer together.
-        n_parallel: sequences that are decoded at once.
-        n_candidates: a token is drawn from this many likeliest ones.
-        greedy_share: the share of answers at temperature 0; a draft is asked mostly at low ones.
+        n_parallel: sequences to decode at once.
+        n_candidates: the number of likeliest tokens to draw from.
+        greedy_share: the share of answers at temperature 0, as drafts are used mostly at low ones.
         temperature: the temperature of the other answers.
         user_temperature: the temperature of user turns.
-        prompt_seed_share: the share of user turns that begin with a prompt seed of ours.
-        min_user, max_user: tokens of a user turn, without its prompt seed; it is cut off there.
-        min_answer: tokens of an answer.
-        max_passes: answers to one prompt of a file, at most.
+        prompt_seed_share: the share of user turns that begin with one of our prompt seeds.
+        min_user, max_user: tokens of a user turn, without its prompt seed; longer ones are cut off.
+        min_answer: the fewest tokens of an answer.
+        max_passes: the most answers to one prompt of a file.
         seed: the seed of all random draws.
 
     """
@@ -83,14 +83,15 @@ class UseConfig:
     """The options of training further from the owner's use.
 
     Attributes:
-        store: a draft memory that requests wrote, of the target's tokenizer.
-        n_tokens: the most tokens of answers, the newest of the store.
-        n_other_tokens: tokens of other answers, which the target writes to measure what is lost.
-        held_out: the share of conversations that are not learned from: half of them choose the
-            best weights, the others judge.
-        right_share: of drafts in which the draft was not wrong when the text was made, how many
-            are learned from. All of them where the store does not say where it was.
-        max_loss: the share of the tokens per round on other text that may be lost.
+        store: a draft memory written by requests, with the target's tokenizer.
+        n_tokens: the most answer tokens to learn from, the newest of the store.
+        n_other_tokens: tokens of other answers, which the target writes to measure the loss on
+            them.
+        held_out: the share of conversations not learned from: half of them choose the best weights,
+            the other half judges the result.
+        right_share: the share to learn from of the drafts that were right when the text was made.
+            All of them if the store does not record where the draft was wrong.
+        max_loss: the share of tokens per round on other text that may be lost.
 
     """
 
@@ -117,10 +118,10 @@ class HeadSettings:
     """The shape of a draft of any kind. None means a default that suits the target.
 
     Attributes:
-        target_layers: layer inputs that it reads; "input of layer k", as in docs/eagle3.md.
+        target_layers: the layer inputs that it reads; "input of layer k", as in docs/eagle3.md.
         n_head, n_head_kv: attention heads.
         n_ff: width of the feed-forward block.
-        n_draft_vocab: how many of the target's tokens it can draft.
+        n_draft_vocab: the number of the target's tokens that it can draft.
 
     """
 
@@ -146,23 +147,23 @@ class FitSettings:
 
     Attributes:
         epochs: passes over the corpus.
-        step_decay: the loss of depth s counts step_decay ** s.
-        missed_share: the share of drafts, drawn anew in each batch, that are learned on after a
-            wrong pick, where decoding would have ended them.
-        copied_share: the share of drafts that begin where decoding would copy, drawn likewise;
-            None for the kind's own.
-        train_output: whether the output matrix is trained as well; else it stays the target's.
-        batch_tokens: tokens of a batch, the prompts' included.
+        step_decay: the loss at depth s has the weight step_decay ** s.
+        missed_share: the share of drafts, drawn anew in each batch, that continue to learn after a
+            wrong pick, where decoding would reject the rest.
+        copied_share: the share of drafts that begin where decoding would copy, drawn in the same
+            way; None for the kind's default.
+        train_output: whether to train the output matrix too; otherwise it stays the target's.
+        batch_tokens: tokens of a batch, prompts included.
         lr: peak learning rate of AdamW.
-        weight_decay: of matrices.
-        warmup: the share of all steps in which the rate rises.
-        clip: the largest norm of a gradient.
+        weight_decay: the weight decay of matrices.
+        warmup: the share of all steps with a rising rate.
+        clip: the largest gradient norm.
         precision: "bf16" computes products in bfloat16 and keeps weights and sums in float32;
-            "auto" does so where it is faster.
-        held_out: the share of prompts that is kept for measuring.
+            "auto" does this if it is faster.
+        held_out: the share of prompts kept for measurements.
         max_held_out: the most tokens to measure on.
-        n_evals: measurements over the whole run.
-        patience: measurements without progress that end it.
+        n_evals: the number of measurements in the whole run.
+        patience: the number of measurements without progress that ends the run.
         seed: the seed of the initial weights and the order of the text.
 
     """
@@ -222,24 +223,24 @@ class RunConfig:
 
     Attributes:
         kind: the kind of draft, as on the command line.
-        options, flags: the further options of a kind, each with the field that it sets, and a
-            flag with the value that it sets.
-        target: the GGUF to draft for, in the type that will decode.
+        options, flags: the kind's further options, each with the field that it sets; a flag with
+            the value that it sets.
+        target: the GGUF to draft for, in the type used for decoding.
         out: the GGUF to write.
         work: the folder of text, features and checkpoints; None for the output's name with
             ".train".
-        init: a draft whose weights, shape and vocabulary the run continues; None for a new one.
-        n_top: likeliest next tokens to keep of each of the target's distributions.
-        max_disk_bytes: the maximum size of features on disk; others are computed in every epoch.
+        init: a draft whose weights, shape and vocabulary to start from; None for a new one.
+        n_top: the number of likeliest next tokens to keep of each distribution of the target.
+        max_disk_bytes: the maximum size of features on disk; others are recomputed in every epoch.
         export_type: the type of the matrices in the file.
         n_threads: the CPU threads; None for the machine's cores.
-        n_gpu_layers, devices: layers of the target on devices, and the devices; None for all.
-        device: "cpu" or "cuda" for the head; None for a GPU where PyTorch sees one.
+        n_gpu_layers, devices: the target's layers on devices, and the devices; None for all.
+        device: "cpu" or "cuda" for the head; None for a GPU if PyTorch finds one.
         checkpoint_s: seconds between checkpoints.
-        restart: train again from step 0, with the existing text.
-        n_ngrams: maximum contexts of the n-gram table beside the draft, of 9 bytes each; 0 for no
+        restart: trains again from step 0, with the existing text.
+        n_ngrams: the most contexts of the n-gram table in the draft's file, 9 bytes each; 0 for no
             table, as stock llama.cpp requires. None for 800,000.
-        use: the source of train_from_use(), instead of the target's own text.
+        use: the source of train_from_use(), which replaces the target's own text.
 
     """
 

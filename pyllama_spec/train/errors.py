@@ -38,7 +38,7 @@ def need(*packages: str) -> None:
     """Raises if a package cannot be imported.
 
     Raises:
-        TrainError: one is missing, with the command that installs it.
+        TrainError: a package is missing; the message has the command that installs it.
 
     """
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
@@ -55,8 +55,8 @@ def writing(path: Path, *, keeps: bool = True) -> Iterator[None]:
     """Turns an OSError of a write into a TrainError with the remedy.
 
     Args:
-        path: what is written.
-        keeps: whether a run can be resumed; one from use begins again.
+        path: the path to write.
+        keeps: whether the run can resume; a run from use starts again.
 
     """
     try:

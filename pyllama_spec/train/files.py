@@ -44,7 +44,7 @@ def write_json(path: Path, value: object) -> None:
     """Writes a value as JSON, atomically.
 
     Raises:
-        TrainError: as write_atomic().
+        TrainError: see write_atomic().
 
     """
     data = (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
@@ -72,7 +72,7 @@ def write_array(path: Path, array: npt.NDArray[Any]) -> None:
     """Writes an array as .npy, atomically.
 
     Raises:
-        TrainError: as write_atomic().
+        TrainError: see write_atomic().
 
     """
     write_atomic(path, lambda file: np.save(file, array, allow_pickle=False))
@@ -123,7 +123,7 @@ def keep_old(path: Path) -> Path | None:
     """Links a file to a second name, which survives a replacement of the first.
 
     Returns:
-        The first of NAME.bak, NAME.bak2, ... that is free; None where there is no such file.
+        The first free name of NAME.bak, NAME.bak2, ...; None if the file does not exist.
 
     Raises:
         TrainError: the disk is full or the folder cannot be written.
@@ -172,7 +172,7 @@ def locked_file(path: Path) -> Iterator[None]:
     """Locks a draft's file within the block; the system unlocks it when the process dies.
 
     Raises:
-        TrainError: another process holds it, or it cannot be opened.
+        TrainError: another process holds the lock, or the file cannot be opened.
 
     """
     with writing(path, keeps=False):
@@ -188,7 +188,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Locks a folder within the block; the system unlocks it when the process dies.
 
     Raises:
-        TrainError: another process works in it, or it cannot be made.
+        TrainError: another process works in the folder, or it cannot be created.
 
     """
     path = folder / ".lock"

@@ -88,7 +88,7 @@ class TerminalReporter:
     log of a job, or under nohup, an hour of silence looks like a hang.
 
     Args:
-        stream: where to; stderr by default.
+        stream: the output stream; stderr by default.
 
     """
 

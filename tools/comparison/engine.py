@@ -29,7 +29,7 @@ def find_engine(path: str) -> None:
     """Makes `import pyllama_spec` work where its sources can be found.
 
     Args:
-        path: of the compiled module, which is the same for every Python from 3.10 on.
+        path: the compiled module, which is the same for every Python from 3.10 on.
 
     """
     sys.meta_path.insert(0, _Engine(path))

@@ -15,7 +15,7 @@ def shape_of(value: Any, depth: int = 0) -> Shape:
     """A description of a value; an iterator is read to its end.
 
     Returns:
-        "type" and, by kind, "value", "keys" (of a dict), "items" (of what is in a row), "length".
+        "type" and, by kind, "value", "keys" (of a dict), "items" (of a sequence), "length".
 
     """
     kind = type(value).__name__

@@ -29,9 +29,9 @@ class Verdict:
     """The verdict on one call.
 
     Attributes:
-        word: "same", "better", "differs", "refused", "missing", "worse"; or "fails there" where
-            only ours works, and "both fail" where neither does.
-        why: for a person.
+        word: "same", "better", "differs", "refused", "missing", "worse"; or "fails there" if only
+            ours works, and "both fail" if neither does.
+        why: the reason, for a reader.
 
     """
 

@@ -57,9 +57,9 @@ class Capture:
     """A command and what is typed into it.
 
     Attributes:
-        command: as the page shows it.
-        pasted: into its prompt, as a terminal pastes, with Enter behind it.
-        until: what its answer is followed by; "" where the command ends by itself.
+        command: the command as the page shows it.
+        pasted: text pasted into its prompt, followed by Enter.
+        until: the text after the answer; "" if the command ends by itself.
 
     """
 

@@ -50,10 +50,10 @@ class Bar:
     """A run.
 
     Attributes:
-        model, draft: its two names.
-        speedup, low, high: over plain decoding; the quartiles of the prompts.
+        model, draft: the names of both.
+        speedup, low, high: the speed-up over plain decoding, and the quartiles of the prompts.
         worst: the lowest speed-up of a single prompt.
-        accepted: how many rounds had 0, 1, 2 ... drafted tokens accepted.
+        accepted: the number of rounds in which 0, 1, 2 ... drafted tokens were accepted.
 
     """
 
@@ -198,9 +198,9 @@ class Table:
     """A target's drafts.
 
     Attributes:
-        model: its name.
-        categories: of its prompts.
-        rows: of each draft its name, and its speeds over plain decoding in the categories.
+        model: the target's name.
+        categories: the categories of its prompts.
+        rows: for each draft its name, and its speed-ups over plain decoding by category.
 
     """
 
@@ -283,7 +283,7 @@ def pictures(files: Sequence[Sequence[Result]], folder: Path) -> dict[Path, str]
 
     Args:
         files: the runs of each file.
-        folder: where they lie.
+        folder: the folder of the files.
 
     """
     drawn = [[run for run in runs if is_drawn(run)] for runs in files]

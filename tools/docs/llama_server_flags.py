@@ -112,7 +112,7 @@ def of_serve(field: str) -> str:
     """The option of `serve` for a field of the table.
 
     Raises:
-        KeyError: nothing says what.
+        KeyError: no table has the field.
 
     """
     if field in BY_HAND:

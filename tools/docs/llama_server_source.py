@@ -26,12 +26,12 @@ class TheirFlag(NamedTuple):
     """An option of llama-server.
 
     Attributes:
-        names: that set it.
-        negated: names that switch it off.
-        n_values: how many words follow a name.
-        variable: of the environment, or "".
-        group: of the help in which llama-server lists it.
-        is_removed: whether llama-server knows it only to say what to write instead.
+        names: the names that set it.
+        negated: the names that switch it off.
+        n_values: the number of words after a name.
+        variable: its environment variable, or "".
+        group: its group in the help of llama-server.
+        is_removed: whether llama-server only refuses it and names a replacement.
 
     """
 
@@ -76,7 +76,7 @@ def their_flags(source: str) -> list[TheirFlag]:
         source: the text of common/arg.cpp.
 
     Raises:
-        ValueError: an option has a form that is not known here.
+        ValueError: an option has an unknown form.
 
     """
     lists = dict(re.findall(r"initializer_list<enum llama_example> (\w+) = \{([^}]*)\}", source))

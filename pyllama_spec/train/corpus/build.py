@@ -49,9 +49,9 @@ class CorpusProgress:
     """The progress of the corpus.
 
     Attributes:
-        n_answer: answer tokens of finished sequences, those that wait for an earlier one included.
-        n_wanted: the wanted number of answer tokens.
-        n_texts, n_dropped: finished sequences that were not dropped; those that were.
+        n_answer: answer tokens of finished sequences, also of those that wait for an earlier one.
+        n_wanted: the answer tokens to collect.
+        n_texts, n_dropped: the numbers of kept and of dropped finished sequences.
         n_running: running sequences.
         n_begun: answer tokens of the running sequences so far.
 
@@ -275,15 +275,15 @@ def build_corpus(
         config: what to generate.
         folder: the folder of the shards.
         target_sha256: the SHA-256 of the target's file.
-        features: takes the features of the sequences as they are made; None to make them later.
-        target_layers: layer inputs that features hold.
-        n_top: likeliest next tokens that they hold.
+        features: receives the features of each new sequence; None to compute them later.
+        target_layers: the layer inputs in the features.
+        n_top: the number of likeliest next tokens in the features.
         n_threads: CPU threads.
         on_progress: called after every decode.
 
     Raises:
-        TrainError: there are no usable prompts or answers, or the disk is full. What was made so
-            far is kept.
+        TrainError: there are no usable prompts or answers, or the disk is full. Finished sequences
+            are kept.
         CheckpointError: the folder holds another corpus.
 
     """

@@ -21,9 +21,9 @@ class DraftVocab:
     """A draft vocabulary and its coverage.
 
     Attributes:
-        d2t: [n_draft_vocab] int64, the target's id of each draft id, rising.
-        t2d: [n_vocab] int64, the draft id of each of the target's, -1 where there is none.
-        coverage: the share of the corpus's answer tokens that can be drafted.
+        d2t: [n_draft_vocab] int64, the target's id of each draft id, ascending.
+        t2d: [n_vocab] int64, the draft id of each target id; -1 if there is none.
+        coverage: the share of the corpus's answer tokens in the draft vocabulary.
 
     """
 
@@ -51,12 +51,13 @@ def choose_draft_vocab(
 
     Args:
         sequences: the corpus.
-        n_vocab: of the target.
-        size: how many.
-        always: tokens that are in it whatever the corpus says, such as those that end an answer.
+        n_vocab: the size of the target's vocabulary.
+        size: the number of tokens to choose.
+        always: tokens to include regardless of the corpus, such as those that end an answer.
 
     Raises:
-        ArgumentError: size is more than n_vocab, or less than there are tokens in `always`.
+        ArgumentError: size is larger than n_vocab, or smaller than the number of tokens in
+            `always`.
 
     """
     weight, answers = token_weights(sequences, n_vocab)

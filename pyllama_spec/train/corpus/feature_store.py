@@ -45,10 +45,10 @@ class FeatureStore:
     """The features of whole shards.
 
     Args:
-        folder: where they lie; made if need be.
-        identity: the corpus's, with the layers and how many tokens of a distribution are kept.
-        token_bytes: what the features of one token take.
-        max_bytes: the most that all of them may take.
+        folder: the folder of the features; created if missing.
+        identity: the corpus's identity, with the layers and the number of likeliest tokens.
+        token_bytes: bytes of the features of one token.
+        max_bytes: the most bytes of all features.
 
     Raises:
         CheckpointError: the folder holds features of other layers or another corpus.
@@ -87,7 +87,7 @@ class FeatureStore:
         """Stores the features of a whole shard, and replaces earlier ones.
 
         Raises:
-            TrainError: the disk is full; what was there before still is.
+            TrainError: the disk is full; the existing features stay.
 
         """
         arrays = [np.concatenate([getattr(f, part) for f in features]) for part in _PARTS]

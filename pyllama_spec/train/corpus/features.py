@@ -38,12 +38,12 @@ class LiveFeatures:
 
     Args:
         model: the target.
-        target_layers: layer inputs to take.
-        n_top: likeliest tokens to take.
+        target_layers: the layer inputs to take.
+        n_top: the number of likeliest tokens to take.
         n_ctx: the most tokens of a sequence.
         n_threads: CPU threads.
-        reuses: what a sequence begins with as the one before is not read again. Rows may differ
-            in the last bits by what was read before.
+        reuses: whether the prefix that a sequence shares with the previous one is decoded only
+            once. This may change the last bits of rows.
 
     """
 
@@ -135,9 +135,9 @@ class FeatureSource:
 
     Args:
         corpus: the sequences.
-        texts: the shards that they are from.
-        store: what is on disk.
-        make_live: opens what computes the others; called once it is needed.
+        texts: the store of their shards.
+        store: the features on disk.
+        make_live: creates the source that computes missing features; called when it is needed.
 
     """
 
@@ -189,14 +189,14 @@ def store_features(
 
     Args:
         texts: the shards.
-        n_shards: how many of them are used.
-        store: takes the features.
-        make_live: opens what computes them; not called where nothing is missing.
-        on_progress: called with the tokens done and all there are to do.
+        n_shards: the number of shards to use.
+        store: receives the features.
+        make_live: creates the source that computes them; not called if nothing is missing.
+        on_progress: called with the number of finished tokens and the total.
 
     Raises:
-        TrainError: the disk is full; what was made so far is kept.
-        KeyboardInterrupt: after Ctrl-C; what was made so far is kept.
+        TrainError: the disk is full; finished features are kept.
+        KeyboardInterrupt: after Ctrl-C; finished features are kept.
 
     """
     missing = [i for i in range(n_shards) if not store.has(i, texts.sha256(i))]

@@ -36,8 +36,8 @@ class TargetFeatures:
 
     Attributes:
         rows: [n, n_layers * n_embd] float16 layer inputs, side by side.
-        top_ids: [n, k] uint32, the likeliest tokens after each one.
-        top_log_p: [n, k] float16, their log-probabilities; -inf where there is none.
+        top_ids: [n, k] uint32, the likeliest next tokens after each one.
+        top_log_p: [n, k] float16, their log-probabilities; -inf if there is none.
 
     """
 
@@ -73,13 +73,13 @@ class Generated:
 
     Attributes:
         number: the number of its task.
-        tokens: prompt and answer.
-        n_prompt: where the answer begins.
-        n_user: where the user's turn begins that the target wrote; n_prompt where it wrote none.
+        tokens: the ids of prompt and answer.
+        n_prompt: the index at which the answer begins.
+        n_user: the index at which the user turn by the target begins; n_prompt if there is none.
         temperature: the temperature of the answer.
-        finish: "stop", "length", "loop" (its first turns are there), or why there is no answer:
+        finish: "stop", "length", "loop" (only its first turns are kept), or, if there is no answer,
             "user".
-        features: the features of its tokens, where they were asked for.
+        features: the features of its tokens, if requested.
 
     """
 
@@ -98,8 +98,8 @@ class _Collector(Drafter):
     Args:
         layers: the layer inputs to keep; () for none.
         n_ctx: the most tokens of a sequence.
-        width: of a row, all layers side by side.
-        n_top: likeliest tokens to keep of every distribution.
+        width: the width of a row, all layers side by side.
+        n_top: the number of likeliest tokens to keep of every distribution.
 
     """
 
@@ -166,7 +166,7 @@ class _Place:
 
     Attributes:
         n_prompt, n_user: see Generated.
-        in_user: whether the target writes the user's turn now.
+        in_user: whether the target is writing the user turn now.
 
     """
 
@@ -185,8 +185,8 @@ class Generator:
         model: the target.
         source: the source of the tasks.
         config: lengths and temperatures.
-        target_layers: layer inputs to keep of every token; () keeps no features.
-        n_top: likeliest tokens to keep of every distribution.
+        target_layers: the layer inputs to keep of every token; () keeps no features.
+        n_top: the number of likeliest tokens to keep of every distribution.
         n_threads: CPU threads.
 
     """
@@ -229,7 +229,7 @@ class Generator:
 
         Args:
             first: the number of the first task.
-            known: numbers of tasks to leave out.
+            known: the numbers of tasks to skip.
 
         Yields:
             None after every round, and every sequence that ends with it.

@@ -29,8 +29,8 @@ def split(corpus: Corpus, share: float, max_tokens: int) -> tuple[list[int], lis
 
     Args:
         corpus: the sequences.
-        share: of all prompts, how many are held out.
-        max_tokens: tokens to measure on.
+        share: the share of prompts to hold out.
+        max_tokens: the most tokens to measure on.
 
     """
     buckets = [_bucket(sequence) for sequence in corpus.sequences]
@@ -52,10 +52,10 @@ def plan(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int) -> li
     """The batches of an epoch: shuffled indices into `lengths`, up to batch_tokens tokens each.
 
     Args:
-        lengths: tokens of each sequence.
-        batch_tokens: the most of a batch; a longer sequence has one of its own.
+        lengths: the number of tokens of each sequence.
+        batch_tokens: the most tokens of a batch; a longer sequence gets its own batch.
         seed: the seed of the run.
-        epoch: which one; each has its own order.
+        epoch: the number of the epoch; each has its own order.
 
     """
     order = np.random.default_rng([seed, epoch]).permutation(len(lengths)).tolist()
@@ -75,11 +75,11 @@ class Sample:
     """The statistics that initialise a head.
 
     Attributes:
-        rows: [n, n_embd] float32, the first of the layer inputs at some tokens.
+        rows: [n, n_embd] float32, the first layer input at some tokens.
         tokens: [n] int64, these tokens.
-        last: [n, n_embd] float32, the last of the layer inputs.
-        rms: [n_layers] float32, the root mean square of each layer input over them.
-        channel_rms: [n_layers * n_embd] float32, that of each number of all layer inputs.
+        last: [n, n_embd] float32, the last layer input there.
+        rms: [n_layers] float32, the root mean square of each layer input over these tokens.
+        channel_rms: [n_layers * n_embd] float32, the same for each channel of all layer inputs.
 
     """
 

@@ -34,8 +34,8 @@ class TextSequence:
         number: the number of its task.
         tokens: [n] uint32.
         mask: [n] bool, True for tokens of the answer.
-        is_greedy: whether the answer was made at temperature 0.
-        missed: [n] bool, where a draft was wrong when the text was made; None for unknown.
+        is_greedy: whether the answer was generated at temperature 0.
+        missed: [n] bool, where a draft was wrong when the text was made; None if unknown.
 
     """
 
@@ -60,11 +60,11 @@ class CorpusStore:
     """The shards of a folder.
 
     Args:
-        folder: where they lie; made if need be.
-        identity: the identity of the text. Shards of another identity are refused.
+        folder: the folder of the shards; created if missing.
+        identity: the identity of the text. Shards with another identity are refused.
 
     Raises:
-        CheckpointError: the folder holds a corpus that was made otherwise.
+        CheckpointError: the folder holds a corpus with another identity.
 
     """
 
@@ -119,7 +119,7 @@ class CorpusStore:
         """Appends a shard, and records the next task. Without sequences it only records that.
 
         Raises:
-            TrainError: the disk is full; what was there before still is.
+            TrainError: the disk is full; the existing shards stay.
 
         """
         index = {**self._index, "next_number": next_number, "dropped": dict(dropped)}
@@ -171,8 +171,8 @@ class Corpus:
     """The sequences that a run trains on, in order.
 
     Attributes:
-        sequences: the shortest beginning of the store with enough answer tokens.
-        places: of each sequence its shard and its place there.
+        sequences: the shortest prefix of the store with enough answer tokens.
+        places: the shard of each sequence, and its index in the shard.
         sha256: the SHA-256 of all token ids and masks.
 
     """
@@ -213,13 +213,13 @@ def check_same(
     """Raises unless two sets of facts are equal.
 
     Args:
-        present: the facts that are there, by name.
-        wanted: those of this run.
-        where: the file or folder that they were found in.
-        remedy: a further remedy besides the same command or another folder.
+        present: the existing facts by name.
+        wanted: the facts of this run.
+        where: the file or folder with the existing facts.
+        remedy: another remedy besides the same command or another folder.
 
     Raises:
-        CheckpointError: naming the first fact that differs and both its values.
+        CheckpointError: names the first fact that differs, with both values.
 
     """
     for name in sorted({*present, *wanted}):

@@ -28,11 +28,11 @@ class Task:
 
     Attributes:
         number: its place in the corpus.
-        prompt: ids to begin with.
+        prompt: the first ids.
         temperature: the temperature of the answer.
         rng: its own random numbers.
-        writes_user: whether the target first writes the user's turn.
-        max_user: the most tokens of it; None for the configuration's.
+        writes_user: whether the target writes the user turn first.
+        max_user: the most tokens of the user turn; None for the configuration's number.
 
     """
 
@@ -48,8 +48,8 @@ class TaskSource(Protocol):
     """The source of tasks by number.
 
     Attributes:
-        shared: ids that every prompt begins with; shorter than every prompt.
-        after_user: ids between a user turn that the target wrote and the answer.
+        shared: the common prefix of all prompts; shorter than every prompt.
+        after_user: ids between the target's user turn and the answer.
 
     """
 
@@ -75,7 +75,7 @@ class OwnPrompts:
     is a whole request already is asked as it stands every second time.
 
     Raises:
-        UnsupportedError: the template hides where that is.
+        UnsupportedError: the template does not show where the user turn ends.
 
     """
 
@@ -210,7 +210,7 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
     """Reads a file's prompts, which need no names.
 
     Raises:
-        TrainError: it cannot be read, is empty, or a line is malformed, with its number.
+        TrainError: the file cannot be read or is empty, or a line is malformed; names the line.
 
     """
     try:
@@ -225,7 +225,7 @@ def make_source(model: Model, config: CorpusConfig) -> TaskSource:
     """The source of tasks: a file's prompts, else the target's own, or documents of a base model.
 
     Raises:
-        TrainError, UnsupportedError: as FilePrompts and OwnPrompts.
+        TrainError, UnsupportedError: see FilePrompts and OwnPrompts.
 
     """
     if config.prompts is not None:

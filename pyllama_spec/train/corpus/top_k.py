@@ -17,7 +17,7 @@ class TopK:
     """The likeliest tokens of a distribution with their log-probabilities.
 
     Attributes:
-        ids: [k] int64, the likeliest first, the smaller id first among equals.
+        ids: [k] int64, the likeliest first; the smaller id first if equal.
         log_p: [k] float32, natural logarithms of their probabilities in the whole distribution.
 
     """
@@ -31,10 +31,10 @@ def top_k_of(logits: npt.NDArray[np.float32], k: int) -> TopK:
 
     Args:
         logits: [n_vocab] float32.
-        k: how many.
+        k: the number of tokens.
 
     Raises:
-        TrainError: a logit is nan or inf, or all of them are -inf.
+        TrainError: a logit is NaN or inf, or all are -inf.
 
     """
     highest = logits.max()  # nan where one of them is

@@ -38,9 +38,9 @@ class Thread:
     """A text as the target read it, joined from a store's parts.
 
     Attributes:
-        key: 0 .. 1, by its first text; the same whenever the store is read.
+        key: a number in 0 .. 1 from its first text; the same in every read of the store.
         ids: its tokens.
-        origins: TokenOrigin of each; GIVEN for tokens of another thread.
+        origins: the TokenOrigin of each token; GIVEN for tokens of another thread.
 
     """
 
@@ -55,8 +55,8 @@ class Piece:
 
     Attributes:
         key: the key of the thread.
-        sequence: its tokens; the mask has what is learned.
-        windows: where each begins, and the sequence that it is.
+        sequence: its tokens; the mask marks those to learn.
+        windows: the start of each window, and its sequence.
 
     """
 
@@ -88,8 +88,8 @@ def threads_of(texts: Sequence[RememberedText], chosen: set[int]) -> list[Thread
     """Joins texts with their continuations.
 
     Args:
-        texts: all of a store, the oldest first.
-        chosen: places in it of those that are learned from.
+        texts: all texts of a store, the oldest first.
+        chosen: the indices of the texts to learn from.
 
     Returns:
         The threads with something to learn, in the order of their first texts.
@@ -127,7 +127,7 @@ def pieces_of(threads: Sequence[Thread], n_piece: int, n_window: int) -> list[Pi
 
     Args:
         threads: the texts.
-        n_piece: the most tokens that are read at once.
+        n_piece: the most tokens to read at once.
         n_window: the most tokens of a window.
 
     """
@@ -183,11 +183,11 @@ def apart(keys: Sequence[float], share: float) -> tuple[set[float], set[float]]:
     By a thread's text, so that a held-out thread is held out in later runs too.
 
     Args:
-        keys: of all threads, three different ones at least.
-        share: of them that is held out, half for each.
+        keys: the keys of all threads; at least three different ones.
+        share: the share to hold out, half for each purpose.
 
     Returns:
-        The keys of the one kind and of the other. There is one of each at least, and one is left.
+        The keys for each purpose. Each has at least one key, and at least one is left for training.
 
     """
     order = sorted(set(keys))

@@ -29,8 +29,8 @@ class HeadBytes:
     """The bytes of a head by its vocabulary size.
 
     Attributes:
-        fixed: bytes of what does not depend on it.
-        per_token: bytes more for each token.
+        fixed: the bytes that do not depend on the vocabulary size.
+        per_token: the bytes per token.
 
     """
 
@@ -80,9 +80,9 @@ def choose_size(
 
     Args:
         covered: the result of coverage().
-        weighs: the head's bytes by vocabulary size.
+        weighs: gives the head's bytes by vocabulary size.
         target_bytes: the bytes of the target's weights.
-        n_least: the minimum number of tokens.
+        n_least: the least number of tokens.
 
     """
     n_vocab = len(covered) - 1

@@ -31,13 +31,13 @@ def save_waiting(
 
     Args:
         folder: the folder of the corpus.
-        identity: a hash of what decides the text.
+        identity: a hash of everything that determines the text.
         waiting: the sequences.
-        with_features: their features too, which may be hundreds of MB; without, they are made
-            again when they are needed.
+        with_features: whether to store their features too, which may be hundreds of MB; otherwise
+            they are computed again on demand.
 
     Raises:
-        TrainError: the disk is full; what was kept before still is.
+        TrainError: the disk is full; the stored sequences stay.
 
     """
     path = folder / _FILE

@@ -23,16 +23,15 @@ class DFlashHeadConfig(HeadSettings):
 
     Attributes:
         n_layer: draft layers.
-        block_size: slots of a block, that of the token which is known already (the anchor)
-            included.
-        causal: a slot sees only those before it; else it sees the whole block.
-        markov_rank: of the matrix that adds to a slot's logits what follows the token before it
+        block_size: slots of a block, the slot of the known token (the anchor) included.
+        causal: whether a slot sees only those before it; otherwise it sees the whole block.
+        markov_rank: the rank of the matrix that adds logits for followers of the previous token
             (DSpark, arXiv 2607.05147); 0 for none.
-        confidence: a number per slot that says how likely its token is accepted. It needs a
-            markov_rank.
-        sample_from_anchor: the anchor's slot drafts too, so that a block of n slots drafts n
-            tokens and not n - 1. It needs a markov_rank: files without one are read otherwise. None
-            for where there is one.
+        confidence: whether each slot reports the probability that its token is accepted. This needs
+            a markov_rank.
+        sample_from_anchor: whether the anchor's slot drafts too, so that a block of n slots drafts
+            n tokens instead of n - 1. This needs a markov_rank: engines read files without one
+            differently. None for True with a markov_rank.
 
     """
 
@@ -77,11 +76,11 @@ class DFlashFitConfig(FitSettings):
     a head which begins nearer to where it should be.
 
     Attributes:
-        anchor_share: the share of all places that a block begins at, drawn anew in each batch.
-        weights: what a depth counts for: "decay" for step_decay ** depth, "dpace" for what it adds
-            to the expected number of accepted tokens (D-PACE, arXiv 2605.18810).
-        dpace_alpha: how much of that is there for tokens that the draft is never right about.
-        hard_share: how much of the loss is that to the text's own token; the rest is that to the
+        anchor_share: the share of positions at which a block begins, drawn anew in each batch.
+        weights: the weight of a depth: "decay" for step_decay ** depth, "dpace" for its part of the
+            expected number of accepted tokens (D-PACE, arXiv 2605.18810).
+        dpace_alpha: the share of that weight for tokens that the draft never gets right.
+        hard_share: the share of the loss against the text's own token; the rest is against the
             target's distribution.
 
     """

@@ -31,10 +31,10 @@ class DFlashShape(DraftShape):
     Attributes:
         n_layer: draft layers.
         block_size: slots of a block.
-        mask_token: the target's id of what stands where nothing is known.
+        mask_token: the target's id of the token in unknown slots.
         causal: whether a slot sees only those before it.
-        markov_rank: the rank of the matrix of followers, 0 for none.
-        confidence: whether there is a number of confidence per slot.
+        markov_rank: the rank of the matrix of followers; 0 for none.
+        confidence: whether each slot reports a confidence.
         sample_from_anchor: whether the first slot drafts.
 
     """
@@ -119,7 +119,7 @@ class DFlashHead(DraftHead):
             positions: [n] int64.
 
         Returns:
-            Of each layer two of [n, n_head_kv, head_size].
+            For each layer two arrays [n, n_head_kv, head_size].
 
         """
         rows = self._norm(self._linear(features, "fc.weight"), "enc.output_norm.weight")
@@ -148,7 +148,7 @@ class DFlashHead(DraftHead):
             spans: the features that each block sees.
 
         Returns:
-            [c, block_size, n_embd] float32, normed.
+            [c, block_size, n_embd] float32, normalised.
 
         """
         shape = self.shape
@@ -178,8 +178,8 @@ class DFlashHead(DraftHead):
         """The logits of slots.
 
         Args:
-            y: [c, n_embd], of blocks().
-            before: [c] int64, the token before the one that is drafted.
+            y: [c, n_embd], rows of blocks().
+            before: [c] int64, the token before the drafted one.
 
         Returns:
             [c, n_draft_vocab].
@@ -225,11 +225,11 @@ def initialise(
     outputs of the heads for followers and confidence are 0 at first.
 
     Args:
-        head: whose weights are set.
+        head: the head to initialise.
         output: [n_vocab, n_embd] float32, the target's output rows.
-        output_norm: [n_embd] float32, the target's last norm, which goes into the rows.
-        channel_rms: [n_layers * n_embd_target] float32, the size of each number of a feature.
-        seed: the seed of the rest.
+        output_norm: [n_embd] float32, the target's last norm, which is folded into the rows.
+        channel_rms: [n_layers * n_embd_target] float32, the RMS of each feature channel.
+        seed: the seed of the random weights.
 
     """
     shape, generator = head.shape, torch.Generator().manual_seed(seed)

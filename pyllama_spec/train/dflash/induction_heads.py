@@ -50,17 +50,18 @@ def set_induction_heads(
     That is where the first layer input tells the token.
 
     Args:
-        head: initialised; its first slot drafts, and n_head is n_head_kv, else nothing is done.
+        head: an initialised head whose first slot drafts, with n_head equal to n_head_kv; any other
+            stays unchanged.
         rows: [n, n_embd_target] float32, the first layer input that the draft reads.
         tokens: [n] int64, the tokens of these rows.
         last: [n, n_embd_target] float32, the last layer input that it reads.
-        counts: [n_vocab] int64, how often each token stands in the text.
-        channel_rms: [n_layers * n_embd_target] float32, the size of each number of a feature.
+        counts: [n_vocab] int64, the occurrences of each token in the text.
+        channel_rms: [n_layers * n_embd_target] float32, the RMS of each feature channel.
         seed: the seed of the directions.
 
     Returns:
-        The share of the tokens' directions that the first layer input tells; below 0.5 nothing is
-        changed.
+        The share of the tokens' directions that the first layer input predicts; below 0.5 nothing
+        is changed.
 
     """
     shape = head.shape
@@ -111,10 +112,10 @@ class _Space:
     """The directions of a row, and their initial use.
 
     Attributes:
-        upright: [n_embd], which slots are on one side of, and rows of features on the other.
-        axes: [n_embd, n_embd - 1], the others.
-        used: numbers of the heads that are set.
-        n_token, n_next: how many axes tell the token, and how many after them the token after it.
+        upright: [n_embd], a direction with slots on one side and rows of features on the other.
+        axes: [n_embd, n_embd - 1], the other directions.
+        used: the numbers of the initialised heads.
+        n_token, n_next: the numbers of axes for the token, and for the token after it.
 
     """
 
@@ -135,10 +136,10 @@ def _set_first_layer(
 
     Args:
         head: the draft.
-        space: where things stand in a row.
-        directions: [n, n_embd], by which tokens are told apart.
-        token_map: [n, n_embd_target], the map from the first layer input to them.
-        last: as for set_induction_heads().
+        space: the layout of a row.
+        directions: [n, n_embd], the directions that distinguish tokens.
+        token_map: [n, n_embd_target], the map from the first layer input to these directions.
+        last: see set_induction_heads().
 
     """
     d, size, used = head.shape.n_embd, head.shape.head_size, space.used

@@ -141,9 +141,9 @@ def choose_mask_token(
     text nor stands in one, then the last ordinary one, then the rarest.
 
     Args:
-        vocab: the target's.
-        counts: [n_vocab] int64, how often each token stands in the text.
-        embedding: [n_vocab, n_embd] float32, the target's.
+        vocab: the target's vocabulary.
+        counts: [n_vocab] int64, the occurrences of each token in the text.
+        embedding: [n_vocab, n_embd] float32, the target's embedding.
 
     """
     mask = vocab.special("mask")

@@ -60,12 +60,12 @@ class _Step:
     """One depth of all blocks that reach it.
 
     Attributes:
-        blocks: [m] int64, which of Texts.starts.
+        blocks: [m] int64, the indices of the blocks in Texts.starts.
         losses: [m] float32 with a gradient.
-        mass: [m] float32, how much of the target's distribution can be drafted.
+        mass: [m] float32, the share of the target's distribution in the draft vocabulary.
         q: [m] float32, the draft's probability of the text's token.
         best: [m] int64, the likeliest draft id.
-        right: [m] bool, whether that is the text's token.
+        right: [m] bool, whether best is the text's token.
 
     """
 
@@ -89,9 +89,9 @@ def block_losses(
     Args:
         head: the draft.
         texts: the batch.
-        fit: which loss.
+        fit: the options of the loss.
         dtype: the dtype of the products with the output matrix.
-        generator: on the CPU, draws the blocks that are learned on after a wrong pick.
+        generator: a CPU generator that draws the blocks which learn on after a wrong pick.
 
     """
     n_steps, device = head.shape.n_steps, texts.tokens.device

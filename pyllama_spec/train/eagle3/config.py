@@ -15,8 +15,8 @@ class HeadConfig(HeadSettings):
     """The shape of an EAGLE-3 head; see HeadSettings.
 
     Attributes:
-        fc_norm, norm_output: EAGLE-3.1 (arXiv 2605.09992); both off make a head that stock
-            llama.cpp loads too, with three target layers.
+        fc_norm, norm_output: options of EAGLE-3.1 (arXiv 2605.09992); with both off and three
+            target layers, stock llama.cpp loads the head too.
 
     """
 
@@ -36,7 +36,7 @@ class FitConfig(FitSettings):
     The copied_share is 0.1 unless said, and all in a plain head: stock llama.cpp does not copy.
 
     Attributes:
-        n_steps: depth of the training-time test: how often the head's own row is fed back.
+        n_steps: the depth of the training-time test: how often the head's own row is fed back.
 
     """
 

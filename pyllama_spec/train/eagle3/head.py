@@ -21,7 +21,7 @@ class HeadShape(DraftShape):
     """The sizes of a head; see DraftShape.
 
     Attributes:
-        fc_norm, norm_output: EAGLE-3.1.
+        fc_norm, norm_output: options of EAGLE-3.1.
 
     """
 
@@ -121,11 +121,11 @@ class Eagle3Head(DraftHead):
         """Computes the step after attention.
 
         Args:
-            rows: [n, n_embd] float32, as for mix().
+            rows: [n, n_embd] float32, see mix().
             attended: [n, n_head, head_size] mixed values.
 
         Returns:
-            The row that is handed on, and the one that gives logits: both [n, n_embd] float32.
+            The row to pass on, and the row that gives logits: both [n, n_embd] float32.
 
         """
         h = rows + self._linear(attended.flatten(-2), "blk.0.attn_output.weight").float()
@@ -148,11 +148,11 @@ def initialise(
     beyond it.
 
     Args:
-        head: whose weights are set.
+        head: the head to initialise.
         output: [n_vocab, n_embd] float32, the target's output rows.
-        output_norm: [n_embd] float32, the target's last norm, which goes into the rows.
-        feature_rms: [n_layers] float32, the size of each layer input.
-        seed: the seed of the rest.
+        output_norm: [n_embd] float32, the target's last norm, which is folded into the rows.
+        feature_rms: [n_layers] float32, the RMS of each layer input.
+        seed: the seed of the random weights.
 
     """
     shape, generator = head.shape, torch.Generator().manual_seed(seed)

@@ -44,15 +44,15 @@ def set_induction_heads(
     rows.
 
     Args:
-        head: initialised; n_head equal to n_head_kv, else nothing is done.
+        head: an initialised head with n_head equal to n_head_kv; any other stays unchanged.
         rows: [n, n_embd_target] float32, the first layer input that the head reads, at some tokens.
         tokens: [n] int64, these tokens.
-        counts: [n_vocab] int64, how often each token stands in the text.
+        counts: [n_vocab] int64, the occurrences of each token in the text.
         seed: the seed of the directions.
 
     Returns:
-        The share of the tokens' directions that the first layer input tells (R^2 of a linear map,
-        on rows that it was not fitted to); below 0.5 nothing is changed.
+        The share of the tokens' directions that the first layer input predicts (R^2 of a linear
+        map, on held-out rows); below 0.5 nothing is changed.
 
     """
     shape = head.shape

@@ -24,7 +24,7 @@ class MtpFitConfig(FitSettings):
     head is trained already. The output matrix is the target's, and is not trained.
 
     Attributes:
-        n_steps: tokens of a draft: how often the head's own row is fed back.
+        n_steps: the tokens of a draft: how often the head's own row is fed back.
         n_loss_vocab: the number of most frequent ids in losses and measurements; the head itself
             keeps all ids of the target.
 

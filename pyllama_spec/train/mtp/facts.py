@@ -28,15 +28,15 @@ class Family:
     """The structure of an architecture's MTP block.
 
     Attributes:
-        attention: "grouped" queries; "gated", where a gate for what it finds stands after each
-            head's query; or "latent", where all heads attend to one row.
-        rope: what is turned together: "halves", neighbouring "pairs", or "none".
-        ffn_norm: the norm before the feed-forward part; "" where it stands beside attention.
-        gating: of routers whose file does not say it; 0 where it has to.
-        gating_is_fixed: the engine asks no file.
-        normed: whether the weights of a token's experts sum to one; None where the file says it.
-        is_squared: its feed-forward parts are two matrices with relu(x)**2 between.
-        has_centred_norm: the last norm takes the mean away.
+        attention: "grouped" queries; "gated", with an output gate after each head's query; or
+            "latent", where all heads attend to one row.
+        rope: which numbers RoPE rotates together: "halves", neighbouring "pairs", or "none".
+        ffn_norm: the norm before the feed-forward part; "" if that runs beside attention.
+        gating: the router's gating if the file has no key for it; 0 if the key is required.
+        gating_is_fixed: whether the engine ignores the file's key.
+        normed: whether the weights of a token's experts sum to one; None if the file says it.
+        is_squared: whether its feed-forward parts are two matrices with relu(x)**2 in between.
+        has_centred_norm: whether the last norm subtracts the mean.
 
     """
 
@@ -115,20 +115,20 @@ class HeadFacts:
     Attributes:
         arch: general.architecture of the file.
         block: the number of its block.
-        n_embd, n_vocab: of the file.
-        n_head, n_head_kv: of its attention; n_head_kv is 1 where that is latent.
-        head_size: numbers of a head's query, but for a latent one's part that is absorbed.
-        n_rot: how many of them are turned; 0 for none.
-        n_latent: numbers of the row that a latent attention finds; else 0.
-        rope_base, rms_eps, last_eps: constants; last_eps of the norm before the output.
+        n_embd, n_vocab: the file's sizes.
+        n_head, n_head_kv: the sizes of its attention; n_head_kv is 1 if it is latent.
+        head_size: the size of a head's query, for latent attention without the absorbed part.
+        n_rot: how many numbers of it RoPE rotates; 0 for none.
+        n_latent: the size of the row that latent attention reads; otherwise 0.
+        rope_base, rms_eps, last_eps: constants; last_eps is for the norm before the output.
         n_window: the most tokens that it attends to; 0 for all.
-        n_used: experts of a token; 0 without any.
+        n_used: experts per token; 0 without experts.
         gating: 1 softmax, 2 sigmoid.
         is_normed: whether the weights of a token's experts sum to one.
-        expert_scale: what these weights are multiplied by.
-        logit_scale: what logits are multiplied by.
-        trained: the shapes of what is trained, by name: [n_out, n_in] or [n].
-        fixed: the names of what stays as it is, the tables of the vocabulary among them.
+        expert_scale: a factor on these weights.
+        logit_scale: a factor on logits.
+        trained: the shapes of trained tensors by name: [n_out, n_in] or [n].
+        fixed: the names of tensors that stay unchanged, the vocabulary's tables included.
 
     """
 
@@ -211,8 +211,8 @@ def read_facts(path: Path, info: ModelInfo) -> HeadFacts:
         info: the ModelInfo of the same file.
 
     Raises:
-        UnsupportedError: as check_head(), or the block has something that training does not know.
-        TrainError: a tensor or a key is missing, or of another size.
+        UnsupportedError: see check_head(); or training does not support a part of the block.
+        TrainError: a tensor or a key is missing, or has a wrong size.
         ModelLoadError: the file cannot be read.
 
     """

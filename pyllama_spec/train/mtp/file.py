@@ -42,7 +42,7 @@ class HeadFile:
     Attributes:
         path: the path of the file.
         facts: the facts of the head.
-        tensors: the file's table.
+        tensors: the tensor table of the file.
 
     """
 
@@ -63,7 +63,7 @@ class HeadFile:
         """Raises if a weight of the head is damaged; reads one tensor at a time.
 
         Raises:
-            TrainError: a number is not finite, or the last norm is of another size.
+            TrainError: a number is not finite, or the last norm has a wrong size.
             ModelLoadError: a tensor cannot be read.
 
         """
@@ -104,7 +104,7 @@ def open_head(path: Path, info: ModelInfo) -> HeadFile:
         info: the ModelInfo of the same file.
 
     Raises:
-        UnsupportedError, TrainError, ModelLoadError: as read_facts().
+        UnsupportedError, TrainError, ModelLoadError: see read_facts().
 
     """
     return HeadFile(path, read_facts(path, info), read_table(path).tensors)
@@ -114,8 +114,8 @@ def open_head_for(path: Path, target: Model) -> HeadFile:
     """Opens the initial head of a run: the target's, or that of a file made for it.
 
     Raises:
-        TrainError: it is missing, damaged, or of another target.
-        UnsupportedError: it is not a head that training can continue.
+        TrainError: it is missing or damaged, or belongs to another target.
+        UnsupportedError: training cannot continue this head.
         ModelLoadError: it cannot be loaded.
 
     """
@@ -139,7 +139,7 @@ def read_head_draft(path: Path, target: Model) -> InitDraft:
 
     Args:
         path: the path of the target itself, or of a file with a head alone.
-        target: what it is to draft for.
+        target: the target to draft for.
 
     """
     head = open_head_for(path, target)
@@ -169,11 +169,11 @@ def head_output(
     """The content of a file with the head alone.
 
     Args:
-        head: where all else comes from.
+        head: the source of everything else.
         trained: the new weights, by name.
         name: general.name.
-        record: keys below pyllama_spec.train: where the head comes from.
-        export_type: "f32", "f16", "bf16" or "q8_0", of the matrices that were trained.
+        record: keys under pyllama_spec.train: the origin of the head.
+        export_type: "f32", "f16", "bf16" or "q8_0", for the trained matrices.
 
     """
     keys = read_keys(head.path, lambda key: not key.startswith(_OWN_KEYS))

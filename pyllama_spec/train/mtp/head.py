@@ -38,7 +38,7 @@ class MtpShape(DraftShape):
     """The sizes of a head; see DraftShape. n_draft_vocab counts the tokens in the loss.
 
     Attributes:
-        facts: all else of the file's head.
+        facts: further facts of the file's head.
 
     """
 
@@ -63,7 +63,7 @@ def shape_of(facts: HeadFacts, n_draft_vocab: int) -> MtpShape:
 
     Args:
         facts: the facts of the file.
-        n_draft_vocab: how many tokens a loss looks at.
+        n_draft_vocab: the number of tokens in the loss.
 
     """
     return MtpShape(
@@ -79,9 +79,9 @@ class MtpHead(DraftHead):
 
     Args:
         shape: its sizes.
-        embedding: [n_vocab, n_embd] float32, that the head reads.
-        d2t: [n_draft_vocab] int64, the tokens that a loss looks at.
-        fixed: what stays as it is, float32, by the names of the GGUF.
+        embedding: [n_vocab, n_embd] float32, the embedding that the head reads.
+        d2t: [n_draft_vocab] int64, the tokens in the loss.
+        fixed: the tensors that stay unchanged, float32, by their GGUF names.
 
     """
 
@@ -125,7 +125,7 @@ class MtpHead(DraftHead):
 
         Args:
             tokens: [n] int64 ids of the target.
-            rows: [n, n_embd] float32, the row before each.
+            rows: [n, n_embd] float32, the previous row of each token.
 
         Returns:
             [n, n_embd] float32.
@@ -143,11 +143,11 @@ class MtpHead(DraftHead):
         """The queries, and the gate of the attention's output; None without gates.
 
         Args:
-            normed: [n, n_embd], as normed() gives it.
+            normed: [n, n_embd], the result of normed().
             positions: [n] int64.
 
         Returns:
-            Queries [n, n_head, size], scaled for scores by the root of their size, and the gate
+            Queries [n, n_head, size], scaled for scores by the root of their size; and the gate
             before its sigmoid, [n, n_head, size] or [n, n_head, 1].
 
         """
@@ -175,13 +175,13 @@ class MtpHead(DraftHead):
         """Computes the block after attention.
 
         Args:
-            x: [n, n_embd] float32, the stream.
-            normed: [n, n_embd], of it.
+            x: [n, n_embd] float32, the residual stream.
+            normed: [n, n_embd], the normalised stream.
             attended: [n, n_head, size] mixed values.
-            gate: of them, as queries() gives it.
+            gate: the gate of these values, from queries().
 
         Returns:
-            The row that is handed on, and the one that gives logits: both [n, n_embd] float32.
+            The row to pass on, and the row that gives logits: both [n, n_embd] float32.
 
         """
         if self.facts.n_latent:

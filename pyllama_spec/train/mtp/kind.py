@@ -29,7 +29,7 @@ class MtpKind(Kind[MtpHead]):
 
     Args:
         config: the configuration of the run.
-        source: the head that it begins with.
+        source: the initial head.
 
     """
 

@@ -18,8 +18,8 @@ class Span:
     """The drafts of one sequence.
 
     Attributes:
-        drafts: a run of drafts.
-        rows: a run of features, up to the last one that any of them sees.
+        drafts: a slice of the drafts.
+        rows: a slice of the features, up to the last one that a draft sees.
         seen: [c] int64, the last place in `rows` that each draft sees.
 
     """
@@ -33,9 +33,9 @@ def spans_of(owner: Tensor, starts: Tensor, ends: Tensor) -> list[Span]:
     """The drafts by sequence.
 
     Args:
-        owner: [c] int64, the sequence of each draft, rising.
-        starts: [c] int64, the last feature that each one sees, rising.
-        ends: [n_sequences] int64, where each sequence ends.
+        owner: [c] int64, the sequence of each draft, ascending.
+        starts: [c] int64, the last feature that each draft sees, ascending.
+        ends: [n_sequences] int64, the end of each sequence.
 
     """
     counts = torch.bincount(owner, minlength=len(ends)).tolist()
@@ -88,9 +88,9 @@ def attend(
     Args:
         q: [c, b, n_head, size], the queries of b rows of each draft.
         features: keys and values of features, each [n, n_head_kv, size].
-        own: those of the drafts' own rows, each [c, e, n_head_kv, size]; empty for none.
+        own: keys and values of the drafts' own rows, each [c, e, n_head_kv, size]; may be empty.
         spans: drafts and features by sequence.
-        hidden: [b, e] bool, which own rows a query does not see; None where it sees all.
+        hidden: [b, e] bool, which own rows a query does not see; None if it sees all.
 
     Returns:
         [c, b, n_head, size].

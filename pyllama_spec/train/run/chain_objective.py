@@ -18,11 +18,11 @@ class ChainStep:
     """One step of all running chains.
 
     Attributes:
-        depth: s.
-        chains: [c] int64, which of Texts.starts.
+        depth: the depth s.
+        chains: [c] int64, the indices of the chains in Texts.starts.
         y: [c, n_embd] float32, the rows that give logits.
-        at: [c] int64: the token that was read; its distribution is the target's.
-        goes_on: [c] bool, set by the loop over the steps: chains that make another one.
+        at: [c] int64: the index of the token that was read; the target's distribution is there.
+        goes_on: [c] bool, set by the loop over the steps: which chains make another step.
 
     """
 
@@ -40,9 +40,9 @@ def that_go_on(step: ChainStep, texts: Texts, ends: Tensor) -> Tensor:
     draft vocabulary lacks: no draft continues there. And where ChainStep.goes_on says so.
 
     Args:
-        step: that was taken.
+        step: the step that was taken.
         texts: the batch.
-        ends: [c] int64, where the text of each chain ends.
+        ends: [c] int64, the end of each chain's text.
 
     """
     # The token after the one that was read was to be predicted; the next step reads it and
@@ -72,13 +72,13 @@ def chain_losses(
 
     Args:
         head: the head.
-        steps: its chains over the batch.
+        steps: runs its chains over the batch.
         texts: the batch.
-        n_steps: of each chain.
+        n_steps: the number of steps per chain.
         decay: the decay of the weights.
         dtype: the dtype of the products with the output matrix.
         missed_share: the share of chains that continue after a wrong pick.
-        generator: on the CPU, draws them.
+        generator: a CPU generator that draws them.
 
     """
     output = head.weight("output.weight")

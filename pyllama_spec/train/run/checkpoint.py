@@ -18,8 +18,8 @@ class Checkpoints:
     """The files of a folder: `last.pt` to continue from, and `best.pt` to export.
 
     Args:
-        folder: where they lie.
-        identity: must be equal for a run to continue: target, corpus, head and settings.
+        folder: the folder of the files.
+        identity: target, corpus, head and settings, which must be equal to continue a run.
 
     """
 
@@ -30,7 +30,7 @@ class Checkpoints:
         """Writes a state.
 
         Raises:
-            TrainError: the disk is full; the state that was there stays.
+            TrainError: the disk is full; the existing state stays.
 
         """
         content = {"format": _FORMAT, "identity": self._identity, "state": state}
@@ -40,7 +40,7 @@ class Checkpoints:
         """Loads a state; None if there is none.
 
         Raises:
-            CheckpointError: it is damaged, or of another target, corpus, head or setting.
+            CheckpointError: it is damaged, or belongs to another target, corpus, head or setting.
 
         """
         path = self._path(name)
@@ -124,7 +124,7 @@ def save_whole(content: dict[str, Any], file: BinaryIO) -> None:
     """torch.save() that raises OSError if a write fails.
 
     Raises:
-        OSError: as the file raised it.
+        OSError: the error of the file.
 
     """
     disk = _Disk(file)

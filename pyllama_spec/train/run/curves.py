@@ -21,10 +21,10 @@ class Measurement:
         n_tokens: answer tokens seen so far.
         lr: learning rate.
         loss: mean cross-entropy by depth since the last measurement, in nats.
-        hits: share of right picks by depth since then, on the training text.
+        hits: share of right picks by depth since the last measurement, on the training text.
         acceptance: share of rounds in which draft i was accepted, on held-out greedy text.
-        given: share of drafts i accepted among those whose predecessors were.
-        tokens_per_round: on held-out greedy text.
+        given: share of drafts i accepted among those whose earlier tokens were accepted.
+        tokens_per_round: tokens per round on held-out greedy text.
 
     """
 
@@ -46,7 +46,7 @@ def write_curves(folder: Path, course: Sequence[Measurement]) -> str:
     """Writes curves.json, curves.csv, and curves.png where matplotlib is installed.
 
     Returns:
-        What the user should know; "" for nothing.
+        A remark for the user; "" for none.
 
     Raises:
         TrainError: the disk is full.

@@ -40,16 +40,16 @@ def export_head(
     The embedding is the target's own and stays there: the head is as wide as the target.
 
     Args:
-        head: with its weights.
-        target: whose tokenizer goes into the file.
-        path: where to.
+        head: the trained head.
+        target: the target with the tokenizer.
+        path: the file to write.
         arch: general.architecture.
         name: general.name.
         n_ctx: the target's context length.
-        export_type: "f32", "f16", "bf16" or "q8_0", of matrices.
-        record: keys below pyllama_spec.train: where the head comes from.
-        keys: more keys, with their whole names; they replace the target's of the same name.
-        extra: more tensors.
+        export_type: "f32", "f16", "bf16" or "q8_0", for the matrices.
+        record: keys under pyllama_spec.train: the origin of the head.
+        keys: further keys with their full names; they replace the target's of the same name.
+        extra: further tensors.
 
     Returns:
         The size of the file in bytes.
@@ -90,23 +90,23 @@ def write_draft(
 
     Args:
         kind: the kind of the draft.
-        head: with its weights.
+        head: the trained head.
         config: the configuration of the run.
-        weights: parts of the target.
-        path: where to.
+        weights: the parts of the target.
+        path: the file to write.
         n_ctx: the target's context length.
-        export_type: as in export_head().
-        sequences: what the head learned from.
-        init: the draft that the run began with, whose hash and figures are added.
-        figures: of what was learned and how it fares.
-        hashes: of files and texts beside the target.
+        export_type: see export_head().
+        sequences: the sequences that the head learned from.
+        init: the initial draft, whose hash and figures are added.
+        figures: the figures of the text and of the result.
+        hashes: the hashes of files and texts beside the target.
         reporter: receives the progress.
 
     Returns:
         The size of the file in bytes.
 
     Raises:
-        ConversionError: as export_head().
+        ConversionError: see export_head().
 
     """
     hashes = {"target_sha256": weights.sha256, **hashes}

@@ -59,9 +59,9 @@ class FitState:
         step: optimiser steps done.
         n_tokens: answer tokens seen.
         course: the measurements.
-        best: tokens per round of the best one, and its step.
+        best: tokens per round of the best measurement, and its step.
         is_over: whether it has ended.
-        untrained: how the head fared before the first step.
+        untrained: the head's acceptance before the first step.
 
     """
 
@@ -79,18 +79,18 @@ class Fit(Generic[H]):
 
     Args:
         kind: the kind of the draft.
-        head: on its device, with the weights to begin with.
-        text: what it learns from.
-        config: how.
-        checkpoints: where it is kept.
-        checkpoint_s: seconds between two of them.
-        bf16: compute products in bfloat16.
+        head: the head on its device, with its initial weights.
+        text: the text to train and measure on.
+        config: the options of the fit.
+        checkpoints: the files of its states.
+        checkpoint_s: seconds between checkpoints.
+        bf16: whether to compute products in bfloat16.
         reporter: receives the progress.
-        right_share: of drafts in which nothing was missed when the text was made, how many are
-            learned from, drawn anew in each batch.
+        right_share: the share to learn from of the drafts that were right when the text was made,
+            drawn anew in each batch.
 
     Raises:
-        CheckpointError: what is kept belongs to another run.
+        CheckpointError: the existing state belongs to another run.
 
     """
 
@@ -152,7 +152,7 @@ class Fit(Generic[H]):
 
         Raises:
             DivergedError: the loss is not a number; the last checkpoint is an earlier state.
-            KeyboardInterrupt: after Ctrl-C, with a checkpoint of this very step.
+            KeyboardInterrupt: after Ctrl-C, with a checkpoint of this step.
             TrainError: the disk is full; the last checkpoint stays.
 
         """
@@ -309,9 +309,9 @@ def learning_rate(step: int, n_steps: int, peak: float, warmup: float) -> float:
 
     Args:
         step: 0 .. n_steps - 1.
-        n_steps: of the whole run.
+        n_steps: the steps of the whole run.
         peak: the largest rate.
-        warmup: the share of steps that rise.
+        warmup: the share of steps with a rising rate.
 
     """
     n_warm = max(round(warmup * n_steps), 1)

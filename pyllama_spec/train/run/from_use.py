@@ -64,16 +64,16 @@ class UseReport:
     """The result of a run from use.
 
     Attributes:
-        path: the draft's file; of a link what it names was replaced.
-        kept: where the one before is now; None where there was none, or it stays in its place.
-        why_not: why the file is not the new one; "" where it is.
-        before, after: acceptance of both drafts on conversations that none was fitted to.
+        path: the draft's file; for a link, the file that it points to was replaced.
+        kept: the path of the previous file; None if there was none, or if it stays in place.
+        why_not: the reason why the file was not replaced; "" if it was.
+        before, after: the acceptance of both drafts on conversations that neither was fitted to.
         others_before, others_after: the same on other text, which the target has just written.
-        n_conversations, n_answer_tokens: what was learned from.
-        n_missed: answer tokens among them that a draft had been wrong about.
-        n_tokens_seen: answer tokens, every pass counted.
-        seconds: of each stage.
-        notes: what the user should know.
+        n_conversations, n_answer_tokens: the text that was learned from.
+        n_missed: the answer tokens in it that a draft had predicted wrongly.
+        n_tokens_seen: answer tokens over all passes.
+        seconds: the time of each stage.
+        notes: remarks for the user.
 
     """
 
@@ -155,8 +155,8 @@ class UseRun(Generic[H]):
         reporter: receives the progress.
 
     Raises:
-        TrainError: training cannot begin with the draft.
-        UnsupportedError: the target does not give the layer inputs that the draft reads.
+        TrainError: training cannot start from the draft.
+        UnsupportedError: the target does not expose the layer inputs that the draft reads.
 
     """
 
@@ -189,7 +189,7 @@ class UseRun(Generic[H]):
             ArgumentError: the store is of another tokenizer.
             ModelLoadError: it cannot be read.
             TrainError: the draft is for another target, or there is too little text.
-            KeyboardInterrupt: after Ctrl-C. The file is as it was, as after every error.
+            KeyboardInterrupt: after Ctrl-C. The file is unchanged, as after every error.
 
         """
         torch.set_num_threads(self._n_threads)
@@ -411,11 +411,11 @@ def why_no_better(
     """The reason why the old file stays; "" if the new draft replaces it.
 
     Args:
-        before: of the old draft, on held-out conversations.
-        after: of the new one.
-        others_before: of the old one, on other text.
-        others_after: of the new one.
-        max_loss: the share of the tokens per round that may be lost there.
+        before: the old draft's acceptance on held-out conversations.
+        after: the new draft's.
+        others_before: the old draft's acceptance on other text.
+        others_after: the new draft's.
+        max_loss: the share of tokens per round on other text that may be lost.
 
     """
     if after.tokens_per_round <= before.tokens_per_round:

@@ -30,10 +30,10 @@ class DraftShape(ABC):
 
     Attributes:
         n_vocab: the target's vocabulary.
-        n_draft_vocab: tokens that it can draft.
+        n_draft_vocab: the number of tokens that it can draft.
         n_embd: width of its rows, and of the target's embedding.
         n_embd_target: width of the target's rows.
-        target_layers: layer inputs that it reads.
+        target_layers: the layer inputs that it reads.
         n_head, n_head_kv: attention heads.
         n_ff: width of its feed-forward blocks.
         rope_base, rms_eps: constants.
@@ -90,8 +90,8 @@ class DraftShape(ABC):
         """The matrix shapes of one layer by GGUF name.
 
         Args:
-            block: what the names begin with, such as "blk.0".
-            n_read: the width of what attention reads.
+            block: the prefix of the names, such as "blk.0".
+            n_read: the width of the input of attention.
 
         """
         d, n_kv = self.n_embd, self.n_head_kv * self.head_size
@@ -126,7 +126,7 @@ class DraftHead(nn.Module):
 
     Args:
         shape: its sizes.
-        embedding: [n_vocab, n_embd] float32, the target's; not trained, and no part of the state.
+        embedding: [n_vocab, n_embd] float32, the target's; not trained, and not saved in the state.
         d2t: [n_draft_vocab] int64, the target's id of each draft id.
 
     """
@@ -222,9 +222,9 @@ def target_output(
     size: a head that is sure without reason would first have to unlearn that.
 
     Args:
-        head: says which tokens.
+        head: the head with the draft vocabulary.
         output: [n_vocab, n_embd] float32, the target's output rows.
-        output_norm: [n_embd] float32, the target's last norm, which goes into the rows.
+        output_norm: [n_embd] float32, the target's last norm, which is folded into the rows.
 
     """
     rows = torch.from_numpy(output)[head.d2t.cpu()]

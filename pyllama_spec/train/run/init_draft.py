@@ -35,11 +35,11 @@ class InitDraft:
         sha256: the SHA-256 of the file.
         shape: the shape of the head.
         d2t: [n_draft_vocab] int64, the target's id of each draft id.
-        tensors: float32, by their names in the GGUF.
-        ngrams: its table, if it has one.
-        n_tokens: answer tokens that it has seen, and those before it, as far as its file records
-            them.
-        n_text: different ones among them, likewise.
+        tensors: the tensors as float32, by their GGUF names.
+        ngrams: its n-gram table, if it has one.
+        n_tokens: the answer tokens seen by it and by the drafts that it started from, as far as its
+            file records them.
+        n_text: the number of different ones among them, as far as recorded.
 
     """
 
@@ -59,15 +59,15 @@ def read_init_draft(
     """Reads a draft that training can continue: one that `train` wrote.
 
     Args:
-        path: its GGUF.
-        target: the sizes of what it is to draft for.
-        arch: its general.architecture.
-        shape_of: makes its shape of its keys, without the architecture's prefix, and the size of
-            its draft vocabulary. Raises KeyError, TypeError, ValueError or PyllamaSpecError where
-            they do not say it.
+        path: the path of the GGUF.
+        target: the sizes of the target to draft for.
+        arch: the expected general.architecture.
+        shape_of: makes the shape from its keys, without the architecture's prefix, and the size of
+            its draft vocabulary. Raises KeyError, TypeError, ValueError or PyllamaSpecError if they
+            are not sufficient.
 
     Raises:
-        TrainError: it is not a draft of this kind as training makes them, or of another size.
+        TrainError: training did not write this draft, or it has another kind or size.
         ModelLoadError: it is missing or damaged.
 
     """
@@ -117,9 +117,9 @@ class Keys:
     """The shape of a draft in its file's keys.
 
     Attributes:
-        values: by their names, without the architecture's prefix.
+        values: the values by key, without the architecture's prefix.
         sizes: the sizes of its tensors.
-        target: what it is to draft for.
+        target: the target to draft for.
 
     """
 
@@ -174,7 +174,7 @@ def check_finite(path: Path, name: str, values: npt.NDArray[np.float32]) -> None
     """Raises if a file has nan or inf weights, from which training cannot recover.
 
     Raises:
-        TrainError: with the names of the file and of the tensor.
+        TrainError: names the file and the tensor.
 
     """
     if not np.isfinite(values).all():

@@ -38,11 +38,11 @@ class Start:
 
     Attributes:
         model: the target.
-        weights: parts of it.
-        layers: layer inputs that the head reads.
+        weights: the parts of the target.
+        layers: the layer inputs that the head reads.
         corpus, source: the text and its features.
         vocab: the vocabulary of the draft.
-        train: the sequences that are learned from.
+        train: the sequences to learn from.
 
     """
 
@@ -60,9 +60,9 @@ def common_sizes(start: Start, wanted: HeadSettings, *, grouped: bool = False) -
 
     Args:
         start: the target and the vocabularies.
-        wanted: what is asked for.
-        grouped: where that does not say how many heads of keys and values there are, as many as the
-            target has, if that fits; else as many as there are heads.
+        wanted: the requested sizes.
+        grouped: whether n_head_kv defaults to the target's number, if that fits; otherwise it
+            defaults to n_head.
 
     """
     info, weights = start.model.info, start.weights
@@ -86,14 +86,14 @@ class Kind(ABC, Generic[H]):
     """A kind of draft.
 
     Attributes:
-        arch: general.architecture of its files.
-        title: how people call it.
-        n_steps: tokens of a draft.
-        folder: in the work folder, of its checkpoints and curves; "" for the work folder itself.
-            Text and features lie where every kind finds them.
-        vocab_name: what a vocabulary is to it, for people.
-        must_gain: whether it begins with a head that drafts already: a file that is no better on
-            held-out text is not written.
+        arch: the general.architecture of its files.
+        title: its name in messages.
+        n_steps: the tokens of a draft.
+        folder: the subfolder of its checkpoints and curves in the work folder; "" for the work
+            folder itself. Text and features are in the same place for every kind.
+        vocab_name: the name of a vocabulary of this kind in messages.
+        must_gain: whether the initial head drafts already: a file that is no better on held-out
+            text is not written.
 
     """
 
@@ -133,9 +133,9 @@ class Kind(ABC, Generic[H]):
 
         Args:
             head: the head.
-            texts: the batch, with a draft from every place that is to be learned.
+            texts: the batch, with a draft from every position to learn.
             dtype: the dtype of the products with the output matrix.
-            generator: on the CPU, of all random draws.
+            generator: a CPU generator for all random draws.
 
         """
 
@@ -157,10 +157,10 @@ class Kind(ABC, Generic[H]):
         """The content of the file if export_head() does not write it.
 
         Args:
-            head: with its weights.
+            head: the trained head.
             name: the name of the model that it drafts for.
-            record: keys below pyllama_spec.train: where the head comes from.
-            export_type: of matrices, as in export_head().
+            record: keys under pyllama_spec.train: the origin of the head.
+            export_type: the type of matrices, see export_head().
 
         """
         return None

@@ -40,12 +40,12 @@ class _Places:
     """Counted answer tokens, and the entry of each for the contexts so far.
 
     Attributes:
-        at: [n] where the token stands in `tokens`.
-        n_before: [n] how many tokens of its text stand before it.
-        hashes: [n] of the context.
+        at: [n] the index of the token in `tokens`.
+        n_before: [n] the number of earlier tokens of its text.
+        hashes: [n] the hash of the context.
         p: [n] the token's own probability.
-        best, best_p: [n] the likeliest token in its place, and its probability.
-        predicted, predicted_p: [n] what the table says there.
+        best, best_p: [n] the likeliest token in this context, and its probability.
+        predicted, predicted_p: [n] the table's prediction there, and its probability.
 
     """
 
@@ -74,7 +74,7 @@ def count_ngrams(sequences: Sequence[TextSequence], max_contexts: int) -> NgramA
 
     Args:
         sequences: the texts.
-        max_contexts: the most contexts to keep: those that occur most often.
+        max_contexts: the most contexts to keep, the most frequent ones.
 
     """
     tokens = np.concatenate(
@@ -159,10 +159,10 @@ def merge_ngrams(
     seen; one that only one knows stays as it is.
 
     Args:
-        old: the one table.
-        new: the other.
-        share: of all text that the new one was counted from, 0 .. 1.
-        max_contexts: the most contexts to keep: those of both, then those that say the likeliest.
+        old: the first table.
+        new: the second table.
+        share: the share of all text that the new table was counted from, 0 .. 1.
+        max_contexts: the most contexts to keep: first those in both, then the most confident ones.
 
     """
     _, i, j = np.intersect1d(old.keys, new.keys, return_indices=True)
@@ -204,9 +204,9 @@ def table_of(
 
     Args:
         sequences: the texts that were learned from.
-        init: that draft, if there is one.
+        init: the initial draft, if there is one.
         max_contexts: the most contexts; 0 for no table.
-        reporter: receives their number.
+        reporter: receives the number of contexts.
 
     """
     if not max_contexts:

@@ -19,7 +19,7 @@ class Losses:
 
     Attributes:
         total: the weighted sum, a scalar with its gradient.
-        by_depth: [n_steps] mean cross-entropy, in nats; 0 where no draft came.
+        by_depth: [n_steps] mean cross-entropy, in nats; 0 for depths that no draft reached.
         hits: [n_steps] share of steps whose likeliest token is the target's, likewise.
 
     """
@@ -35,8 +35,8 @@ class Targets:
 
     Attributes:
         ids: [c, k] draft ids.
-        p: [c, k] their probabilities, 0 for those that cannot be drafted.
-        label: [c] the draft id of the text's own token; None where it is not needed.
+        p: [c, k] their probabilities; 0 for ids outside the draft vocabulary.
+        label: [c] the draft id of the text's own token; None if it is not needed.
 
     """
 
@@ -70,12 +70,12 @@ class SoftCrossEntropy(torch.autograd.Function):
         """The cross-entropies, the likeliest draft ids, and the labels' probabilities.
 
         Args:
-            ctx: PyTorch's.
-            y: [c, n_embd] float32 normed rows.
+            ctx: PyTorch's context.
+            y: [c, n_embd] float32, normalised rows.
             output: [n_draft_vocab, n_embd] float32.
-            low: [c, rank] float32, rows of a second, low-rank part of the logits; or None.
-            bias: [n_draft_vocab, rank] float32, its matrix.
-            targets: of each row.
+            low: [c, rank] float32, rows of a low-rank addition to the logits; or None.
+            bias: [n_draft_vocab, rank] float32, the matrix of this addition.
+            targets: the targets of each row.
             dtype: the dtype of the products.
 
         Returns:
@@ -157,9 +157,9 @@ class Acceptance:
 
     Attributes:
         by_depth: the share of rounds in which draft i was accepted, i = 0 .. n_steps - 1.
-        given: the share of drafts i accepted among those whose predecessors were.
+        given: the share of drafts i accepted among those whose earlier tokens were accepted.
         tokens_per_round: accepted drafts and the target's own token, on average.
-        n_rounds: how many rounds there were.
+        n_rounds: the number of rounds.
 
     """
 
@@ -196,7 +196,7 @@ class AcceptanceMeter:
     """Replays decoding rounds on texts that the target has written greedily.
 
     Args:
-        n_steps: tokens drafted per round.
+        n_steps: the tokens drafted per round.
 
     """
 
@@ -209,8 +209,8 @@ class AcceptanceMeter:
         """Replays the rounds of some texts: each starts where the one before ended.
 
         Args:
-            starts: where drafts begin, rising.
-            n_accepted: how many tokens of the draft from there are the text's.
+            starts: the indices at which drafts begin, ascending.
+            n_accepted: how many tokens of the draft at each start match the text.
 
         """
         accepted = dict(zip(starts, n_accepted, strict=True))

@@ -52,14 +52,14 @@ class TrainReport:
     """The result of a run.
 
     Attributes:
-        path, n_bytes: the draft's file; n_bytes is 0 where none was written.
-        why_not: why none was written; "" where one was.
+        path, n_bytes: the draft's file; n_bytes is 0 if none was written.
+        why_not: the reason why none was written; "" if one was.
         untrained, trained: acceptance of greedy drafts on held-out greedy text.
-        n_sequences, n_answer_tokens: the text.
-        n_tokens_seen: answer tokens, every pass counted.
-        coverage: the share of answer tokens that can be drafted.
-        seconds: of each stage, in this run alone.
-        notes: what the user should know.
+        n_sequences, n_answer_tokens: the size of the text.
+        n_tokens_seen: answer tokens over all passes.
+        coverage: the share of answer tokens in the draft vocabulary.
+        seconds: the time of each stage, in this run alone.
+        notes: remarks for the user.
 
     """
 
@@ -83,9 +83,9 @@ class Pipeline(Generic[H]):
         kind: the kind of the draft.
         config: the configuration of the run.
         model: the target.
-        layers: layer inputs that the head reads.
+        layers: the layer inputs that the head reads.
         reporter: receives the progress.
-        init_draft: a draft to begin with.
+        init_draft: a draft to start from.
 
     """
 
@@ -111,7 +111,7 @@ class Pipeline(Generic[H]):
         """Trains the draft.
 
         Raises:
-            PyllamaSpecError: with the reason; what was made so far is kept.
+            PyllamaSpecError: names the reason; finished work is kept.
 
         """
         torch.set_num_threads(self._n_threads)
@@ -361,7 +361,7 @@ def device_of(config: RunConfig) -> str:
     """The device to train on, "cpu" or "cuda".
 
     Raises:
-        TrainError: a GPU is asked for, and PyTorch sees none.
+        TrainError: a GPU is requested, and PyTorch finds none.
 
     """
     if config.device == "cuda" and not torch.cuda.is_available():
@@ -374,8 +374,8 @@ def wants_bf16(config: RunConfig, device: str, tried: Callable[[], dict[str, Any
 
     Args:
         config: the configuration of the run.
-        device: of the head.
-        tried: gives what try_precisions() found; called only where that decides.
+        device: the head's device.
+        tried: gives the result of try_precisions(); called only if it decides.
 
     """
     if config.fit.precision != "auto":

@@ -92,8 +92,8 @@ def record(
         config: the configuration of the run.
         target_name: general.name of the target.
         hashes: SHA-256 of target and corpus, by key.
-        figures: what came out, by key: numbers, and lists that become JSON.
-        torch_version: of PyTorch.
+        figures: the results by key: numbers, and lists that become JSON.
+        torch_version: PyTorch's version.
 
     """
     corpus, fit = config.corpus.identity(), asdict(config.fit)

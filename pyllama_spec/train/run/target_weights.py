@@ -30,12 +30,12 @@ class TargetWeights:
     Attributes:
         sha256: the SHA-256 of the file.
         embedding: [n_vocab, n_embd] float32, as the engine reads its rows.
-        output: [n_vocab, n_embd] float32: rows that give logits; the embedding where it is tied.
+        output: [n_vocab, n_embd] float32: rows that give logits; the embedding if it is tied.
         output_norm: [n_embd] float32, or None.
-        rope_base, rms_eps: of the target, for the head as well.
-        n_ff: width of the target's feed-forward blocks; of one with experts or several widths,
-            three times n_embd.
-        name: the name of the model, for people.
+        rope_base, rms_eps: the target's constants, also used for the head.
+        n_ff: the width of the target's feed-forward blocks; with experts or several widths, three
+            times n_embd.
+        name: the name of the model, for messages.
 
     """
 
@@ -84,7 +84,7 @@ def read_weights(path: Path, info: ModelInfo) -> TargetWeights:
 
     Raises:
         TrainError: a tensor is missing.
-        ModelLoadError: one is of a type that the gguf package cannot read.
+        ModelLoadError: a tensor's type cannot be read by the gguf package.
 
     """
     need("gguf")

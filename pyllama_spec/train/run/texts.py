@@ -28,16 +28,16 @@ class Texts:
         positions: [n] int64, from 0 in each sequence.
         lengths: tokens of each sequence.
         features: [n, n_layers * n_embd_target] float32.
-        starts: [n_starts] int64: where drafts begin, rising: P0 of one that knows the features of
-            x[0] .. x[P0] and the token x[P0+1], and first predicts x[P0+2].
-        learned: [n] bool: whether a token is to be predicted.
-        target_ids: [n, k] int64, draft ids of the likeliest tokens after each token.
-        target_p: [n, k] float32, their probabilities; those outside the draft vocabulary 0.
-        in_vocab: [n] bool: whether the token itself can be drafted.
-        lookup_hits: [n] bool: whether decoding would copy after this token, as it and those before
-            it have occurred in the text already.
-        missed: [n] bool: whether a draft was wrong about the token when the text was made, as
-            far as that is known.
+        starts: [n_starts] int64: where drafts begin, ascending: P0 for a draft that knows the
+            features of x[0] .. x[P0] and the token x[P0+1], and predicts x[P0+2] first.
+        learned: [n] bool: whether to predict the token.
+        target_ids: [n, k] int64, draft ids of the likeliest next tokens.
+        target_p: [n, k] float32, their probabilities; 0 for those outside the draft vocabulary.
+        in_vocab: [n] bool: whether the draft vocabulary has the token.
+        lookup_hits: [n] bool: whether decoding would copy after this token, since it and those
+            before it occurred earlier in the text.
+        missed: [n] bool: whether a draft was wrong about the token when the text was made, as far
+            as known.
 
     """
 
@@ -71,11 +71,11 @@ def load(
     """Loads some sequences of the corpus with their features.
 
     Args:
-        indices: which.
+        indices: the indices of the sequences.
         corpus: the sequences.
         source: the features.
         vocab: the vocabulary of the draft.
-        device: where the tensors go.
+        device: the device of the tensors.
 
     """
     sequences = [corpus.sequences[i] for i in indices]
@@ -130,9 +130,9 @@ def with_fewer_right(texts: Texts, n_steps: int, share: float, generator: torch.
 
     Args:
         texts: a batch.
-        n_steps: tokens of a draft.
-        share: of those drafts that stay; where nothing else would be left, all do.
-        generator: on the CPU, draws them.
+        n_steps: the tokens of a draft.
+        share: the share of those drafts to keep; if nothing else is left, all stay.
+        generator: a CPU generator that draws them.
 
     """
     ends, owner = texts.ends()
@@ -152,8 +152,8 @@ def with_fewer_lookups(texts: Texts, share: float, generator: torch.Generator) -
 
     Args:
         texts: a batch.
-        share: of them that stay; where nothing else would be left, all do.
-        generator: on the CPU, draws them.
+        share: the share of those drafts to keep; if nothing else is left, all stay.
+        generator: a CPU generator that draws them.
 
     """
     # A draft from P0 knows x[P0+1].
