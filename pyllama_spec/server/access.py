@@ -31,7 +31,7 @@ def check_page(exchange: Exchange, settings: ServerSettings) -> None:
     reached: that of another site where that site's name leads here. Programs send no origin.
 
     Raises:
-        ApiError: the request is of such a page.
+        ApiError: the request is from such a page.
 
     """
     host = exchange.header("host") or ""

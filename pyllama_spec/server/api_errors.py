@@ -25,12 +25,12 @@ class ApiError(Exception):
 
     Args:
         status: the HTTP status.
-        message: what is wrong, and what to do.
-        code: a word for programs; None for no more than the type.
-        param: the field of the body that is at fault.
-        headers: further ones of the answer.
-        option: what its operator could change, for the log: a name of ServerSettings, of a keyword
-            of Llama() or of a key in a file of models; "" for nothing.
+        message: the fault and the remedy.
+        code: the error code for programs; None to give the type alone.
+        param: the field of the body with the fault.
+        headers: further headers of the answer.
+        option: what the operator can change, for the log: a name in ServerSettings, a keyword of
+            Llama() or a key in a models file; "" for nothing.
 
     """
 
@@ -105,8 +105,8 @@ def api_error(error: BaseException, retry_after_s: int) -> ApiError:
     """An exception as an HTTP error; hides the message of an unexpected exception.
 
     Args:
-        error: an ApiError is given back itself.
-        retry_after_s: the Retry-After of errors for which a retry may help.
+        error: the exception; an ApiError is returned unchanged.
+        retry_after_s: the Retry-After header of errors that a retry may solve.
 
     """
     told = error if isinstance(error, ApiError) else _of_kind(error)
@@ -146,10 +146,10 @@ def for_client(message: str) -> tuple[str, str]:
     """A message of the library without its advice for whoever opens the model.
 
     Args:
-        message: the library's.
+        message: the library's message.
 
     Returns:
-        What a client is told, and the keyword of Llama() that the advice is about, or "".
+        The message for the client, and the keyword of Llama() that the advice is about, or "".
 
     """
     for pattern, instead, keyword in _ADVICE:

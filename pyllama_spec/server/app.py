@@ -52,9 +52,9 @@ def create_app(llm: Llama | ModelList, settings: ServerSettings | None = None) -
     """Creates an ASGI application over a Llama, or over several models.
 
     Args:
-        llm: opened with n_parallel and max_waiting as many clients need; the caller closes it,
-            after the server has ended. A list of models loads and closes them by itself; at its
-            end `await app.models.close()` does.
+        llm: opened with n_parallel and max_waiting for as many clients as needed; the caller closes
+            it after the server has ended. A list of models loads and closes its models itself; end
+            it with `await app.models.close()`.
         settings: bounds, keys and defaults.
 
     """
@@ -65,8 +65,8 @@ class App:
     """See create_app().
 
     Attributes:
-        models: the models that answer.
-        serving: await serving.stop() before the server ends.
+        models: the models of the server.
+        serving: the server's run; await serving.stop() before the server ends.
 
     """
 

@@ -53,13 +53,13 @@ async def read(raw: bytes, shape: type[_T], max_inputs: int) -> _T:
     """Parses a body as a msgspec type.
 
     Args:
-        raw: the body.
+        raw: the bytes of the body.
         shape: the type.
         max_inputs: see ServerSettings.
 
     Raises:
-        ApiError: it is no such thing, with the field that is at fault; or it has more values than
-            a request needs.
+        ApiError: the body is not of the type; names the field with the fault. Or it has too many
+            values for a request.
 
     """
     if len(raw) < LARGE:
@@ -100,7 +100,7 @@ def limit_arenas() -> bool:
     more. Python's own small objects are not in them, so the threads hardly wait for each other.
 
     Returns:
-        Whether the C library has such a limit.
+        Whether the C library has this limit.
 
     """
     import ctypes
@@ -137,11 +137,11 @@ def check_signs(raw: bytes, max_inputs: int) -> None:
     Nothing is refused that check_values() would take. The decoder refuses what is not JSON.
 
     Args:
-        raw: the body.
-        max_inputs: texts of one request, which no other bound counts.
+        raw: the bytes of the body.
+        max_inputs: the most texts in one request, which no other bound limits.
 
     Raises:
-        ApiError: there are more.
+        ApiError: the body has more values.
 
     """
     n_parts = n_commas = at = 0

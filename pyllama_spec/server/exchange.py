@@ -40,8 +40,8 @@ def sse(data: object, event: str | None = None) -> bytes:
     """One event of a stream.
 
     Args:
-        data: what is written as JSON; text and bytes as they are.
-        event: its name.
+        data: the data to write as JSON; text and bytes are written unchanged.
+        event: the name of the event.
 
     """
     raw = data.encode() if isinstance(data, str) else data
@@ -55,16 +55,16 @@ class Exchange:
 
     Args:
         models: the models of the server; use() chooses one.
-        scope, receive, send: of ASGI.
+        scope, receive, send: the arguments of an ASGI application.
 
     Attributes:
         models: see above.
-        serving: the run of the server.
-        path, method: of the request.
-        request_id: of the log's line and of the answer's header x-request-id.
-        status: the status of the answer, once it has begun; 0 before.
-        note: figures of the answer for the log: counts, never text.
-        is_large: whether its body was read, and is one that is gone through in a thread.
+        serving: the server's run.
+        path, method: the request's path and method.
+        request_id: the id in the log line and in the answer's header x-request-id.
+        status: the HTTP status of the answer, once it has begun; 0 before.
+        note: figures about the answer for the log: counts, never text.
+        is_large: whether the body is large enough to be processed in a thread.
 
     """
 
@@ -132,13 +132,13 @@ class Exchange:
         """Gets the service of a named model, which stays loaded until release().
 
         Args:
-            name: that a request has for its model, or None.
-            needs_base: whether an adapter would change nothing, and is refused.
-            late_error: of what will be a stream, an error as an event: where the load takes long
-                the stream begins with pings, and what fails then is its last event.
+            name: the model named by the request, or None.
+            needs_base: whether to refuse an adapter, which would change nothing.
+            late_error: for a stream, makes an event of an error: a stream that waits for a load
+                starts with pings, and a later error is its last event.
 
         Raises:
-            ApiError: there is no such model, or it cannot be loaded now.
+            ApiError: the model does not exist, or it cannot be loaded now.
             ClientGone: the client has left meanwhile.
 
         """
@@ -192,8 +192,8 @@ class Exchange:
         """Reads the whole body.
 
         Raises:
-            ApiError: it is too large, or takes too long to arrive.
-            ClientGone: the client has left before its end.
+            ApiError: the body is too large, or takes too long to arrive.
+            ClientGone: the client left before the end of the body.
 
         """
         settings = self.serving.settings
@@ -232,8 +232,8 @@ class Exchange:
         """Parses the body as a msgspec type.
 
         Raises:
-            ApiError: it is no such thing, with the field that is at fault; or it has more values
-                than a request needs.
+            ApiError: the body is not of the type; names the field with the fault. Or it has too
+                many values for a request.
 
         """
         raw = await self.body()
@@ -262,10 +262,10 @@ class Exchange:
         """Sends a whole answer.
 
         Args:
-            raw: its body.
+            raw: the body of the answer.
             kind: its content type.
             status: the HTTP status.
-            headers: further ones.
+            headers: further headers.
 
         """
         more = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
@@ -277,7 +277,7 @@ class Exchange:
         """Sends a large answer in parts, between which other requests are answered.
 
         Args:
-            parts: of its body, in their order.
+            parts: the parts of the body, in order.
             kind: its content type.
 
         """
@@ -298,7 +298,7 @@ class Exchange:
         """Sends a message to the client within send_timeout_s.
 
         Raises:
-            ClientGone: it has left, or took too long.
+            ClientGone: the client left, or took too long.
 
         """
         limit = self.serving.settings.send_timeout_s
@@ -358,11 +358,11 @@ class Exchange:
 
         Args:
             events: made by sse(); closed when the client leaves.
-            error_event: an error as an event.
+            error_event: makes an event of an error.
 
         Raises:
-            ClientGone: the client has left, or took nothing for send_timeout_s.
-            ApiError: there was an error before the first event.
+            ClientGone: the client left, or took nothing for send_timeout_s.
+            ApiError: an error came before the first event.
 
         """
         self._task, self._late_error = asyncio.current_task(), None
@@ -475,9 +475,9 @@ class Route:
 
     Attributes:
         method: the HTTP method; a GET answers HEAD too.
-        path: with {name} for what path_params has.
-        handler: answers it.
-        error_form: how its errors are written.
+        path: the path, with {name} for each of path_params.
+        handler: the function that answers.
+        error_form: the format of its errors.
         is_open: whether it needs no key, and answers while the server stops.
 
     """

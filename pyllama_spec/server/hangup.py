@@ -56,7 +56,7 @@ class Hangup(Closeable):
         """Calls a function at each SIGHUP from now on; at once for an earlier one.
 
         Args:
-            call: gets whether the server is to stop; None has the next ones kept again.
+            call: receives whether the server must stop; None keeps later signals again.
 
         """
         self._heed = call

@@ -23,7 +23,7 @@ class Key(str):
     """An API key as text.
 
     Attributes:
-        name: what the log calls it; "" for none.
+        name: the key's name in the log; "" for none.
 
     """
 
@@ -41,8 +41,8 @@ class Caller(NamedTuple):
     """The owner of a request's key.
 
     Attributes:
-        user: tells the users of one key from those of others; "" where no key is needed.
-        shown: what the log calls the key: its name, or its number; "" where no key is needed.
+        user: distinguishes the users of different keys; "" if no key is needed.
+        shown: the key's name in the log, or its number; "" if no key is needed.
 
     """
 
@@ -62,7 +62,7 @@ class Keys:
     drafts learn of a user is found by it.
 
     Args:
-        keys: each a text, or a Key with a name; none for a server that is open.
+        keys: each a text, or a Key with a name; none for a server without keys.
 
     """
 
@@ -75,7 +75,7 @@ class Keys:
         """Replaces the accepted keys.
 
         Returns:
-            How many keys are new, and how many are no longer accepted.
+            The number of new keys, and the number of keys no longer accepted.
 
         """
         before = {one.digests for one in self._known}
@@ -98,8 +98,8 @@ class Keys:
         It takes as long for a wrong one, wherever it is wrong.
 
         Args:
-            given: as a header brings it, each byte a character. Clients write a key beyond ASCII
-                in UTF-8 or in Latin-1; either is it.
+            given: the key in a header, one character per byte. Clients encode a key beyond ASCII in
+                UTF-8 or in Latin-1; both are accepted.
 
         """
         if not self._known:
@@ -128,7 +128,7 @@ def keys_of(path: str | os.PathLike[str] | None) -> tuple[Key, ...]:
     "#" is a comment.
 
     Raises:
-        ArgumentError: the file cannot be read, or has no key.
+        ArgumentError: the file is unreadable, or has no key.
 
     """
     keys = []
@@ -152,7 +152,7 @@ def reader_of(
 
     Args:
         path: the path of the file.
-        others: keys beside those of the file, which never change.
+        others: further keys, which never change.
 
     """
     if path is None:

@@ -36,12 +36,12 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
     """The keywords of a Llama call for a request.
 
     Args:
-        request: its body.
+        request: the body of the request.
         settings: the defaults and bounds.
-        name: the name of the model, for a request that has none for it.
+        name: the default name of the model, for requests without one.
 
     Raises:
-        ApiError: it is beyond a bound.
+        ApiError: the request exceeds a bound.
 
     """
     fields = msgspec.structs.asdict(request)
@@ -93,10 +93,10 @@ def check_values(body: object) -> None:
     """Limits the fields with many values: messages, their parts, tools, schemas.
 
     Args:
-        body: JSON.
+        body: the body as JSON.
 
     Raises:
-        ApiError: there are more lists, objects and what stands in them than a request needs.
+        ApiError: the body has more lists, objects and entries than a request needs.
 
     """
     n, left = 0, [body]

@@ -74,11 +74,11 @@ class Plan(NamedTuple):
         keywords: the keywords of Llama().
         adapters: LoRA files with their scales.
         settings: the settings of the server.
-        listening: where it listens.
-        notes: what its user should know, one line each.
-        log_level: of `logging`.
-        log_file: a file that the log goes to as well, or None.
-        given_by: by keywords, the flag or the variable that set each.
+        listening: the server's address and its limits.
+        notes: remarks for the user, one line each.
+        log_level: a level of `logging`.
+        log_file: a file that also receives the log, or None.
+        given_by: for each keyword, the flag or the environment variable that set it.
 
     """
 
@@ -96,8 +96,8 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     """Converts a llama-server command line to settings.
 
     Args:
-        arguments: after the program's name.
-        environment: whose LLAMA_... variables count too.
+        arguments: the arguments after the program's name.
+        environment: the environment, whose LLAMA_... variables apply too.
 
     Raises:
         PyllamaSpecError: see read(); or two flags contradict each other.
@@ -344,7 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serves until a signal ends it.
 
     Returns:
-        0 once it was stopped, 1 after a failure, 2 for bad usage; stderr says why.
+        0 if a signal stopped it, 1 after a failure, 2 for bad usage; stderr says why.
 
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
@@ -416,10 +416,10 @@ class LogFile(WatchedFileHandler):
     server goes on serving, and stderr has the log too.
 
     Args:
-        path: of the file.
+        path: the path of the file.
 
     Raises:
-        ArgumentError: it cannot be opened.
+        ArgumentError: the file cannot be opened.
 
     """
 

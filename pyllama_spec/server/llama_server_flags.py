@@ -32,12 +32,13 @@ class Flag(NamedTuple):
     """A supported flag.
 
     Attributes:
-        names: of it.
-        field: the field of Wanted.values that it sets; of several with one name the last counts.
-        read: its value; None for a switch.
-        value: what a switch sets.
-        variable: of the environment, which counts where the flag is not given. That of a flag that
-            switches off counts whatever its value is, and before the one that switches on.
+        names: the names of the flag.
+        field: the field of Wanted.values that it sets; of several flags for one, the last applies.
+        read: converts its value; None for a switch.
+        value: the value that a switch sets.
+        variable: its environment variable, which applies if the flag is missing. The variable of a
+            flag that switches off applies whatever its value is, and before the one that switches
+            on.
 
     """
 
@@ -52,9 +53,9 @@ class Wanted(NamedTuple):
     """The parsed command line.
 
     Attributes:
-        values: by the fields of the flags.
-        notes: of what was given and changes nothing here, one line each.
-        given_by: by the fields, the flag or the variable that set each.
+        values: the values by the flags' fields.
+        notes: remarks about flags and variables without effect, one line each.
+        given_by: for each field, the flag or the environment variable that set it.
 
     """
 
@@ -449,13 +450,13 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:
     """Parses a command line and the environment.
 
     Args:
-        arguments: after the program's name.
-        environment: whose LLAMA_... variables count where a flag is not given.
+        arguments: the arguments after the program's name.
+        environment: the environment, whose LLAMA_... variables apply if a flag is missing.
 
     Raises:
-        UnsupportedError: a flag asks for what is not done here.
-        ArgumentError: a flag is not known, lacks its value, or has one of a wrong form. Either
-            says all that is wrong, of whichever kind.
+        UnsupportedError: a flag needs something that this server does not support.
+        ArgumentError: a flag is unknown, lacks its value, or has a malformed one. Both errors name
+            all faults of either kind.
 
     """
     wanted = Wanted({}, [], {})

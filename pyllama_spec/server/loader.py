@@ -36,8 +36,8 @@ class Expected(NamedTuple):
     """The bytes that a model will take.
 
     Attributes:
-        least: its files, and what its copies of prompts may take.
-        likely: with its memory of past tokens, as if each layer kept all of them.
+        least: the bytes of its files and of its copies of prompts.
+        likely: the same with its KV cache, as if each layer kept all positions.
 
     """
 
@@ -110,9 +110,9 @@ async def in_daemon(
     """Runs a long call in a daemon thread, for which the process does not wait.
 
     Args:
-        call: it.
-        drop: called with its result if no one waits for it any more.
-        threads: the thread is among them while it runs.
+        call: the call.
+        drop: called with the result if nobody waits for it any more.
+        threads: holds the thread while it runs.
 
     """
     loop = asyncio.get_running_loop()

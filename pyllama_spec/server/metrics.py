@@ -34,7 +34,8 @@ class Metrics:
 
         Args:
             labels: the names of the labels.
-            gauges: name -> its description, and a function that returns its values by labels.
+            gauges: for each name, its description, and a function that returns its values by
+                labels.
 
         """
         self._registry.register(_Collector(labels, gauges))
@@ -74,7 +75,7 @@ class ModelMetrics:
 
     Args:
         metrics: the metrics of the server.
-        model: its name.
+        model: the model's name.
 
     """
 
@@ -126,8 +127,8 @@ class ModelMetrics:
         """Counts an answered request.
 
         Args:
-            parts: what of its answer has `choices`, `speculation` and `timing`.
-            usage: of all of it.
+            parts: the parts of its answer with `choices`, `speculation` and `timing`.
+            usage: the usage of the whole answer.
 
         """
         for part in parts:
@@ -151,11 +152,11 @@ class ModelMetrics:
         """Counts a cancelled request; its computed tokens count as usual.
 
         Args:
-            n_prompt: tokens of its prompt that were read.
+            n_prompt: tokens of its prompt that were decoded.
             n_generated: tokens of its texts that were computed.
-            speculations: the speculations of each of its texts that has had a round.
-            has_left: whether nobody is told: its client has left. An error is counted where it is
-                told, by Metrics.note_error().
+            speculations: the speculation figures of each text with at least one round.
+            has_left: whether the client has left, so that nobody gets an answer.
+                Metrics.note_error() counts an error that is sent.
 
         """
         if has_left:

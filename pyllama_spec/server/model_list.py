@@ -48,12 +48,12 @@ class ModelSpec:
     Attributes:
         name: what requests call it.
         keywords: the keywords of Llama(), with model_path.
-        aliases: further names of it.
-        adapters: LoRA files by names of their own, each with its scale: models that share its
-            weights, places and draft.
-        defaults: options of its requests that a request does not say, by RequestOptions' names.
-        chat_defaults: the same of chats alone, by the names of create_chat_completion().
-        keep_alive_s: seconds without a request after which it is closed; None for never.
+        aliases: further names of the model.
+        adapters: LoRA files by name, each with its scale: models that share this one's weights,
+            places and draft.
+        defaults: request options for requests without them, by RequestOptions' names.
+        chat_defaults: the same for chats alone, by the names of create_chat_completion().
+        keep_alive_s: seconds without a request before it is closed; None for never.
         is_preloaded: whether it is loaded when the server starts.
 
     """
@@ -92,16 +92,16 @@ class ModelList:
     """The models of a server, and their common limits.
 
     Attributes:
-        specs: one for each.
-        default: the name for requests that have none.
-        memory_bytes: the most that loaded models take together: weights, past tokens, drafts and
+        specs: the specification of each model.
+        default: the model for requests without a name.
+        memory_bytes: the most bytes of all loaded models: weights, KV cache, drafts and
             prefix_cache_bytes; None for no bound.
-        max_loaded: the most that are loaded at once; None for no bound.
-        load_timeout_s: seconds that a request waits for its model at most.
-        turn_s: seconds that a model waits until others are idle; then those whose memory it needs
-            get no new requests until it was loaded.
-        cache: the folder of kept states, for all of them.
-        takes_any_name: whether the default one answers to unknown names.
+        max_loaded: the most models loaded at once; None for no bound.
+        load_timeout_s: the most seconds that a request waits for its model.
+        turn_s: seconds that a model waits until others are idle; after that, the models whose
+            memory it needs get no new requests until it is loaded.
+        cache: the folder of saved states, for all models.
+        takes_any_name: whether the default model answers to unknown names.
 
     Raises:
         ArgumentError: there is no model, two have the same name, or `default` is unknown.
@@ -171,10 +171,10 @@ def read_models(path: str | os.PathLike[str]) -> ModelList:
     not there.
 
     Args:
-        path: the path of the file, from whose folder the paths in it go.
+        path: the path of the file; relative paths in it start from its folder.
 
     Raises:
-        ArgumentError: it cannot be read, or has an unknown or bad value.
+        ArgumentError: the file is unreadable, or has an unknown key or a bad value.
 
     """
     file = Path(path)

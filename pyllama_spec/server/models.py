@@ -50,13 +50,13 @@ class Models:
     """See the module's docstring.
 
     Args:
-        listed: the models; or one that is open, which answers to any name and stays its caller's
-            to close.
+        listed: the models; or one open model, which answers to any name and which the caller
+            closes.
         settings: the settings of the server.
 
     Attributes:
-        all: each model.
-        serving: the run of the server that they belong to.
+        all: all models.
+        serving: the run of their server.
 
     """
 
@@ -125,7 +125,7 @@ class Models:
         """The model of a name; None for a request without one.
 
         Raises:
-            ApiError: there is no such model.
+            ApiError: the model does not exist.
 
         """
         if self._only is not None:
@@ -147,8 +147,8 @@ class Models:
         """Waits until a model is loaded, and keeps it loaded until done_with().
 
         Raises:
-            ApiError: there is no such model, it cannot be loaded, too many wait for it, or it took
-                too long.
+            ApiError: the model does not exist or cannot be loaded, too many requests wait for it,
+                or the load took too long.
 
         """
         choice = self.find(name)
@@ -359,7 +359,7 @@ class Models:
         """Loads a model in a thread that does not delay exit.
 
         Raises:
-            PyllamaSpecError: whatever Llama() raises.
+            PyllamaSpecError: any error of Llama().
             CancelledError: the server stops.
 
         """
@@ -404,12 +404,12 @@ class Models:
 
         Args:
             one: the model.
-            n_bytes: what it takes.
-            may_close_others: whether others make room.
-            turn_ends: from when on busy ones drain, on the clock of monotonic().
+            n_bytes: the bytes that it takes.
+            may_close_others: whether to close others for it.
+            turn_ends: the time from which busy models drain, on the clock of monotonic().
 
         Raises:
-            OutOfMemoryError: it would not fit alone.
+            OutOfMemoryError: the model does not fit even alone.
             _UnwantedError: no request waits for it any more, or no other may be closed for it.
 
         """

@@ -64,8 +64,8 @@ class PrefixFolder(BaseLlamaCache):
     """See the module's docstring; for Llama.set_cache().
 
     Args:
-        folder: the folder, created for its owner alone.
-        capacity_bytes: the maximum size of all files; the least recently used go first.
+        folder: the folder; created with access for its owner alone.
+        capacity_bytes: the most bytes of all files; the least recently used are removed first.
         min_tokens: the length of the shortest stored text.
 
     Raises:
@@ -241,7 +241,7 @@ def _state_of(data: bytes) -> LlamaState:
     """Reads the state of a file.
 
     Raises:
-        ArgumentError: it is damaged.
+        ArgumentError: the state is damaged.
 
     """
     body, header = unseal(data, _MAGIC, _VERSION, _WHAT), _header_of(data)

@@ -39,13 +39,13 @@ class Listening:
     """The address and the limits of a server's socket.
 
     Attributes:
-        host, port: 0 for any free port.
-        certificate, key: PEM files of TLS; None for HTTP.
+        host, port: the address; port 0 means any free port.
+        certificate, key: PEM files for TLS; None for HTTP.
         header_timeout_s: seconds for a request's head to arrive.
-        max_connections: one more is told to come again.
+        max_connections: the most connections; further ones are told to retry.
 
     Raises:
-        ArgumentError: the port is none.
+        ArgumentError: the port is invalid.
 
     """
 
@@ -74,15 +74,15 @@ def serve(
 
     Args:
         llm: the model, which the caller closes; or a list of models.
-        settings: the bounds.
-        listening: where.
-        on_start: told the address, once it listens.
+        settings: the limits, keys and defaults.
+        listening: the address to listen on, with its limits.
+        on_start: called with the address once the server listens.
 
     Returns:
-        How many requests ran at the end, and how many of them were cut.
+        The number of requests that ran at the end, and how many of them were cut.
 
     Raises:
-        ArgumentError: the address is not available, or a file of TLS cannot be read.
+        ArgumentError: the address is not available, or a TLS file is unreadable.
 
     """
     limit_arenas()
@@ -98,11 +98,11 @@ class HttpServer:
 
     Args:
         app: made by create_app().
-        listening: where.
-        on_start: told the address, once it listens.
+        listening: the address to listen on, with its limits.
+        on_start: called with the address once the server listens.
 
     Raises:
-        ArgumentError: the address is not available, or a file of TLS cannot be read.
+        ArgumentError: the address is not available, or a TLS file is unreadable.
 
     """
 

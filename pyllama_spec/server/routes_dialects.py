@@ -46,9 +46,9 @@ async def _chat(
     """The body, and the equivalent chat request.
 
     Args:
-        exchange: has the body.
-        translate: it.
-        failed: of the body of what may be a stream: an error as its events.
+        exchange: the exchange with the body.
+        translate: makes the chat request of the body.
+        failed: makes the function that turns an error into events of a stream, from the body.
 
     """
     body = await exchange.read(dict)

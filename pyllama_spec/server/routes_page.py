@@ -49,9 +49,9 @@ class PageFile:
     """A file of the page.
 
     Attributes:
-        raw: its bytes.
+        raw: the bytes of the file.
         kind: its content type.
-        etag: changes with the bytes.
+        etag: the ETag, a function of the bytes.
 
     """
 

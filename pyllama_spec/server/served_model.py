@@ -24,10 +24,10 @@ class Opened(NamedTuple):
 
     Attributes:
         llm: the model.
-        adapters: those of its adapters that could be loaded, by name.
-        failures: why the others could not.
-        n_bytes: what it took when it was loaded, see ModelList.memory_bytes.
-        store_bytes: the part of it for copies of prompts.
+        adapters: its loaded adapters by name.
+        failures: the reasons why other adapters could not be loaded.
+        n_bytes: the bytes that it took when loaded, see ModelList.memory_bytes.
+        store_bytes: the part of n_bytes for copies of prompts.
 
     """
 
@@ -42,23 +42,23 @@ class ServedModel:
     """A model of a server, and its state.
 
     Args:
-        name: what requests call it.
-        spec: how it is loaded; None for one that its caller has loaded.
-        aliases: further names of one that has no spec.
+        name: its name in requests.
+        spec: how to load it; None if the caller has loaded it.
+        aliases: further names, for a model without a spec.
 
     Attributes:
         name, spec, aliases: see above.
-        created: since when the server has it, in seconds since 1970.
-        service: what answers with it; None while it is not loaded.
-        opened: the same model with its adapters.
-        failure: why it could not be loaded, and when that was, on the clock of monotonic().
-        n_users: requests that it answers.
-        n_waiting: requests that wait until it is loaded.
-        n_bytes: what it takes, or took when it was loaded the last time; before it ever was, 0.
-        waits_for_room: whether others are in use whose memory it needs.
-        loaded_at: when it was loaded the last time, on the clock of monotonic().
-        draining: None unless it drains, that is, takes no new requests, since another model waits
-            for its memory. Done once it was closed, or need not be.
+        created: the time at which the server got it, in seconds since 1970.
+        service: its service; None while it is not loaded.
+        opened: the model with its adapters.
+        failure: the reason and the time of a failed load, on the clock of monotonic().
+        n_users: the number of requests that it is answering.
+        n_waiting: the number of requests that wait for its load.
+        n_bytes: the bytes that it takes, or took after its last load; 0 before the first.
+        waits_for_room: whether it waits for the memory of models in use.
+        loaded_at: the time of its last load, on the clock of monotonic().
+        draining: set while it takes no new requests since another model waits for its memory. Done
+            once it is closed, or need not be.
 
     """
 

@@ -30,16 +30,16 @@ class Service:
     """The service of one model: the model, its limits, and its running requests.
 
     Args:
-        llm: the model; it stays the caller's to close.
-        settings: the bounds, and the defaults of the model's requests.
-        name: what answers call the model.
-        metrics: its figures.
+        llm: the model, which the caller closes.
+        settings: the limits, and the defaults of the model's requests.
+        name: the model's name in answers.
+        metrics: the metrics of the model.
 
     Attributes:
         llm, settings, name, metrics: see above.
-        thought_tags: those of thoughts in the model's answers.
+        thought_tags: the tags of thoughts in the model's answers.
         fingerprint: the fingerprint of the build.
-        answers: requests to the model that were begun and have not ended.
+        answers: the answers that have begun and have not ended.
 
     """
 
@@ -69,7 +69,7 @@ class Service:
         """Prepares the answer to a chat.
 
         Raises:
-            ApiError: the request is beyond a bound.
+            ApiError: the request exceeds a bound.
 
         """
         keywords = self.chat_keywords(request)
@@ -92,7 +92,7 @@ class Service:
         """The keywords of a chat within the limits.
 
         Raises:
-            ApiError: it is beyond one.
+            ApiError: the chat exceeds a bound.
 
         """
         self.check_n_messages("messages", request.messages)
@@ -102,7 +102,7 @@ class Service:
         """Limits the number of messages before anything reads them; ignores other values.
 
         Raises:
-            ApiError: it has more than settings.max_messages.
+            ApiError: there are more than settings.max_messages.
 
         """
         most = self.settings.max_messages
@@ -114,7 +114,7 @@ class Service:
 
         Raises:
             PyllamaSpecError: the request cannot be made; see Llama.create_chat_completion().
-            ApiError: it exceeds a limit.
+            ApiError: it exceeds a bound.
 
         """
         keywords = self.chat_keywords(request)
@@ -127,7 +127,7 @@ class Service:
         """Prepares the completion of a text, or of each of several.
 
         Raises:
-            ApiError: the request is beyond a bound.
+            ApiError: the request exceeds a bound.
 
         """
         keywords = keywords_of(request, self.settings, self.name)
@@ -157,7 +157,7 @@ class Service:
         Yields a function for the computing thread: it raises once no request waits.
 
         Raises:
-            QueueFullError: as many wait as may wait for texts.
+            QueueFullError: max_waiting requests wait already.
 
         """
         most = getattr(self.llm, "max_waiting", None)
@@ -204,13 +204,13 @@ class Answer:
     """One request: read it once, by `async for` in chunks or by whole().
 
     Args:
-        service: that it was asked of.
-        create: the call of Llama's in an event loop.
-        given, keywords: its arguments.
-        note: what an answer is told that ends at its number of tokens, or None.
+        service: the service that answers.
+        create: the method of Llama to call in an event loop.
+        given, keywords: the arguments of the call.
+        note: a remark for answers that end at the token limit, or None.
 
     Attributes:
-        shown_id: makes the id that the client sees from the response's own, for the log; None for
+        shown_id: converts the response's id to the id that the client sees, for the log; None for
             an answer without an id.
 
     """

@@ -26,16 +26,16 @@ class Serving:
     """See the module's docstring.
 
     Args:
-        settings: the bounds.
+        settings: the limits, keys and defaults.
 
     Attributes:
         settings: see above.
-        metrics: figures of all requests.
-        keys: the API keys that are accepted now.
-        tasks: those that answer a request of HTTP now.
-        is_stopping: whether nothing new is taken.
-        is_cutting: whether what still runs is ended, since the time for it is over.
-        on_stop: called when it begins to stop.
+        metrics: the metrics of all requests.
+        keys: the API keys accepted now.
+        tasks: the tasks that answer HTTP requests now.
+        is_stopping: whether new requests are refused.
+        is_cutting: whether running requests are being ended, after their time is up.
+        on_stop: the functions to call when the server begins to stop.
 
     """
 
@@ -50,7 +50,7 @@ class Serving:
         """Refuses new requests, and waits until the running ones end, time out or are cut.
 
         Returns:
-            How many requests ran, and how many of them were ended before their end.
+            The number of requests that ran, and how many of them were cut.
 
         """
         self.is_stopping = True
@@ -97,8 +97,8 @@ def stopped_in_words(n: int, n_cut: int) -> str:
     """How a server's end was, for the log and its program.
 
     Args:
-        n: the requests that ran or waited when the server was told to stop.
-        n_cut: those of them that it did not let finish.
+        n: the number of requests that ran or waited when the server was told to stop.
+        n_cut: how many of them were cut.
 
     """
     if not n:

@@ -23,36 +23,36 @@ class ServerSettings:
     """The limits, keys and defaults of a server.
 
     Attributes:
-        alias: what answers call the model where a request has no name for it; None for the file's.
-        aliases: further names of it in the list of models.
-        api_keys: one of them has to come with a request; none for a server that is open. A Key has
-            a name for the log.
-        read_keys: gives the keys again, when SIGHUP asks for it; None where they never change.
-        allowed_hosts: names that the Host header may have; () for any. A page of somebody else that
-            resolves its own name to this machine is kept out by it.
-        cors_origins: origins whose pages may call; "*" for all.
-        defaults: options of requests that a request does not say, by RequestOptions' names.
-        chat_defaults: the same of chats alone, by the names of create_chat_completion().
-        max_body_bytes: of a request's body.
-        max_messages: of a chat.
-        max_inputs: texts of one request for embeddings, documents of one to rank, prompts of one
-            completion.
-        max_choices: the most that n may be.
+        alias: the model's name in answers to requests without a name for it; None for the file's.
+        aliases: further names of the model in the list of models.
+        api_keys: the keys, one of which every request needs; none for a server without keys. A Key
+            has a name for the log.
+        read_keys: rereads the keys at SIGHUP; None if they never change.
+        allowed_hosts: allowed names in the Host header; () for any. This refuses foreign pages
+            whose domain resolves to this machine.
+        cors_origins: origins whose pages may send requests; "*" for all.
+        defaults: request options for requests without them, by RequestOptions' names.
+        chat_defaults: the same for chats alone, by the names of create_chat_completion().
+        max_body_bytes: the most bytes of a request's body.
+        max_messages: the most messages of a chat.
+        max_inputs: the most texts in one request for embeddings, documents in one to rank, and
+            prompts in one completion.
+        max_choices: the largest n.
         max_tokens: the most tokens of an answer; None for the context's length.
-        max_time_s: seconds that a request may take, waiting included; None for no bound.
+        max_time_s: the most seconds of a request, waiting included; None for no bound.
         body_timeout_s: seconds for a body to arrive.
-        send_timeout_s: seconds for a client to take one event of a stream; one that does not has
-            left.
-        ping_s: a comment is sent where a stream is silent for so long.
+        send_timeout_s: seconds for a client to take one event of a stream; after that it counts as
+            gone.
+        ping_s: seconds of silence after which a stream sends a comment.
         retry_after_s: the Retry-After of every 429 and 503.
-        stop_timeout_s: seconds that running requests have to finish when the server stops.
-        has_slots: whether /slots says what is computed now.
-        has_metrics: whether /metrics gives figures.
-        logs_clients: whether the log has the addresses of clients.
+        stop_timeout_s: seconds for running requests to finish when the server stops.
+        has_slots: whether /slots reports what is computed now.
+        has_metrics: whether /metrics reports figures.
+        logs_clients: whether the log contains the addresses of clients.
         logs_checks: whether the log has a line for each answer of /health, /ready and /metrics;
-            where it has not, it has one for each that is an error.
-        flags: what the program that serves calls keywords of Llama() and these attributes; the log
-            names that one which would allow a refused request.
+            otherwise only for errors.
+        flags: the serving program's names for keywords of Llama() and for these attributes; for a
+            refused request, the log names the one that would allow it.
 
     Raises:
         ArgumentError: a limit is not a number or too low, or an origin is invalid.
@@ -129,7 +129,7 @@ def with_loopback(names: Sequence[str]) -> tuple[str, ...]:
     cannot: a browser sends the name in the page's address, which it has looked up.
 
     Raises:
-        ArgumentError: a name is not a host name, so no header could equal it.
+        ArgumentError: a name is not a host name.
 
     """
     for name in names:

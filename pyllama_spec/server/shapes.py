@@ -36,7 +36,7 @@ class Speculation(Struct, kw_only=True, forbid_unknown_fields=True):
     """How a request drafts, and whether its answer reports the origin of each token.
 
     Attributes:
-        draft: False to decode plainly. The text is the same.
+        draft: False decodes plainly. The text is the same.
         n_draft: the most tokens to draft per round.
         acceptance: "exact", "noise" or "distribution", see Llama; None for the server's own.
         show_tokens: whether each choice and chunk has `token_sources`.

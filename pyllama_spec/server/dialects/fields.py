@@ -24,8 +24,8 @@ class Fields:
     A field that is null counts as one that is not there.
 
     Args:
-        value: what should be an object.
-        place: of it in the request; "" for the request itself.
+        value: the value that must be an object.
+        place: the path of the value in the request; "" for the request itself.
 
     Raises:
         ArgumentError: it is not an object.
@@ -60,7 +60,7 @@ class Fields:
         """A required text.
 
         Raises:
-            ArgumentError: it is missing, or no text.
+            ArgumentError: it is missing, or not a text.
 
         """
         value = self.optional_text(name)
@@ -72,7 +72,7 @@ class Fields:
         """A text, or None.
 
         Raises:
-            ArgumentError: it is something else.
+            ArgumentError: it is not a text.
 
         """
         return self._of_type(name, str, "a text")
@@ -81,7 +81,7 @@ class Fields:
         """A finite number, or None.
 
         Raises:
-            ArgumentError: it is something else.
+            ArgumentError: it is not a finite number.
 
         """
         value = self.raw(name)
@@ -95,7 +95,7 @@ class Fields:
         """A whole number of at least `low`, or None; 8.0 counts as whole.
 
         Raises:
-            ArgumentError: it is something else.
+            ArgumentError: it is not such a number.
 
         """
         value = self.raw(name)
@@ -112,7 +112,7 @@ class Fields:
         """true, false, or None.
 
         Raises:
-            ArgumentError: it is something else.
+            ArgumentError: it is neither true nor false.
 
         """
         return self._of_type(name, bool, "true or false")
@@ -121,7 +121,7 @@ class Fields:
         """An object, or None.
 
         Raises:
-            ArgumentError: it is something else.
+            ArgumentError: it is not an object.
 
         """
         value = self.raw(name)
@@ -131,7 +131,7 @@ class Fields:
         """A list as it is; empty if missing.
 
         Raises:
-            ArgumentError: it is something else.
+            ArgumentError: it is not a list.
 
         """
         return self._of_type(name, list, "a list") or []
@@ -162,10 +162,10 @@ class Fields:
         """Refuses fields that request unsupported features.
 
         Args:
-            names: of them, with what to do instead.
+            names: the names of the fields, each with the remedy.
 
         Raises:
-            UnsupportedError: one of them is there and not null, false or empty.
+            UnsupportedError: a field is present and not null, false or empty.
 
         """
         for name, remedy in names.items():
@@ -185,8 +185,8 @@ class Thoughts(NamedTuple):
     """A chat template's support of thoughts before an answer.
 
     Attributes:
-        are_marked: it marks them, so that they come apart and can be bounded.
-        reads_effort: it reads `reasoning_effort`.
+        are_marked: whether the template marks them, so that they can be separated and bounded.
+        reads_effort: whether the template reads `reasoning_effort`.
 
     """
 

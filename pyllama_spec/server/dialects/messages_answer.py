@@ -34,8 +34,8 @@ def error(status: int, message: str, request_id: str | None = None) -> Json:
 
     Args:
         status: the status of the HTTP response.
-        message: what is wrong, and what to do.
-        request_id: of the request, where it has one.
+        message: the fault and the remedy.
+        request_id: the id of the request, if it has one.
 
     """
     other = "api_error" if status >= 500 else "invalid_request_error"
@@ -50,8 +50,8 @@ def message(answer: Json, *, shows_thoughts: bool = True) -> Json:
     """A chat completion as a message.
 
     Args:
-        answer: the whole chat completion; its first choice counts.
-        shows_thoughts: whether blocks of thinking have their text.
+        answer: the whole chat completion; only its first choice is used.
+        shows_thoughts: whether thinking blocks contain their text.
 
     """
     choice = answer["choices"][0]
@@ -79,7 +79,7 @@ class MessageEvents:
     """The events of a message, from the chunks of a chat completion.
 
     Args:
-        shows_thoughts: whether blocks of thinking have their text.
+        shows_thoughts: whether thinking blocks contain their text.
 
     """
 

@@ -42,11 +42,11 @@ def chat_request(body: object, thoughts: Thoughts = NO_THOUGHTS) -> Json:
 
     Args:
         body: the request's JSON.
-        thoughts: what the model's template knows of them.
+        thoughts: the template's support of thoughts.
 
     Raises:
-        ArgumentError: it is malformed; the message names the place.
-        UnsupportedError: it asks for an unsupported feature.
+        ArgumentError: the request is malformed; the message names the field.
+        UnsupportedError: the request uses an unsupported feature.
 
     """
     fields = Fields(body)

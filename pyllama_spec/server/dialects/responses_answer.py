@@ -21,7 +21,7 @@ def response(answer: Json, body: Json) -> Json:
     """A chat completion as a response.
 
     Args:
-        answer: the whole chat completion; its first choice counts.
+        answer: the whole chat completion; only its first choice is used.
         body: the request's JSON.
 
     """
@@ -88,8 +88,8 @@ class ResponseEvents:
         """The event of an error after the answer began.
 
         Args:
-            status: that the HTTP response would have had.
-            text: what is wrong.
+            status: the status that the HTTP response would have had.
+            text: the error message.
 
         """
         self._is_over = True

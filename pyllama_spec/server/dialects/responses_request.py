@@ -40,11 +40,11 @@ def chat_request(body: object, thoughts: Thoughts = NO_THOUGHTS) -> Json:
 
     Args:
         body: the request's JSON.
-        thoughts: what the model's template knows of them; an effort has no effect on others.
+        thoughts: the template's support of thoughts; without it, an effort has no effect.
 
     Raises:
-        ArgumentError: it is malformed; the message names the place.
-        UnsupportedError: it asks for an unsupported feature.
+        ArgumentError: the request is malformed; the message names the field.
+        UnsupportedError: the request uses an unsupported feature.
 
     """
     fields = Fields(body)
@@ -72,7 +72,7 @@ def offered_tools(body: object) -> list[Json]:
     """The function tools of the request that the model gets.
 
     Raises:
-        ArgumentError: one of them is malformed.
+        ArgumentError: a tool is malformed.
 
     """
     fields = Fields(body)
