@@ -113,7 +113,7 @@ SKIPS = {"skip": 0, "skipif": 1, "xfail": 0}
 
 
 def listed_files() -> list[str]:
-    """What git knows or would take."""
+    """The files that git tracks, and new ones that it does not ignore."""
     command = ["git", "ls-files", "-co", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return sorted(name for name in set(listed.split("\n")) if name and (ROOT / name).is_file())
@@ -151,7 +151,7 @@ def imported(tree: ast.AST, path: str, modules: set[str]) -> Iterator[tuple[int,
 
 
 def size_faults(path: str, text: str) -> Iterator[str]:
-    """Files that are too long to be held in the head, and modules that are hardly one."""
+    """Files that are too long, and modules that are too short."""
     n = text.count("\n")
     if path in REASONS:
         return
@@ -165,7 +165,7 @@ def size_faults(path: str, text: str) -> Iterator[str]:
 
 
 def reason_faults(files: Collection[str]) -> Iterator[str]:
-    """Reasons for what is not there any more."""
+    """Suppressions whose reason is no longer in the code."""
     for place in REASONS:
         if place.partition(":")[0] not in files:
             yield f"{place}: is gone; its reason in tests/check_architecture.py goes with it"
@@ -282,7 +282,7 @@ def circle_faults(graph: dict[str, set[str]]) -> Iterator[str]:
 
 
 def text_faults(path: str, text: str) -> Iterator[str]:
-    """What may not be written down: hosts of package registries, places of one machine."""
+    """Text that must not be in a file: hosts of package registries, paths of a machine."""
     for number, line in enumerate(text.split("\n"), 1):
         if HOSTS.search(line):
             yield f"{path}:{number}: names a package registry's host"
@@ -291,7 +291,7 @@ def text_faults(path: str, text: str) -> Iterator[str]:
 
 
 def skip_faults(path: str, tree: ast.AST) -> Iterator[str]:
-    """Skips that do not say why."""
+    """Skips without a reason."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in SKIPS:
             owner = ast.unparse(node.value)

@@ -1,4 +1,4 @@
-"""What tests of DFlash drafts share: drafts with their targets, blocks read slot by slot."""
+"""Helpers for tests of DFlash drafts: drafts with their targets, blocks read slot by slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of EAGLE-3 drafts share: heads with their targets, cold drafts, wrong rows."""
+"""Helpers for tests of EAGLE-3 drafts: heads with their targets, cold drafts, wrong rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another system's server that `bench` starts: chosen, started, asked, and ended with it."""
+"""`bench` starts another system's server, asks it and stops it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pyllama-spec bench`: files, exit codes, pictures; and what it says of machine and weights."""
+"""`pyllama-spec bench`: files, exit codes, plots, and the lines about machine and weights."""
 
 from __future__ import annotations
 

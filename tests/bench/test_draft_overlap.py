@@ -1,4 +1,4 @@
-"""The chances of benchmarks/draft_overlap.py are those that come out of drawing."""
+"""benchmarks/draft_overlap.py computes the same probabilities as random draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic of the benchmark, on records that are made up."""
+"""The benchmark's arithmetic, on made-up records."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_table_shows_a_fork_with_its_gap() -> None:
 @pytest.mark.parametrize(("cpu_s", "is_busy"), [(0.0, False), (1.9, False), (1.0, True)])
 @pytest.mark.parametrize("has_rounds", [False, True])
 def test_a_busy_machine_is_noted(cpu_s: float, is_busy: bool, has_rounds: bool) -> None:
-    """With the speed-up by processor time beside it, where that is known."""
+    """The note includes the speed-up by CPU time, if it is known."""
     of_rounds = [0.5 * cpu_s, 0.4 * cpu_s] if has_rounds else [0.0, 0.0]
     runs = [
         made_up_run([(0, 0)] * 9, 0.5, cpu_s=cpu_s, rounds_cpu_s=one)  # a second, of two threads

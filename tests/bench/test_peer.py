@@ -1,4 +1,4 @@
-"""The peer: another server under the same prompts, here one that plays each of its moods."""
+"""The peer, another server with the same prompts; here a fake one with selectable faults."""
 
 from __future__ import annotations
 

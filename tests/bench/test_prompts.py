@@ -1,4 +1,4 @@
-"""The prompts of the benchmark, and what its configuration refuses."""
+"""The benchmark's prompts, and refused values of its configuration."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_fault_names_its_line(tmp_path: Path, line: str, says: str) -> None:
 def test_all_faults_of_a_line_are_told_at_once(
     tmp_path: Path, line: str, faults: tuple[str, ...]
 ) -> None:
-    """With a right line: one field at a time needs a try for each."""
+    """The message names all wrong fields of a line, beside a correct line."""
     path = tmp_path / "mine.jsonl"
     path.write_text(f"{GOOD}\n{line}\n{{}}\n", encoding="utf-8")
     with pytest.raises(ArgumentError) as raised:
@@ -161,7 +161,7 @@ def test_the_prompts_of_the_field_are_ten_of_each_category() -> None:
 
 
 def test_tools_reach_the_template() -> None:
-    """A template that shows them writes them into the prompt."""
+    """A template with tools writes them into the prompt."""
     tool = {"type": "function", "function": {"name": "add_up", "parameters": {"type": "object"}}}
     plain = Prompt("m", "c", ({"role": "user", "content": "a"},))
     with_tools = replace(plain, tools=(tool,))
@@ -263,7 +263,7 @@ def test_an_object_that_no_option_makes_has_no_command() -> None:
 def test_a_prompt_too_long_by_its_bytes_is_not_tokenized(
     n_ctx: int | None, key: str, tmp_path: Path
 ) -> None:
-    """A line of 64 MB took 3 GB of memory. Without n_ctx the model's own length is the bound."""
+    """A line of 64 MB is refused by its bytes, even without n_ctx."""
     text = "ab " * (1 << 20)
     content = text if key == "prompt" else [{"role": "user", "content": text}]
     prompts = write_prompts(tmp_path, [LINES[0], {"id": "long", "category": "a", key: content}])

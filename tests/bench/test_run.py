@@ -1,4 +1,4 @@
-"""Whole benchmarks on tiny models: what the two sides are, what is kept, what is refused."""
+"""Whole benchmarks on tiny models: both sides, kept files, refused options."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_lookup_is_that_of_llama(tmp_path: Path, lookup: int | None, min_ngram: 
 
 
 def test_no_run_copies_from_another_one(tmp_path: Path) -> None:
-    """Else a second repeat would measure a copy of the first."""
+    """A second repeat does not copy the text of the first."""
     result = bench.run(tiny_config(tmp_path, draft="suffix", repeats=3))
     alone = bench.run(tiny_config(tmp_path, draft=Suffix(7, remembers=False), repeats=1))
     for one, other in zip(result.prompts, alone.prompts, strict=True):
@@ -180,7 +180,7 @@ def test_no_run_copies_from_another_one(tmp_path: Path) -> None:
 
 
 def test_synthetic_rounds_are_the_heads_own(tmp_path: Path) -> None:
-    """A copy costs nothing: with it the rounds would be cheaper than those that are studied."""
+    """Synthetic rounds use no copies, which would make the rounds cheaper than those to study."""
     target, draft = model_path("perm"), model_path("perm_eagle3")
     config = tiny_config(
         tmp_path, model_path=target, draft=draft, synthetic_acceptance=(0.5, 0.5), repeats=1

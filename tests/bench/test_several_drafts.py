@@ -1,4 +1,4 @@
-"""Several drafts in one run: each beside the same plain texts."""
+"""Several drafts in one run, each against the same plain texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.models import model_path
 
 
 def test_each_draft_has_figures_of_its_own(tmp_path: Path) -> None:
-    """On PERM: a head and a block draft that are always right, and none."""
+    """On PERM: a head and a block draft that are always right, and no draft."""
     config = tiny_config(
         tmp_path, model_path=model_path("perm"), draft=model_path("perm_eagle3"),
         also=(model_path("perm_dflash"), "none"), n_draft=3, repeats=2, lookup=0,
@@ -38,7 +38,7 @@ def test_each_draft_has_figures_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_head_in_the_targets_file_has_no_file_of_its_own(tmp_path: Path) -> None:
-    """Also where it is an object, or another drafter wraps it."""
+    """The same holds for an object, and for a head inside a wrapper."""
     config = tiny_config(
         tmp_path, model_path=model_path("glm4moe", n_heads=1), draft=Mtp(None, 2),
         also=(DrafterWrapper(Mtp(None, 2)),), repeats=1,
@@ -67,7 +67,7 @@ def test_made_up_acceptance_is_of_one_draft(tmp_path: Path) -> None:
 
 
 def test_the_progress_names_every_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where no bar is drawn: a line for each text, with the speed of all sides."""
+    """Without a bar, each text prints a line with the speed of all sides."""
     args = ["bench", "-m", str(model_path("llama")), "-d", "prompt-lookup", "-d", "none", "-n", "4"]
     args += ["--prompts", str(write_prompts(tmp_path)), "--repeat", "2"]
     assert main(args) == 0
@@ -79,7 +79,7 @@ def test_the_progress_names_every_draft(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("beside", ["perm_eagle3", "perm_dflash", ""])
 def test_auto_is_named_with_what_it_chose(tmp_path: Path, beside: str) -> None:
-    """In the tables and in the object, whether it chose a file or none."""
+    """The tables and the object name its choice, a file or none."""
     target = tmp_path / "target.gguf"
     target.symlink_to(model_path("perm"))
     if beside:

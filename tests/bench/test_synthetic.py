@@ -1,4 +1,4 @@
-"""Synthetic acceptance: the asked rates, the target's text, and coins that a seed decides."""
+"""Synthetic acceptance: the requested rates, the target's text, and seeded coins."""
 
 from __future__ import annotations
 

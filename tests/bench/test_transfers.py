@@ -1,4 +1,4 @@
-"""What crosses between the host and devices, as bench gives it."""
+"""The figures of bench for transfers between host and devices."""
 
 from __future__ import annotations
 

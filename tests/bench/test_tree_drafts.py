@@ -1,4 +1,4 @@
-"""What benchmarks/tree_drafts.py counts in traces that are made up, and in one of a toy."""
+"""The counts of benchmarks/tree_drafts.py in made-up traces, and in a toy's trace."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_sampled_draft_is_accepted_as_often_as_both_agree() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_cuts_are_those_of_a_request(seed: int) -> None:
-    """No token is drawn that they leave out, and each that they leave is drawn some time."""
+    """The chain never draws a token that the cuts exclude, and draws each other token sometimes."""
     rng = np.random.default_rng(seed)
     row = (3 * rng.standard_normal(320)).astype(np.float32)
     left = set(np.flatnonzero(np.isfinite(cut(row.astype(np.float64)))).tolist())

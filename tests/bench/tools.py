@@ -1,4 +1,4 @@
-"""What the tests of the benchmark share."""
+"""Helpers for the tests of the benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""By keyboard alone, on a narrow screen, in light and dark, to screen readers."""
+"""The page with the keyboard alone, on a narrow screen, in light and dark, in screen readers."""
 
 from __future__ import annotations
 

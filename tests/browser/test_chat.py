@@ -1,4 +1,4 @@
-"""A chat: what is typed, asked, shown, stopped, kept, and compared."""
+"""A chat: typing, asking, showing, stopping, keeping and comparing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong is said in words, and the page goes on: connections, keys, bounds, storage."""
+"""The page reports faults and stays usable: connections, keys, bounds, storage."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_server_that_dies_in_the_middle(open_page: Open, smollm2_q4_0: Path) -
 
 
 def test_a_server_that_falls_silent(open_page: Open, smollm2_q4_0: Path) -> None:
-    """A connection that is lost without a word looks like that for as long as TCP allows."""
+    """The page notices silence: a lost connection looks the same until TCP gives up."""
     server = Server(smollm2_q4_0, str(DRAFT), *OPTIONS)
     try:
         page = open_page(url=server.url)

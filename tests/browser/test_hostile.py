@@ -1,4 +1,4 @@
-"""Texts of people and models stay texts, whatever is in them."""
+"""The page shows the texts of users and models as text, whatever they contain."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_no_text_widens_the_page(open_page: Open, size: tuple[int, int]) -> None
     ],
 )
 def test_text_cannot_become_markup(open_page: Open, way: str) -> None:
-    """Trusted Types: not even a fault of the page's own scripts could do it."""
+    """Trusted Types block markup even if the page's own scripts have a fault."""
     page = open_page()
     refused = page.page.evaluate(
         f"""() => {{

@@ -97,7 +97,7 @@ def shown_scheme(page: Page) -> str:
 
 
 def test_the_reader_s_scheme_is_followed(browser: Browser, site: str) -> None:
-    """Both have the same layout, but for the pictures."""
+    """Both schemes have the same layout, except for the pictures."""
     for scheme, shown in (("light", "default"), ("dark", "slate")):
         context = browser.new_context(color_scheme=scheme)
         page = context.new_page()

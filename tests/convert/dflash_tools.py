@@ -1,4 +1,4 @@
-"""What the tests of DFlash's conversion share: one random draft, written in every layout."""
+"""Helpers for the tests of DFlash's conversion: one random draft, written in every layout."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_done(tmp_path: Path, capsys: Captured) -> None:
 
 
 def test_a_dflash_draft(tmp_path: Path, capsys: Captured) -> None:
-    """The same command: what it is, is told by the files."""
+    """The same command recognises a DFlash draft by its files."""
     folder = write_draft(tmp_path / "draft", "redhat", make_draft("dspark", reduced=True))
     target = write_target(tmp_path / "target.gguf", embedding_length=32)
     out = tmp_path / "out.gguf"

@@ -366,6 +366,6 @@ def test_refused(case: Case, message: str) -> None:
     ],
 )
 def test_other_models(shapes: Shapes, message: str) -> None:
-    """By what they hold: the name LlamaForCausalLM is that of SafeAILab's heads as well."""
+    """The tensors decide the kind: SafeAILab's heads use the name LlamaForCausalLM too."""
     with pytest.raises(ConversionError, match=message):
         refuse_other_kinds({"architectures": ["LlamaForCausalLM"]}, shapes)

@@ -1,4 +1,4 @@
-"""Converted DFlash files in the engine: it finds every tensor that it wants, and no other one."""
+"""The engine finds every tensor that it needs in converted DFlash files, and no other."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_windows_and_factors_load(tmp_path: Path) -> None:
 
 
 def test_a_renamed_tensor_does_not_load(tmp_path: Path) -> None:
-    """So that the tests above say something."""
+    """A file with a renamed tensor does not load, so the tests above can fail."""
     path = convert_written(tmp_path, "zlab", make_draft("dflash2")).path
     whole = path.read_bytes()
     name = b"blk.1.attn_conv_base"

@@ -1,4 +1,4 @@
-"""What of a DFlash draft is refused, and that the message names the key or the tensor."""
+"""Refused DFlash drafts: the message names the key or the tensor."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ ODD: tuple[object, ...] = (0, -1, True, 1.5, "x", [], [1], [[1]], {"a": 1}, 10**
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "layout"), [("dspark", "specforge"), ("dspark", "speculators")])
 def test_odd_values_are_no_crash(tmp_path: Path, kind: str, layout: str) -> None:
-    """Any odd value at a key is converted or refused."""
+    """An odd value at any key is converted or refused."""
     base = json.loads(
         (write_draft(tmp_path / "d", layout, make_draft(kind)) / "config.json").read_text()
     )
@@ -314,7 +314,7 @@ def test_llama3_rope_and_mrope(tmp_path: Path) -> None:
 
 
 def test_kinds_are_told_by_content(tmp_path: Path) -> None:
-    """Without a name, an option or a type of model that says so."""
+    """The kind is recognised without a name, an option or a model type."""
     draft = make_draft()
     for key in ("architectures", "auto_map", "model_type"):
         del draft.config[key]
@@ -327,7 +327,7 @@ def test_kinds_are_told_by_content(tmp_path: Path) -> None:
 
 
 def test_a_target_may_be_a_folder(tmp_path: Path) -> None:
-    """Its config.json says of Gemma and of M-RoPE what a GGUF says; it gives no matrices."""
+    """A folder's config.json describes Gemma and M-RoPE as a GGUF does; it has no matrices."""
     config = {"hidden_size": N_EMBD, "model_type": "gemma4_text"}
     rope = {"mrope_section": [4, 2, 2], "rope_type": "default"}
     target = write_folder(tmp_path / "t", byte_level_json(), rope_parameters=rope, **config)

@@ -1,4 +1,4 @@
-"""Layer ids of DFlash drafts: the list's name says what it counts, and one off is one off."""
+"""Layer ids of DFlash drafts: the list's name decides what they count."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CASES = [
 @pytest.mark.parametrize("shift", [-1, 0, 1])
 @pytest.mark.parametrize(("kind", "layout"), CASES)
 def test_one_off_is_one_off(tmp_path: Path, kind: str, layout: str, shift: int) -> None:
-    """Ids go into the file as they are meant, in each layout."""
+    """The file gets the intended ids in each layout."""
     inputs = tuple(k + shift for k in (2, 5, 7))
     report = convert_written(tmp_path, layout, make_draft(kind, inputs=inputs))
     assert report.target_layers == inputs
@@ -47,7 +47,7 @@ def test_the_caller_decides(tmp_path: Path, kind: str, layout: str) -> None:
     ("layout", "inputs"), [("zlab", (0, 3, 8)), ("speculators", (0, 3, 8)), ("deepspec", (0, 8))]
 )
 def test_the_ends(tmp_path: Path, layout: str, inputs: tuple[int, ...]) -> None:
-    """Output -1 is what leaves the embedding, output n - 1 what leaves the last block."""
+    """Output -1 is the embedding's output, output n - 1 the last block's."""
     kind = "dspark" if layout == "deepspec" else "dflash"
     report = convert_written(tmp_path, layout, make_draft(kind, inputs=inputs))
     assert report.target_layers == inputs

@@ -1,4 +1,4 @@
-"""The same DFlash draft in every layout becomes the same GGUF, and its numbers are the draft's."""
+"""The same DFlash draft in every layout becomes the same GGUF with the draft's numbers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_own_matrices(tmp_path: Path, kind: str, layout: str) -> None:
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])
 @pytest.mark.parametrize("layout", ["speculators", "redhat"])
 def test_reduced_vocabulary(tmp_path: Path, kind: str, layout: str) -> None:
-    """Offsets in d2t become target ids, and t2d is only compared with them."""
+    """Offsets in d2t become target ids; t2d is only compared with them."""
     draft = make_draft(kind, reduced=True)
     report = convert_written(tmp_path, layout, draft)
     check_equal(report.path, draft.gguf)
@@ -142,7 +142,7 @@ def test_a_confidence_head_may_have_no_bias(tmp_path: Path) -> None:
 
 
 def test_kernels_are_f32_whatever_the_type(tmp_path: Path) -> None:
-    """The engine adds them to F32, and knows no other type there."""
+    """Convolution kernels are F32, the only type that the engine supports there."""
     draft = make_draft("dflash2")
     tensors = gguf_tensors(convert_written(tmp_path, "zlab", draft, kind="q8_0").path)
     assert tensors["blk.1.attn_conv_base"][0] == tensors["blk.0.ffn_conv_base"][0] == "F32"
@@ -170,7 +170,7 @@ def rotated(x: Array, pairs: list[tuple[int, int]]) -> Array:
 
 
 def test_interleaved_heads_are_put_into_halves(tmp_path: Path) -> None:
-    """Scores with neighbours turned, on the checkpoint, are those with halves turned, here."""
+    """Scores with rotated neighbours in the checkpoint equal those with rotated halves here."""
     draft = make_draft()
     draft.more = {"rope_is_neox_style": False}
     path = convert_written(tmp_path, "zlab", draft, kind="f32").path
@@ -207,7 +207,7 @@ def test_types(tmp_path: Path, kind: Any) -> None:
 
 
 def test_padding_is_cut(tmp_path: Path) -> None:
-    """The target's GGUF has fewer tokens than the tables have rows."""
+    """Rows beyond the tokens of the target's GGUF are dropped."""
     draft = make_draft("dspark", own=OWN)
     folder = write_draft(tmp_path / "deepspec", "deepspec", draft)
     target = write_target(tmp_path / "small.gguf", embedding_length=32, n_vocab=312)

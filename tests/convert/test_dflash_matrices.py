@@ -1,4 +1,4 @@
-"""What a DFlash draft shares with its target, what it must bring, and mask_embedding.pt."""
+"""Matrices that a DFlash draft shares with its target or must bring, and mask_embedding.pt."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_nothing_is_written_that_is_shared(tmp_path: Path) -> None:
 
 
 def test_a_tied_draft_without_matrices_shares_both(tmp_path: Path) -> None:
-    """z-lab/Qwen3.5-4B-DFlash: the flag is the target's."""
+    """z-lab/Qwen3.5-4B-DFlash: the flag describes the target."""
     draft = make_draft()
     draft.config["tie_word_embeddings"] = True
     check_equal(convert_written(tmp_path, "zlab", draft).path, draft.gguf)
@@ -106,7 +106,7 @@ def test_a_tied_embedding_is_the_output(tmp_path: Path) -> None:
 def test_an_embedding_alone_brings_the_targets_output(
     tmp_path: Path, kind: str, tied: bool
 ) -> None:
-    """Without it stock llama.cpp would take the embedding for the output."""
+    """The file gets the target's output; without it stock llama.cpp would use the embedding."""
     draft = make_draft(own=("token_embd",))
     folder = write_draft(tmp_path / "draft", "zlab", draft)
     values = target_with(tmp_path / "target.gguf", kind, tied)
@@ -140,7 +140,7 @@ def test_matrices_of_the_target_are_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("token", [MASK, None])
 def test_the_mask_gets_a_row_of_its_own(tmp_path: Path, token: int | None) -> None:
-    """In a copy of the target's embedding, whose output stays the target's."""
+    """The mask's row goes into a copy of the target's embedding; the output stays the target's."""
     draft = make_draft()
     folder = write_draft(tmp_path / "draft", "zlab", draft)
     write_mask(folder, token=token)
@@ -182,7 +182,7 @@ def test_the_mask_in_an_own_embedding(tmp_path: Path, tied: bool) -> None:
 
 
 def test_a_mask_of_another_type_is_rounded(tmp_path: Path) -> None:
-    """To the embedding's type: F32 to BF16 to nearest, BF16 to F16."""
+    """The mask is rounded to the embedding's type: F32 to the nearest BF16, BF16 to F16."""
     draft = make_draft(own=("token_embd", "output"))
     folder = write_draft(tmp_path / "draft", "zlab", draft)
     vector = np.full(N_EMBD, 1 + 2**-8 + 2**-20, np.float32)

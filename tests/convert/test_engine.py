@@ -1,4 +1,4 @@
-"""Converted files in the engine: they load, and their drafts are those of the head."""
+"""The engine loads converted files, and their drafts are the head's."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def acceptance(draft: Path) -> tuple[int, int]:
 @pytest.mark.parametrize("kind", [None, "bf16", "f16", "q8_0"])
 @pytest.mark.parametrize("layout", ["specforge", "speculators", "nvidia", "flat"])
 def test_every_draft_is_accepted(tmp_path: Path, layout: str, kind: str | None) -> None:
-    """The head's numbers and its table are right: PERM accepts all or nothing."""
+    """PERM accepts every draft, so the head's numbers and its table are right."""
     head = perm_head(reduced=True, target_layers=(1, 2, 4))
     folder = write_head(tmp_path / "draft", layout, head, "F32")
     out = convert(folder, tmp_path / "out.gguf", target=model_path("perm"), kind=kind).path
@@ -75,7 +75,7 @@ def test_every_draft_is_accepted(tmp_path: Path, layout: str, kind: str | None) 
 
 
 def test_rope_of_the_engine(tmp_path: Path) -> None:
-    """A head that finds its own position by RoPE: rows in another order draft something else."""
+    """A head that derives its position from RoPE drafts differently if the rows are reordered."""
     head = perm_head(read_token=True)
     folder = write_head(tmp_path / "draft", "specforge", head, "F32")
     out = convert(folder, tmp_path / "out.gguf", target=model_path("perm")).path
@@ -88,7 +88,7 @@ def test_rope_of_the_engine(tmp_path: Path) -> None:
 
 
 def test_a_folder_as_target(tmp_path: Path) -> None:
-    """The vocabulary from tokenizer.json is that of the target's GGUF, token by token."""
+    """The vocabulary from tokenizer.json equals that of the target's GGUF, token by token."""
     n_layer = tiny("perm").info.n_layer
     target = write_folder(
         tmp_path / "target", byte_level_json(), hidden_size=320, num_hidden_layers=n_layer
@@ -155,7 +155,7 @@ def drafts(path: Path) -> Proposal:
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_drafts_are_those_of_the_head(tmp_path: Path, options: dict[str, Any]) -> None:
-    """Number by number those of a file that the tests' own builder wrote."""
+    """The drafts equal, number by number, those of a file from the tests' own builder."""
     target = model_path("llama")
     head = random_head(**options)
     folder = write_head(tmp_path / "draft", "flat", head, "F32")

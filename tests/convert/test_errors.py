@@ -1,4 +1,4 @@
-"""Errors of any faulty checkpoint name the fault, and nothing is written."""
+"""The error of a faulty checkpoint names the fault, and no file is written."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_ids_are_no_weights_and_weights_no_ids(tmp_path: Path) -> None:
 
 
 def test_padding_is_cut(tmp_path: Path) -> None:
-    """The target's GGUF has fewer tokens than the matrices have rows."""
+    """Rows beyond the tokens of the target's GGUF are dropped."""
     head = make_head(n_draft_vocab=None)
     folder = write_head(tmp_path / "draft", "specforge", head)
     target = write_target(tmp_path / "small.gguf", n_vocab=312)
@@ -258,7 +258,7 @@ def test_choices_are_checked(tmp_path: Path) -> None:
 
 
 def test_vocabulary_of_the_target_matters(tmp_path: Path) -> None:
-    """A head without an embedding fits every target of its width, but for this."""
+    """A head without an embedding is refused only for a target with another vocabulary."""
     folder = write_head(tmp_path / "draft", "specforge", make_head(own_embedding=False))
     target = write_target(tmp_path / "other.gguf", n_vocab=N_VOCAB + 2049)
     with pytest.raises(ConversionError, match=r"vocabulary of 320 tokens .* has 2369"):

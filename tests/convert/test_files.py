@@ -1,4 +1,4 @@
-"""Tensor files: what is read of them, and what damage does."""
+"""Tensor files: reading, and damage."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_every_kind_of_number(
 def test_half_of_a_file(
     tmp_path: Path, name: str, write: Callable[..., None], read: Reader
 ) -> None:
-    """Cut anywhere, it is refused, at once or when its numbers are read, and never a traceback."""
+    """A file cut anywhere is refused, at once or when its numbers are read, without a traceback."""
     whole = tmp_path / name
     write(whole, MIXED)
     data = whole.read_bytes()
@@ -221,7 +221,7 @@ def test_numbers_of_a_torch_file(tmp_path: Path) -> None:
 
 
 def test_views_of_one_storage(tmp_path: Path) -> None:
-    """A transposed view reads its storage across."""
+    """A transposed view reads its storage with the view's strides."""
     write_torch(tmp_path / "a.bin", {"a": FLOATS}, "F32")
     with zipfile.ZipFile(tmp_path / "a.bin") as archive:
         data, raw = archive.read("model/data.pkl"), archive.read("model/data/0")

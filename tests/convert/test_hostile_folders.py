@@ -1,4 +1,4 @@
-"""Checkpoints that are not plain files, that unpack to far more than they hold, and full disks."""
+"""Checkpoints that are not plain files or expand to far more than their size, and full disks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _loop(path: Path) -> None:
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("make", [_pipe, _device, _folder, _loop])
 def test_what_is_no_file(tmp_path: Path, file: str, make: Callable[[Path], None]) -> None:
-    """A pipe was waited for, and /dev/zero read until memory ended."""
+    """A pipe and /dev/zero are refused instead of read."""
     folder = write_head(tmp_path / "draft", "specforge", make_head())
     (folder / file).unlink(missing_ok=True)
     make(folder / file)
@@ -84,7 +84,7 @@ def test_a_targets_folder(tmp_path: Path, file: str) -> None:
 
 
 def test_links_to_files_are_followed(tmp_path: Path) -> None:
-    """The download cache of Hugging Face is made of them."""
+    """Links are followed: the Hugging Face download cache consists of them."""
     folder = write_head(tmp_path / "draft", "specforge", make_head())
     blob = tmp_path / "blob"
     (folder / "model.safetensors").rename(blob)
@@ -94,7 +94,7 @@ def test_links_to_files_are_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model/data.pkl", "model/byteorder", "model/data/0"])
 def test_what_unpacks_to_more_than_the_file(tmp_path: Path, name: str) -> None:
-    """torch.save() packs nothing: a file of megabytes must not become gigabytes."""
+    """A compressed archive is refused, since torch.save() compresses nothing."""
     write_torch(tmp_path / "a.bin", {"a": np.zeros((256, 256), np.float32)}, "F32")
     bomb = tmp_path / "bomb.bin"
     with zipfile.ZipFile(tmp_path / "a.bin") as old, zipfile.ZipFile(bomb, "w") as new:
@@ -127,7 +127,7 @@ sys.exit(main(["convert", *sys.argv[2:]]))
 
 
 def test_the_system_refuses_to_write(tmp_path: Path) -> None:
-    """On a disk that fills in mid-file the error is one line, and the old file stays."""
+    """If the disk fills up in mid-file, the error is one line and the old file stays."""
     whole = convert_head(tmp_path, "specforge", make_head()).path
     before = whole.read_bytes()
     target = write_target(tmp_path / "target.gguf")

@@ -106,7 +106,7 @@ def with_sections(path: Path, sections: tuple[int, int, int, int]) -> Path:
 
 @pytest.mark.parametrize("name", ["z-lab/Qwen3.5-35B-A3B-DFlash", "SpecForge qwen3.5-4b-dspark"])
 def test_sections_turn_as_one_position_does(tmp_path: Path, name: str) -> None:
-    """Blocks are those of plain RoPE; only the fourth position, 0 in a text, would differ."""
+    """Blocks equal those of plain RoPE; only the fourth position, 0 in a text, would differ."""
     options = block_target(name)
     path = convert_small(tmp_path / "draft", BLOCKS[name], model_path(**dict(options))).path
     model = tiny(**dict(options))
@@ -141,7 +141,7 @@ def chain_head(name: str) -> Head:
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_published_chain_draft(tmp_path: Path, name: str) -> None:
-    """EAGLE-3 of SpecForge: its own RoPE has one position, whatever its target's has."""
+    """EAGLE-3 of SpecForge: its own RoPE has one position, whatever the target's has."""
     options = hybrid(CHAINS[name], SUPPORTED[name].target[0])
     head, path = chain_head(name), model_path(**dict(options))
     # This layout names no layers: they follow from how many the target has.

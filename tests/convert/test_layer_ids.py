@@ -1,4 +1,4 @@
-"""Layer ids: where they stand, how they count, and what is not decided."""
+"""Layer ids: their keys, how they count, and ambiguous lists."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_final_output_needs_a_block(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("n_layer", [7, 8, 22, 30, 32, 36, 61, 94])
 def test_defaults_of_both_counts_are_the_same_layers(n_layer: int) -> None:
-    """SGLang's and ModelOpt's [1, n/2-1, n-4] in outputs is the reference's default."""
+    """SGLang's and ModelOpt's [1, n/2-1, n-4] in outputs equals the reference's default."""
     outputs = (1, n_layer // 2 - 1, n_layer - 4)
     resolved = resolve(WrittenIds(None, outputs), n_layer, 3, None)
     assert resolved.target_layers == default_inputs(n_layer)
@@ -112,7 +112,7 @@ def test_defaults_of_both_counts_are_the_same_layers(n_layer: int) -> None:
 @pytest.mark.parametrize("shift", [-1, 0, 1])
 @pytest.mark.parametrize("layout", ["specforge", "nvidia", "speculators", "flat"])
 def test_one_off_is_one_off(tmp_path: Path, layout: str, shift: int) -> None:
-    """Ids go into the file as they are meant, in each layout."""
+    """The file gets the intended ids in each layout."""
     inputs = tuple(k + shift for k in (2, 5, 7))
     head = make_head(target_layers=inputs)
     report = convert_head(tmp_path, layout, head)

@@ -1,4 +1,4 @@
-"""The same head in every layout becomes the same GGUF, and its numbers are the head's."""
+"""The same head in every layout becomes the same GGUF with the head's numbers."""
 
 from __future__ import annotations
 

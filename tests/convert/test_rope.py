@@ -1,4 +1,4 @@
-"""RoPE: each way to write it down, against frequencies computed otherwise."""
+"""RoPE in each notation, against frequencies from an independent computation."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_what_is_refused(config: dict[str, Any], message: str) -> None:
 
 
 def test_both_schemas_in_one_file() -> None:
-    """Exports for old and new readers hold the same numbers twice."""
+    """Exports for old and new readers contain the same numbers twice."""
     both = keys_of(
         rope_theta=5e5,
         rope_scaling=LLAMA3,
@@ -224,7 +224,7 @@ def test_both_schemas_in_one_file() -> None:
 
 @pytest.mark.parametrize("layout", ["specforge", "speculators"])
 def test_llama3_in_a_file(tmp_path: Path, layout: str) -> None:
-    """The factors are those of the tests' own builder."""
+    """The factors equal those of the tests' own builder."""
     head = make_head()
     head.config["rope_scaling"] = LLAMA3
     if layout == "speculators":

@@ -123,7 +123,7 @@ def test_keys_are_needed(tmp_path: Path) -> None:
 
 
 def test_damaged_targets(tmp_path: Path) -> None:
-    """Cut anywhere or with flipped bytes: facts or a ConversionError, never a traceback."""
+    """A target that is cut or has flipped bytes gives facts or a ConversionError, no traceback."""
     whole = write_target(tmp_path / "a.gguf").read_bytes()
     part = tmp_path / "b.gguf"
     for n in [*range(60), *range(60, len(whole) - 64, 97)]:

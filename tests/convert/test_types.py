@@ -1,4 +1,4 @@
-"""Types of weights, and the file as it is written."""
+"""The types of weights, and the written file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def weights(path: Path) -> dict[str, Any]:
     ("kind", "tolerance"), [("f32", 0.0), ("f16", 5e-4), ("bf16", 0.0), ("q8_0", 5e-3)]
 )
 def test_types(tmp_path: Path, kind: Kind, tolerance: float) -> None:
-    """The checkpoint's BF16 numbers, within what a type can hold of a row's largest."""
+    """The file holds the checkpoint's BF16 numbers, within the type's precision for each row."""
     head = make_head(norm_before_fc=True, qk_norm=True, attn_bias=True)
     report = convert_head(tmp_path, "speculators", head, kind=kind)
     assert report.type_name == kind.upper()
@@ -112,7 +112,7 @@ def test_numbers_too_large_for_f16(tmp_path: Path) -> None:
 
 
 def test_pieces_of_a_large_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is converted in pieces is what is converted at once."""
+    """A matrix converted in pieces equals one converted at once."""
     head = make_head(n_draft_vocab=None)
     folder = write_head(tmp_path / "draft", "specforge", head)
     target = write_target(tmp_path / "small.gguf", n_vocab=312)

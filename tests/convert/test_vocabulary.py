@@ -1,4 +1,4 @@
-"""d2t: three ways to write the same table, and the ways to lose it."""
+"""d2t: three notations of the same table, and faulty tables."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_ids_in_any_order() -> None:
 
 
 def test_the_first_tokens_of_a_vocabulary() -> None:
-    """Offsets of zero are right where t2d proves it."""
+    """Offsets of zero are accepted if t2d confirms them."""
     mask = (np.arange(N_VOCAB) < N_DRAFT).astype(np.int64)
     ids = table(ZEROS, mask)
     assert ids is not None
@@ -148,7 +148,7 @@ def test_a_whole_vocabulary_leaves_d2t_out(tmp_path: Path) -> None:
 
 
 def test_padding_of_the_target_with_a_shared_embedding(tmp_path: Path) -> None:
-    """Draft ids are the first ids of a target that is padded further."""
+    """Draft ids are the first ids of a target with more padding."""
     head = make_head(n_draft_vocab=None, own_embedding=False, n_vocab=312)
     tensors = gguf_tensors(convert_head(tmp_path, "safeailab", head).path)
     assert np.array_equal(np.frombuffer(tensors["d2t"][2], np.int64), np.arange(312))

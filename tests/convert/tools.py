@@ -1,4 +1,4 @@
-"""What the tests of the converter share: one random head, written in every layout."""
+"""Helpers for the tests of the converter: one random head, written in every layout."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The text that training learns from, without PyTorch."""
+"""The text for training, without PyTorch."""

@@ -1,4 +1,4 @@
-"""What tests of training's text and features share."""
+"""Fixtures for tests of training's text and features."""
 
 from __future__ import annotations
 

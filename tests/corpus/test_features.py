@@ -1,4 +1,4 @@
-"""Features: what the target says of its own text, stored and computed; the draft vocabulary."""
+"""The target's features of its own text, stored and computed, and the draft vocabulary."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.models import IM_END, model_path
 def test_features_made_while_writing_are_those_of_reading(
     writer: Model, tmp_path: Path, prompts: Path
 ) -> None:
-    """Row i is the layer input of token i, and top_ids[i] what follows it: not one off."""
+    """Row i is the layer input of token i, and top_ids[i] are the candidates after it."""
     settings = config(prompts)
     store = feature_store(tmp_path / "f", settings)
     corpus = make(

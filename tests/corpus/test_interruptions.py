@@ -1,4 +1,4 @@
-"""A corpus whose making is interrupted: nothing finished is lost, and the text is the same."""
+"""An interrupted corpus keeps everything finished, and its text is the same."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_an_interrupted_corpus_goes_on_to_the_same_text(
 def test_what_waits_for_a_slower_sequence_is_counted_and_kept(
     writer: Model, tmp_path: Path
 ) -> None:
-    """One slow answer held up, uncounted and unwritten, whatever was finished after it."""
+    """Sequences that finish before a slower one are counted and written."""
     settings = config(None, n_tokens=5000, n_ctx=300, n_parallel=8, min_answer=2)
     seen: list[CorpusProgress] = []
 

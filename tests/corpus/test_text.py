@@ -1,4 +1,4 @@
-"""Training's text and features, without PyTorch: generated, kept, stored, gone on with."""
+"""Training's text and features, without PyTorch: generation, storage, continuation."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_top_is_the_head_of_the_sorted_row(n_vocab: int) -> None:
 @pytest.mark.parametrize("n_bad", [1, 3, 0])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_rows_that_are_no_numbers_are_refused(n_vocab: int, n_bad: int, bad: float) -> None:
-    """One of a row is enough, wherever it stands; 0 stands for all."""
+    """A row is refused for one invalid number at any position, and for all (n_bad=0)."""
     rng = np.random.default_rng(n_vocab)
     for _ in range(8):
         row = rng.standard_normal(n_vocab).astype(np.float32)
@@ -68,7 +68,7 @@ def test_rows_that_are_no_numbers_are_refused(n_vocab: int, n_bad: int, bad: flo
 
 
 def test_tokens_without_a_chance_are_no_damage() -> None:
-    """A target may rule tokens out, but not all of them."""
+    """A target may exclude tokens, but not all of them."""
     row = np.full(300, -np.inf, np.float32)
     with pytest.raises(TrainError, match="not numbers"):
         top_k_of(row, 8)
@@ -217,7 +217,7 @@ def test_a_share_of_own_prompts_begins_with_a_prompt_seed(writer: Model) -> None
 
 
 def test_prompt_seeds_are_not_what_is_measured() -> None:
-    """A draft is not trained on the prompts that say how good it is."""
+    """A draft is not trained on the prompts that measure it."""
     lines = OWN_PROMPTS.read_text(encoding="utf-8").splitlines()
     measured = [m["content"] for line in lines for m in json.loads(line)["messages"]]
     prompt_seeds, subjects = read_prompt_seeds(), read_subjects()
@@ -253,7 +253,7 @@ def test_a_user_turn_that_does_not_end_is_cut_off(tmp_path: Path) -> None:
 
 
 def test_a_user_turn_ends_where_the_context_does(tmp_path: Path) -> None:
-    """However long a turn may be, it never outgrows its place."""
+    """A user turn never exceeds its place in the context, whatever its maximum length."""
     with (
         Model(model_path("llama")) as endless,
         pytest.raises(TrainError, match="user turn: 256"),
@@ -289,7 +289,7 @@ def test_a_template_that_hides_the_users_text_asks_for_prompts() -> None:
 
 
 def test_answers_are_what_plain_decoding_says(writer: Model, tmp_path: Path, prompts: Path) -> None:
-    """Greedy answers, several at once, against one sequence alone."""
+    """Greedy answers of several sequences at once equal those of one sequence alone."""
     corpus = make(writer, tmp_path / "c", config(prompts, greedy_share=1.0, max_passes=1))
     live = LiveFeatures(writer, LAYERS, N_TOP, 80, 1)
     n_equal = n_all = 0
@@ -344,7 +344,7 @@ def test_a_corpus_of_other_settings_is_refused(
 
 
 def test_a_target_that_writes_nothing_of_use_says_so(tmp_path: Path) -> None:
-    """There is no room for an answer."""
+    """The message says that there is no room for an answer."""
     with (
         Model(model_path("llama")) as endless,
         pytest.raises(TrainError, match=r"none of the first 256.*user turn: 256.*--prompts"),
@@ -363,7 +363,7 @@ def test_a_target_that_writes_nothing_of_use_says_so(tmp_path: Path) -> None:
 def test_a_target_that_says_nothing_new_comes_to_an_end(
     template: dict[str, Any], changes: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    """At once, or later; what is there can be trained on."""
+    """The run ends, at once or later, and names a number of tokens that training accepts."""
     settings = config(
         None, n_tokens=50_000, n_ctx=40, n_parallel=16, prompt_seed_share=0.0, greedy_share=1.0
     )
@@ -399,7 +399,7 @@ def test_a_full_disk_keeps_what_was_there(
 
 
 def test_a_base_model_writes_documents(tmp_path: Path) -> None:
-    """In ChatML, which it never saw, it would write nonsense, and a draft would learn that."""
+    """A base model never saw ChatML: with it, the text would be nonsense."""
     path = model_path("llama", suppress_special=False, output_scale=3.0, chat_template=None)
     settings = config(None, n_tokens=600, max_user=2)
     with Model(path) as base:

@@ -1,4 +1,4 @@
-"""What tests of training's text and features share: a target, prompts, small configurations."""
+"""Helpers for tests of training's text and features: a target, prompts, small configurations."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def inline_commands(page: Path) -> list[str]:
 
 
 def fate(block: Block) -> str:
-    """What the tests do with a block."""
+    """The test that a block gets."""
     if _is_log(block.page):
         return "of the log: parsed"
     if block.language not in RUNS:

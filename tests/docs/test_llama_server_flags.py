@@ -1,4 +1,4 @@
-"""The page of llama-server's flags, and the reader of the engine's source that it is made from."""
+"""The page about llama-server's flags, and the reader of the engine's source that makes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that docs/troubleshooting.md quotes are those of the code."""
+"""The messages quoted in docs/troubleshooting.md are those of the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocks of README, CONTRIBUTING and docs/ run as they stand, beside the files they name."""
+"""The blocks of README, CONTRIBUTING and docs/ run unchanged, beside the files they name."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest, smollm2_q4_0: Path) -
 
 
 def one_core() -> None:
-    """The engine's threads wait for each other: with a core that others use too, one is best."""
+    """One core per worker: the engine's threads wait for each other."""
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
@@ -81,7 +81,7 @@ def test_python(page: Path, folder: Path) -> None:
 
 
 def test_the_drafter_of_the_walk_through(tmp_path: Path) -> None:
-    """The class of CONTRIBUTING.md, as it stands there: it drafts, and the text stays."""
+    """The class in CONTRIBUTING.md drafts, unchanged, and the text stays the same."""
     [block] = [one for one in blocks_of(ROOT / "CONTRIBUTING.md") if one.language == "python"]
     module: dict[str, Any] = {"__name__": "suffix"}
     exec(compile(block.code, str(block), "exec"), module)

@@ -1,4 +1,4 @@
-"""What the documents say without running it: languages, marks, command lines, options."""
+"""Checks of the documents that run nothing: languages, punctuation, command lines, options."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_how_lines_are_read() -> None:
 
 
 def test_an_extra_by_the_packages_name_compiles_nothing() -> None:
-    """The command of docs/start.md neither looks for nor builds what is installed."""
+    """The command in docs/start.md neither looks for nor builds what is installed."""
     command = ["-m", "pip", "--disable-pip-version-check", "install", "--dry-run", "--no-index"]
     done = subprocess.run(
         [sys.executable, *command, "pyllama_spec[bench,convert,chat,llguidance]"],

@@ -1,4 +1,4 @@
-"""What the site does with links out of docs/. That it builds, `make docs-build` says in CI."""
+"""The site's treatment of links out of docs/; `make docs-build` checks in CI that it builds."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ not of on one or run set so that the this to up use we what when where which why
 
 @pytest.mark.parametrize("page", SEARCHED_AS)
 def test_what_a_page_is_searched_as(page: str) -> None:
-    """A tag outweighs all text, and a search finds what begins with its words."""
+    """A tag is a word of its page alone, and starts with no small word of the search."""
     path = page.removeprefix("repository/") if "/" in page else f"docs/{page}"
     title, _, _ = (ROOT / path).read_text(encoding="utf-8").lower().partition("\n")
     others = [tag for other, tags in SEARCHED_AS.items() if other != page for tag in tags]
@@ -62,7 +62,7 @@ def test_what_a_page_is_searched_as(page: str) -> None:
 
 
 def test_searches_lead_to_pages_that_there_are() -> None:
-    """What they find, `node tools/docs/site_search.cjs` shows of a built site."""
+    """The searches in the documents name existing pages; site_search.cjs shows their results."""
     lines = (ROOT / "tools/docs/searches.txt").read_text(encoding="utf-8").splitlines()
     assert len(lines) == len(set(lines)) > 50
     for line in lines:
@@ -127,7 +127,7 @@ def anchors_of(path: Path) -> set[str]:
     "source", ["README.md", "CONTRIBUTING.md", "examples/drafts/README.md", "CHANGELOG.md"]
 )
 def test_links_of_pages_that_are_not_of_the_site(source: str) -> None:
-    """The links of pages outside docs/; mkdocs checks those of docs/."""
+    """The links of pages outside docs/ are valid; mkdocs checks those in docs/."""
     text = (ROOT / source).read_text(encoding="utf-8")
     links = re.findall(r"\]\((?!https?:|#)([^()\s#]+)(?:#([^()\s]*))?\)", text)
     assert links
@@ -172,7 +172,7 @@ def test_items_that_became_text(html: str, n: int) -> None:
 
 @pytest.mark.parametrize("capture", sorted((ROOT / "docs/images").iterdir()), ids=lambda p: p.name)
 def test_captures_are_shown(capture: Path) -> None:
-    """By GitHub and the site alike, each in the colours that it was made for."""
+    """GitHub and the site show each capture in its own colours."""
     scheme = re.search(r"-(light|dark)\.(svg|png)$", capture.name)
     end = f"#gh-{scheme[1]}-mode-only" if scheme else ""
     shown = f"](images/{capture.name}{end})"

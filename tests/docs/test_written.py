@@ -1,4 +1,4 @@
-"""Pages that programs write are what the programs would write now."""
+"""Generated pages equal what their programs would write now."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_busy_machine_is_measured_by_the_processor() -> None:
 
 
 def test_choices_are_told_apart_from_what_is_taken_without_the_option() -> None:
-    """`without it, the draft's own: f32, ...` read as if these were the draft's own."""
+    """The default is not read as one of the choices: `without it, the draft's own: f32, ...`."""
     parser = argparse.ArgumentParser()
     one = parser.add_argument("--type", choices=("f32", "f16"), help="without it, its own")
     two = parser.add_argument("--flash-attn", choices=("auto", "on"))
@@ -117,7 +117,7 @@ def test_the_log_says_what_is_where() -> None:
     "page", [page for page in LOG if page.name != "index.md"], ids=lambda page: page.stem
 )
 def test_what_was_measured_has_a_date(page: Path) -> None:
-    """A figure without one cannot be compared with a later one."""
+    """Each measured figure has a date, so that later ones can be compared."""
     sections = re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     assert sections
     for section in sections:

@@ -1,1 +1,1 @@
-"""Drafters by themselves."""
+"""The drafters."""

@@ -1,4 +1,4 @@
-"""Copies beside a draft model: those that are likely right, of the text itself and of no other."""
+"""Copies beside a draft model: likely ones only, from the text itself and no other."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_where_places_disagree_the_model_is_asked(n_ways: int) -> None:
 
 
 def test_a_kind_of_copy_that_goes_wrong_is_left_to_the_model() -> None:
-    """It is learnt by what comes: each line has another number behind the same words."""
+    """Each line has another number after the same words: the drafter learns not to copy there."""
     drafter, words = LookupFirst(Model()), [1, 2, 3, 4, 5, 6]
     drafter.begin_request(0, remember=True, user="")
     text: list[int] = []

@@ -39,7 +39,7 @@ def test_a_draft_for_another_target(options: dict[str, Any], message: str) -> No
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_draft_by_its_path(kind: str) -> None:
-    """No more is guessed than a block was trained for, whatever is asked."""
+    """The draft predicts no more tokens than its trained block, whatever n_draft is."""
     path = model_path("dflash", **KINDS[kind])
     with DFlash(path) as draft:
         most = draft.max_draft
@@ -70,7 +70,7 @@ def test_numbers_out_of_range(arguments: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("n_parallel", [1, 3])
 def test_a_token_that_the_draft_lacks_stops_no_other(n_parallel: int, tmp_path: Path) -> None:
-    """A draft may lack the target's last ids: nothing is guessed behind one of them."""
+    """The requests of other sequences still draft, and the drafter is not disabled."""
     cfg = DFlashConfig(n_vocab=308, target_layers=(0, 1, 2))
     path = write_dflash(tmp_path / "draft.gguf", cfg, dflash_tensors(cfg), {})
     prompts = [[5, 9, 316], [7, 8, 9], [1, 2, 3]]

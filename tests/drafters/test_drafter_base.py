@@ -1,4 +1,4 @@
-"""The drafters' base: what a class has to override, and that a failure is its sequence's alone."""
+"""The drafters' base: methods to override, and failures that stay with their sequence."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_the_reason_comes_with_its_traceback() -> None:
 
 
 def test_one_request_of_many_fails() -> None:
-    """Through Llama: the others draft to their ends, and the next request drafts again."""
+    """Through Llama: the other requests draft to their ends, and the next one drafts again."""
     texts = plain_texts()
 
     class Picky(OnlyProposeOne):

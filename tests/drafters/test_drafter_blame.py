@@ -1,4 +1,4 @@
-"""A failure of a user's drafter names the user's class and line, whatever is around it."""
+"""The failure of a user's drafter names the user's class and line, also inside wrappers."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_so_is_that_of_llama_cpp_pythons_form(model: Any, name: str, line: str) 
 
 
 def test_where_there_is_no_line_the_function_is_named() -> None:
-    """Python knows no line of compiled code."""
+    """For compiled code, which has no Python lines, the message names the function."""
     said = _said(None, draft_model=len)
     assert "(builtins.len). The text continues" in str(said.message)
 
@@ -219,7 +219,7 @@ class Inside(Drafter):
 
 @pytest.mark.parametrize("says", ["itself", "another", "raises", "recurses"])
 def test_a_drafter_that_lies_about_what_is_inside_it(says: str) -> None:
-    """The request ends, and the warning comes, on one line."""
+    """The request ends, and the warning is one line."""
     with (
         Llama(model_path("perm"), draft=Inside(says), n_ctx=128, n_threads=1) as llm,
         pytest.warns(UserWarning, match=r"it failed in propose\(\): ValueError: a b \[31mc"),

@@ -1,4 +1,4 @@
-"""The registry: a kind of draft of one's own by one call, and what it makes of everything else."""
+"""The registry: one call adds a kind of draft; wrong registrations are refused."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_a_kind_can_be_replaced(toys: Opened, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "llama", "mtp"])
 def test_a_window_reaches_each_kind(kind: str) -> None:
-    """By the one option, the draft's context takes less memory."""
+    """With the one option, each kind's context takes less memory."""
     target = "qwen35" if kind == "mtp" else "llama"
     options = {"n_heads": 1} if kind == "mtp" else {}
     with Model(model_path(target, **options), load_mtp=True) as model:
@@ -345,7 +345,7 @@ def test_an_attribute_that_raises_is_one_line(name: str) -> None:
 
 
 def test_a_drafter_is_compared_with_nothing() -> None:
-    """Its __eq__ may raise."""
+    """A drafter's __eq__ is never called; it may raise."""
 
     class Unequal(PromptLookup):
         def __eq__(self, other: object) -> bool:

@@ -1,4 +1,4 @@
-"""The NumPy reference of EAGLE-3 against cases that are known without it; no engine."""
+"""The NumPy reference of EAGLE-3 against cases computed without it; no engine."""
 
 from __future__ import annotations
 

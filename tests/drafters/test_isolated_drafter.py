@@ -1,4 +1,4 @@
-"""What the round lets through of a drafter: no failure, no nonsense, no id that is none."""
+"""The round isolates drafters: no failure, no malformed draft, no invalid id gets through."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def test_the_first_failure_is_said_and_no_other(where: str) -> None:
 
 
 def test_a_failure_that_was_never_raised_is_said() -> None:
-    """Authors hand over errors of their own, without a traceback."""
+    """An exception object without a traceback is reported like a raised one."""
 
     class Handing(Drafter):
         name = "mine"
@@ -373,7 +373,7 @@ class _Endless(list[int]):
 
 
 def test_what_is_verified_is_what_was_proposed() -> None:
-    """The drafter may write to its list afterwards; nor does its word count for the length."""
+    """Later writes to the drafter's list change nothing, and its claimed length is not trusted."""
 
     class Same(Drafter):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Files with MTP heads: loaded when asked for, and refused in one line where they cannot draft."""
+"""Files with MTP heads load on request, and are refused in one line if they cannot draft."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def open_llama(path: Path, **options: Any) -> Llama:
 
 
 def test_architectures() -> None:
-    """The known architectures are those with a builder, whose numbers are computed again."""
+    """The known architectures are those with a builder, recomputed by the reference."""
     assert all(most_heads(arch) for arch in ARCHS)
     assert set(ARCHS) == set(HEADS)
     assert {arch for arch in ARCHS if most_heads(arch) > 1} == set(SEVERAL)
@@ -104,7 +104,7 @@ def test_a_head_of_an_architecture_that_is_not_known(tmp_path: Path) -> None:
 def test_a_head_that_the_graph_of_its_architecture_lacks(
     tmp_path: Path, key: str, value: Any, words: str
 ) -> None:
-    """The loader takes them, and the engine asserts that there are none."""
+    """A tensor that the loader takes and the engine asserts to be absent is refused."""
     m = Sketch(TinyConfig("deepseek4", n_heads=1))
     WITH_HEADS["deepseek4"](m)
     add_heads(m)
@@ -154,7 +154,7 @@ def test_several_heads_with_a_missing_tensor(tmp_path: Path, arch: str, tensor: 
 
 
 def test_a_head_whose_matrices_are_not_joined(tmp_path: Path) -> None:
-    """The loader takes them, and the engine's graph does not."""
+    """Separate matrices, which the loader takes and the engine's graph does not, are refused."""
     m = Sketch(TinyConfig("mimo2", n_heads=2))
     WITH_HEADS["mimo2"](m)
     add_heads(m)
@@ -168,7 +168,7 @@ def test_a_head_whose_matrices_are_not_joined(tmp_path: Path) -> None:
 
 
 def test_a_head_without_an_output_matrix(tmp_path: Path) -> None:
-    """A file with a head alone and without an output matrix needs the target's."""
+    """A head's own file without an output matrix needs the target's."""
     names = [n for n in _tensors(model_path("step35", n_heads=2)) if n.startswith("blk.")]
     layers = [n for n in names if int(n.split(".")[1]) < 4]
     path = without(model_path("step35", n_heads=2), tmp_path / "h.gguf", "output.weight", *layers)
@@ -243,7 +243,7 @@ def test_half_a_pair(ids: bool, rows: bool) -> None:
 
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35",)))
 def test_the_context_of_a_head(arch: str) -> None:
-    """Any parameters give no embeddings, pooling or snapshots, and the target's threads."""
+    """It never has embeddings, pooling or snapshots, and it uses the target's threads."""
     model, drafter = with_head(arch, n_heads=1), Mtp(max_draft=2)
     with mtp_context(model, drafter, n_threads=2) as target:
         drafter.attach(target)
@@ -280,7 +280,7 @@ def test_options() -> None:
 def test_the_number_of_heads_is_a_bound_before_anything_is_opened(
     n_wanted: int, n_most: int
 ) -> None:
-    """The room for logits, the round, its controller and doctor had the number that was wanted."""
+    """Logits, round, controller and doctor use the bounded number, not the requested one."""
     path, drafter = model_path("step35", n_heads=3), Mtp(max_draft=n_wanted)
     with open_llama(path, draft=drafter) as llm:
         runtime = llm._opened.runtime
@@ -301,7 +301,7 @@ def test_the_number_of_heads_is_a_bound_before_anything_is_opened(
 
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35",)))
 def test_a_head_in_a_file_of_its_own(tmp_path: Path, arch: str) -> None:
-    """For the target with a head of its own, which is not loaded, and for one without."""
+    """It works with a target whose own head is not loaded, and with a target without a head."""
     source = model_path("perm_mtp", arch=arch)
     head = head_alone(source, tmp_path / "mtp-head.gguf")
     with Model(source) as model:
@@ -384,7 +384,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def note(path: Path) -> tuple[str, str]:
-    """What draft="auto" takes, and why."""
+    """The choice of draft="auto", and its reason."""
     with open_llama(path, draft="auto") as llm:
         answer = llm.create_completion([3, 4, 5], max_tokens=3)
         found = answer["speculation"]

@@ -1,4 +1,4 @@
-"""A head that chooses among a part of the vocabulary: its numbers, which part, and its use."""
+"""A head with a part of the vocabulary: its numbers, the choice of the part, and its use."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def step(context: Context, pos: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35", "cohere2moe")))
 @pytest.mark.parametrize("kind", TYPES)
 def test_logits_are_those_of_the_whole_matrix(arch: str, kind: str) -> None:
-    """The logits of the ids with a slot: on and off again, and with other ids in the slots."""
+    """The logits of ids with a slot are equal, turned on, off and with other ids."""
     model = with_head(arch, n_heads=1, **TYPES[kind])
     with head_context(model) as context:
         whole = step(context)
@@ -175,7 +175,7 @@ def test_a_number_of_slots_that_was_given_stays() -> None:
 
 @pytest.mark.usefixtures("by_itself")
 def test_what_was_given_does_not_count() -> None:
-    """A prompt of ids without slots, all of which have one when the text says them."""
+    """No miss is counted for ids of the prompt, which all have a slot once the text uses them."""
     drafter, prompt = Mtp(max_draft=4), [150, *perm_continuation(150, 30, perm_next(n_cycles=16))]
     first, _ = perm_run(drafter, prompt, 30)
     assert first.stats.accepted == first.stats.drafted > 0
@@ -183,7 +183,7 @@ def test_what_was_given_does_not_count() -> None:
 
 
 def test_rows_are_read_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adjacent rows are read in one piece."""
+    """Adjacent rows are read in one call."""
     monkeypatch.setattr(output_part, "_N_READ", 7)
     path, row_bytes = model_path("qwen35", n_heads=1), 4 * 64
     rows, rng = OutputRows(path, "output.weight", row_bytes), np.random.default_rng(2)
@@ -323,7 +323,7 @@ def test_what_cannot_be_used_in_part_is_left_whole(
 
 
 def test_a_large_vocabulary_through_llama() -> None:
-    """The text is that of plain decoding, whatever the steps cost."""
+    """The text equals plain decoding, whatever the steps cost."""
     path = model_path("qwen35", n_heads=1, n_vocab=70000, output_scale=3.0)
     texts = []
     for draft in (None, Mtp(max_draft=3)):
@@ -338,7 +338,7 @@ def test_a_large_vocabulary_through_llama() -> None:
 
 
 def test_a_file_that_is_cut_off_later(tmp_path: Path) -> None:
-    """The head goes on with the whole matrix, and says so."""
+    """The head continues with the whole matrix, and reports it."""
     path = tmp_path / "model.gguf"
     shutil.copy(model_path("perm_mtp", arch="qwen35", n_cycles=16), path)
     drafter = Mtp(max_draft=3, n_output=N_SLOTS)

@@ -1,4 +1,4 @@
-"""The n-gram table: what it finds, and what it refuses."""
+"""The n-gram table: lookups, and refused tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.eagle3_tools import ngram_table
 
 
 def test_keys_are_those_of_the_format() -> None:
-    """Computed by hand from docs/eagle3.md, so that a file of today can be read tomorrow."""
+    """Keys computed by hand from docs/eagle3.md, so that old files stay readable."""
     step, final, mask = 0x9E3779B97F4A7C15, 0x61C8864680B583EB, 2**64 - 1
     newest, before = 17, 49151
     one = newest + 1

@@ -75,7 +75,7 @@ def said(draft: Draft, n_seqs: int) -> tuple[np.ndarray, list[list[tuple[int, fl
 @pytest.mark.parametrize("n_seqs", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_the_whole_matrix(kind: str, n_seqs: int) -> None:
-    """The logits of the ids with a slot: on and off again, and with other ids in the slots."""
+    """The logits of ids with a slot are equal, turned on, off and with other ids."""
     draft = opened(kind)
     with target_context(
         tiny("llama"), draft, n_seq_max=n_seqs, n_ctx=256 * n_seqs, kv_unified=True
@@ -283,7 +283,7 @@ def test_a_vocabulary_of_its_own_stays_whole(kind: str) -> None:
 @pytest.mark.parametrize("n_vocab", [300, 384])
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 def test_ids_that_one_of_the_two_lacks(kind: str, n_vocab: int) -> None:
-    """Padding: such an id has no slot, and the text goes on."""
+    """A padding id that one side lacks has no slot, and the text continues."""
     options = {"n_vocab": n_vocab} | ({"mask_token": 290} if kind == "dflash" else {})
     draft = opened(kind, N_SLOTS, **options)
     with target_context(tiny("llama"), draft) as target:
@@ -321,7 +321,7 @@ def test_a_selector_has_choices() -> None:
 
 @pytest.mark.slow
 def test_a_large_vocabulary() -> None:
-    """The text is that of plain decoding, whatever the steps cost."""
+    """The text equals plain decoding, whatever the steps cost."""
     options = {"n_vocab": 70000}
     texts = []
     for kind in (None, "eagle3", "dflash"):

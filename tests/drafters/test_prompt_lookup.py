@@ -1,4 +1,4 @@
-"""Prompt lookup against a brute-force search, and what it may cost."""
+"""Prompt lookup against a brute-force search, and its cost."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def same_state(drafter: PromptLookup, other: PromptLookup, seq: int = 0) -> bool
 
 @pytest.mark.parametrize(("min_ngram", "max_ngram"), SIZES)
 def test_truncate_gives_the_state_of_a_fresh_one(min_ngram: int, max_ngram: int) -> None:
-    """Under any order of growing, proposing, cutting and copying, on two sequences."""
+    """Any order of growing, proposing, cutting and copying, on two sequences, gives this state."""
     rng = random.Random(7 * min_ngram + max_ngram)
 
     def fresh() -> PromptLookup:

@@ -1,4 +1,4 @@
-"""What a step of a head takes over a row of the target, told before the first one."""
+"""The cost of a head's step relative to a target row, known before the first step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""draft="suffix": what it proposes, what it learns from, and what it never gives to whom."""
+"""draft="suffix": its proposals, its sources, and the privacy of its texts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_longest_match_counts_and_not_the_newest() -> None:
 
 @pytest.mark.parametrize(("ways", "token"), [("aab", "a"), ("aba", "a"), ("baa", "a"), ("ab", "b")])
 def test_places_that_are_alike_vote(ways: str, token: str) -> None:
-    """Among as many the newest counts."""
+    """Of equally many places, the newest wins."""
     of = {"a": 70, "b": 80}
     text: list[int] = []
     for i, way in enumerate(ways):
@@ -93,7 +93,7 @@ def test_chances_are_learnt_by_kind() -> None:
 
 
 def test_little_that_is_equal_promises_little() -> None:
-    """A kind that was never seen: more equal tokens make it likelier, none or three not likely."""
+    """Before any verification, more equal tokens make a copy likelier, and few make it unlikely."""
     for is_own in (False, True):
         of_matches = [Chances().chance(CopyKind(m, 1, 1, is_own)) for m in range(3, 25)]
         behind_gaps = [Chances().chance(CopyKind(m, 1, 1, is_own, 2)) for m in range(4)]
@@ -134,7 +134,7 @@ def test_what_a_request_wrote_is_proposed_to_the_next_one() -> None:
 
 @pytest.mark.parametrize("told", [{"remember": False}, {"user": "b"}])
 def test_what_no_request_may_see(told: dict[str, object]) -> None:
-    """Neither by its end nor by the next request, a copy, or a conversation that goes on."""
+    """A private text is visible to no later request, copy, or continued conversation."""
     private, drafter = fresh(5), Suffix(8)
     teach(drafter, [private], **told)
     tell(drafter, private, seq=2, **told)
@@ -167,7 +167,7 @@ def test_each_user_has_his_own() -> None:
 def test_a_text_that_cannot_be_kept_leaves_its_user_behind(
     monkeypatch: pytest.MonkeyPatch, user: str, remember: bool
 ) -> None:
-    """The next request had the user of the one whose text could not be added, and his texts."""
+    """A text that cannot be added does not leave its user to the next request."""
 
     def is_full(memory: Memory, ids: Sequence[int]) -> None:
         raise MemoryError("no room is left")

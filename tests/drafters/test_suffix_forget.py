@@ -1,4 +1,4 @@
-"""What `memory forget TEXT` finds: texts in parts, and parts that lie in TEXT."""
+"""The matches of `memory forget TEXT`: texts in parts, and parts within TEXT."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_text_across_a_border_of_a_files_parts(
 def test_parts_that_lie_in_the_text(
     n_more: int, store: Store, vocab: Vocab, tmp_path: Path
 ) -> None:
-    """And with so few characters of the parts before and after that nobody would know them."""
+    """Also with too few characters of the parts before and after to recognise them."""
     parts = built(store, vocab, tmp_path, letters(2), letters(3))
     at = letters(2).index(parts[1].strip())
     wanted = letters(2)[at - n_more : at + len(parts[1].strip()) + n_more]
@@ -96,7 +96,7 @@ def test_a_short_text_that_lies_in_the_text(store: Store, vocab: Vocab) -> None:
 def test_texts_of_different_files_are_not_read_as_one(
     store: Store, vocab: Vocab, tmp_path: Path
 ) -> None:
-    """Two short files are adjacent in the store; neither continues the other."""
+    """Two short files adjacent in the store are not read as one text."""
     parts = built(store, vocab, tmp_path, letters(5, 20), letters(6, 20))
     assert len(parts) == 2
     assert upkeep.forget(store, vocab, parts[0][-3:] + parts[1].strip()[:3]) == (0, 0)

@@ -1,4 +1,4 @@
-"""A copy that went wrong resumes behind the difference, and in no other request."""
+"""A copy resumes behind a difference, within the same request only."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def knows(seed: int, **about: object) -> tuple[Suffix, list[int]]:
 def test_it_goes_on_behind_a_difference(
     here: Sequence[Sequence[int | str]], at: int, is_own: bool
 ) -> None:
-    """`a3` is the third token behind the lead, as it was in the text that is copied."""
+    """`a3` is the third token behind the lead, as in the copied text."""
     drafter, known = knows(1)
     if is_own:
         drafter = Suffix(8, least_chance=0.0)
@@ -77,7 +77,7 @@ def test_it_goes_on_behind_a_difference(
 
 @pytest.mark.parametrize("n", [3, 7])
 def test_a_difference_of_the_same_lengths_comes_again(n: int) -> None:
-    """Several tokens in place of one: the second time the copy goes on at once behind them."""
+    """Several tokens replace one: the second time, the copy resumes right behind them."""
     drafter, known = knows(2)
     a = known[N_LEAD:]
     first, second = list(range(501, 501 + n)), list(range(521, 521 + n))
@@ -123,7 +123,7 @@ def test_nobody_else_goes_on_with_it(how: str) -> None:
 
 
 def test_a_draft_of_the_request_before_says_nothing_of_the_next_one() -> None:
-    """It was proposed and never met the text: the next request has another one's memory."""
+    """An unverified draft of the previous request tells nothing about the next one."""
     drafter, known = knows(5, user="a")
     tell(drafter, known[:N_LEAD], user="a")
     drafter.propose_one(DraftRequest(0, known[:N_LEAD], 8))
@@ -134,7 +134,7 @@ def test_a_draft_of_the_request_before_says_nothing_of_the_next_one() -> None:
 
 @pytest.mark.parametrize("n_left", [0, 5, N_LEAD])
 def test_a_place_that_is_gone_is_none(n_left: int) -> None:
-    """What was copied from may be another file by then, or a shorter one."""
+    """The copied file may have been replaced or cut since."""
     known, memory = fresh(6), Memory(1 << 12)
     memory.add(known)
     drafter = Suffix(8, store=memory, least_chance=0.0)
@@ -151,7 +151,7 @@ def test_beside_a_model_and_where_it_is_not_wanted(tmp_path: object) -> None:
 
 
 def test_forms_that_are_filled_in_take_fewer_rounds() -> None:
-    """Fields of one to four tokens change from form to form; what is between them does not."""
+    """Fields of one to four tokens change from form to form; the text between them does not."""
     rng = random.Random(8)
     between = [[rng.randrange(1000, 9000) for _ in range(5)] for _ in range(8)]
     counter = iter(range(10_000, 100_000))

@@ -1,4 +1,4 @@
-"""The index of a suffix drafter, against looking everywhere."""
+"""The index of a suffix drafter, against a full search."""
 
 from __future__ import annotations
 

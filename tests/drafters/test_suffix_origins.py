@@ -1,4 +1,4 @@
-"""Whose each token of a remembered text was: what a draft goes on learning from."""
+"""The origin of each token in a remembered text, which training from use needs."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_damaged_ones_are_none(path: Path, damage: str) -> None:
 
 
 def test_a_store_without_them_is_read_and_written_as_before(path: Path) -> None:
-    """The log of a text without origins is the one that earlier versions wrote."""
+    """The log of a text without origins equals that of earlier versions."""
     store = Store(path, DIGEST)
     store.add(fresh(1))
     store.write_all([fresh(2)])

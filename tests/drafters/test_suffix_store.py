@@ -1,4 +1,4 @@
-"""A store on disk: who reads and writes it, and what becomes of it when that goes wrong."""
+"""A store on disk: readers, writers, and failures."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_file_that_is_deleted_is_made_anew(path: Path) -> None:
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_of_a_link_what_it_names_is_the_store(tmp_path: Path, is_there: bool) -> None:
-    """Though larger files take its place, and what is forgotten is gone from both names."""
+    """The link stays when larger files replace the store, and both names forget a text."""
     path, link = tmp_path / "real.memory", tmp_path / "link.memory"
     if is_there:
         opened(path).add(fresh(0))
@@ -273,7 +273,7 @@ def mutations(data: bytes, n: int) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("n", release_except((100, 2000), (100,)))
 def test_damage(path: Path, n: int) -> None:
-    """A typed error or a store that works: what it finds stands there, and it can be written."""
+    """A damaged store raises a typed error, or works: its finds are right and it is writable."""
     store = opened(path)
     texts = [fresh(seed) for seed in range(20)]
     store.write_all(texts)
@@ -332,7 +332,7 @@ def start_writer(path: Path, seed: int) -> tuple[int, int]:
 @pytest.mark.parametrize("n_kills", release_except((5, 100), (5,)))
 @pytest.mark.parametrize("n_writers", [1, 2])
 def test_writers_that_are_killed(path: Path, n_kills: int, n_writers: int) -> None:
-    """At any moment: a text whose writing had ended is there, and the file works."""
+    """After a kill at any moment, every completed text is there, and the file works."""
     rng = random.Random(n_kills)
     written: list[int] = []
     for kill in range(n_kills):
@@ -392,7 +392,7 @@ def full_disk(path: Path, limit: int) -> int:
 
 @pytest.mark.parametrize("limit", [1000, 100_000, HEADER_BYTES + index_bytes(1 << 13)])
 def test_a_full_disk(path: Path, limit: int) -> None:
-    """What was written is there, what cannot be is not remembered, and all goes on."""
+    """On a full disk written texts stay, new ones are not remembered, and requests continue."""
     child = os.fork()
     if not child:
         code = 1

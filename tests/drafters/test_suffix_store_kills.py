@@ -1,4 +1,4 @@
-"""A process is killed while it grows a store, forgets or merges: nothing finished is lost."""
+"""Killing a process that grows a store, forgets or merges loses nothing finished."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def held(path: Path) -> list[list[int]]:
 
 @pytest.mark.parametrize("n_kills", N_KILLS)
 def test_a_store_that_grows_and_is_opened_again(tmp_path: Path, n_kills: int) -> None:
-    """Each text whose write had ended is complete, and no part of another one is there."""
+    """Each completed text is whole, and no part of another one is there."""
     path, rng = tmp_path / "a.memory", random.Random(n_kills)
     done: set[int] = set()
     sizes = set()
@@ -96,7 +96,7 @@ def in_files(folder: Path, seed: int) -> bool:
 
 @pytest.mark.parametrize("n_kills", N_KILLS)
 def test_forgetting(tmp_path: Path, n_kills: int) -> None:
-    """What was to stay stays, what was forgotten is in no file, that of a killed one included."""
+    """Kept texts stay, and no file holds a forgotten one, not even the killed process's file."""
     path, rng = tmp_path / "a.memory", random.Random(n_kills)
     left: list[int] = []
 

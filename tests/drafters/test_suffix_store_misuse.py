@@ -1,4 +1,4 @@
-"""A store in odd states and hands: empty and busy, forged, moved, forked, read only."""
+"""A store in odd states: empty and busy, forged, moved, forked, read-only."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_empty_store_that_a_writer_left_is_written(
 
 @pytest.mark.timeout(60)
 def test_a_forged_chain_is_followed_once(tmp_path: Path) -> None:
-    """Every bucket leads to the last place, and each place to the one before it."""
+    """Every forged bucket leads to the last place, and each place to the one before it."""
     path = tmp_path / "a.memory"
     store = Store(path, DIGEST)
     index = store.index
@@ -105,7 +105,7 @@ def test_a_forged_bound_is_refused(n: int, tmp_path: Path) -> None:
 
 
 def test_growing_deletes_nothing_of_others(tmp_path: Path) -> None:
-    """Only what a dead writer of this very store has left goes."""
+    """Growing removes only the files that a dead writer of this store left."""
     path = tmp_path / "a.memory"
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()

@@ -1,4 +1,4 @@
-"""A store whose size is forged, and commands that fail in the middle: what they leave."""
+"""A store with a forged size, and commands that fail in the middle."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_memory_is_taken_for_what_the_disk_holds(
 
 @pytest.mark.parametrize("n_texts", [1, 100])
 def test_a_copy_with_holes_is_a_store(tmp_path: Path, n_texts: int) -> None:
-    """A copy of `cp` has holes; it reserves its room before the first write."""
+    """A sparse copy by `cp` reserves its disk space before the first write."""
     path, copy = tmp_path / "a.memory", tmp_path / "b.memory"
     store = Store(path, DIGEST)
     texts = [list(range(100 * i, 100 * i + 60)) for i in range(n_texts)]
@@ -135,7 +135,7 @@ def test_a_copy_with_holes_is_a_store(tmp_path: Path, n_texts: int) -> None:
 
 
 def test_a_file_that_was_replaced_is_released_at_once(tmp_path: Path) -> None:
-    """Not only when Python looks for circles: until then the disk keeps it."""
+    """A replaced file is closed at once, before Python's cycle collector runs."""
     store = Store(tmp_path / "a.memory", DIGEST)
     gc.disable()
     try:
@@ -160,7 +160,7 @@ def test_a_store_with_more_room_than_it_may_have_is_refused(
 
 
 def test_what_a_process_with_this_number_left_is_deleted(tmp_path: Path) -> None:
-    """In a container each process that serves has the same number."""
+    """Files left by an earlier process with this pid are deleted: containers reuse the number."""
     path = tmp_path / "a.memory"
     left = tmp_path / f"a.memory.{os.getpid()}-7f.new"
     left.write_text("of the one before")
@@ -237,7 +237,7 @@ def test_a_merge_that_fails_changes_nothing(
 def test_a_merge_that_breaks_off_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
 ) -> None:
-    """On a full disk, and when it is interrupted: in the middle of the second store."""
+    """A merge that fails, on a full disk or by an interrupt, changes nothing."""
     one, other, new = (tmp_path / f"{name}.memory" for name in ("one", "other", "new"))
     Store(one, DIGEST).write_all([TEXT])
     Store(other, DIGEST).write_all([list(range(k, 60_000, 7)) for k in range(3)])
@@ -283,7 +283,7 @@ def said_by(store: Path, model: Path) -> str:
 def test_build_leaves_links_in_a_folder_out(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And follows those that are named, to a file or to a folder."""
+    """Links inside a folder are skipped; named links, to a file or a folder, are followed."""
     outside, inside = tmp_path / "outside", tmp_path / "inside"
     (outside / "sub").mkdir(parents=True)
     (inside / "sub").mkdir(parents=True)
@@ -344,7 +344,7 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.mark.parametrize("is_folder", [False, True])
 def test_who_may_not_read_is_told_so(open_folder: Path, is_folder: bool) -> None:
-    """Not that there is none."""
+    """The message says "Permission denied", not that there is no store."""
     folder = open_folder / "sub"
     folder.mkdir()
     path = folder / "a.memory"
@@ -411,7 +411,7 @@ def test_a_file_that_is_no_store_is_refused_with_what_it_has(
 def test_a_store_that_grows_keeps_its_own_draft_whatever_the_clock_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder's clock may be behind: then a file of now looks like one from before the start."""
+    """The draft stays even if the folder's clock is behind and its file looks old."""
     source, target = Store(tmp_path / "a", DIGEST), Store(tmp_path / "b", DIGEST)
     rng = np.random.default_rng(1)
     texts = [rng.integers(0, 30000, 3000).tolist() for _ in range(40)]

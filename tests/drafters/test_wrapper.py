@@ -1,4 +1,4 @@
-"""A wrapper passes on what the round says and asks, with every kind of drafter inside."""
+"""A wrapper passes on the round's calls to every kind of drafter inside it."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_a_class_attribute_is_its_own() -> None:
 
 
 def test_it_passes_on_whatever_a_drafter_has() -> None:
-    """Nothing new in Drafter is left to its default in a wrapper."""
+    """A wrapper overrides every method of Drafter, new ones included."""
     of_its_own = {"__repr__", "__init__"}
     for name, value in vars(Drafter).items():
         is_part = callable(value) or isinstance(value, property)
@@ -244,7 +244,7 @@ def test_what_is_no_drafter_cannot_be_wrapped(inner: Any) -> None:
 
 @pytest.mark.parametrize("make", [KINDS["eagle3"], KINDS["dflash"], NoDrafter, GrammarOnly])
 def test_a_form_that_a_class_lacks_is_named(make: Callable[[], Drafter]) -> None:
-    """Called by hand, as a wrapper of one's own does."""
+    """A direct call of a missing form names the class."""
     with make() as drafter:
         name = type(drafter).__name__
         with pytest.raises(NotImplementedError, match=rf"{name} has only propose\(requests\)"):
@@ -254,7 +254,7 @@ def test_a_form_that_a_class_lacks_is_named(make: Callable[[], Drafter]) -> None
 
 
 def test_a_wrapper_in_a_session_of_llama() -> None:
-    """The repr has the file, a closed one says so, and nothing is left attached."""
+    """Its repr has the file, a closed one says so, and nothing stays attached."""
     drafter = Halved(Eagle3(model_path("eagle3"), 4))
     assert repr(drafter).startswith(f"<Halved {model_path('eagle3').name!r}: eagle3, max_draft=4")
     for _ in range(2):

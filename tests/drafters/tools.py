@@ -1,4 +1,4 @@
-"""What tests of drafters share: texts that are known, one who knows them, and one who fails."""
+"""Helpers for tests of drafters: known texts, a drafter that knows them, and one that fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a grammar takes a text whole: walked through the engine's own sampler, token by token."""
+"""Tests whether a grammar accepts a whole text, with the engine's sampler, token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request asks of its answer, held against a mask that is made token by token in Python."""
+"""A request's rules for its answer, against a mask computed token by token in Python."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_ids_outside_the_vocabulary_are_refused(model: Model) -> None:
 
 
 def test_what_is_barred_has_no_part_in_what_is_typical(model: Model) -> None:
-    """Locally typical sampling as its paper has it (arXiv 2202.00666), among what may follow."""
+    """Locally typical sampling (arXiv 2202.00666) over the allowed tokens alone."""
     row = np.random.default_rng(1).standard_normal(model.vocab.n_tokens).astype(np.float32) * 2
     words = ("a", "e", "i", "\n")
     params = SamplerParams(temperature=1.0, typical_p=0.5, top_k=0, top_p=1.0, min_p=0.0)

@@ -1,4 +1,4 @@
-"""The C loop that benchmarks compare with: right, and checked before it reaches the engine."""
+"""The C loop of the benchmarks is right, and its arguments are checked."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def fed(context: Context, *prompts: list[int]) -> None:
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen35", "mamba2"])
 def test_the_tokens_are_those_of_plain_decoding(arch: str) -> None:
-    """In each sequence, of prompts of unequal length; and what follows is right as well."""
+    """In each sequence, for prompts of unequal length; later decodes are right as well."""
     model, n = tiny(arch), 12
     prompts = [prompt_tokens(5 + 3 * i, seed=i) for i in range(3)]
     expected = [greedy(model, prompt, 2 * n) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""Batches: what goes in, what the engine is given, and what is refused at once."""
+"""Batches: input, the arrays for the engine, and refused values."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_shared_tokens_are_seen_by_each_sequence() -> None:
 
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
 def test_rows_in_place_of_ids(arch: str) -> None:
-    """Embeddings given as rows lead to the logits of their ids, with one position each or four."""
+    """Embeddings given as rows give the logits of their ids, with one position each or four."""
     reader = GGUFReader(model_path(arch))
     table = next(t.data for t in reader.tensors if t.name == "token_embd.weight")
     model = tiny(arch)
@@ -173,7 +173,7 @@ def test_what_the_context_refuses() -> None:
 
 
 def test_positions_that_the_model_has_no_embeddings_for() -> None:
-    """The engine would assert, on whichever thread comes to the token."""
+    """Such positions are refused; the engine would assert on any thread."""
     with Context(tiny("bert"), n_ctx=1024, n_batch=1024, n_ubatch=1024, embeddings=True) as context:
         batch = Batch(1024)
         batch.extend([5] * 600, 0, output_all=True)

@@ -1,4 +1,4 @@
-"""Sampler.sample_chain(): what sample() and accept() row by row give, in one call."""
+"""Sampler.sample_chain() equals sample() and accept() row by row, in one call."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def warmed_up(params: SamplerParams) -> Sampler:
 
 @pytest.mark.parametrize("params", PARAMS.values(), ids=list(PARAMS))
 def test_a_chain_is_its_steps(params: SamplerParams) -> None:
-    """For drafts that are right up to each place, and in the state that is left behind."""
+    """Drafts that are right up to each place give the same tokens and the same final state."""
     is_eog = tiny("llama").vocab.is_eog
     with tiny_context(tiny("llama")) as context:
         decoded(context)
@@ -109,7 +109,7 @@ def test_drafts_longer_than_any_before() -> None:
 
 
 def test_a_failure_keeps_what_was_accepted() -> None:
-    """At a row without logits, or with a grammar that allows nothing more."""
+    """The failure is a row without logits, or a grammar that allows nothing more."""
     model = tiny("llama")
     with tiny_context(model) as context:
         decoded(context, n_outputs=3)

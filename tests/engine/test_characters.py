@@ -1,4 +1,4 @@
-"""Grammars read the bytes of tokens as UTF-8 and as nothing else."""
+"""Grammars read the bytes of tokens strictly as UTF-8."""
 
 from __future__ import annotations
 

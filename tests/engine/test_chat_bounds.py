@@ -1,4 +1,4 @@
-"""Templates and schemas that the engine reads itself: they come with a file, or a request."""
+"""Templates and schemas that the engine reads itself, from a file or a request."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def begin(source: str) -> str:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template(name: str) -> None:
-    """It is read, or refused, in a process that lives on and stays small."""
+    """It is read or refused, and the process survives and stays small."""
     code = (
         "import resource\n"
         "from pathlib import Path\n"
@@ -78,7 +78,7 @@ def test_a_hostile_template(name: str) -> None:
 
 @pytest.mark.parametrize("what", ["a template", "a schema"])
 def test_ctrl_c_is_answered(what: str) -> None:
-    """Before its bound of ten seconds: the engine works on a thread of its own."""
+    """Ctrl-C works before the bound of ten seconds: the engine uses a thread of its own."""
     parts = {f"p{i}": {"type": "integer"} for i in range(3000)}
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     start = time.process_time()
@@ -110,7 +110,7 @@ def test_a_usual_template_is_as_it_was() -> None:
 
 
 def test_large_tools_are_fine() -> None:
-    """Bounds are for what is not meant."""
+    """A thousand parameters with long descriptions stay below the bounds."""
     many = {f"p{i}": {"type": "string", "description": "x" * 400} for i in range(1000)}
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": many}}}
     with Model(tiny("llama"), vocab_only=True) as model, ChatParser(model, USUAL) as parser:
@@ -120,7 +120,7 @@ def test_large_tools_are_fine() -> None:
 
 @pytest.mark.parametrize("n", [300, 20_000])
 def test_many_properties(n: int) -> None:
-    """Each that may be left out was a call within a call."""
+    """Many optional properties do not nest calls."""
     schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(n)}}
     try:
         assert "root ::=" in schema_to_grammar(schema)
@@ -156,7 +156,7 @@ def _nested(n: int) -> Any:
     ],
 )  # fmt: skip
 def test_odd_schemas(schema: Any) -> None:
-    """Rules, or an error of ours, soon."""
+    """An odd schema gives rules or one of our errors, soon."""
     begin_s = time.process_time()
     with contextlib.suppress(PyllamaSpecError):
         assert "root ::=" in schema_to_grammar(schema)

@@ -1,4 +1,4 @@
-"""What counts as a device, and that n_gpu_layers=0 is the CPU."""
+"""Which devices count, and that n_gpu_layers=0 means the CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FEWER = "n_gpu_layers=-1 puts 5 layers of .* on a device, but all are on the CP
 @pytest.mark.parametrize("vocab_only", [False, True])
 @pytest.mark.parametrize("split_mode", ["none", "layer", "row", "tensor"])
 def test_no_layers_are_on_no_device(split_mode: SplitMode, vocab_only: bool) -> None:
-    """No device of the build is opened, and none is missed."""
+    """No device is opened, and a missing one is no error."""
     path = model_path("llama")
     with Model(path, n_gpu_layers=0, split_mode=split_mode, vocab_only=vocab_only) as model:
         assert model.info.n_device_layers == 0 and not model.is_on_gpu
@@ -31,12 +31,12 @@ def test_no_layers_are_on_no_device(split_mode: SplitMode, vocab_only: bool) -> 
 
 
 def test_no_build_uses_the_matrix_unit() -> None:
-    """It rounds a row by its neighbours: native builds leave it out where there is one."""
+    """Native builds leave the matrix unit out: it rounds a row by its neighbours."""
     assert "AMX_INT8 = 1" not in system_info()
 
 
 def test_layers_that_nothing_could_take_stay() -> None:
-    """A build with a backend and no device, such as one for RPC without a server, is a CPU."""
+    """A build with a backend and no device, such as RPC without a server, counts as a CPU."""
     path = model_path("llama")
     note = contextlib.nullcontext() if supports_gpu() else pytest.warns(UserWarning, match=_FEWER)
     with note, Model(path, n_gpu_layers=-1) as model:

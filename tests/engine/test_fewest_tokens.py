@@ -1,4 +1,4 @@
-"""The least number of a text's tokens by its bytes: never above what the tokenizer gives."""
+"""The lower bound of a text's tokens from its bytes never exceeds the tokenizer's count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mask of a vocabulary forbids what the engine forbids token by token, and nothing else."""
+"""A vocabulary's mask forbids exactly the tokens that the engine forbids one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs by the shape of their batch: found again, and with the rows of a context of one graph."""
+"""Graphs cached by batch shape give the rows of a context with one graph."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_width_that_was_there_finds_its_graph() -> None:
 
 
 def test_the_memory_changes_in_between() -> None:
-    """Copies of sequences are computed by the engine with a graph of its own, and forget others."""
+    """Rows stay right after a copy of a sequence, which the engine computes in another graph."""
     text = prompt_tokens(60, seed=5)
     with tiny_context(tiny("llama"), n_ctx=256, n_seq_max=2) as context:
         decode(context, text[:10], 0)

@@ -1,4 +1,4 @@
-"""What a state's numbers depend on is told apart; what they do not depend on is not."""
+"""A state's identity covers exactly the settings that its numbers depend on."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_quantised_v_cache_has_flash_attention_asked_for_or_not(model: Model) 
 
 
 def test_a_model_is_its_weights_and_its_keys(tmp_path: Path) -> None:
-    """Not its name, nor when it was written. One weight of one tensor is another model."""
+    """The name and the date of a file do not count; one changed weight does."""
     path = model_path("llama")
     copy = tmp_path / "another name.gguf"
     shutil.copy(path, copy)
@@ -79,7 +79,7 @@ def test_a_model_is_its_weights_and_its_keys(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_written_to_since_is_like_no_other(tmp_path: Path) -> None:
-    """What is in memory may be the old weights, and the file has the new ones."""
+    """A file written since the load matches no other: memory may hold the old weights."""
     path = tmp_path / "model.gguf"
     shutil.copy(model_path("llama"), path)
     old = Model(path, use_mmap=False)

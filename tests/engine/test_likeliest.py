@@ -143,7 +143,7 @@ def test_bad_calls() -> None:
 
 
 def test_bad_chains() -> None:
-    """Nothing of them reaches the engine, and the context is as it was."""
+    """Invalid chains do not reach the engine, and the context is unchanged."""
     heard: list[tuple[int, int, float]] = []
 
     def goes_on(*what: Any) -> bool:
@@ -200,7 +200,7 @@ def test_a_chain_without_a_counterpart_ends() -> None:
 
 
 def test_chains_end_each_for_itself() -> None:
-    """Each of three chains in one call equals the chain alone, and stops where that does."""
+    """Each of three chains in one call equals the chain alone, and ends at the same token."""
     steps = {0: 1, 1: 4, 2: 2}
     with tiny_context(tiny("llama"), n_seq_max=3) as context:
 

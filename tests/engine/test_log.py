@@ -1,4 +1,4 @@
-"""Log levels: the process's, and a thread's own."""
+"""Log levels of the process and of a thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory: cutting, copying, saving, restoring; and what a recurrent state cannot do."""
+"""Memory: cutting, copying, saving, restoring; and the limits of recurrent states."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_recurrent_states_of_several_sequences(arch: str, kv_unified: bool) -> N
 @pytest.mark.parametrize("arch", RECURRENT)
 @pytest.mark.parametrize("others", [(0, 2), (1, 2), (2, 0), (0, 1, 2)])
 def test_a_recurrent_state_that_was_moved(arch: str, others: tuple[int, ...]) -> None:
-    """Sequences that are computed together are moved together, away goes who lies between them."""
+    """Decoding sequences together moves their cells together, and displaces those in between."""
     for kv_unified in (False, True):
         options = {"kv_unified": kv_unified, "flash_attn": kv_unified}
         with tiny_context(tiny(arch), n_seq_max=4, **options) as context:
@@ -231,7 +231,7 @@ def test_a_shared_state_is_not_rolled_back_for_one(arch: str, chosen: int) -> No
 @pytest.mark.parametrize("arch", RECURRENT)
 @pytest.mark.parametrize("first", [0, 1], ids=["source first", "copy first"])
 def test_a_copy_of_a_state_that_was_rolled_back(arch: str, first: int) -> None:
-    """The copy shares a cell whose rollback is only noted, until somebody decodes."""
+    """The copy shares a cell whose rollback is pending until the next decode."""
     for others in ([], [2]):
         with tiny_context(tiny(arch), n_seq_max=4) as context:
             decode(context, TEXT, 0, 1)
@@ -324,7 +324,7 @@ def test_a_state_of_another_model_is_refused() -> None:
 
 @pytest.mark.parametrize("arch", EVERY)
 def test_rows_behind_a_copy_are_those_behind_the_text(arch: str) -> None:
-    """All of what a model remembers is in a copy: of pools, of positions, of states."""
+    """Rows after a copy equal those after the text: caches, positions and states are copied."""
     tokens = prompt_tokens(60, seed=3)
     for n_copied in (14, 33):
         rows = []

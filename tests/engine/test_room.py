@@ -1,4 +1,4 @@
-"""What the memory of a context takes, and when it is refused before the kernel ends the process."""
+"""The size of a context's memory; too large ones are refused before the kernel kills us."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_sliding_window_is_no_longer_than_it_has_to_be() -> None:
 
 @pytest.mark.parametrize("arch", ["qwen35", "lfm2"])
 def test_recurrent_layers_have_no_cache(arch: str) -> None:
-    """States of each sequence and what undoes them, whatever n_ctx is; K and V of the others."""
+    """States of each sequence and their snapshots, whatever n_ctx is; K and V of the others."""
     with opened(arch) as short, opened(arch, n_ctx=4096) as long:
         per_token = (long.memory_bytes - short.memory_bytes) // 2048
         assert 0 < per_token < 4 * 512
@@ -85,7 +85,7 @@ def test_a_state_alone_does_not_grow() -> None:
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen35", "lfm2", "mamba2"])
 def test_what_is_refused_is_what_the_engine_would_take(arch: str) -> None:
-    """To the byte, over all the parts of a memory."""
+    """The refused size equals the engine's, to the byte, over all parts of a memory."""
     n = opened(arch, swa_full=False).memory_bytes
     lib.llama_spec_limit_memory(n)
     for _ in range(2):
@@ -102,7 +102,7 @@ def test_what_is_refused_is_what_the_engine_would_take(arch: str) -> None:
 
 
 def test_far_too_much_is_refused_at_once() -> None:
-    """Before the engine makes a cell for each position: that alone would be 100 GB."""
+    """The refusal comes before the engine makes its cells, which alone would be 100 GB."""
     lib.llama_spec_limit_memory(1 << 30)
     start = time.monotonic()
     with pytest.raises(OutOfMemoryError, match="choose a smaller n_ctx"):

@@ -1,4 +1,4 @@
-"""Sampler chains: every parameter reaches the engine, and state is only what accept() advances."""
+"""Every parameter reaches the engine's sampler chain, and only accept() changes its state."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_temperature_flattens_and_sharpens() -> None:
     ],
 )
 def test_penalties_see_what_is_accepted(params: dict[str, Any]) -> None:
-    """Not what is only sampled, and what a prompt said as much as what was generated."""
+    """Penalties see accepted tokens, those of the prompt too, and no merely sampled ones."""
     logits = row(a=3.0, b=2.0)
     for generated in (True, False):
         chain = sampler(temperature=0, **params)
@@ -153,7 +153,7 @@ def test_a_seed_gives_the_same_draws() -> None:
     ],
 )
 def test_clone_and_reset(params: dict[str, Any]) -> None:
-    """A clone goes on from the same state on its own; a reset is a new beginning."""
+    """A clone continues on its own from the same state; a reset starts anew."""
     chain = sampler(**params)
     begin = draws(chain, n=40, accept=True)
     copy = chain.clone()
@@ -221,7 +221,7 @@ THOUGHTS: dict[str, Any] = {
 )
 @pytest.mark.parametrize("trigger", ["text", "token"])
 def test_a_thought_wakes_no_grammar(said: str, is_open: bool, wakes: bool, trigger: str) -> None:
-    """Awake, it leaves one choice: 'e'. A copy and a sampler that was reset are as the first."""
+    """A triggered grammar leaves only 'e'. A clone and a reset sampler behave the same."""
     by: dict[str, Any] = {"grammar_triggers": ("f[\\s\\S]*",)}
     if trigger == "token":
         by = {"grammar_trigger_tokens": (ord("f"),)}
@@ -236,7 +236,7 @@ def test_a_thought_wakes_no_grammar(said: str, is_open: bool, wakes: bool, trigg
 
 
 def test_a_thought_within_a_call_is_text() -> None:
-    """Once it is awake a grammar sees all: what looks like a thought is an argument."""
+    """A triggered grammar sees every token: a thought's tags in a call are an argument."""
     rules = 'root ::= "f<t>" [a-c]* "</t>e"'
     chain = sampler(**{**THOUGHTS, "grammar": rules}, grammar_triggers=("f[\\s\\S]*",))
     for char in "xf<t>cb</t>":

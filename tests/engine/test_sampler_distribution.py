@@ -64,7 +64,7 @@ def test_it_is_what_the_chain_leaves(context: Context, chain: str) -> None:
 )
 @pytest.mark.parametrize("kind", ["constant", "llama"])
 def test_draws_agree(kind: str, values: dict[str, Any]) -> None:
-    """In the middle of a text: penalties and rules have seen some of it."""
+    """The distribution agrees in mid-text too, after penalties and rules have seen tokens."""
     context = behind_a_token(kind, **({"n_layer": 1, "n_embd": 32} if kind == "constant" else {}))
     params = SamplerParams(seed=4, **{**OFF, "temperature": 1.0, **values})
     sampler = Sampler(context.model, params)
@@ -87,7 +87,7 @@ def test_draws_agree(kind: str, values: dict[str, Any]) -> None:
 
 
 def test_a_forced_token_is_certain(context: Context) -> None:
-    """The end of a thought whose budget is used up; no chain is asked."""
+    """When the thought budget is used up, the closing token is certain without the chain."""
     params = SamplerParams(
         temperature=1.0, thought_tags=("<t>", "</t>"), thought_is_open=True, thought_budget=0,
         thought_close=(ord("<"),),

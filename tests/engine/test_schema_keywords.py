@@ -1,4 +1,4 @@
-"""Each keyword of JSON Schema: what is kept holds, what cannot be kept is refused by its name."""
+"""Each keyword of JSON Schema either holds, or is refused by its name."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_fits_is_taken_and_nothing_else(
 
 
 def test_nothing_may_follow_a_value() -> None:
-    """A quotation mark of a pattern did not end the text."""
+    """A grammar accepts the value alone, even if a pattern allows quotation marks."""
     for schema, text in (
         ({"type": "string", "pattern": '^"[a-z]+"$'}, r'"\"anna\""'),
         ({"type": "string", "pattern": "^[^,]+$"}, '"anna"'),
@@ -156,7 +156,7 @@ def test_what_need_not_be_kept_is_left_out_with_a_warning() -> None:
 
 @pytest.mark.slow
 def test_large_ones_are_small_grammars() -> None:
-    """20,000 values took 13 seconds, a character at a time beside all of them."""
+    """20,000 enum values or 1,500 properties give a small, fast grammar."""
     words = [f"w{i * 7919 % 100003}-{i}" for i in range(20_000)]
     walk = GrammarWalk.of_schema({"enum": words})
     assert walk.takes(_json(words[-1]))
@@ -193,7 +193,7 @@ def _nested(n: int, keyword: str) -> Any:
     ],
 )  # fmt: skip
 def test_a_hostile_one_costs_a_bounded_number_of_steps(schema: Any) -> None:
-    """Rules, or an error of ours."""
+    """A hostile schema gives rules or one of our errors, within a bounded number of steps."""
     try:
         assert "root ::=" in schema_rules(schema).grammar
     except PyllamaSpecError as error:

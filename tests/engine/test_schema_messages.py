@@ -1,4 +1,4 @@
-"""What a refused schema says: what is wrong, with which value, clipped, and what to do about it."""
+"""A refused schema's message names the fault, the clipped value and the remedy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BEYOND: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("schema", BEYOND, ids=str)
 def test_a_refusal_says_how_the_keyword_is_left_out(schema: dict[str, Any]) -> None:
-    """And what it says can be done, in each place that takes a schema."""
+    """The advised removal works in each place that takes a schema."""
     with pytest.raises(SchemaError, match='"strict": False beside the schema leaves') as caught:
         schema_grammar(schema)
     assert f'"{caught.value.keyword}" out of' in str(caught.value)
@@ -114,7 +114,7 @@ HALVES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("schema", HALVES, ids=ascii)
 def test_half_a_character_is_refused_by_its_place(schema: dict[str, Any]) -> None:
-    """No token writes it: the grammar could not be encoded, or asked for a text that is none."""
+    """Half a surrogate pair is refused by its place, since no token writes it."""
     with pytest.raises(SchemaError, match="an unpaired surrogate") as caught:
         schema_grammar(schema)
     assert caught.value.keyword
@@ -157,7 +157,7 @@ def test_no_message_has_a_whole_value(schema: Any) -> None:
 
 
 def test_no_message_of_the_package_is_endless() -> None:
-    """Wherever a value is quoted: of all errors."""
+    """Every error of the package clips the values that it quotes."""
     error = ArgumentError(f"a name {'y' * 100_000} that ends here")
     assert len(str(error)) <= MAX_MESSAGE
     assert str(error).startswith("a name yyy")

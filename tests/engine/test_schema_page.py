@@ -1,4 +1,4 @@
-"""docs/schemas.md says of each keyword what the code makes of it."""
+"""docs/schemas.md describes each keyword as the code treats it."""
 
 from __future__ import annotations
 

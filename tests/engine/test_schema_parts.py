@@ -1,4 +1,4 @@
-"""What schemas are made of: patterns and numbers beside Python's own, fields of programs, tools."""
+"""Parts of schemas: patterns and numbers against Python's own, fields of programs, tools."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _calls(model: Model, family: str, tool: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_tool_has_the_rules_of_its_schema(family: str) -> None:
-    """In each family's form; before, a pattern let the model write past its quotation mark."""
+    """In each family's form: a pattern does not let the model write past its quotation mark."""
     with Model(model_path("llama")) as model:
         rules = _calls(model, family, _tool(PARAMETERS))
         Sampler(model, SamplerParams(grammar=rules)).close()
@@ -221,7 +221,7 @@ FAMILIES_FIRST = next(iter(FAMILIES))
 
 
 def test_a_tool_may_have_a_schema_that_the_engine_cannot_read() -> None:
-    """It knows no reference to the whole."""
+    """A tool may use a reference to the whole schema, which the engine cannot read."""
     parameters = {"type": "object", "required": ["a"], "properties": {
         "a": {"type": "integer"}, "b": {"$ref": "#"}}}  # fmt: skip
     with Model(model_path("llama")) as model:
@@ -253,7 +253,7 @@ def _likes(chain: Sampler, *tokens: int) -> int | None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
 def test_control_tokens_are_no_characters(temperature: float) -> None:
-    """They would fill a string with nothing that anybody sees."""
+    """Strings exclude control tokens, which would fill them invisibly."""
     start = 257
     vocab = tiny("llama").vocab
     assert vocab.is_control(start)

@@ -1,4 +1,4 @@
-"""How much work a schema makes: bounded by a count, done once, and beside other threads."""
+"""A schema's work is bounded by a count, done once, and lets other threads run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_takes_too_long_is_refused_once(name: str, monkeypatch: pytest.Monk
 def test_leaving_out_one_keyword_after_the_other_has_one_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Thirty tries of a second each were half a minute."""
+    """All attempts to leave out keywords share one budget."""
     schema = {"type": "object", "properties": {
         f"p{i}": {"type": "string", "pattern": f"(a|b)*a(a|b){{14}}{i}$"} for i in range(30)
     }}  # fmt: skip
@@ -95,7 +95,7 @@ def test_a_union_of_many_objects_is_told_apart_by_what_it_says() -> None:
 def test_a_schema_is_taken_or_refused_whatever_came_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Sets of texts that are remembered cost what they cost the first time."""
+    """Cached sets of texts count the same as the first time."""
     schema = {"type": "object", "properties": {
         f"p{i}": {"type": "string", "pattern": f"^[a-z]{{1,{20 + i}}}[0-9]q$"} for i in range(20)
     }}  # fmt: skip
@@ -123,7 +123,7 @@ def test_one_schema_of_many_threads_is_compiled_once() -> None:
 
 
 def test_other_threads_come_between_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step that the engine makes would else wait for Python's lock."""
+    """The engine's steps release Python's lock in between."""
     rests: list[float] = []
     monkeypatch.setattr("pyllama_spec.schema.limits.time.sleep", rests.append)
     schema = {"type": "string", "pattern": "^([a-c]x|[b-d]y){1,99}[0-9]w$"}

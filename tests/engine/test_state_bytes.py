@@ -1,4 +1,4 @@
-"""What recurrent states take is said before it is allocated, and is what they take then."""
+"""The reported size of recurrent states, before allocation, equals the real size."""
 
 from __future__ import annotations
 

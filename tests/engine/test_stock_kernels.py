@@ -1,4 +1,4 @@
-"""The switch of benchmarks: the engine's own kernels and ours in one context, in turns."""
+"""The benchmarks' switch between the engine's kernels and ours, in one context, in turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads of a context: the same numbers by any number of them, and what they cost when idle."""
+"""A context's threads: the same numbers with any number of them, and no idle cost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _decode(context: Context, n_tokens: int) -> None:
     "kind", release_except(("F32", "BF16", "Q8_0", "Q4_0", "Q4_K_M", "Q2_K"), ("BF16", "Q4_0"))
 )
 def test_the_numbers_are_those_of_one_thread(kind: str, flash_attn: bool, tmp_path: Path) -> None:
-    """Prompts as well as single tokens: how many threads compute may change between two graphs."""
+    """For prompts and single tokens: the number of threads may change between two graphs."""
     path = tmp_path / "model.gguf"
     quantize(model_path("llama", n_vocab=512, n_embd=256, n_ff=512), path, kind)
     found: list[list[np.ndarray]] = []
@@ -47,7 +47,7 @@ def test_the_numbers_are_those_of_one_thread(kind: str, flash_attn: bool, tmp_pa
 
 
 def test_workers_sleep_soon_after_a_decode() -> None:
-    """They wait for the next one of a text, and no longer: 0.2 s of a core were lost before."""
+    """Workers spin briefly for the next decode of a text, then sleep."""
     with Model(model_path("llama")) as model, Context(model, n_ctx=64, n_threads=2) as context:
         with all_threads():
             _decode(context, 8)

@@ -42,7 +42,7 @@ def test_round_trips_of_smollm2(smollm2_q4_0: Path) -> None:
 
 
 def test_any_bytes_survive(vocab: Vocab) -> None:
-    """The tiny vocabulary has a token for every byte, so that ids of any bytes can be read."""
+    """The tiny vocabulary has a token for every byte, so that ids of any bytes can be decoded."""
     rng = random.Random(3)
     for _ in range(20):
         data = bytes(rng.randrange(256) for _ in range(rng.randrange(40)))

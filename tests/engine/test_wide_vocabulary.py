@@ -132,7 +132,7 @@ def test_the_likeliest_k_are_those_of_a_sort_of_all(k: int, cuts: dict[str, Any]
 
 @pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 1.0}])
 def test_what_may_not_come_is_no_choice(how: dict[str, Any]) -> None:
-    """Rules of the answer beside penalties and cuts: the same with the list of all tokens."""
+    """Rules with penalties and cuts: equal to those over the list of all tokens."""
     rules = {"repeat_penalty": 1.2, "min_tokens": 4, "stop_token_ids": (7, 8, 9), "seed": 2}
     params = {**OFF, **how, **rules, "top_k": 20}
     with (
@@ -179,7 +179,7 @@ def test_a_row_without_numbers_is_refused_as_before(params: dict[str, Any], bad:
 )  # fmt: skip
 @pytest.mark.parametrize("bias", [100.0, 1e9, 1e20])
 def test_the_token_with_the_largest_bias_comes(cuts: dict[str, Any], bias: float) -> None:
-    """However large the bias is: the engine's sort has an int for how large a logit is."""
+    """A huge bias works: the engine's sort uses an int for a logit's size."""
     params = {**OFF, "temperature": 1.0, "seed": 3, **cuts}
     with closing(Sampler(model(), SamplerParams(**params, logit_bias={17: bias}))) as one:
         for row in rows(6)[:2]:
@@ -192,7 +192,7 @@ def test_the_token_with_the_largest_bias_comes(cuts: dict[str, Any], bias: float
     ids=["greedy", "greedy, penalties", "greedy and a bias", "top_k"],
 )
 def test_a_grammar_is_not_blamed_for_a_row_that_allows_nothing(params: dict[str, Any]) -> None:
-    """All logits are minus infinity before a grammar is asked."""
+    """All logits are minus infinity before the grammar applies."""
     options = {"temperature": 0.0, "seed": 1, **params}
     with (
         closing(Sampler(model(), SamplerParams(**options, grammar='root ::= "a"*'))) as one,
