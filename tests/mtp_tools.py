@@ -1,4 +1,4 @@
-"""What tests of MTP heads share: models with a head, loops on them, faults on the way of rows."""
+"""Helpers for tests of MTP heads: models with a head, loops on them, faulty rows."""
 
 from __future__ import annotations
 

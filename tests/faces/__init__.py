@@ -1,1 +1,1 @@
-"""What users call and type: Llama, the command line, JSON, the examples."""
+"""The public interfaces: Llama, the command line, JSON, the examples."""

@@ -1,4 +1,4 @@
-"""Many requests, each with what it gives alone."""
+"""Helpers for tests of parallel requests, each compared with the same request alone."""
 
 from __future__ import annotations
 

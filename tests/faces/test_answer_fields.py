@@ -1,4 +1,4 @@
-"""What an answer says beside its text: the model's name, times; and what embeddings are of."""
+"""The fields of an answer beside its text: model name, times; and the input of embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers taken apart: cut anywhere, with thoughts, in every family's form, lose nothing."""
+"""Parsed answers in every family's form, cut anywhere and with thoughts, lose nothing."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def bare(text: str) -> str:
 
 @pytest.mark.parametrize("family", _ALL)
 def test_an_answer_that_is_cut_anywhere(family: str) -> None:
-    """The text up to the cut is there, and contradicts nothing that follows."""
+    """The answer holds the text up to the cut, and contradicts nothing that follows."""
     head = _HEADS.get(family, "")
     thought = _THOUGHTS.get(family, "").format("Hm, <tool_call> then")
     with Model(model_path("llama")) as model:
@@ -118,7 +118,7 @@ def test_a_call_that_a_thought_mentions_wakes_no_grammar(family: str) -> None:
 
 @pytest.mark.parametrize("family", _ALL)
 def test_tools_with_a_response_format(family: str) -> None:
-    """A call, or a text of the form; a call where one has to be."""
+    """The answer is a call, or a text in the response format; a call if one is required."""
     form = {"type": "json_schema", "json_schema": {"schema": SCHEMAS[1]}}
     head = _HEADS.get(family, "") if family.startswith("openai") else ""
     with open_family(family) as llm:
@@ -161,7 +161,7 @@ def test_a_schema_of_any_kind_where_the_template_knows_no_tools(schema: Any, cho
 
 @pytest.mark.parametrize("family", _ALL)
 def test_the_id_of_a_call_can_be_given_back(family: str) -> None:
-    """The model's own where it writes one; templates in Mistral's way take nine characters."""
+    """It is the model's own if it writes one; Mistral-like templates take nine characters."""
     with open_family(family) as llm:
         ids = llm.tokenize(FAMILIES[family].encode(), add_bos=False, special=True)
         options: dict[str, Any] = {"tools": [WEATHER], "temperature": 0.0, "max_tokens": 300}
@@ -207,7 +207,7 @@ def test_a_call_without_arguments(family: str, arguments: Any) -> None:
 
 
 def test_a_template_s_own_refusal_with_tools() -> None:
-    """The template's own message, or the engine's error if it reads the template."""
+    """The error is the template's own message, or the engine's if it reads the template."""
     refuse = (
         "{% for m in messages %}{% if 'bad' in m.content %}{{ raise_exception('No bad words') }}"
     )

@@ -80,7 +80,7 @@ def _call(llm: Llama, i: int, begun: Begun, **more: Any) -> Any:
 def test_calls_are_served_in_their_order(
     n_parallel: int, is_slow: bool, last_made: tuple[int, ...]
 ) -> None:
-    """Whichever of them takes longest to make."""
+    """The order of the calls decides, however long each takes to prepare."""
     more: dict[str, Any] = {"response_format": {"type": "json_object"}} if is_slow else {}
     with open_wide(n_parallel=n_parallel) as llm:
 
@@ -109,7 +109,7 @@ def test_calls_are_served_in_their_order(
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
 def test_what_is_made_quickly_waits_for_no_schema(n_parallel: int) -> None:
-    """More requests than there are threads read a schema that does not end."""
+    """Quick requests run while more slow schemas are read than there are threads."""
     with open_wide(n_parallel=n_parallel) as llm:
 
         async def main() -> None:
@@ -134,7 +134,7 @@ def test_what_is_made_quickly_waits_for_no_schema(n_parallel: int) -> None:
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
 def test_a_call_that_makes_no_request_holds_up_nobody(n_parallel: int) -> None:
-    """It is refused, given up, or over before it was made."""
+    """A call that is refused, cancelled or closed while it is prepared holds up no other."""
     with open_wide(n_parallel=n_parallel) as llm:
 
         async def main() -> None:

@@ -1,4 +1,4 @@
-"""The conversation at the terminal: what is typed, what is pasted, and what the commands do."""
+"""The conversation at the terminal: typing, pasting and commands."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_an_empty_line_does_not_end_it(at_terminal: Terminal) -> None:
 
 
 def test_what_is_left_in_the_terminal_reaches_no_shell() -> None:
-    """The paste's rest would be run as commands once the program has ended."""
+    """The rest of a paste is discarded, so that the shell does not run it as commands."""
     main, side = pty.openpty()
     code = "import select, sys; print('up', flush=True); select.select([sys.stdin], [], [], 60)\n"
     code += "from pyllama_spec.cli.line_editor import open_editor; open_editor().close()"

@@ -1,4 +1,4 @@
-"""Options of chats: going on with a message, and how much a model thinks."""
+"""Options of chats: continuing a message, and bounding thoughts."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class Caller:
 def test_a_template_is_read_once_for_its_tags(
     source: str, tags: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that the engine cannot read is not tried again either, with each request of a server."""
+    """Later requests do not retry a template that the engine cannot read."""
     n_read = 0
 
     class Counting(ChatParser):

@@ -1,4 +1,4 @@
-"""The command line, as scripts rely on it: the JSON's keys, the exit codes, the colours."""
+"""The command line's interface for scripts: JSON keys, exit codes, colours."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_quantize_writes_a_model_that_runs(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_quantising(tmp_path: Path, smollm2_bf16: Path) -> None:
-    """Between two tensors, and not after all of them."""
+    """Ctrl-C works between two tensors, not only after all of them."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     start = time.process_time()
     try:
@@ -400,7 +400,7 @@ def test_the_time_to_the_first_token_is_told(perm: Path) -> None:
 
 
 def test_drafts_may_be_accepted_by_distribution() -> None:
-    """And a text says where they are accepted exactly all the same."""
+    """For a drafter that does not draw, a text notes that it accepts exactly."""
     target, draft = (model_path("markov", chances=((p, 1.0 - p), (1.0 - p, p))) for p in (0.7, 0.6))
     asked = ("-p", "aa", "-n", 20, "--temp", 1.0, "--controller", "fixed", "--acceptance")
     drawn = generate(target, "-d", draft, "--lookup", 0, *asked, "distribution")

@@ -1,4 +1,4 @@
-"""What the command line says when an option is wrong, or would do nothing."""
+"""The command line's messages for wrong options and options without effect."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_before_a_request(way: str, n_parallel: int) -> None:
 @pytest.mark.parametrize("n_before", range(5))
 @pytest.mark.parametrize(("way", "n_parallel"), WAYS)
 def test_during_a_decode(way: str, n_parallel: int, n_before: int, held: Interrupted) -> None:
-    """The first ones read the prompt, in parts of 8 tokens; the others generate."""
+    """The first decodes read the prompt, in parts of 8 tokens; the others generate."""
     llm = opened(way, n_parallel)
     held.watch(llm, n_before)
     with ThreadPoolExecutor(1) as pool:
@@ -155,7 +155,7 @@ def test_during_a_decode_that_verifies_a_draft(
 @pytest.mark.parametrize("n_parallel", [1, 2])
 @pytest.mark.parametrize("n_tokens", range(3))
 def test_between_two_decodes(n_parallel: int, n_tokens: int) -> None:
-    """A callback of the request runs: the next decode never begins."""
+    """If a callback of the request closes the model, the next decode never begins."""
     llm = opened("text", n_parallel)
     has_begun = threading.Event()
 
@@ -178,7 +178,7 @@ def test_between_two_decodes(n_parallel: int, n_tokens: int) -> None:
 @pytest.mark.parametrize("n_parallel", [1, 2])
 @pytest.mark.parametrize("way", [*GENERATING, "eval"])
 def test_while_waiting_in_line(way: str, n_parallel: int, held: Interrupted) -> None:
-    """Others compute in every place; who waits gets the error too."""
+    """A request that waits in line gets the error too, while others compute in every place."""
     llm = opened(way, n_parallel)
     held.watch(llm, 2)
     with ThreadPoolExecutor(n_parallel + 1) as pool:
@@ -222,7 +222,7 @@ def test_while_a_stream_waits_to_be_read(is_chat: bool, n_read: int, n_parallel:
 
 
 def test_while_the_context_of_embeddings_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """close() finds no context yet: the request that opens one frees it, and is refused."""
+    """The request that opens the context frees it and is refused, since close() saw none."""
     llm, contexts = open_tiny(embedding=True), list[Context]()
     open_embedder = Embedder.__init__
 

@@ -1,4 +1,4 @@
-"""The costs that are kept between programs: a starting point, and never a reason to fail."""
+"""Costs kept between programs: a start value for the controller; a bad file is no error."""
 
 from __future__ import annotations
 

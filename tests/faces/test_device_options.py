@@ -1,4 +1,4 @@
-"""The options of the command line that say what lies and is computed where."""
+"""The options of the command line for devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""doctor ends in time, and says nothing that cannot be."""
+"""doctor ends in time and reports no impossible figures."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_no_time_at_all_is_an_error_that_says_what_to_do() -> None:
 def test_the_command_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A whole doctor within its time, whatever the widths and passes that were asked for."""
+    """A whole doctor stays within its time, for any requested widths and passes."""
     monkeypatch.setattr(diagnostics, "VERIFY_S", BUDGET_S)
     monkeypatch.setattr(diagnostics, "DRAFT_S", 0.0)
     command = ["doctor", "-m", str(model_path("llama")), "-d", str(model_path("eagle3")), "-t", "1"]
@@ -95,7 +95,7 @@ def test_drafts_as_long_as_a_generation_makes_them(
     most: int,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With the controller, which ends what does not pay."""
+    """The doctor drafts with the controller, which stops drafts that do not pay."""
     path = str(model_path(target[0], **target[1]))
     name = draft if isinstance(draft, str) else str(model_path(draft[0], **draft[1]))
     command = ["doctor", "-m", path, "-d", name, "-t", "1", "--max-rows", "9", "--repeat", "1"]
@@ -134,7 +134,7 @@ def test_how_many_ids_a_head_chooses_among(
     ],
 )  # fmt: skip
 def test_a_wider_batch_takes_no_less(verify_ms: dict[int, float]) -> None:
-    """With disturbed times a round pays above one token, never below."""
+    """With disturbed times, the number of tokens from which a round pays never decreases."""
     rounds = pays_above(verify_ms, [0.0] * 16)
     said = [one["pays_above"] for one in rounds]
     assert said[0] == 1.0

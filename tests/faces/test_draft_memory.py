@@ -1,4 +1,4 @@
-"""draft="suffix" and draft_memory=: the same text, faster where it was seen, and nobody else's."""
+"""draft="suffix" and draft_memory=: the same text, faster if seen before, and private."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_second_time_is_copied(n_parallel: int, options: dict[str, Any]) -> 
 
 
 def test_on_a_target_whose_tokens_decide_the_next_one_all_is_accepted(store: Path) -> None:
-    """PERM: what was seen once is right wherever it is drafted, in one sequence and in several."""
+    """PERM: text that was seen once is drafted right, in one sequence and in several."""
     options: dict[str, Any] = {"draft": "suffix", "controller": "fixed", "n_ctx": 512}
     for n_parallel in (1, 2):
         with Llama(model_path("perm"), draft_memory=store, n_parallel=n_parallel, **options) as llm:
@@ -89,7 +89,7 @@ def test_what_another_one_or_a_private_request_wrote_is_not(
 
 
 def test_a_conversation_with_a_private_turn(store: Path) -> None:
-    """What a later turn says again is its own; what it does not is not written."""
+    """The store gets what a later turn repeats itself, and nothing else of the private turn."""
     with open_tiny("suffix", draft_memory=store) as llm:
         private = text_of(ask(llm, "zyxwvutsrqponmlk", remember=False))
         ask(llm, "zyxwvutsrqponmlk" + "AAAA", max_tokens=8)
@@ -147,7 +147,7 @@ def test_two_that_have_it_open_learn_from_each_other(store: Path) -> None:
 def test_a_vocabulary_is_read_once_for_a_store(
     store: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Half a second of 150,000 tokens, in check() and in attach()."""
+    """check() and attach() share one read: 150,000 tokens take half a second."""
     digested: list[Vocab] = []
 
     def noted(vocab: Vocab) -> bytes:
@@ -245,7 +245,7 @@ def test_a_store_says_where_a_head_was_wrong(
 
 
 def test_nothing_is_noted_of_what_is_not_remembered(store: Path) -> None:
-    """Nothing of a private turn is noted, nor what the next turn repeats of it."""
+    """The store gets no note of a private turn, nor of the next turn's repetition of it."""
     draft = str(model_path("eagle3"))
     with open_tiny(draft, draft_memory=store) as llm:
         before = store.read_bytes()
@@ -398,7 +398,7 @@ def chat_into(store: Path, said: Sequence[str], n_kept: int = 9) -> None:
 def test_forget_takes_the_whole_conversation(
     store: Path, capsys: pytest.CaptureFixture[str], place: int, n_kept: int
 ) -> None:
-    """Wherever in it TEXT was said; another one with the same system prompt stays."""
+    """The whole conversation with TEXT goes; another one with the same system prompt stays."""
     model = model_path("llama")
     chat_into(store, ["What can I paint on a wall?", "And on a door?"], n_kept)
     turns = ["Is my bicycle here?", "Which one is mine then?", "Thank you, that is a great help."]
@@ -427,7 +427,7 @@ def newest(store: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_forget_keeps_who_only_began_alike(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """TEXT of one conversation goes with that one; TEXT that all began with goes with all."""
+    """A TEXT of one conversation removes that one; a TEXT that all begin with removes all."""
     model = model_path("llama")
     for said in (["What is red?", "And blue?"], ["What is warm?", "And cold?"]):
         chat_into(store, said)
@@ -527,7 +527,7 @@ def test_a_store_that_cannot_be_opened_has_a_remedy(tmp_path: Path, place: str, 
 
 
 def test_many_texts_with_one_beginning_continue_none(tmp_path: Path) -> None:
-    """A system prompt is in all of them; only the last one goes on from a text."""
+    """They share the system prompt; only the last one extends a whole text."""
     draw = random.Random(2)
     beginning = draw.choices(range(3, 200), k=60)
     store = Store(tmp_path / "a.memory", bytes(32))

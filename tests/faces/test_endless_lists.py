@@ -1,4 +1,4 @@
-"""Lists without an end to speak of are refused before they are listed."""
+"""Very long lists are refused before they are read."""
 
 from __future__ import annotations
 

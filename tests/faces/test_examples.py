@@ -1,4 +1,4 @@
-"""The examples run as a reader would run them, and do what they claim."""
+"""The examples run as documented, with the output that they promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of sampling at their extremes: each works, or is refused by name before anything runs.
+"""Sampling options at their extremes: each works, or is refused by name at once.
 
 A temperature of 1e-38 was called a broken model, and two biases of 3e38 too.
 """

@@ -1,4 +1,4 @@
-"""What --help says: every option with its default, and nothing of Python's."""
+"""--help lists every option with its default, without Python's own names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions and drafters of the user's that do what they should not."""
+"""A user's functions and drafters that misbehave."""
 
 from __future__ import annotations
 

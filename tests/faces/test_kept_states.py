@@ -1,4 +1,4 @@
-"""States of a cache reach requests that were made before there was any."""
+"""Cached states serve requests that were made before the cache was set."""
 
 from __future__ import annotations
 

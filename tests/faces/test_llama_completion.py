@@ -1,4 +1,4 @@
-"""Completions: the same with and without drafts, wherever the text ends."""
+"""Completions are the same with and without drafts, wherever the text ends."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def test_json_of_a_real_model_parses_and_is_the_same_with_drafts(smollm2_q4_0: P
 
 
 def test_json_of_random_weights_is_valid_as_far_as_it_goes() -> None:
-    """A model that knows nothing writes white space and brackets without end where it may."""
+    """The grammar bounds the white space that an untrained model writes."""
     for seed in range(4):
         options: dict[str, Any] = {
             "temperature": 1.0, "seed": seed, "max_tokens": 60,
@@ -364,7 +364,7 @@ def test_detokenize_is_the_inverse_and_specials_are_asked_for() -> None:
 
 
 def test_a_drafter_that_is_always_wrong_is_noted() -> None:
-    """A controller may leave it on, where it costs next to nothing."""
+    """The record notes it even if the controller keeps it on, since it costs almost nothing."""
     with open_tiny() as llm:
         steps = llm.generate_steps(PROMPT, max_tokens=40, **GREEDY)
         ids = [token for piece in steps for token in piece.tokens]

@@ -1,4 +1,4 @@
-"""pyllama_spec.llama_cpp: their names, and install() for libraries that import theirs."""
+"""pyllama_spec.llama_cpp: the names of llama-cpp-python, and install() for its users."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_install() -> None:
 
 
 def test_from_pretrained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """huggingface_hub's two functions, on a folder: what is asked for, and what is opened."""
+    """The two functions of huggingface_hub, on a folder: their arguments, and the opened file."""
     import shutil
     import types
 

@@ -89,7 +89,7 @@ def test_shapes_of_completion_and_chat() -> None:
 @pytest.mark.parametrize("n_top", [0, 1, 5, 300])
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_the_likeliest_is_first(n_top: int, options: dict[str, Any]) -> None:
-    """Completions too, where ids of incomplete characters share one text."""
+    """Completions too, in which ids of incomplete characters share one text."""
     with open_tiny(PromptLookup(), logits_all=True) as llm:
         whole = llm(PROMPT, max_tokens=20, logprobs=n_top, echo=True, **options)
         chunks = llm(PROMPT, max_tokens=20, logprobs=n_top, stream=True, **options)
@@ -124,7 +124,7 @@ def test_end_with_the_text() -> None:
 @pytest.mark.parametrize("n_draft", [None, 8, 31])
 @pytest.mark.parametrize("n_parallel", [1, 3])
 def test_those_of_a_prompt_do_not_depend_on_the_draft(n_draft: int | None, n_parallel: int) -> None:
-    """How many rows a context has room for does: 96 of three requests with drafts of 31."""
+    """The batches stay narrow although three requests with drafts of 31 have room for 96 rows."""
     prompt = prompt_tokens(90)
     with open_tiny() as llm:
         expected = llm(prompt, echo=True, logprobs=2, max_tokens=4, **GREEDY)

@@ -1,4 +1,4 @@
-"""Opening: what is refused, and what the message says."""
+"""Opening a model: refused arguments, and their messages."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_drafts_on_a_recurrent_target_are_as_long_as_its_batches_allow(
 
 
 def test_keys_that_a_model_does_not_use_may_be_0(tmp_path: Path) -> None:
-    """Every file of the engine's own saver has such keys."""
+    """Every file from the engine's own saver has such keys."""
 
     def edit(sketch: Sketch) -> None:
         for name in ("interleave_moe_layer_step", "wkv.head_size", "attention.output_group_count"):
@@ -185,7 +185,7 @@ def test_closing_twice_and_metadata() -> None:
 
 @pytest.mark.parametrize("draft", [None, "prompt-lookup", "eagle3", "llama"])
 def test_the_time_to_load_says_the_drafts_part(draft: str | None) -> None:
-    """A file opened before the target, one opened after it, and no file."""
+    """For a file opened before the target, one opened after it, and no file."""
     is_file = draft in ("eagle3", "llama")
     file = os.fspath(model_path(draft)) if draft is not None and is_file else draft
     with open_tiny(file) as llm:
@@ -210,7 +210,7 @@ def test_the_package_names_what_it_offers() -> None:
 
 @pytest.mark.parametrize("draft", [None, "eagle3"])
 def test_a_load_can_be_ended_wherever_it_is(draft: str | None) -> None:
-    """A load of the target's or draft's file is cancelled; a later load is complete."""
+    """Cancelling the load of a target or draft leaves later loads complete."""
 
     def open_it(n: int) -> int:
         """Loads, and ends it at the n-th call, if it comes so far; gives how many came."""

@@ -1,4 +1,4 @@
-"""Requests side by side: each gets the text that it would get alone, and nothing stays behind."""
+"""Parallel requests each get the text that they get alone, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = ["nothing_stays_behind"]
 @pytest.mark.slow
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_two_hundred_requests_of_sixteen_threads(draft: str) -> None:
-    """Whole texts and streams, some of which are abandoned, closed or cancelled at random."""
+    """Whole texts and streams, some of them abandoned, closed or cancelled at random."""
     n_kinds = 40
     for i in range(n_kinds):
         alone(i)
@@ -95,7 +95,7 @@ def sizes_of_turns() -> list[int]:
 
 @pytest.mark.slow
 def test_memory_is_flat() -> None:
-    """In a process of its own: what other tests left in the heap fills up in turns of its own."""
+    """The measurement runs in its own process, whose heap no other test has filled."""
     code = "from tests.faces import test_llama_parallel as t; print(*t.sizes_of_turns())"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""Requests side by side that fail, are cancelled or closed: the others do not notice."""
+"""A parallel request that fails, is cancelled or closed does not affect the others."""
 
 from __future__ import annotations
 

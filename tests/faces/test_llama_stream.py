@@ -1,4 +1,4 @@
-"""Streams give what a whole result gives, and leave nothing behind when they are dropped."""
+"""Streams equal whole results, and a dropped stream leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_stream_left_early_leaves_the_model_as_new(way: str, n: int) -> None:
 
 
 def test_second_request_while_a_stream_is_open() -> None:
-    """It is served, and the stream goes on behind it as if nothing had been."""
+    """It is served, and the stream then continues unchanged."""
     other = [*PROMPT, 97]
     with open_tiny() as fresh:
         whole, whole_other = (text_of(fresh(p, max_tokens=8, **GREEDY)) for p in (PROMPT, other))

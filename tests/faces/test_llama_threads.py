@@ -1,4 +1,4 @@
-"""Many threads on one model: each gets its own text, and nothing crashes."""
+"""Each of many threads on one model gets its own text, and nothing crashes."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_callbacks_that_reach_back_get_errors() -> None:
 
 @pytest.mark.parametrize("is_closing", [False, True])
 def test_embeddings_are_ended_like_texts(is_closing: bool) -> None:
-    """cancel() and close() waited for all that embed() had been given."""
+    """cancel() and close() end an embed() between its texts."""
     texts = ["the cat sat on the mat " * 2] * 1000
     with open_tiny(embedding=True) as llm, ThreadPoolExecutor(1) as pool:
         expected = llm.embed("the cat")

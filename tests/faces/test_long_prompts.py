@@ -1,4 +1,4 @@
-"""Prompts that are too long by their bytes are refused before they are tokenized, in one way."""
+"""Prompts too long by their bytes are refused before tokenization, in every interface."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _without_numbers(text: str) -> str:
 
 
 def test_what_may_fit_is_tokenized(llm: Llama) -> None:
-    """White space may be swallowed, and a text below the bound is left to the tokenizer."""
+    """White space may be dropped, and a text below the bound is left to the tokenizer."""
     assert llm.embed("ab " * 50, truncate=False)
     with pytest.raises(ContextFullError) as error:
         llm.create_completion(" " * (2 * LONG_TEXT))
@@ -122,5 +122,5 @@ async def _held(llm: Llama) -> list[ContextFullError]:
 
 
 def test_a_refusal_in_a_loop_holds_nothing(llm: Llama) -> None:
-    """An error whose frames hold it keeps the prompt until the collector comes."""
+    """A refusal's frames do not keep the prompt until the cycle collector runs."""
     assert not asyncio.run(_held(llm))

@@ -1,4 +1,4 @@
-"""eval, sample, generate, scores, states and caches, as llama-cpp-python has them."""
+"""eval, sample, generate, scores, states and caches, as in llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_going_back_by_n_tokens(kind: str) -> None:
 @pytest.mark.parametrize("logits_all", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_sample_goes_by_what_the_memory_holds(kind: str, logits_all: bool) -> None:
-    """Not by the last eval(): a state, a request, or going back may have come since."""
+    """A state, a request or a rollback since the last eval() counts."""
     with open_tiny(kind=kind, logits_all=logits_all) as llm, open_tiny(kind=kind) as other:
         expected = taken(llm, PROMPT, 6)
         llm.reset()
@@ -282,7 +282,7 @@ def _rows_of(kind: str, tokens: list[int]) -> npt.NDArray[np.float32]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_are_those_of_the_text_in_memory(kind: str) -> None:
-    """Whichever call put it there: requests compute no rows, and eval() left some of its own."""
+    """Also after requests, which compute no rows, and after eval(), which leaves some rows."""
 
     def check(llm: Llama, first: int = 0) -> None:
         n = llm.n_tokens
@@ -332,7 +332,7 @@ def test_scores_while_a_text_is_read_as_a_stream() -> None:
 
 @pytest.mark.parametrize("logits_all", [False, True])
 def test_a_callback_that_reads_logits_leaves_the_text(logits_all: bool) -> None:
-    """It is refused, and the text in memory is the request's all the same."""
+    """The read is refused, and the text in memory stays the request's."""
     refused: list[PyllamaSpecError] = []
 
     def read(ids: npt.NDArray[np.intc], row: npt.NDArray[np.single]) -> bool:

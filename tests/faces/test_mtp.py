@@ -1,4 +1,4 @@
-"""The head in the model's own file, from the command line."""
+"""The MTP head in the model's own file, from the command line."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_doctor(perm: Path, tmp_path: Path) -> None:
 
 
 def test_doctor_advises_only_what_it_takes() -> None:
-    """It measures no draft without weights, so the remedy is not prompt-lookup."""
+    """It measures no draft without weights, so it does not advise prompt-lookup."""
     done = cli("doctor", "-m", model_path("llama"), "-d", "mtp")
     assert done.returncode == 1
     said = " ".join(done.stderr.split())

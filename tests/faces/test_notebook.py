@@ -1,4 +1,4 @@
-"""What a notebook shows: answers with the drafted tokens in colour, bars, names for completion."""
+"""Display in a notebook: answers with drafted tokens in colour, bars, completion of names."""
 
 from __future__ import annotations
 

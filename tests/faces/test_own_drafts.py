@@ -1,4 +1,4 @@
-"""-d MODULE:FUNCTION: commands take a drafter of the user's; nothing else runs his code."""
+"""-d MODULE:FUNCTION: commands accept a user's drafter; nothing else runs its code."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_doctor_measures_it_and_a_wrapper_of_a_file(
 def test_a_note_follows_the_text_in_whose_middle_it_came(
     command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both streams are one terminal."""
+    """Both streams are one terminal, so the note waits for the end of the text."""
     screen = io.StringIO()
     monkeypatch.setattr(sys, "stdout", screen)
     monkeypatch.setattr(sys, "stderr", screen)
@@ -202,7 +202,7 @@ def test_no_module_of_the_standard_library_is_hidden(folder: Path) -> None:
 
 
 def test_llama_runs_no_code_of_a_text(folder: Path) -> None:
-    """As a server's list of models has it. The message says what Python takes in its place."""
+    """A server's model list passes such a text; the message gives the Python alternative."""
     module = folder.name
     with pytest.raises(ArgumentError, match=rf"from {module} import make, then draft=make\(\)"):
         Llama(model_path("perm"), draft=f"{module}:make")
@@ -242,7 +242,7 @@ class Other(Counted):
 
 
 def test_no_drafter_is_handed_the_state_of_another() -> None:
-    """Bytes that happen to be readable would be believed; it is told the text again."""
+    """A drafter without its own state is told the text again; readable bytes are not trusted."""
     kinds: list[Callable[[], tuple[Counted | None, Drafter]]] = [
         lambda: (mine := Counted(), mine),
         lambda: (mine := Other(), mine),

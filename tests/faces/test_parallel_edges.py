@@ -1,4 +1,4 @@
-"""Requests side by side: failures of one, of all, and of callbacks that reach back."""
+"""Parallel requests: failures of one, of all, and of callbacks that call back."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def fails_once(llm: Llama, error: BaseException) -> None:
 
 
 def test_a_round_that_fails_ends_its_requests_and_no_others() -> None:
-    """Who waits in line has its turn next, and each reader has an exception of its own."""
+    """Requests in line run next, and each reader gets its own exception."""
     prompts = [[*PROMPT, 97 + i] for i in range(4)]
     gate, entered = threading.Event(), threading.Event()
 
@@ -88,7 +88,7 @@ def test_a_round_that_fails_ends_its_requests_and_no_others() -> None:
 
 
 def test_one_of_a_list_fails() -> None:
-    """The others are answered; the error has them."""
+    """The others are answered, and the error carries their answers."""
     prompts = [[*PROMPT, 96 + i] for i in range(5)]
     for n_parallel in (1, 3):
         with side_by_side(n_parallel) as llm:
@@ -107,7 +107,7 @@ def test_one_of_a_list_fails() -> None:
 
 
 def test_a_list_that_is_cancelled_leaves_nothing_to_compute() -> None:
-    """The first one's callback cancels: the others are withdrawn and their places free."""
+    """If the first one's callback cancels, the others are withdrawn and their places are free."""
     with side_by_side(3) as llm:
 
         def processor(tokens: Any, logits: Any) -> Any:
@@ -169,7 +169,7 @@ def test_a_started_request_is_withdrawn_by_close() -> None:
 
 
 def test_a_callback_that_reads_another_stream_gets_an_error() -> None:
-    """It runs in the thread that computes: waiting for another text there would never end."""
+    """It runs in the computing thread, where waiting for another text would never end."""
     with side_by_side() as llm:
         other = llm([*PROMPT, 97], max_tokens=900, stream=True, **GREEDY)
         next(other)
@@ -188,7 +188,7 @@ def test_a_callback_that_reads_another_stream_gets_an_error() -> None:
 @pytest.mark.parametrize("n_parallel", [1, 2])
 @pytest.mark.parametrize("how", ["stop string", "criterion"])
 def test_what_fails_behind_the_end_of_a_text_does_not_matter(n_parallel: int, how: str) -> None:
-    """Plain decoding never gets there: with a draft the text ends as well as without."""
+    """Plain decoding never gets there, so with a draft the text ends as well as without."""
     script = list(b"some words and no more")
 
     def breaks(ids: Any, scores: Any) -> Any:
@@ -216,7 +216,7 @@ def test_what_fails_behind_the_end_of_a_text_does_not_matter(n_parallel: int, ho
 
 @pytest.mark.parametrize("n_parallel", [1, 3])
 def test_a_state_that_was_loaded_is_the_last_one(n_parallel: int) -> None:
-    """save_state() after load_state() gives it back, and a second one does not take its place."""
+    """save_state() after load_state() returns it, and a second save does not replace it."""
     with side_by_side(n_parallel, "prompt-lookup") as llm:
         states = []
         for i in range(2):
@@ -247,7 +247,7 @@ def test_numbers_that_do_not_go_together(options: dict[str, Any], words: str) ->
 
 
 def test_ctrl_c_in_a_reader_brings_its_text() -> None:
-    """And its place is free again."""
+    """The interrupt carries the text, and the request's place is free again."""
 
     def interrupts(ids: Any, scores: Any) -> Any:
         if len(ids) == N + 20:
@@ -275,7 +275,7 @@ def test_as_many_as_a_batch_takes() -> None:
 
 
 def test_cancel_reaches_a_request_that_is_just_beginning() -> None:
-    """Whether it comes before or behind its beginning, no cancel() is lost."""
+    """A cancel() before or after the request begins is never lost."""
     for delay in (0.0, 0.0005, 0.001, 0.002):
         with side_by_side() as llm, ThreadPoolExecutor(1) as pool:
             runner: Any = llm._runtime.runner
@@ -331,7 +331,7 @@ def test_a_cancel_does_not_outlast_a_round_that_broke() -> None:
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
 def test_streams_that_hang_in_cycles_give_their_places_back(n_parallel: int) -> None:
-    """Their threads are gone or busy elsewhere: who waits collects them."""
+    """Their threads are gone or busy; a waiting request collects them."""
     gc.disable()
     try:
         with side_by_side(n_parallel) as llm:

@@ -1,4 +1,4 @@
-"""Many threads on a model for several requests at once, in every way that it can be used."""
+"""Many threads use a model for several requests at once, in every way."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_every_use_at_once(kind: str, draft: str | None, n_parallel: int) -> Non
 
 @pytest.mark.parametrize("n_parallel", [1, 2, 3])
 def test_close_at_any_time(n_parallel: int) -> None:
-    """Whoever reads, waits or begins then gets an error, at once; no thread stays behind."""
+    """A thread that reads, waits or begins then gets an error at once; no thread stays behind."""
     rng = random.Random(n_parallel)
 
     def use(llm: Llama, turn: int) -> None:
@@ -219,7 +219,7 @@ class _LateLock:
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
 def test_close_between_a_round_and_its_end(n_parallel: int) -> None:
-    """The round is handed out, and the thread that computed it has not said that it ended."""
+    """The round is returned, but its thread has not reported its end."""
     llm = open_tiny("prompt-lookup", n_parallel=n_parallel)
     runner: Any = llm._runtime.runner
     lock, hand_out = runner._lock, runner._hand_out
@@ -250,7 +250,7 @@ def test_close_between_a_round_and_its_end(n_parallel: int) -> None:
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
 def test_abort_between_a_round_and_its_end(n_parallel: int) -> None:
-    """It is over at once, and its place is another's, though nobody reads it any more."""
+    """The request is over at once, and its place is free, though nobody reads it any more."""
     with open_tiny(n_parallel=n_parallel) as llm:
         runner: Any = llm._runtime.runner
         hand_out = runner._hand_out

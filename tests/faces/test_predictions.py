@@ -1,4 +1,4 @@
-"""A request's prediction: the same text, in fewer rounds where it is right."""
+"""A request's prediction: the same text, in fewer rounds if the prediction is right."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_chats_choices_and_long_texts_have_it() -> None:
 
 
 def test_of_one_request_alone() -> None:
-    """Another request on the same sequence is not drafted from it."""
+    """A prediction drafts for its own request, not for another one on the same sequence."""
     _, text = plain(GREEDY)
     with open_tiny(Wrong([*PROMPT, 3])) as llm:
         llm.generate_steps(PROMPT, max_tokens=N, prediction=text, **GREEDY).read_all()

@@ -1,4 +1,4 @@
-"""Random chats: a stream is the whole answer, stops stay hidden, nothing is lost, nobody forges."""
+"""Random chats: streams equal whole answers, stops stay hidden, control tokens are not forged."""
 
 from __future__ import annotations
 

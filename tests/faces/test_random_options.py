@@ -1,4 +1,4 @@
-"""Random requests of many options at once: one text, whoever drafts, streams or computes beside."""
+"""Random requests with many options: one text with any draft, streamed or not, in parallel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A draft that does not fit is refused in one line, before the target is loaded where it can be.
+"""An unsuitable draft is refused in one line, before the target is loaded if possible.
 
 Nothing stays open: not while the exception is kept either, as notebooks and pytest keep it.
 """
@@ -118,7 +118,7 @@ def test_nothing_stays_open(case: Any, tmp_path: Path) -> None:
 
 
 def test_nothing_stays_open_where_a_target_cannot_be_loaded(tmp_path: Path) -> None:
-    """The draft is open by then."""
+    """The already open draft is closed."""
     target = _copy(model_path("llama"), tmp_path / "target.gguf", "blk.0.attn_q.weight")
     draft = _copy(model_path("eagle3"), tmp_path / "draft.gguf")
     with pytest.raises(PyllamaSpecError, match=r"blk\.0\.attn_q") as caught:
@@ -128,7 +128,7 @@ def test_nothing_stays_open_where_a_target_cannot_be_loaded(tmp_path: Path) -> N
 
 
 def test_nothing_stays_open_where_there_is_no_memory(tmp_path: Path) -> None:
-    """The target's context has no memory: the draft fits, and both are loaded by then."""
+    """The target's context has no memory: both loaded files are closed."""
     target = _copy(model_path("llama"), tmp_path / "target.gguf")
     draft = _copy(model_path("eagle3"), tmp_path / "draft.gguf")
     with pytest.raises(PyllamaSpecError) as caught:
@@ -143,7 +143,7 @@ def test_nothing_stays_open_where_there_is_no_memory(tmp_path: Path) -> None:
     ids=["chat_format", "chat_template", "lora_path"],
 )
 def test_nothing_stays_open_where_the_rest_is_refused(form: Any, tmp_path: Path) -> None:
-    """Of a target that is open by then: what its chats and its adapters are refused for.
+    """An open target is closed if its chat template or adapters are refused.
 
     A drafter of the caller's own stays open, and drafts for the next target.
     """
@@ -181,7 +181,7 @@ def test_one_line(
 def test_the_draft_comes_before_the_target(
     case: Any, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a target that cannot be loaded either: which of the two is told shows the order.
+    """The target cannot be loaded either, and the error shows which of the two came first.
 
     bench looks at keys alone, and opens its drafts behind the target.
     """

@@ -1,4 +1,4 @@
-"""What things say of themselves at a prompt: file, sizes, draft, place, open or closed."""
+"""Reprs at a prompt: file, sizes, draft, device, open or closed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_llama(draft: str | Drafter | None, words: str) -> None:
 
 @pytest.mark.parametrize("n_draft", [0, 2])
 def test_a_draft_that_may_propose_nothing(n_draft: int) -> None:
-    """Neither the repr nor a result calls it idle: it was never asked."""
+    """Neither the repr nor a result calls it idle, since it was never asked."""
     with Llama(str(model_path("llama")), draft="prompt-lookup", n_draft=n_draft, n_ctx=64) as llm:
         assert (" disabled by n_draft>" in repr(llm)) == (n_draft == 0)
         stats = llm([1, 2, 1, 2, 1], max_tokens=6, temperature=0.0)["speculation"]

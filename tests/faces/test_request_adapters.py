@@ -1,4 +1,4 @@
-"""Every request has the adapters that it was made with, whatever runs beside it."""
+"""Every request uses the adapters that it was made with, beside any others."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def texts(files: list[Path]) -> dict[str, str]:
 def test_streams_with_different_adapters_side_by_side(
     n_parallel: int, draft: str | None, files: list[Path], texts: dict[str, str]
 ) -> None:
-    """They begin alike: what the memory holds of other adapters is of no use to them."""
+    """They begin alike, but the memory of other adapters is not reused."""
     path: Any = model_path("eagle3") if draft == "eagle3" else draft
     with open_tiny(path, n_parallel=n_parallel) as llm:
         chosen = sets(llm, files)
@@ -88,7 +88,7 @@ def test_streams_with_different_adapters_side_by_side(
 def test_a_change_under_a_running_request(
     n_parallel: int, files: list[Path], texts: dict[str, str]
 ) -> None:
-    """The text is the new adapter's from the change on."""
+    """The text follows the new adapter from the change on."""
     began, changed = threading.Event(), threading.Event()
 
     def wait(ids: Any, scores: Any) -> Any:
@@ -114,7 +114,7 @@ def test_a_change_under_a_running_request(
 
 
 def test_what_the_caller_reads_itself(files: list[Path]) -> None:
-    """eval() and sample() go by the adapters of now, echo too."""
+    """eval() and sample() use the current adapters, and so does echo."""
     with open_tiny(logits_all=True) as fresh:
         fresh.set_adapters(sets(fresh, files)["A"])
         fresh.eval(PROMPT)
@@ -134,7 +134,7 @@ def test_what_the_caller_reads_itself(files: list[Path]) -> None:
 def test_calls_in_an_event_loop_have_the_adapters_of_their_moment(
     files: list[Path], texts: dict[str, str]
 ) -> None:
-    """Prompts are made in threads, in which the next caller has chosen others already."""
+    """The adapters are those of the call, even if the next caller sets others meanwhile."""
     names = [SETS[i % len(SETS)] for i in range(15)]
     with open_wide(n_parallel=4) as llm:
         chosen = sets(llm, files)
@@ -153,7 +153,7 @@ def test_calls_in_an_event_loop_have_the_adapters_of_their_moment(
 def test_each_request_of_a_loop_has_its_own(
     n_parallel: int, files: list[Path], texts: dict[str, str]
 ) -> None:
-    """Made side by side, whole and as streams; the others keep what set_adapters() says."""
+    """Parallel requests, whole and streamed; the others keep those of set_adapters()."""
 
     async def ask(llm: Llama, chosen: list[tuple[Adapter, float]], *, stream: bool) -> str:
         with llm.with_adapters(chosen):

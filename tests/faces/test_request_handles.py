@@ -120,7 +120,7 @@ def test_before_it_begins(n_parallel: int) -> None:
 @PLACES
 @pytest.mark.parametrize("way", ["abort", "close"])
 def test_in_line(n_parallel: int, way: str) -> None:
-    """A stream in line took three seconds to close, and still ran."""
+    """A stream that waits in line closes at once."""
     with open_wide(n_parallel=n_parallel) as llm, ThreadPoolExecutor(2) as pool, full(llm) as gates:
         runner: Any = llm._runtime.runner
         if n_parallel > 1:
@@ -143,7 +143,7 @@ def test_in_line(n_parallel: int, way: str) -> None:
 
 @PLACES
 def test_while_its_prompt_is_read(n_parallel: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The decode that computes for nobody else is interrupted: nothing more is read."""
+    """The decode that computes for it alone is interrupted: nothing more is read."""
     begun, sizes = threading.Event(), list[int]()
     decode, cancel, cancelled = Context.decode, Context.cancel, threading.Event()
 
@@ -176,7 +176,7 @@ def test_while_its_prompt_is_read(n_parallel: int, monkeypatch: pytest.MonkeyPat
 
 @PLACES
 def test_while_it_generates(n_parallel: int) -> None:
-    """It is over with the round that is computed then."""
+    """It ends with the current round."""
     with open_wide(n_parallel=n_parallel) as llm, ThreadPoolExecutor(1) as pool:
         gate = Gate(5)
         handle = stream_of(llm, PROMPT, logits_processor=gate)
@@ -247,7 +247,7 @@ def test_a_handle_of_a_whole_answer(n_parallel: int) -> None:
 
 @PLACES
 def test_an_event_loop_never_waits(n_parallel: int) -> None:
-    """While a round is held up: requests begin, are looked at, and end, in the loop's thread."""
+    """While a round is held up, requests begin, are polled and end in the loop's thread."""
     with open_wide(n_parallel=n_parallel) as llm:
 
         async def main() -> None:
@@ -281,7 +281,7 @@ def test_an_event_loop_never_waits(n_parallel: int) -> None:
 
 @PLACES
 def test_what_event_loops_read(n_parallel: int) -> None:
-    """Texts, chats, lists, streams and pieces: what threads read of them."""
+    """Texts, chats, lists, streams and pieces equal those that threads read."""
     with open_wide(n_parallel=n_parallel) as llm:
         options: dict[str, Any] = {"max_tokens": 12, **SAMPLED}
         whole = lasting(llm.create_completion(PROMPT, logprobs=1, **options))
@@ -386,7 +386,7 @@ def test_a_deadline_in_line_and_in_a_place(n_parallel: int) -> None:
 
 
 def test_streams_that_nobody_reads_count_as_waiting() -> None:
-    """What they need lies in the host's memory: the bound of the line bounds that too."""
+    """Their states are in the host's memory, which the bound of the line bounds too."""
     with open_wide(n_parallel=1, max_waiting=3, n_ctx=256) as llm:
         runner: Any = llm._runtime.runner
         handles = []
@@ -436,7 +436,7 @@ def test_a_line_of_bounded_length(n_parallel: int) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen35", "mamba2", "lfm2"])
 def test_streams_that_take_turns_in_one_place(kind: str) -> None:
-    """Each is copied away and back between two pieces, sampler, draft and state."""
+    """Sampler, draft and state of each stream are copied out and back between two pieces."""
     drafts: list[Any] = [None, "prompt-lookup"]
     drafts += [model_path("eagle3"), model_path("dflash")] if kind == "llama" else []
     prompts = [[*PROMPT, 97], PROMPT * 3, [*PROMPT * 3, 98]]
@@ -460,7 +460,7 @@ def test_streams_that_take_turns_in_one_place(kind: str) -> None:
 def test_who_reads_again_while_its_place_is_taken(
     n_parallel: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Readers that stop and go at random, more than there are places."""
+    """More readers than places stop and continue at random."""
     monkeypatch.setattr(line, "_PATIENCE_S", 0.001)
     monkeypatch.setattr("pyllama_spec.requests.runner._MAX_AHEAD", 3)
 
@@ -478,7 +478,7 @@ def test_who_reads_again_while_its_place_is_taken(
 
 
 def test_streams_of_threads_that_have_ended_block_nobody() -> None:
-    """Ids of threads are used again: whoever has one is not to blame for what an other left."""
+    """A thread with a reused id does not inherit the stream of an ended thread."""
     with open_wide(n_parallel=2) as llm:
         kept: list[Any] = []
 
@@ -501,7 +501,7 @@ def test_streams_of_threads_that_have_ended_block_nobody() -> None:
 
 @pytest.mark.parametrize("n_parallel", [1, 2, 4])
 def test_a_server_by_to_thread_sees_no_busy_error(n_parallel: int) -> None:
-    """Each piece is fetched in whichever thread of a small pool is free."""
+    """Each piece is fetched in any free thread of a small pool."""
     with open_wide(n_parallel=n_parallel) as llm:
 
         async def stream(i: int) -> str:
@@ -532,7 +532,7 @@ def test_a_server_by_to_thread_sees_no_busy_error(n_parallel: int) -> None:
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
 def test_echo_and_states_wait_in_line(n_parallel: int) -> None:
-    """With all places busy: an IndexError it was, and BusyErrors."""
+    """With all places busy, they wait instead of raising BusyError or IndexError."""
     with open_wide(n_parallel=n_parallel) as llm:
         expected = lasting(llm(PROMPT, max_tokens=2, echo=True, logprobs=1, **GREEDY))
         streams = [stream_of(llm, [*PROMPT, i], max_tokens=200) for i in range(n_parallel)]
@@ -572,7 +572,7 @@ def test_a_cache_keeps_what_each_request_left(n_parallel: int) -> None:
 
 
 def test_a_deadline_counts_from_the_call_in_an_event_loop() -> None:
-    """Also where the request is not made by then: its grammar takes longer, say."""
+    """Even if the request is not prepared by then, for example because of a slow grammar."""
     begun, goes_on = threading.Event(), threading.Event()
 
     class Slow(dict[str, Any]):

@@ -1,4 +1,4 @@
-"""Options of a request: the same text with every draft, in a stream and whole, one or many."""
+"""A request's options: the same text with every draft, streamed and whole, one or many."""
 
 from __future__ import annotations
 

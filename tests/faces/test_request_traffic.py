@@ -1,4 +1,4 @@
-"""Clients in threads and in event loops, some of which leave: every text is the one alone."""
+"""Clients in threads and event loops, some of which leave: every text is the one alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The draft in examples/drafts does what its README says, on the target it was made for."""
+"""The draft in examples/drafts does what its README says, on its target."""
 
 from __future__ import annotations
 

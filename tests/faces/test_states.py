@@ -1,4 +1,4 @@
-"""States, caches and adapters: what was computed otherwise is never taken for one's own."""
+"""States, caches and adapters: a state is reused only with the settings it was computed with."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_state_that_cannot_be_read_is_a_miss_in_a_cache() -> None:
 
 @pytest.mark.parametrize("draft", [None, "prompt-lookup", "eagle3"])
 def test_adapters_that_change_between_requests(draft: str | None, adapters: list[Path]) -> None:
-    """With a cache and without, in one place and in several: each has the text of its own."""
+    """With and without a cache, in one place and in several, each has its own text."""
     first, second, _ = adapters
     choices: list[list[tuple[Any, float]]] = [
         [], [(first, 1.0)], [(second, 1.0)], [(first, 0.5)], [(first, 0.0)],
@@ -245,7 +245,7 @@ def test_usage_says_what_was_cached_in_every_form() -> None:
 
 
 def test_logprobs_of_a_prompt_leave_other_texts_where_they_are() -> None:
-    """They are read in a place of their own, or what was there is kept."""
+    """Echo uses a place of its own, or saves the text that was there."""
     with opened(logits_all=True) as llm:
         text(llm)
         other = bytes(prompt_tokens(50, seed=8)).decode("latin-1")
@@ -274,7 +274,7 @@ def test_a_key_is_tokens_to_those_who_do_not_ask() -> None:
 
 
 def test_rows_of_a_prompt_that_somebody_holds() -> None:
-    """Log-probabilities and eval() need a row of each token, whatever could be copied."""
+    """Log-probabilities and eval() compute a row for each token, even if a state is cached."""
     text = [97 + i % 20 for i in range(40)]
     shown: list[Any] = []
     for is_known in (False, True):

@@ -1,4 +1,4 @@
-"""llama-cpp-python's keywords and numbers: taken at face value, or refused by name."""
+"""llama-cpp-python's keywords and values: used as given, or refused by name."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_verbose_says_what_a_request_took(capfd: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_warning_points_to_the_line_of_the_program() -> None:
-    """However deep in the package it is noticed."""
+    """The warning's line is the program's, however deep in the package it is raised."""
 
     class Mine(Llama):
         pass

@@ -1,4 +1,4 @@
-"""A request's own bound of its drafts, and who drafted each piece of its text."""
+"""A request's bound for its drafts, and the source of each piece of its text."""
 
 from __future__ import annotations
 

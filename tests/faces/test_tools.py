@@ -1,4 +1,4 @@
-"""Tools: what is asked, what is answered, and the calls of a dozen families' templates."""
+"""Tools: requests, answers, and calls in a dozen families' templates."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_calls_of_families(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_the_grammar_of_a_call_takes_it_and_nothing_else(family: str, choice: str) -> None:
-    """With a processor that dictates the call: the grammar would refuse what is none."""
+    """A logits processor dictates the call; the grammar accepts it, and rejects other text."""
     text = FAMILIES[family]
     with open_tiny(chat_template=templates()[family], n_ctx=8192) as llm:
         plan, reader = llm._chats.begin(
@@ -74,7 +74,7 @@ def test_the_grammar_of_a_call_takes_it_and_nothing_else(family: str, choice: st
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "pick"}}])
 @pytest.mark.parametrize("family", ["chatml-function-calling", "Qwen-Qwen2.5-7B-Instruct"])
 def test_a_call_that_has_to_be_is_not_talked_around(family: str, choice: Any) -> None:
-    """A model that never ends a sentence would never come to the call: this one is random."""
+    """A random model that never ends a sentence still reaches the required call."""
     source = FORMATS[family].source if family in FORMATS else templates()[family]
     with open_tiny(chat_template=source, n_ctx=4096) as llm:
         for seed in range(3):
@@ -127,7 +127,7 @@ _NAMED = {"type": "function", "function": {"name": "get_weather"}}
 @pytest.mark.parametrize("family", [*FAMILIES, "chatml-function-calling", "chatml"])
 @pytest.mark.parametrize("choice", ["auto", "required", _NAMED])
 def test_arguments_are_streamed_while_they_are_written(family: str, choice: Any) -> None:
-    """Whoever reads them: an answer that gets longer says more of its call."""
+    """For each way to request the call; a longer answer gives more of the arguments."""
     named = FORMATS[family].source if family in FORMATS else templates()[family]
     long = "Paris-sur-Mer in the north"
     said = FAMILIES.get(family, HERMES if family != "chatml" else JSON_CALL).replace("Paris", long)
@@ -223,7 +223,7 @@ def test_the_older_form_and_streams() -> None:
 
 @pytest.mark.parametrize("family", ["chatml-function-calling", "Qwen-Qwen2.5-7B-Instruct"])
 def test_a_function_that_is_named_is_called_once_and_on_one_line(family: str) -> None:
-    """A small model goes on with lines, and with call after call, until its room is used up."""
+    """A small model does not fill the context with lines or further calls."""
     source = FORMATS[family].source if family in FORMATS else templates()[family]
     with open_tiny(chat_template=source, n_ctx=4096) as llm:
         for seed in range(4):
@@ -244,7 +244,7 @@ def test_a_function_that_is_named_is_called_once_and_on_one_line(family: str) ->
 
 @pytest.mark.parametrize("chat_format", [None, "chatml", "chatml-function-calling"])
 def test_a_call_can_be_given_back(chat_format: str | None) -> None:
-    """Also to a template that knows no tools, and puts a content of None into its text."""
+    """A template without tools that prints contents does not print None either."""
     result = {"role": "tool", "content": "red it is"}
     older = {"role": "function", "name": "pick", "content": "red it is"}
     with open_tiny(chat_format=chat_format, n_ctx=4096) as llm:

@@ -1,4 +1,4 @@
-"""The command `train`: usage and bad input, none of which needs PyTorch."""
+"""The command `train`: usage and bad input, without PyTorch."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_bad_settings_of_an_mtp_head_are_told_in_one_line(
 def test_a_work_folder_that_is_a_file_is_named(
     below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also where it is the folder that nobody named, or one above."""
+    """Also for the default folder, and for a folder above it."""
     file = tmp_path / "d.gguf.train"
     file.write_text("not a folder")
     more = ["--work", file / below] if below else []
@@ -240,7 +240,7 @@ def test_the_recorded_command_of_a_block_draft_names_its_own_options(tmp_path: P
 def test_every_option_reaches_the_run(
     kind: str, own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run records the command that was given, whatever its options."""
+    """The run records the command and all its options."""
     seen: list[RunConfig] = []
 
     def stop(config: RunConfig, _: object) -> None:
@@ -369,7 +369,7 @@ def test_default_layers_exist_and_differ(n_layer: int) -> None:
 
 
 def test_a_corpus_is_known_by_the_keys_that_it_always_had() -> None:
-    """An index of before must fit: a field may get another name, its key may not."""
+    """Index files of earlier versions must fit: a field may be renamed, its key may not."""
     assert CorpusConfig().identity() == {
         "n_ctx": 384, "n_candidates": 64, "greedy_share": 0.75, "temperature": 0.8,
         "user_temperature": 1.0, "opening_share": 0.75, "min_user": 2, "max_user": 64,

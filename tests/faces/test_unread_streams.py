@@ -1,4 +1,4 @@
-"""Streams that were put aside while nobody reads them: the copies that they leave are bounded."""
+"""The copies of suspended, unread streams are bounded."""
 
 from __future__ import annotations
 

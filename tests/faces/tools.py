@@ -1,4 +1,4 @@
-"""What the tests of Llama share."""
+"""Helpers for the tests of Llama."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Hostile input at random: files, arguments, texts; csrc/fuzz has the guided targets."""
+"""Random hostile input: files, arguments, texts; csrc/fuzz has the guided targets."""

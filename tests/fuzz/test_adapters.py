@@ -1,4 +1,4 @@
-"""LoRA adapters from strangers: each is used, or refused by an error of ours."""
+"""Untrusted LoRA adapters are used, or refused by one of our errors."""
 
 from __future__ import annotations
 

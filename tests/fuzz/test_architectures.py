@@ -1,4 +1,4 @@
-"""Every architecture of the pinned engine under files that are not what they should be: a sample.
+"""Malformed files of every architecture of the pinned engine: a sample.
 
 `python -m tests.fuzz.by_key` tries all of it, in hours.
 """
@@ -47,7 +47,7 @@ def test_the_sources_are_understood() -> None:
     "arch", release_except((arch for arch in ARCHITECTURES if arch not in NO_FILE), _SAMPLE)
 )
 def test_a_file_as_the_engine_asks_for_it(arch: str, tmp_path: Path) -> None:
-    """It has what the loader misses and nothing else: of some, less than their graphs need.
+    """It has what the loader requires and nothing else; some graphs need more.
 
     The same file without head counts, and under the names of two others.
     """
@@ -71,7 +71,7 @@ def test_what_ended_the_process(arch: str, key: str, value: str, tmp_path: Path)
 @pytest.mark.parametrize("arch", ["rwkv7", "arwkv7"])
 @pytest.mark.parametrize("size", [1, 16, 48, 96])
 def test_heads_that_the_engine_would_write_behind(arch: str, size: int, tmp_path: Path) -> None:
-    """With AVX-512, 16 values of a head became 64 in the heap."""
+    """A head size that AVX-512 would write beyond is refused."""
     file = with_value(base_file(arch, tmp_path), f"{arch}.wkv.head_size", Value("u32", size))
     assert (ending := _ending(file.write(tmp_path / "f.gguf"))).kind == "UnsupportedError", ending
 

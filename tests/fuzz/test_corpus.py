@@ -1,4 +1,4 @@
-"""The seeds that libFuzzer begins with are what its targets take."""
+"""The seeds for libFuzzer are valid input of its targets."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""EAGLE-3 on a device: acceptance and numbers are those of the CPU, wherever target and draft lie.
+"""EAGLE-3 on a device has the CPU's acceptance and numbers, for any placement.
 
 The two norms of the head's first layer may run at the same time. A buffer that both were given once
 made the draft's logits wrong now and then, which only many rounds show.

@@ -1,4 +1,4 @@
-"""What a target and its head took on a device is given back when they are closed.
+"""Closing a target and its head frees their device memory.
 
 The process's size is no measure: a device of software keeps the shaders that it compiled, and the
 C library keeps freed pages. Bytes that are in use are one.

@@ -65,7 +65,7 @@ def test_perm_is_accepted_whole_by_a_block(target: int, draft: int) -> None:
 @pytest.mark.parametrize("n_keep", [1, 3, 5])
 @pytest.mark.parametrize("arch", STATES)
 def test_states_go_back(arch: str, n_keep: int) -> None:
-    """Behind n_keep of six tokens of a batch, and then one more."""
+    """After keeping n_keep of six tokens of a batch, and then one more token."""
     model = Model(model_path(arch), n_gpu_layers=-1)
     ids = [int(i) for i in np.random.default_rng(7).integers(0, 256, size=31)]
     rows = []

@@ -1,4 +1,4 @@
-"""What a chain of four brings to the host, to the byte, and that logits wait where they are."""
+"""The bytes that a chain of four copies to the host; logits stay on the device until read."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def rounds_on(
 
 @pytest.mark.parametrize(("target", "head"), [(ALL, ALL), (ALL, NONE), (NONE, ALL), (OUTPUT, ALL)])
 def test_a_chain_of_four(target: int, head: int) -> None:
-    """Rows of the layers that are read, three numbers of each row; of a draft its own rows."""
+    """The target copies the layers' rows and three numbers per row; the draft copies its rows."""
     drafter = Eagle3(model_path("perm_eagle3"), N_DRAFT, n_gpu_layers=head)
     context, own, draft = rounds_of(target, drafter)
     n_embd, n_rows = context.model.info.n_embd, N_DRAFT + 1
@@ -75,7 +75,7 @@ def test_a_chain_of_a_head(arch: str, target: int) -> None:
 
 
 def test_candidates_of_a_head_are_those_of_its_logits() -> None:
-    """Whoever reads the logits as well finds the same two, with the same probabilities."""
+    """Reading the logits too gives the same two, with the same probabilities."""
     model = Model(model_path("qwen35", n_heads=1), load_mtp=True, n_gpu_layers=ALL)
     context = Context(model, n_ctx=64, n_threads=1, is_head=True)
     batch, rng = Batch(4, n_row=context.n_row), np.random.default_rng(2)
@@ -104,7 +104,7 @@ def test_sampling_brings_the_logits() -> None:
 
 
 def test_logits_come_when_they_are_read() -> None:
-    """All rows with the first of them; what greedy sampling said is their largest."""
+    """The first read copies all rows; the greedy choice is their largest logit."""
     model = Model(model_path("llama"), n_gpu_layers=ALL)
     context, batch = Context(model, n_ctx=64), Batch(8)
     batch.extend([1, 2, 3, 4, 5], 0, output_all=True)

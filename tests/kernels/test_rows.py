@@ -1,4 +1,4 @@
-"""Our kernels for a few rows: right, and the same for a row however many stand beside it."""
+"""Our kernels for a few rows are right, and give a row the same bits at any width."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ Context(Model(sys.argv[1]), n_ctx=64, n_threads=2).decode(batch)
 
 @pytest.mark.parametrize("kind", ["BF16", "F16", "Q8_0", "Q4_0", "Q4_K_M"])
 def test_a_thread_needs_little_stack(kind: str, tmp_path: Path) -> None:
-    """Threads get what the process is limited to: 8 MiB here, and 128 KiB elsewhere."""
+    """Threads use the process's stack limit: 8 MiB here, and 128 KiB elsewhere."""
     path = tmp_path / "model.gguf"
     quantize(model_path("llama", n_embd=256), path, kind)
     run_child(_SHORT_STACK, str(path))

@@ -1,4 +1,4 @@
-"""States that are scanned in place: right, and with the same bits after any rollbacks."""
+"""States scanned in place are right, with the same bits after any rollbacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads beside other programs: how many compute a graph, and what they do while they wait."""
+"""Threads beside other programs: how many compute a graph, and how they wait."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_number_of_threads_is_the_fastest(
 
 
 def test_waiting_takes_no_processor(tmp_path: Path) -> None:
-    """Counted in the processor's time of all threads, which other programs do not add to."""
+    """Measured as CPU time of all threads, which other programs do not change."""
     lines = [line.split() for line in printed(compiled("barriers.cpp", tmp_path))]
     figures = {"late": [], "idle": [], "many": []}  # type: dict[str, list[float]]
     for name, figure in lines:

@@ -1,4 +1,4 @@
-"""What crosses between the host and a device is counted to the byte, and to whom it belongs."""
+"""Transfers between host and device are counted to the byte, for the right context."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Programs and tests that were written for llama-cpp-python."""
+"""Programs and tests written for llama-cpp-python."""

@@ -1,4 +1,4 @@
-"""What the probe beside llama-cpp-python (tools/comparison) found, each thing on a toy."""
+"""Findings of the probe beside llama-cpp-python (tools/comparison), each on a toy."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_pickle_of_a_subclass_has_its_attributes() -> None:
 
 
 def test_a_plain_llama_has_no_attributes_of_a_subclass() -> None:
-    """What it keeps of its own cannot travel: the engine's objects."""
+    """The engine's objects, which a plain Llama keeps, cannot be pickled."""
     with open_tiny("prompt-lookup", n_ctx=128) as llm:
         llm(PROMPT, max_tokens=4, **GREEDY)
         _, (_, _, own) = llm.__reduce__()
@@ -96,7 +96,7 @@ def test_offsets_of_a_text_begin_behind_its_prompt() -> None:
 
 
 def test_white_space_of_a_schema_is_a_blank_at_most() -> None:
-    """Lines and indents cost a round each, and there the answer has none either."""
+    """Lines and indents cost a round each, so the answer has none."""
     form = {"type": "json_object", "schema": TWO}
     with open_tiny(n_ctx=1024) as llm:
         for seed in range(5):

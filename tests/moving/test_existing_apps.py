@@ -1,4 +1,4 @@
-"""What apps written for llama-cpp-python lean on without thinking of it, each thing on a toy."""
+"""Behaviour that apps for llama-cpp-python rely on, each on a toy."""
 
 from __future__ import annotations
 

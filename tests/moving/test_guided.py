@@ -1,4 +1,4 @@
-"""Regular expressions and Lark grammars: what comes out follows them, whatever drafts it."""
+"""Regular expressions and Lark grammars: the output matches them with every draft."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 
 def test_the_mask_is_that_of_the_expression() -> None:
-    """Where everything else is likelier, the choice is still one of those that may follow."""
+    """The choice matches the expression even if all other tokens are likelier."""
 
     def dislikes(ids: Any, scores: Any) -> Any:
         scores[:] = 0

@@ -1,4 +1,4 @@
-"""What apps written for llama-cpp-python came upon, each thing on a toy."""
+"""Findings of apps written for llama-cpp-python, each on a toy."""
 
 from __future__ import annotations
 

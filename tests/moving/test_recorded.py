@@ -1,4 +1,4 @@
-"""Every call of tools/comparison beside what llama-cpp-python gave when the table was made."""
+"""Every call of tools/comparison against llama-cpp-python's recorded results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fifty schemas: what comes out always fits, and is the same whatever drafts it."""
+"""Fifty schemas: the output always fits, and is the same with every draft."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_there_are_fifty() -> None:
 
 @pytest.mark.parametrize("number", range(len(SCHEMAS)))
 def test_what_comes_out_fits(llm: Llama, number: int) -> None:
-    """The weights are random, so that all that is right comes from the grammar."""
+    """The weights are random, so everything right comes from the grammar."""
     schema = SCHEMAS[number]
     form = {"type": "json_schema", "json_schema": {"schema": schema}}
     found = llm.create_chat_completion(

@@ -1,4 +1,4 @@
-"""The probe's verdicts: a difference that was planted is seen, one that does not count is not."""
+"""The probe's verdicts: it reports a planted difference, and ignores one that does not count."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_every_failure_that_is_not_alike_says_so() -> None:
 
 
 def test_an_app_that_fails_on_both_sides_alike_is_no_worse_off() -> None:
-    """The command ended with 1 over a library that overruns its own context."""
+    """The same error on both sides is fine, and so is a success of ours alone."""
     too_long = {"error": ["ValueError", "Exception", "BaseException"], "says": "too long"}
     ours = {"error": ["ContextFullError", *too_long["error"]], "says": "too long"}
     assert is_fine(judge(too_long, ours, ""))

@@ -1,4 +1,4 @@
-"""Names of llama-cpp-python that are looked for in pyllama_spec: the error says where they are."""
+"""Names of llama-cpp-python missing in pyllama_spec: the error says where to find them."""
 
 from __future__ import annotations
 
