@@ -1,4 +1,4 @@
-"""What must hold of a generation, whatever drafted it: the oracles that tests share.
+"""Invariants of every generation, with any drafter: the oracles that tests share.
 
 Tests name them by number:
 

@@ -1,4 +1,4 @@
-"""The kinds of drafts that read rows of the target, as the tests that hold for each see one.
+"""The kinds of drafts that read the target's rows, under one interface for shared tests.
 
 A kind joins them with one object in ROW_DRAFTS: what it says in the tests of paths
 (tests/parity/test_row_draft_paths.py), of acceptance (test_row_draft_acceptance.py) and of files

@@ -107,7 +107,7 @@ def test_the_page_needs_no_key_and_its_requests_do(app: App) -> None:
 
 
 def test_the_page_is_not_reached_by_another_name(app: App) -> None:
-    """The page of another site, whose name leads to this machine, would be this server's page."""
+    """Another site's name that resolves to this machine does not reach the page."""
     assert asked(app, "/", host="evil.example")[0] == 403
 
 
@@ -127,7 +127,7 @@ def test_a_file_takes_nothing(app: App, method: str) -> None:
 
 
 def test_the_files_name_each_other_and_nobody_else() -> None:
-    """No host, nothing inline, and no file that is not there."""
+    """The files reference no host, no inline code, and no missing file."""
     sources = {name: (PAGE / name).read_text(encoding="utf-8") for name in FILES}
     named = set(re.findall(r'(?:href|src)="page/([^"]+)"', sources["index.html"]))
     for name, source in sources.items():

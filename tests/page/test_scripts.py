@@ -1,4 +1,4 @@
-"""The page's own logic: events, rounds, speeds, plots, what is asked and what is kept."""
+"""The page's own logic: events, rounds, speeds, plots, requests and storage."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Independent references that the engine's numbers are compared with."""
+"""Independent references for the engine's numbers."""

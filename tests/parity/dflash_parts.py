@@ -1,4 +1,4 @@
-"""What the DFlash reference is made of: the file, norms, RoPE and attention, all in float64.
+"""Parts of the DFlash reference: the file, norms, RoPE and attention, all in float64.
 
 Nothing here is shared with the engine. RoPE and its scalings are written from their papers:
 RoFormer (arXiv 2104.09864, in the half-split form of the Qwen3 model code), position

@@ -1,4 +1,4 @@
-"""What a head makes of advice: the likeliest of a mixture, and never another text."""
+"""A head with advice takes the likeliest token of the mixture, and the text never changes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_votes_add_up() -> None:
 
 
 def test_advice_is_given_for_a_call_alone() -> None:
-    """A head that kept its advice would be kept by it: neither would be freed when unused."""
+    """The head does not keep its advice, which would keep the head alive."""
     priors: list[TokenPrior | None] = []
 
     class Watched(Eagle3):
@@ -135,7 +135,7 @@ def test_a_prior_hears_what_was_drafted() -> None:
 
 
 def test_the_chain_goes_on_from_the_chosen_token() -> None:
-    """The second step of a draft that was advised is that of a head which chose so itself."""
+    """The second step of an advised draft equals that of a head which chose the token itself."""
     drafter = head()
     with after_a_text(drafter).target:
         advised = ask(
@@ -170,7 +170,7 @@ def test_the_text_is_that_of_plain_decoding(params: SamplerParams) -> None:
 
 
 def test_what_the_table_knows_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The head is given rows that tell it nothing: what is accepted, the table said."""
+    """The head gets rows without information, so every accepted token is from the table."""
     monkeypatch.setattr(lookup_first, "_TABLE_WEIGHT", 100.0)
     following = perm_next()
     table = ngram_table({(t,): (int(n), 1.0) for t, n in enumerate(following)})
@@ -183,7 +183,7 @@ def test_what_the_table_knows_is_accepted(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_followed_in_the_text_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two, three or four tokens that stood before, with weights that no head outvotes."""
+    """After two to four repeated tokens, the text's own advice outweighs every head."""
     monkeypatch.setattr(lookup_first, "_TEXT_WEIGHTS", {2: 100.0, 3: 100.0, 4: 100.0})
     following = perm_next()
     text = [7]

@@ -1,4 +1,4 @@
-"""The text is plain decoding's whatever a controller decides, and drafters miss nothing by it."""
+"""With any controller, the text equals plain decoding, and drafters are told all tokens."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_sequences_together(kind: str, is_whim: bool) -> None:
 
 
 def test_what_is_cut_is_not_verified() -> None:
-    """Perfect drafts of eight, of which two are verified: three tokens a round."""
+    """Two tokens of perfect drafts of eight are verified: three tokens per round."""
 
     class Two(Controller):
         def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
@@ -227,7 +227,7 @@ def test_copies_alone_call_no_model() -> None:
 
 
 def test_a_copy_may_be_longer_than_a_block() -> None:
-    """A block of one is asked for, or a copy of four."""
+    """The controller asks for a block of one, or a copy of four."""
     drafter = LookupFirst(DFlash(model_path("dflash")), 2)
     loop = SpeculativeLoop(target_context(tiny("llama"), drafter), drafter)
     seq = SequenceState()

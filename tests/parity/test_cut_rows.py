@@ -1,4 +1,4 @@
-"""Thirty-two rows in two batches are what they are one by one, behind no text and a long one."""
+"""Thirty-two rows in two batches equal single rows, after no text and after a long one."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _cuts(turn: int, share: int, *lengths: int) -> dict[int, Sequence[int]]:
 @pytest.mark.parametrize("kind", release_except(_OF_GRAPHS, ("MXFP4",)))
 @pytest.mark.parametrize("graph", _GRAPHS)
 def test_graphs(graph: str, kind: str) -> None:
-    """Experts, whose rows depend on the others' routes; windows; recurrent states. All widths."""
+    """Experts, whose rows depend on the others' routes; windows; recurrent states; all widths."""
     path = model_path(graph, n_embd=256, n_ff=256, n_ff_exp=256, n_expert=8, quantised=kind)
     turn = _GRAPHS.index(graph) + _OF_GRAPHS.index(kind)
     assert list(_unequal(path, _cuts(turn, 3, 0, 100, _FAR))) == []
@@ -103,7 +103,7 @@ def test_graphs(graph: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", release_except(quantize_types(), ("Q4_0",)))
 def test_types_on_smollm2(kind: str, tmp_path: Path) -> None:
-    """Some of its matrices are not a multiple of 256 wide: K-quants leave those to others.
+    """Some matrices' widths are not a multiple of 256, so K-quants use other types there.
 
     The types together have all widths behind 0 and 100 tokens.
     """

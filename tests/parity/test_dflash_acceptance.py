@@ -48,7 +48,7 @@ def test_each_path_sees_rows_of_a_batch_in_another_order(path: Path) -> None:
 def test_each_path_sees_another_layer(
     path: Path, off: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a target whose layers say different things, and layer ids off by one."""
+    """The target's layers say different things, and the layer ids are off by one."""
     stepping = model_path("perm", stepping=True)
     monkeypatch.setattr(type(KIND), "perm_target", lambda _: stepping)
     assert KIND.perm_target() == stepping

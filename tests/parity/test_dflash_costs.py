@@ -1,4 +1,4 @@
-"""What a round with a DFlash draft costs: two calls, the rows that were accepted, a short block."""
+"""The cost of a round with a DFlash draft: two calls, the accepted rows, a short block."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Counted:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [1, 3, 6])
 def test_a_round_is_two_calls(kind: str, n: int) -> None:
-    """Feeds as many rows as were accepted, and a block of the requested length."""
+    """The calls feed as many rows as were accepted, and a block of the requested length."""
     whole = perm(**KINDS[kind])
     drafter = DFlash(whole.model, n)
     loop = perm_loop(drafter)

@@ -192,7 +192,7 @@ def test_variants(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gelu(kind: str) -> None:
-    """A number on the edge between two entries of the engine's table may fall to either side."""
+    """A number between two entries of the engine's table may round to either."""
     options = {"hidden_activation": "gelu_pytorch_tanh", **KINDS[kind]}
     assert worst_difference(options, is_rough=True) < 0.01
 
@@ -200,7 +200,7 @@ def test_gelu(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_flash_attention(kind: str) -> None:
-    """On the CPU the engine's works in F16."""
+    """The engine's flash attention computes in F16 on the CPU."""
     for options in ({}, {"sliding_window": 5, "window_pattern": (True, False)}, {"sinks": True}):
         options |= KINDS[kind]
         assert worst_difference(options, flash_attn=True, is_rough=True) < 0.2
@@ -253,7 +253,7 @@ def test_chains(name: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("gemma3", "qwen35")))
 def test_drafts_that_borrow_from_a_target(arch: str, kind: str) -> None:
-    """Gemma's embeddings are scaled, qwen35's positions are those of M-RoPE."""
+    """Gemma scales its embeddings, and qwen35 has positions for M-RoPE."""
     target = model_path(arch)
     known = target_options(target)
     assert ("embedding_scale" in known, "mrope" in known) == (arch == "gemma3", arch == "qwen35")
@@ -264,7 +264,7 @@ def test_drafts_that_borrow_from_a_target(arch: str, kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("n_layer", [1, 3, 5, 8])
 def test_long_chains_fit_the_graph(n_layer: int) -> None:
-    """What the engine lets a graph hold grows with the tensors, and a chain with the slots."""
+    """The engine's limit for a graph grows with the tensors, and a chain with the slots."""
     options = {**KINDS["dspark"], "block_size": 32, "n_layer": n_layer, "n_draft_vocab": 200}
     assert worst_difference(options, counts=(0, 7)) < TOLERANCE
 
@@ -275,7 +275,7 @@ def test_a_first_slot_that_guesses_without_a_chain() -> None:
 
 @pytest.mark.slow
 def test_combinations() -> None:
-    """Options that meet in the graph, with what else may be there."""
+    """Options that meet in the graph, with further parts."""
     rest: Iterator[dict[str, Any]] = itertools.cycle(
         [
             {"sinks": True, "n_draft_vocab": 64, "block_size": 4},
@@ -306,7 +306,7 @@ def test_combinations() -> None:
 
 
 def test_a_walk_may_take_another_way() -> None:
-    """Each candidate of the slot before leads to scores of its own."""
+    """Each candidate of the previous slot leads to scores of its own."""
     path = model_path("dflash", seed=7, **KINDS["dflash2"])
     reference = reference_of(path, None)
     rows = np.random.default_rng(5).standard_normal((9, reference.n_features), dtype=np.float32)
@@ -328,7 +328,7 @@ def test_a_walk_may_take_another_way() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_would_be_seen(kind: str) -> None:
-    """The differences above are small because the two agree, not because nothing matters."""
+    """The differences above are small because both sides agree: each planted fault is visible."""
     path = model_path("dflash", seed=7, **KINDS[kind])
     with Bench(path, **F32) as bench:
         rows = np.random.default_rng(5).standard_normal((9, bench.n_features), dtype=np.float32)

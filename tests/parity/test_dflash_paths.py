@@ -1,4 +1,4 @@
-"""O3 where DFlash is a kind of its own: other targets, causal blocks, windows of its layers.
+"""O3 for the paths of DFlash alone: other targets, causal blocks, windows of its layers.
 
 What holds for every draft that reads rows: test_row_draft_paths.py.
 """
@@ -47,7 +47,7 @@ def test_other_targets(target: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_causal_block_has_causal_prefixes(kind: str) -> None:
-    """Where no slot sees a later one, a short block says what the long one says there."""
+    """Where no slot sees a later one, a short block equals the beginning of a long one."""
     loop, seq = opened(draft(causal=True, **KINDS[kind])), SequenceState()
     generate(loop, seq, prompt_tokens(30), 20, PARAMS)
     whole = warm_block(loop, seq, 5)
@@ -78,7 +78,7 @@ def several_texts(drafter: DFlash, n: int = 4) -> tuple[SpeculativeLoop, list[Se
 
 @pytest.mark.parametrize("kind", release_except(DRAFTS, ("dflash", "dspark")))
 def test_drafts_of_several_sequences_are_those_of_each_alone(kind: str) -> None:
-    """Equal lengths, one block for each; who asks for less gets the beginning of it."""
+    """Drafts of equal length, one block for each; a shorter request gets its beginning."""
     drafter = draft(**DRAFTS[kind])
     _, seqs = several_texts(drafter)
     for order in ([0, 1, 2, 3], [3, 1], [2]):
@@ -96,7 +96,7 @@ def test_drafts_of_several_sequences_are_those_of_each_alone(kind: str) -> None:
 
 @pytest.mark.parametrize("window", [8, 30, 64])
 def test_a_window(window: int) -> None:
-    """What a draft with a window says is what one says that was given the window alone."""
+    """A draft with a window equals a draft that was given the window alone."""
     drafter = draft(n_ctx=window)
     loop, seq = opened(drafter), SequenceState()
     generate(loop, seq, prompt_tokens(90), 40, PARAMS)
@@ -129,7 +129,7 @@ def block_after(drafter: DFlash, text: Sequence[int], first: int) -> Proposal:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sliding_window_is_all_that_is_kept(kind: str) -> None:
-    """No layer sees what was forgotten: it says the same as with all rows."""
+    """No layer sees the dropped rows: the draft equals one with all rows."""
     drafter = draft(sliding_window=24, **KINDS[kind])
     loop, seq = opened(drafter), SequenceState()
     for prompt, n in ((prompt_tokens(20), 30), (prompt_tokens(150, seed=2), 60)):

@@ -181,7 +181,7 @@ def test_a_draft_borrows_from_any_target(arch: str) -> None:
 
 @pytest.mark.parametrize("n", [2, 4, 6])
 def test_the_walk_follows_its_lattice(n: int) -> None:
-    """The scores are recomputed pair by pair from the tensors."""
+    """Recomputing the scores pair by pair from the tensors gives the same walk."""
     draft = filled(9, variant="dflash2")
     ids = noise(n)
     walk, logits, y = draft.walk(ids, 9), draft.block(ids, 9), draft.hidden(ids, 9)
@@ -324,7 +324,7 @@ def test_perm_drafts_from_the_token_ignore_rows() -> None:
 
 @pytest.mark.parametrize("read", ["newest", "spread"])
 def test_which_rows_a_perm_draft_reads(read: str) -> None:
-    """One wrong row, at each distance from the block, and the slots that notice."""
+    """One wrong row, at each distance from the block, changes exactly the expected slots."""
     text = perm_text(40)
     inputs = forward(model_path("perm"), text).layer_inputs
     draft = Reference(model_path("perm_dflash", read=read))
@@ -357,7 +357,7 @@ def test_perm_drafts_after_few_rows(position: int) -> None:
 
 
 def test_a_cache_of_half_floats_keeps_perm_drafts() -> None:
-    """The engine stores K and V as F16 by default: attention must stay as sharp."""
+    """Attention stays sharp enough for K and V in F16, the engine's default."""
     text = perm_text(48)
     inputs = forward(model_path("perm"), text).layer_inputs
     draft = Reference(model_path("perm_dflash", block_size=16))

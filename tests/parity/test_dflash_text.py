@@ -1,4 +1,4 @@
-"""Promise 1 with DFlash drafts: the text is that of plain decoding, whatever of a block is right.
+"""Promise 1 with DFlash drafts: the text equals plain decoding, however much is accepted.
 
 Drafts that are right up to a chosen place, in every kind of target, alone and with others.
 """
@@ -162,7 +162,7 @@ def test_sequences_that_share_rounds(arch: str, n_seqs: int) -> None:
 
 @pytest.mark.parametrize("n_right", range(8))
 def test_a_draft_that_is_spoilt_from_a_place_on(n_right: int) -> None:
-    """PERM's, with the spread of rows spoilt: the guesses from a place on read another row."""
+    """PERM's draft with spoilt rows: the guesses from a slot on read another row."""
     drafter = DFlash(model_path("perm_dflash", read="spread", mask_token=ENDOFTEXT))
     with target_context(tiny("perm"), drafter) as context:
         text = perm_prompt(80)

@@ -1,4 +1,4 @@
-"""Promise 1 for sampling: whatever is drafted, tokens have the target's distribution.
+"""Promise 1 for sampling: with any drafts, tokens have the target's distribution.
 
 The CONSTANT model gives the same 16 probabilities at every position, so that the distribution after
 each chain can be computed exactly here, and draws are independent. Pearson's statistic is compared
@@ -161,7 +161,7 @@ def context() -> Context:
 
 
 def test_the_statistic_knows_its_distribution() -> None:
-    """Over repeated samples of a known distribution it averages its degrees of freedom."""
+    """Over repeated samples of a known distribution, its mean is its degrees of freedom."""
     rng, p = np.random.default_rng(5), default_probabilities()
     values = [chi_square(rng.multinomial(20_000, p).astype(float), p)[0] for _ in range(400)]
     assert 14.0 < float(np.mean(values)) < 16.0
@@ -177,7 +177,7 @@ def test_the_statistic_knows_its_distribution() -> None:
     + [(chain, "mixed") for chain in CHAINS if chain != "temperature-1"],
 )
 def test_draws_have_the_distribution_of_the_chain(context: Context, chain: str, kind: str) -> None:
-    """Seeds differ, so that the cases are draws of their own."""
+    """The cases draw independently, with different seeds."""
     expected = CHAINS[chain][1](default_probabilities())
     seed = 100 + 10 * list(CHAINS).index(chain) + list(DRAFTERS).index(kind)
     tokens, n_accepted = draw(context, DRAFTERS[kind](), params_of(chain, seed))

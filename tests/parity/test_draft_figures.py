@@ -1,4 +1,4 @@
-"""The figures of a draft say who was really called: counted here in the drafters themselves."""
+"""A draft's figures report the calls that really happened, counted in the drafters."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_drafter_that_failed_is_asked_no_more(
 
 @pytest.mark.parametrize("n", [0, 1, 4])
 def test_rounds_of_copies_alone_are_told_from_the_models(n: int) -> None:
-    """The text repeats itself at no such length: the model is called whenever it is asked."""
+    """The text has no repetition of that length, so the model is called whenever it is asked."""
     model = Counting(lambda _: Draft([7]))
     stats = run(LookupFirst(model, 200), CopiesAfter(n))
     assert stats.asked >= stats.rounds - 1  # in the last one there is room for no draft
@@ -98,7 +98,7 @@ class HasCopies(Perfect):
 def test_a_lookup_that_finds_nothing_is_idle_whatever_is_asked(
     maker: Callable[[], Drafter], n: int
 ) -> None:
-    """It has no model that could be off: for copies alone it is asked as ever."""
+    """It has no model to disable, so a request for copies alone asks it as usual."""
     drafter = maker()
     try:
         stats = run(drafter, CopiesAfter(n))

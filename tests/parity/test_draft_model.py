@@ -1,4 +1,4 @@
-"""A small model as a draft: what it has read is the text, whatever way led there.
+"""A draft model has read the text, however the sequence got there.
 
 A copy of the target drafts what the target says, number for number, so that every drafted token is
 accepted, unless something that it read is not the text. A model of other weights says after each
@@ -224,7 +224,7 @@ def test_after_rejections_and_cuts(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
 def test_n_drafted_tokens_are_n_decodes(arch: str) -> None:
-    """What was accepted is not read twice by attention, and once more by a recurrent state."""
+    """Attention rereads no accepted token, and a recurrent state rereads one."""
     loop, seq = loop_of("llama", draft_of(arch, seed=9)), SequenceState()
     memory = memory_of(loop)
     run = generate(loop, seq, prompt_tokens(21), 60, HOT)
@@ -282,7 +282,7 @@ def test_the_reading_of_a_prompt_is_not_the_price_of_a_draft(has_lookup: bool) -
 
 
 def test_the_first_draft_behind_a_prompt_teaches_no_price() -> None:
-    """A hundred tokens are read and one is drafted: seconds that say nothing of a draft."""
+    """The first call reads a hundred tokens and drafts one, so its time is no price of a draft."""
     costs = RoundCosts()
     costs.limits = ControllerLimits(4, is_stepwise=True)
     span = Span(0, 0, max_draft=4)
@@ -417,7 +417,7 @@ def test_padding_is_no_other_vocabulary() -> None:
 
 @pytest.mark.parametrize("n_draft", [1, 2, 4, 7])
 def test_the_same_texts_under_other_ids(n_draft: int) -> None:
-    """PERM in another order of its ids: right only where every id is mapped, both ways."""
+    """PERM with permuted ids accepts drafts only if every id is mapped, both ways."""
     drafter = draft_of("perm", n_draft, shuffle=3)
     loop, seq = loop_of("perm", drafter), SequenceState()
     text = prompt_tokens(20)
@@ -439,7 +439,7 @@ def test_a_map_that_is_off_by_one_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_the_draft_lacks_becomes_its_text() -> None:
-    """The target's words that the draft has no token for are read in pieces."""
+    """The draft reads words of the target that it has no token for in pieces."""
     target, small = tiny("llama", n_vocab=640), tiny("llama", n_vocab=320, seed=9)
     vocab = VocabMap(target.vocab, small.vocab)
     assert not vocab.is_identity

@@ -1,4 +1,4 @@
-"""A small model as a draft: what it takes of the engine, and what Llama's keywords say of it."""
+"""A draft model's engine calls, and the keywords of Llama for it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.tampering import interrupt_guess
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
 @pytest.mark.parametrize("n_vocab", [320, 400], ids=["", "padded"])
 def test_a_draft_is_two_calls_of_the_engine(arch: str, n_vocab: int) -> None:
-    """One reads what is new, and one drafts all that follows, as a call for each token would."""
+    """One call reads the new tokens, and one drafts all that follows, as single calls would."""
     drafter = draft_of(arch, 8, seed=9, n_vocab=n_vocab)
     loop, seq = loop_of("llama", drafter), SequenceState()
     generate(loop, seq, prompt_tokens(21), 20, HOT)
@@ -121,7 +121,7 @@ def test_a_draft_of_few_bits_is_told(kind: str, is_told: bool, tmp_path: Path) -
 
 @pytest.mark.parametrize("n_draft", [2, 5])
 def test_a_window_by_its_keyword(n_draft: int) -> None:
-    """The text does not depend on it, and a copy of the target is wrong once it has forgotten."""
+    """The text does not depend on it, and a copy of the target errs once it has forgotten."""
     texts, accepted = [], []
     with Llama(model_path("llama"), n_threads=1, n_ctx=256) as llm:
         said = llm.create_completion(prompt_tokens(40), max_tokens=40, temperature=0)

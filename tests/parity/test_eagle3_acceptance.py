@@ -1,4 +1,4 @@
-"""Acceptance of EAGLE-3 heads for PERM: chains, kinds of heads, what a head is called for.
+"""Acceptance of EAGLE-3 heads for PERM: chains, kinds of heads, calls of a head.
 
 What holds for every draft that reads rows: test_row_draft_acceptance.py.
 """
@@ -50,7 +50,7 @@ def test_kinds_of_heads(options: dict[str, object]) -> None:
 @pytest.mark.parametrize("n_ubatch", [3, 32])
 @pytest.mark.parametrize("k", [1, 2, 8])
 def test_a_head_that_reads_the_token_alone(k: int, n_ubatch: int) -> None:
-    """The other half of a pair: each row stands beside the token that follows it."""
+    """It tests the other half of a pair: each row stands beside the token that follows it."""
     loop, seq = (
         perm_loop(head("perm_eagle3", k, read_token=True), n_ubatch=n_ubatch),
         SequenceState(),
@@ -70,7 +70,7 @@ def test_prompts_around_ubatch_boundaries(n_ubatch: int) -> None:
 
 
 def test_n_drafted_tokens_are_n_calls() -> None:
-    """The first call feeds the accepted rows and no others, and is the first step of the draft."""
+    """The first call feeds exactly the accepted rows, and is the first step of the draft."""
     drafter = head("perm_eagle3", 5)
     loop, seq = perm_loop(drafter), SequenceState()
     fed: list[tuple[int, bool]] = []

@@ -1,4 +1,4 @@
-"""What the drafter proposes along a text, against the NumPy reference fed by hand."""
+"""The drafter's proposals along a text, against the NumPy reference fed by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ N_DRAFT = 6
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_drafts_along_a_text(kind: str) -> None:
-    """After each of several requests: the pairs, their positions, the chain, the probabilities."""
+    """After each of several requests, pairs, positions, chain and probabilities agree."""
     model, options = tiny("llama"), {"seed": 7, **HEADS[kind]}
     drafter = head(max_draft=N_DRAFT, **options)
     kv = {"type_k": "f32", "type_v": "f32"}

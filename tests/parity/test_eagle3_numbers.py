@@ -256,7 +256,7 @@ def test_rope(name: str, first: int) -> None:
 
 
 def test_a_change_of_the_head_is_seen() -> None:
-    """The differences above are small because the two agree, not because nothing matters."""
+    """The differences above are small because both sides agree: each change is visible."""
     plain = reference_steps(head_path({}), 0, 64, Reference)
     for name in VARIANTS.keys() - {"unordered"}:  # that one differs in what the rows mean
         other = reference_steps(head_path(VARIANTS[name]), 0, 64, Reference)
@@ -267,7 +267,7 @@ def test_a_change_of_the_head_is_seen() -> None:
 
 
 def test_logits_behind_a_call_that_wanted_none() -> None:
-    """Graphs of one size share the places of their tensors: logits must not lie in another's."""
+    """Graphs of one size share the memory of their tensors; logits stay intact there."""
     model, target = Model(head_path({})), tiny("llama")
     info = model.info
     rows = np.random.default_rng(3).standard_normal((4, info.n_embd_inp), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""O3 where EAGLE-3 is a kind of its own: windows of pairs, steps of several sequences.
+"""O3 for the paths of EAGLE-3 alone: windows of pairs, steps of several sequences.
 
 What holds for every draft that reads rows: test_row_draft_paths.py.
 """
@@ -37,7 +37,7 @@ def opened(drafter: Eagle3, **params: Any) -> SpeculativeLoop:
 
 @pytest.mark.parametrize("cut", [1, 20, 80, 150])
 def test_a_prefix_shorter_than_what_a_window_forgot(cut: int) -> None:
-    """Where the head would have nothing left to go on with, the target makes the rows again."""
+    """If the window has dropped everything before the prefix, the target decodes it again."""
     drafter = head(max_draft=4, n_ctx=24)
     loop, seq = opened(drafter), SequenceState()
     text = generate(loop, seq, prompt_tokens(120), 60, PARAMS).text
@@ -50,7 +50,7 @@ def test_a_prefix_shorter_than_what_a_window_forgot(cut: int) -> None:
 
 @pytest.mark.parametrize("window", [8, 30, 64])
 def test_a_window(window: int) -> None:
-    """What a head with a window says is what a head says that was given the window alone."""
+    """A head with a window equals a head that was given the window alone."""
     drafter, layers = head(max_draft=4, n_ctx=window), (1, 2, 3)
     loop, seq = opened(drafter), SequenceState()
     generate(loop, seq, prompt_tokens(90), 40, PARAMS)

@@ -1,4 +1,4 @@
-"""A real target with a head of random weights: the text is exact, and nothing is accepted."""
+"""A real target with a random head: the text is exact, and nothing is accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row of a batch is, to the bit, what it is alone: whatever the weights, the graph, the cache."""
+"""A row in a batch equals the row alone, bit by bit, for all weights, graphs and caches."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _unequal(
 
 @pytest.mark.parametrize("kind", release_except(quantize_types(), _QUICK))
 def test_types(kind: str, tmp_path: Path) -> None:
-    """Rows of 256 and, in the matrices that K-quants leave to others, of 64 times 3."""
+    """Rows of width 256, and of 192, for which K-quants use other types."""
     source = model_path("llama", n_embd=256, n_ff=3 * 64, n_vocab=1003)
     quantize(source, tmp_path / "model.gguf", kind)
     assert list(_unequal(tmp_path / "model.gguf", 100)) == []
@@ -105,13 +105,13 @@ def test_other_types(kind: str) -> None:
 
 @pytest.mark.parametrize("cache", _CACHES, ids=str)
 def test_caches(cache: dict[str, Any]) -> None:
-    """From 512 positions on the engine's flash attention has another way for single rows."""
+    """From 512 positions on, the engine's flash attention computes single rows differently."""
     path = model_path("llama", n_embd=256, n_head=4, n_head_kv=2)
     assert list(_unequal(path, 500, widths=(2, 5, 32), n_threads=(1,), **cache)) == []
 
 
 def test_wider_rows_are_not_promised() -> None:
-    """Beyond 32 tokens the engine's fast kernels run: else prompts would be slow."""
+    """Rows are exact up to 32 tokens, and not with one cache for several sequences."""
     with Model(model_path("llama", n_embd=256)) as model:
         with Context(model, n_ctx=64, n_seq_max=2, kv_unified=True) as context:
             assert context.exact_rows == 1  # cells of several sequences interleave

@@ -1,4 +1,4 @@
-"""Text that a grammar forces is drafted by nobody's drafter, and counted apart."""
+"""The engine emits the text that a grammar forces; no drafter is asked, and it is counted apart."""
 
 from __future__ import annotations
 

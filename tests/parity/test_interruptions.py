@@ -1,4 +1,4 @@
-"""What ends a generation early leaves everything ready for the next one.
+"""After an early end of a generation, the next request finds everything ready.
 
 After a closed generator, a KeyboardInterrupt at any place, or a drafter that fails, the same loop
 on the same sequence gives the next request the text, and the drafter the history, of a fresh start.
@@ -185,7 +185,7 @@ def failing_decode(context: Context, at: int, *, before: bool) -> Iterator[None]
 @pytest.mark.parametrize("at", [1, 2, 4])
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_failure_in_the_decode(arch: str, at: int, before: bool) -> None:
-    """The first two decodes are the prompt's; after a decode, the whole draft is in the memory."""
+    """The first two decodes read the prompt; after a decode the whole draft is in the memory."""
     with tiny_context(tiny(arch)) as context:
         drafter = Perfect(reference_of(context))
         context.memory.clear()
@@ -217,7 +217,7 @@ def test_a_failing_drafter_costs_no_text(arch: str, where: str) -> None:
 
 
 def test_the_reason_is_that_of_the_request_itself() -> None:
-    """Also of one that has no rounds."""
+    """A request without rounds has its own reason too."""
     with tiny_context(tiny("llama")) as context:
         drafter = Interrupting(PROMPT, "read", 1, lambda: ValueError("broken"))
         loop, seq = SpeculativeLoop(context, drafter), SequenceState()
@@ -226,7 +226,7 @@ def test_the_reason_is_that_of_the_request_itself() -> None:
 
 
 def test_a_failure_leaves_no_stale_history() -> None:
-    """Text that sequence 1 gained while the drafter was off must be in its history later."""
+    """The drafter's history includes text that sequence 1 gained while it was off."""
     prompts = [PROMPT, prompt_tokens(30, seed=77)]
     with tiny_context(tiny("llama"), n_seq_max=2, kv_unified=True) as context:
         texts = [run_once(context, None, prompt, N_TOKENS).text for prompt in prompts]
@@ -245,7 +245,7 @@ def test_a_failure_leaves_no_stale_history() -> None:
 
 
 def test_a_failure_is_its_sequences_alone() -> None:
-    """Another request drafts, while the one in which the drafter failed still goes on without."""
+    """A failed drafter is disabled for its own request; another request still drafts."""
     prompts = [PROMPT, prompt_tokens(30, seed=77)]
     with tiny_context(tiny("llama"), n_seq_max=2) as context:
         texts = [run_once(context, None, prompt, N_TOKENS).text for prompt in prompts]
@@ -272,7 +272,7 @@ def test_a_failure_is_its_sequences_alone() -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_memory_that_changed_behind_the_loop(arch: str) -> None:
-    """Cleared, cut or filled by someone else: the next request does not build on it."""
+    """If somebody clears, cuts or fills the memory, the next request does not build on it."""
 
     def fill(context: Context) -> None:
         run_once(context, None, prompt_tokens(60, seed=1), 3)
@@ -306,7 +306,7 @@ def proposals_of(drafter: Drafter, context: Context, prompts: list[list[int]]) -
 
 
 def test_no_ngram_leaks_into_the_next_request() -> None:
-    """A second request is not offered what only the first one said."""
+    """A second request gets no draft of text that only the first one had."""
     secret = [200, 201, 202, 203, 204, 205]
     ask = [*prompt_tokens(8, seed=1), 200, 201]
     with tiny_context(tiny("llama")) as context:

@@ -1,4 +1,4 @@
-"""Rows of latent attention in batches are what they are one by one, whatever the batch is split to.
+"""Rows of latent attention in batches equal single rows, however the batch is split.
 
 Its products are of three dimensions, its values a view of its keys, and a batch may be wider than a
 physical one. All architectures that have it, with heads of random sizes.
@@ -114,7 +114,7 @@ def test_rows_are_those_of_single_tokens(arch: str, seed: int, tmp_path: Path) -
 )
 @pytest.mark.parametrize("arch", release_except(("deepseek2", "mistral4"), ("deepseek2",)))
 def test_keys_that_are_turned_nearby(arch: str, sizes: Sizes, tmp_path: Path) -> None:
-    """In F32: a cache of fewer bits rounds most of the difference away."""
+    """In F32, since a cache of fewer bits rounds most of the difference away."""
     path = latent_file(arch, tmp_path, sizes, 1)
     params = {"n_ubatch": 32, "n_batch": 33, "n_outputs_max": _MAX_WIDTH, "n_threads": 1}
     cache = {"type_k": "f32", "type_v": "f32"}
@@ -143,7 +143,7 @@ def _rows_of(context: Context, texts: Sequence[Sequence[int]], rng: random.Rando
 @pytest.mark.parametrize("seed", release_except(range(6), (0, 1)))
 @pytest.mark.parametrize("arch", release_except((*LATENT, "qwen4exp"), ("glm5-next", "qwen4exp")))
 def test_rows_beside_other_texts(arch: str, seed: int) -> None:
-    """An indexer sees the pools of all sequences, and scores, zeros above all, are often equal."""
+    """An indexer sees the pools of all sequences, and scores, especially zeros, often tie."""
     rng = random.Random(f"beside {arch} {seed}")
     sizes = QUANTISED_SIZES + 1 + seed % 2
     path = latent_path(arch, sizes) if arch in LATENT else model_path(arch)

@@ -1,4 +1,4 @@
-"""Access to layer inputs: what is refused, how long a view lives, and what a drafter is given."""
+"""Access to layer inputs: refusals, the lifetime of a view, and a drafter's rows."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_number_of_rows_is_that_of_the_last_batch() -> None:
 
 
 def test_a_view_is_made_once_for_batches_of_one_length() -> None:
-    """And shows what the last batch left there."""
+    """The view shows the rows of the last batch."""
     layers = (1, 3)
     with tiny_context(tiny("llama"), target_layers=layers) as context:
         batch, seen = Batch(8), []
@@ -178,7 +178,7 @@ print("read", len(kept))
 
 
 def test_views_outlive_buffers_contexts_and_models(tmp_path: Path) -> None:
-    """C7: NumPy arrays into the engine's memory, read after all that could have freed it."""
+    """C7: NumPy arrays stay readable after every object that could free their memory is gone."""
     path = models.model_path("qwen2")
     result = run_child(VIEWS, str(path))
     assert result.stdout.split() == ["read", "72"]
@@ -223,7 +223,7 @@ def test_the_loop_wants_a_context_that_keeps_the_layers() -> None:
 
 
 def test_rows_come_again_after_a_drafter_failed() -> None:
-    """Rows that a drafter missed cannot be made up: the target decodes those tokens once more."""
+    """The target decodes the tokens again whose rows a drafter missed."""
     model = tiny("llama")
     text = run_once(tiny_context(model), None, PROMPT, 30).text
     with tiny_context(model, target_layers=(2,)) as context:

@@ -1,4 +1,4 @@
-"""Layer inputs on every tiny architecture: the right rows, of the right tokens, of the right layer.
+"""Layer inputs on every tiny architecture are of the right rows, tokens and layers.
 
 Rows over several physical batches, permuted between sequences, or of a neighbouring
 layer leave the text right and a draft useless, so they are compared here one by one. On a CPU rows
@@ -138,7 +138,7 @@ def test_any_choice_of_layers(arch: str, layers: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "phi3", "gemma3"])
 def test_the_verify_batches_of_a_loop(arch: str) -> None:
-    """Widths of 1 to 9 rows after a prompt, as drafts are verified."""
+    """Batches of 1 to 9 rows after a prompt, as the loop verifies drafts."""
     with tiny_context(tiny(arch), target_layers=LAYERS) as context:
         text = TEXTS[0]
         for width in range(1, 10):
@@ -167,7 +167,7 @@ def relative(got: Rows, expected: npt.NDArray[np.float64]) -> float:
 def test_rows_agree_with_an_independent_forward_pass(
     arch: str, options: dict[str, Any], limit: float
 ) -> None:
-    """In float64 from the published equations, by code that shares nothing with the engine."""
+    """They equal a float64 pass written from the published equations, independent of the engine."""
     tokens = prompt_tokens(24, seed=8)
     expected = forward(models.model_path(arch), tokens)
     logits, rows = forced_rows(tiny(arch), tokens, LAYERS, **options)
@@ -181,7 +181,7 @@ def test_rows_agree_with_an_independent_forward_pass(
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_marker_in_a_layer_shows_behind_it(arch: str) -> None:
-    """Other weights in layer k change the inputs of layers k + 1 on, in every row."""
+    """Changed weights in layer k change the inputs of layers k + 1 on, in every row."""
     _, plain = single_rows(arch, 0)
     for k in range(N_LAYER):
         _, marked = forced_rows(tiny(arch, perturb_layer=k), TEXTS[0], LAYERS)
@@ -199,7 +199,7 @@ def test_the_input_of_layer_0_is_the_scaled_embedding(arch: str) -> None:
 
 
 def test_neighbouring_layers_differ() -> None:
-    """Else rows of the wrong layer would pass above."""
+    """The layers differ enough for the tests above to detect rows of a wrong layer."""
     for arch in ARCHS:
         rows = single_rows(arch, 0)[1]
         assert (rows[1:] != rows[:-1]).any(axis=-1).all(), arch

@@ -1,4 +1,4 @@
-"""A head beside a lookup: copies where the text repeats, and a head that misses nothing by them."""
+"""A head beside a lookup: copies where the text repeats, and a head that gets every row."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_the_text_is_that_of_plain_decoding(params: SamplerParams) -> None:
 
 
 def test_copies_are_accepted_where_a_text_repeats() -> None:
-    """The head is given rows that tell it nothing: what is accepted was copied."""
+    """The head gets rows without information, so every accepted token was copied."""
     blind = Permuted(model_path("perm_eagle3"), 4)
     drafter = LookupFirst(blind, 5)
     before = [7, *perm_continuation(7, 30, perm_next())]
@@ -177,7 +177,7 @@ def test_the_head_is_asked_where_nothing_repeats() -> None:
 
 @pytest.mark.parametrize("is_named", [False, True], ids=["of all", "of one"])
 def test_a_copy_needs_no_head(is_named: bool) -> None:
-    """What the head fails in is not a failure of a sequence that it was not asked for."""
+    """A failure of the head does not affect sequences that did not ask it."""
 
     class Failing(Drafter):
         def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:

@@ -1,4 +1,4 @@
-"""Sequences that share rounds: each gets the text that it would get alone, bit by bit.
+"""Sequences in shared rounds each get the text that they get alone, bit by bit.
 
 Streams of their own, on the CPU: rows do not depend on what is computed beside them. In a unified
 cache, where cells of other sequences are summed over, O1 alone is promised.
@@ -119,7 +119,7 @@ def perm_requests(n: int, seed: int) -> tuple[list[Request], list[list[int]]]:
 @pytest.mark.parametrize("kv_unified", [False, True], ids=["streams", "unified"])
 @pytest.mark.parametrize("n_seqs", release_except(WIDTHS, (1, 4)))
 def test_every_row_of_a_head_is_its_own(n_seqs: int, kv_unified: bool) -> None:
-    """PERM: a row of another token, or of another sequence, brings the acceptance to nothing."""
+    """PERM accepts nothing if a row is of another token or sequence."""
     requests, texts = perm_requests(3 * n_seqs, n_seqs)
     drafter = Eagle3(model_path("perm_eagle3"), 4)
     with tiny_context(
@@ -138,7 +138,7 @@ def test_every_row_of_a_head_is_its_own(n_seqs: int, kv_unified: bool) -> None:
 
 @pytest.mark.parametrize("n_seqs", WIDTHS)
 def test_a_script_that_is_right_is_accepted_whole(n_seqs: int) -> None:
-    """A round gives as many tokens as the exact width leaves for each sequence."""
+    """Each sequence gets as many tokens per round as the exact width allows."""
 
     class Right(ManyScripts):
         def propose_one(self, request: DraftRequest) -> Draft:
@@ -162,7 +162,7 @@ def test_a_script_that_is_right_is_accepted_whole(n_seqs: int) -> None:
 @pytest.mark.parametrize("n_seqs", release_except((2, 8, 16), (2, 8)))
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("llama",)))
 def test_one_cache_for_all(arch: str, n_seqs: int, kind: str) -> None:
-    """O1 at every row of every sequence; a text may leave the one alone at a near tie."""
+    """O1 at every row of every sequence; a text may differ from the single one at a near tie."""
     requests, texts = traffic_of(arch, 2 * n_seqs + 4, 50 + n_seqs)
     requests = [replace(request, is_checked=True) for request in requests]
     drafter = make(kind, n_seqs)

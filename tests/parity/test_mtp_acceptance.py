@@ -74,7 +74,7 @@ def test_sequences_of_unequal_length(n_seqs: int, kv_unified: bool, arch: str) -
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35",)))
 @pytest.mark.parametrize("n_seqs", release_except((1, 2, 4, 8), (4,)))
 def test_rounds_that_sequences_share(n_seqs: int, arch: str) -> None:
-    """Drafts of all of them come from one call of the head, each from its own row."""
+    """One call of the head drafts for all sequences, each from its own row."""
     requests = [
         Request(tuple(perm_prompt(3 + 7 * i % 40, seed=i)), 5 + 11 * i % 37, arrival=i // 2)
         for i in range(3 * n_seqs)
@@ -161,7 +161,7 @@ def test_a_window_shorter_than_the_text(window: int) -> None:
 @pytest.mark.parametrize("n_ubatch", release_except((12, 32), (32,)))
 @pytest.mark.parametrize("window", release_except((20, 64, 200), (20,)))
 def test_a_prompt_is_not_read_twice_behind_a_window(window: int, n_ubatch: int) -> None:
-    """Rows that have left the window when the prompt ends are never fed, in any turn."""
+    """Rows that left the window before the end of the prompt are never fed, in any turn."""
     drafter = Mtp(max_draft=4, n_ctx=window)
     loop, seq = perm_loop(drafter, n_ctx=1200, n_ubatch=n_ubatch), SequenceState()
     pairs, fed = drafter.memory_or_fail(), 0
@@ -255,7 +255,7 @@ def test_rows_of_other_tokens_are_seen(kind: type[Mtp], arch: str) -> None:
 
 @pytest.mark.parametrize("arch", release_except(SEVERAL, ("hy_v3",)))
 def test_each_of_several_heads_is_right_at_its_own_place(arch: str) -> None:
-    """And at no other one: where the first head computes all of a draft, its own token is right."""
+    """Each head is right only in its own place: the first head alone gets one token right."""
     model = with_head("perm_mtp", arch=arch, n_heads=3)
     for is_first_alone in (False, True):
         drafter = Mtp(max_draft=8)

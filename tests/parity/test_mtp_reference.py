@@ -1,4 +1,4 @@
-"""An MTP head's numbers are those of an independent forward pass, and its rows are the right ones.
+"""An MTP head's numbers equal an independent forward pass, and its rows are the right ones.
 
 Rows of noise, so that each of the two halves of a pair counts. Which row of the target a head reads
 is asked of the target alone: behind the final norm it gives the logits by the output matrix.
@@ -27,7 +27,7 @@ OPTIONS = {"n_heads": 1, "output_scale": 1.0}
 @pytest.mark.parametrize("first", [0, 4096, 40960])
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35", "deepseek2")))
 def test_logits_of_a_chain(arch: str, first: int) -> None:
-    """In one batch and in pieces, of which but the last row of each has no output."""
+    """In one batch and in pieces, in which only the last row has an output."""
     model, rng = with_head(arch, **OPTIONS), np.random.default_rng(3)
     n_row = model.info.n_embd_out
     tokens = [int(i) for i in rng.integers(0, model.info.n_vocab, N_PAIRS)]
@@ -67,7 +67,7 @@ def test_logits_of_a_chain(arch: str, first: int) -> None:
 @pytest.mark.parametrize("first", [0, 4096, 40960])
 @pytest.mark.parametrize("arch", release_except(SEVERAL, ("step35",)))
 def test_logits_of_eight_heads_in_turn(arch: str, first: int) -> None:
-    """Each in a lane of its own, behind the guesses of those before it; fed in one or two calls."""
+    """Each has its own lane, behind the guesses of those before it; fed in one or two calls."""
     options = {**OPTIONS, "n_heads": N_STEPS}
     model, rng = with_head(arch, **options), np.random.default_rng(3)
     n_row = model.info.n_embd_out
@@ -106,7 +106,7 @@ def test_logits_of_eight_heads_in_turn(arch: str, first: int) -> None:
 @pytest.mark.parametrize("arch", release_except(SEVERAL, ("mimo2", "hy_v3")))
 @pytest.mark.parametrize("size", [N_PAIRS, 9])
 def test_drafts_of_several_heads(arch: str, size: int) -> None:
-    """What the drafter makes of them, when it is told the text at once and in pieces."""
+    """The drafter gets the text at once and in pieces."""
     options = {**OPTIONS, "n_heads": 3}
     model, rng = with_head(arch, **options), np.random.default_rng(3)
     tokens = [int(i) for i in rng.integers(0, model.info.n_vocab, N_PAIRS)]
@@ -137,7 +137,7 @@ def test_drafts_of_several_heads(arch: str, size: int) -> None:
 
 @pytest.mark.parametrize("arch", sorted(STREAMS))
 def test_the_streams_that_a_head_reads(arch: str) -> None:
-    """Mixed by the model's own last mixer they give the logits."""
+    """The model's last mixer turns them into the logits."""
     model, path = with_head(arch, **OPTIONS), model_path(arch, **OPTIONS)
     tokens = list(range(40, 60))
     with mtp_context(model, Mtp(), target_layers=(HEAD_ROWS,)) as context:
@@ -186,7 +186,7 @@ def test_the_row_that_a_head_reads(arch: str) -> None:
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35",)))
 @pytest.mark.parametrize("n_tokens", release_except((1, 31, 33, 64), (33, 64)))
 def test_logits_of_the_target_do_not_depend_on_the_rows(arch: str, n_tokens: int) -> None:
-    """Also of prompts whose last layer is computed of all tokens, and without the head of one."""
+    """The logits are equal whether the context keeps the head's rows or not."""
     model, rows = with_head(arch, n_heads=1), []
     tokens = [int(i) for i in np.random.default_rng(n_tokens).integers(0, 256, n_tokens)]
     for layers in ((), (HEAD_ROWS,)):

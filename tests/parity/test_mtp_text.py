@@ -1,4 +1,4 @@
-"""The text with an MTP head is that of plain decoding, greedy and seeded, to the bits of its rows.
+"""The text with an MTP head equals plain decoding, greedy and seeded, bit by bit.
 
 The heads are right now and then: those of PERM, where the target says something else as often as
 the temperature or its own layers want. Heads of random weights are right by chance alone.
@@ -82,7 +82,7 @@ def test_the_text_with_several_heads(arch: str, sampling: str, kind: str) -> Non
 
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35",)))
 def test_chats_with_a_schema_side_by_side(arch: str) -> None:
-    """Through the public face, with the controller, copies and forced tokens beside the head."""
+    """Through the public interface, with controller, copies and forced tokens beside the head."""
     path = model_path(arch, n_heads=1, output_scale=3.0)
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     options: dict[str, Any] = {

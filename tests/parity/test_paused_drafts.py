@@ -1,4 +1,4 @@
-"""A draft that is hardly ever asked computes nothing, and drafts from the newest rows once it is.
+"""A rarely used draft computes nothing, and then drafts from the newest rows.
 
 Of every kind that reads rows (tests/row_drafts.py). PERM says whether what it catches up from are
 the right rows: all is accepted, or nothing.
@@ -72,7 +72,7 @@ def decode_plainly(loop: SpeculativeLoop, switch: Switch, kind: RowDraft, n: int
 
 @each_one_head
 def test_it_computes_nothing_while_it_is_not_asked(name: str) -> None:
-    """Neither for texts nor for prompts, and what waits is bounded."""
+    """It decodes neither texts nor prompts, and its pending rows are bounded."""
     kind = ROW_DRAFTS[name]
     loop, switch, memory = loop_of(kind, kind.perm())
     assert not is_paused(memory)
@@ -93,7 +93,7 @@ def test_it_computes_nothing_while_it_is_not_asked(name: str) -> None:
 @each_one_head
 @pytest.mark.parametrize("n_plain", [150, 300])
 def test_all_is_accepted_after_a_pause(name: str, n_plain: int) -> None:
-    """From the first draft on, whether its memory goes on or begins anew."""
+    """From the first draft on, whether its memory continues or starts anew."""
     kind = ROW_DRAFTS[name]
     loop, switch, memory = loop_of(kind, kind.perm())
     check_perfect(generate(loop, SequenceState(), kind.perm_prompt(20), 30))
@@ -110,7 +110,7 @@ def test_all_is_accepted_after_a_pause(name: str, n_plain: int) -> None:
 
 @each_long
 def test_it_begins_again_where_a_text_is_taken_back(name: str) -> None:
-    """At each place of a text, its row kept or dropped; nothing is decoded twice for it."""
+    """At each position of a text, with its row kept or dropped; nothing is decoded twice."""
     kind = ROW_DRAFTS[name]
     loop, switch, memory = loop_of(kind, kind.perm())
     seq = decode_plainly(loop, switch, kind, 290)
@@ -124,7 +124,7 @@ def test_it_begins_again_where_a_text_is_taken_back(name: str) -> None:
 
 @each_long
 def test_the_next_turn_reads_its_own_part_alone(name: str) -> None:
-    """Also once it is asked again: the target never decodes again what was dropped."""
+    """The target decodes no dropped row again, even once the draft is used again."""
     kind = ROW_DRAFTS[name]
     loop, switch, memory = loop_of(kind, kind.perm())
     seq = decode_plainly(loop, switch, kind, 300)
@@ -138,7 +138,7 @@ def test_the_next_turn_reads_its_own_part_alone(name: str) -> None:
 
 @each_one_head
 def test_what_it_has_to_read_is_said(name: str) -> None:
-    """To the controller, which does not take the first draft of a text for the price of others."""
+    """The controller learns how many tokens the draft has to read before it can draft."""
     kind = ROW_DRAFTS[name]
     drafter = kind.perm()
     loop, switch, _ = loop_of(kind, drafter)
@@ -162,7 +162,7 @@ _PATHS = [
 def test_each_path_of_one_that_is_always_paused(
     name: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows are dropped all the time: forks, states and conversations have the right ones left."""
+    """Rows are always dropped, and forks, states and conversations keep the right ones."""
     monkeypatch.setattr(row_memory, "_PAUSE_BELOW", 2.0)
     monkeypatch.setattr(row_memory, "_MAX_WAITING", 5)
     monkeypatch.setattr(row_memory, "_KEEP_WAITING", 2)
@@ -172,7 +172,7 @@ def test_each_path_of_one_that_is_always_paused(
 
 @each_kind
 def test_several_heads_are_never_paused(name: str) -> None:
-    """The later ones are asked more seldom, of rows that all of them share."""
+    """The later heads are used less often, with rows that all of them share."""
     kind = ROW_DRAFTS[name]
     drafter = kind.perm()
     kind.perm_loop(drafter)

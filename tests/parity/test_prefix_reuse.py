@@ -1,4 +1,4 @@
-"""Requests that begin like what the sequence holds: the text of a cold run, for less work."""
+"""Requests that share a prefix with their sequence: the text of a cold run, for less work."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_growing_prompt_is_not_decoded_again(arch: str) -> None:
 @pytest.mark.parametrize("swa_full", [True, False])
 @pytest.mark.parametrize("arch", ["gemma3", "gpt-oss", "gemma2"])
 def test_a_sliding_window_that_forgot_is_decoded_again(arch: str, swa_full: bool) -> None:
-    """Text far longer than the window of 16, rejections at its edge, returns to all places."""
+    """Text much longer than the window of 16, with rejections at its edge, and any rollback."""
     session = Session(arch, make("pattern"), GREEDY, swa_full=swa_full)
     text = session.request(prompt_tokens(440), 30).text
     first, _ = session.context.memory.positions(0)

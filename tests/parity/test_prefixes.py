@@ -1,4 +1,4 @@
-"""Beginnings that somebody has read: copies between sequences and from a store change no text."""
+"""Shared prefixes: copies between sequences and from a store change no text."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def server(arch: str, n_seqs: int = 1, kind: str = "none", **options: Any) -> Se
 @all_archs
 @pytest.mark.parametrize(("kind", "n_seqs"), [("none", 1), ("eagle3", 2), ("prompt-lookup", 3)])
 def test_conversations_that_alternate(arch: str, kind: str, n_seqs: int) -> None:
-    """Each turn reads what is new and what was pending, whoever spoke in between."""
+    """Each turn reads the new and the pending tokens, whichever conversation ran in between."""
     served = server(arch, n_seqs, kind)
     texts = [[*SYSTEM, *prompt_tokens(40, seed=i)] for i in range(4)]
     for turn in range(3):
@@ -133,7 +133,7 @@ def test_conversations_that_alternate(arch: str, kind: str, n_seqs: int) -> None
 @all_archs
 @pytest.mark.parametrize("kind", ["none", "eagle3"])
 def test_prompts_that_begin_alike_and_come_at_once(arch: str, kind: str) -> None:
-    """One reads the common beginning, the others wait for it: two waves on four places."""
+    """One reads the common prefix, the others wait for it: two waves on four places."""
     served = server(arch, 4, kind)
     for wave in range(2):
         prompts = [[*SYSTEM, 5 + wave, *prompt_tokens(6, seed=10 * wave + i)] for i in range(4)]
@@ -150,7 +150,7 @@ def test_prompts_that_begin_alike_and_come_at_once(arch: str, kind: str) -> None
 
 @pytest.mark.parametrize("swa_full", [True, False])
 def test_windows_that_have_forgotten_the_beginning(swa_full: bool) -> None:
-    """Where only a window is held, what was cut inside of it is read again."""
+    """A prefix cut inside the window is read again."""
     served = server("gemma3", 2, swa_full=swa_full)
     texts = [[*SYSTEM, *prompt_tokens(60, seed=i)] for i in range(3)]
     for _ in range(2):
@@ -161,7 +161,7 @@ def test_windows_that_have_forgotten_the_beginning(swa_full: bool) -> None:
 
 @pytest.mark.parametrize(("arch", "layer"), [("llama", 1), ("qwen35", 1), ("lfm2", 1)])
 def test_a_draft_model_has_every_token_accepted_after_copies(arch: str, layer: int) -> None:
-    """PERM: with a wrong row, or one at a wrong place, it accepts nothing."""
+    """PERM accepts nothing with a wrong row, or a row in a wrong place."""
     kind = "perm" if arch == "llama" else "hybrid_perm"
     options = {} if arch == "llama" else {"arch": arch}
     head = Eagle3(model_path("perm_eagle3", target_layers=(layer,)), 4)
@@ -221,7 +221,7 @@ def _alone(arch: str, requests: Sequence[Request]) -> list[list[int]]:
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
 @pytest.mark.parametrize("end", ["cancelled", "failed", "left out"])
 def test_who_waits_goes_on_when_the_other_does_not(arch: str, end: str) -> None:
-    """Three wait for the first, which has read a part when it comes to its end."""
+    """Three requests wait for the first, which ends after it has read a part."""
     served = server(arch, 4)
     prompts = [[*SYSTEM, *prompt_tokens(20, seed=i)] for i in range(4)]
     runs = [served.begin(prompt, place=i) for i, prompt in enumerate(prompts)]
@@ -253,7 +253,7 @@ def test_who_waits_goes_on_when_the_other_does_not(arch: str, end: str) -> None:
     ("n_same", "n_held", "n_cached"), [(28, 60, 28), (8, 60, 8), (7, 60, 0), (11, 200, 11)]
 )
 def test_a_short_beginning_is_copied(n_same: int, n_held: int, n_cached: int) -> None:
-    """The template's own words, which short chats share."""
+    """Short chats share the words of the template."""
     served = server("llama", 2)
     served.ask([*SYSTEM[:n_same], *prompt_tokens(n_held - n_same, seed=3)], place=1)
     run = served.begin([*SYSTEM[:n_same], 250, *prompt_tokens(9, seed=4)], place=0)

@@ -1,4 +1,4 @@
-"""A prompt gives the same memory and the same row, to the bit, however large its parts are.
+"""A prompt gives the same memory and the same row, bit by bit, for every batch size.
 
 What a round reads of prompts beside texts depends on the clock (speculative/prompt_pace.py): no
 text may depend on it.

@@ -1,4 +1,4 @@
-"""Promise 1 for acceptance="distribution": texts have the target's distribution, all in all.
+"""Promise 1 for acceptance="distribution": texts have the target's distribution.
 
 The MARKOV model's next token depends on the last one alone, by a table that is known: the chance of
 each text of four tokens is a product. The draft is a MARKOV model with another table, so that about
@@ -225,7 +225,7 @@ def test_leaving_out_unlikely_draws_shows(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_with_all_of_the_chain(values: dict[str, Any]) -> None:
-    """Cuts, penalties, biases and rules; the chances are those of sample()'s own draws."""
+    """Cuts, penalties, biases and rules, against the probabilities of sample()'s own draws."""
     model = tiny("markov", chances=TARGET_ROWS)
     params = replace(PLAIN, **values)
     known: dict[tuple[int, ...], Array] = {}
@@ -251,7 +251,7 @@ def test_with_all_of_the_chain(values: dict[str, Any]) -> None:
 
 
 def test_an_end_ends_the_text() -> None:
-    """Drafted and accepted, or drawn by the target: nothing comes behind it, and it comes often."""
+    """An end token, drafted or drawn by the target, ends the text, and it comes often."""
     end = LETTERS[1]
     model = Model(
         model_path("markov", chances=TARGET_ROWS), kv_overrides={"tokenizer.ggml.eos_token_id": end}
@@ -297,7 +297,7 @@ def test_a_seed_gives_the_same_text_again_alone_and_beside_others() -> None:
 
 
 def test_a_text_goes_on_where_it_was_saved() -> None:
-    """In the middle, behind another text on its sequence."""
+    """The state is saved in mid-text, and restored after another text on its sequence."""
     model = tiny("markov", chances=TARGET_ROWS)
     with markov_round() as round_:
         expected = finish(round_, [start(model, 1, n=40)])[0]
@@ -405,7 +405,7 @@ def test_where_there_is_no_distribution_it_is_exact(options: dict[str, Any], why
 
 
 def test_the_reason_stays_where_the_context_is_shifted() -> None:
-    """A shift begins a run of its own, and the figures are of both."""
+    """A shift starts a new run; the figures cover both."""
     with llama(acceptance="distribution", draft=Guessing(), n_ctx=24) as llm:
         _, stats = said(llm, max_tokens=60, context_shift=True)
     assert stats["acceptance"] == "exact" and "does not draw" in stats["why_exact"]

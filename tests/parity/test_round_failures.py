@@ -1,4 +1,4 @@
-"""A round of several sequences that is broken off: those who are not to blame go on as before."""
+"""After an interrupted round of several sequences, the sequences without a fault continue."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class Eights(Drafter):
 
 
 def test_decodes_in_a_full_memory_cost_seconds() -> None:
-    """Two sequences with no room for both drafts: each is decoded by itself, and timed."""
+    """Two sequences without room for both drafts are decoded one by one, and timed."""
     prompts = [prompt_tokens(n, seed=n) for n in (120, 119)]  # 17 cells are left
     controller, failed = Noting(), list[int]()
     with tiny_context(tiny("llama"), n_ctx=256, n_seq_max=2, kv_unified=True) as context:

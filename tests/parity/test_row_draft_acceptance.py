@@ -52,7 +52,7 @@ def test_all_is_accepted(path: Path, name: str) -> None:
 @each_path
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_path_sees_wrong_rows(path: Path, name: str, fault: str) -> None:
-    """The tests above fail, one by one, for a fault in what the draft is told."""
+    """Each of the tests above fails for a fault in the draft's input."""
     kind = ROW_DRAFTS[name]
     with pytest.raises(AssertionError):
         path(kind, lambda: kind.faulty(fault))
@@ -164,7 +164,7 @@ def test_a_window_shorter_than_the_text(name: str, window: int) -> None:
 @each_kind
 @pytest.mark.parametrize("kv_unified", [False, True], ids=["streams", "unified"])
 def test_a_window_for_each_sequence(name: str, kv_unified: bool) -> None:
-    """Also where the target's sequences share a cache: the draft's windows are full at once."""
+    """Also if the target's sequences share a cache: the draft's windows are full at once."""
     kind = ROW_DRAFTS[name]
     loop = kind.perm_loop(kind.perm(n_ctx=250), n_ctx=2048, n_seq_max=4, kv_unified=kv_unified)
     for seq in [SequenceState(i) for i in range(4)]:
@@ -204,7 +204,7 @@ def test_two_alternating_chats(name: str) -> None:
 
 @each_kind
 def test_a_saved_state_is_not_read_again(name: str) -> None:
-    """Through Llama, in the same and in another: what the draft is told begins where it ended."""
+    """Through Llama, in the same one and in another: the draft continues where it ended."""
     kind = ROW_DRAFTS[name]
     with perm_llama(kind) as llm, perm_llama(kind) as second:
         llm.create_completion(kind.perm_prompt(40), max_tokens=21, temperature=0)

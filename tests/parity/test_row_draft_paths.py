@@ -1,4 +1,4 @@
-"""O3: a draft that reads rows says the same after a text, bit for bit, whatever way led there.
+"""O3: a draft that reads rows says the same after a text, bit for bit, on every path.
 
 The contract of every kind in tests/row_drafts.py. What holds for one kind alone lies beside:
 test_eagle3_paths.py, test_dflash_paths.py.
@@ -141,7 +141,7 @@ def test_a_fork(name: str, variant: str) -> None:
 @each_variant
 @pytest.mark.parametrize("n_rounds", [1, 4, 9])
 def test_save_and_restore(name: str, variant: str, n_rounds: int) -> None:
-    """The state goes into other contexts, with rounds of the first one in between."""
+    """The state is restored in other contexts, with rounds of the first one in between."""
     kind = ROW_DRAFTS[name]
     loop, seq = opened(name, variant)
     run = generate(loop, seq, prompt_tokens(40), 4 * n_rounds, PARAMS)
@@ -191,7 +191,7 @@ def test_a_state_of_another_draft_is_refused(name: str) -> None:
 
 @each_kind
 def test_a_state_is_that_of_the_draft_that_is_open(name: str, tmp_path: Path) -> None:
-    """Training gives the file's name to another draft while this one is open."""
+    """Training replaces the file while the old draft is open."""
     kind = ROW_DRAFTS[name]
     path, other = tmp_path / "draft.gguf", tmp_path / "other.gguf"
     shutil.copy(kind.random().model.path, path)
@@ -244,7 +244,7 @@ def test_what_fails_for_one_sequence_costs_the_others_no_draft(name: str) -> Non
 @pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("at", release_except((1, 2, 3, 4, 9, 20), (2, 3, 9)))
 def test_an_interrupt_in_the_draft(name: str, at: int, is_before: bool) -> None:
-    """Rows count as fed once they are: Ctrl-C at a decode of the draft leaves no hole there."""
+    """Rows count as fed once they are: Ctrl-C at a decode of the draft leaves no gap."""
     loop, seq = opened(name, n_ubatch=16)
     drafter: Any = loop.drafter._drafter
     interrupt_decode(memory_of(drafter), at, is_before=is_before)
@@ -284,7 +284,7 @@ def test_the_draft_of_a_path_is_closed_and_one_of_a_model_is_not(name: str) -> N
 
 @each_kind
 def test_a_draft_that_could_not_be_opened_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not attached then, neither to the new target nor to the old one."""
+    """It is attached neither to the new target nor to the old one."""
 
     def no_memory(*args: Any, **params: Any) -> Context:
         raise OutOfMemoryError("none left")

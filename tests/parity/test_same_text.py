@@ -1,4 +1,4 @@
-"""Promise 1: the text is that of plain decoding, whatever is drafted.
+"""Promise 1: the text equals plain decoding, whatever is drafted.
 
 Plain decoding is checked by O2 (every row equals that of a single-token decode in a fresh
 context), and every drafted run against it: the tokens and the rows that they were taken from (O2
@@ -112,7 +112,7 @@ def test_the_text_is_that_of_plain_decoding(arch: str, sampling: str, kind: str)
 
 
 def test_the_seeded_text_is_not_the_greedy_one() -> None:
-    """Else the seeded half of the test above would show nothing."""
+    """The seeded half of the test above would otherwise show nothing."""
     for arch in ARCHS:
         assert plain(arch, "seeded").tokens != plain(arch, "greedy").tokens
         other = run_once(context_of(arch), None, PROMPT, N_TOKENS, sampled(8))
@@ -150,7 +150,7 @@ value ::= [0-9]+ | "[" [0-9]+ ("," [0-9]+)* "]" | root
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
 def test_a_grammar_advances_over_committed_tokens_alone(arch: str, temperature: float) -> None:
-    """Drafts that the grammar forbids, in any place of a block."""
+    """The grammar forbids drafts at every place of a block."""
     context = context_of(arch)
     for seed in range(4):
         params = SamplerParams(temperature=temperature, seed=seed, top_k=0, grammar=GRAMMAR)
@@ -237,7 +237,7 @@ def test_a_verify_batch_fits_the_context(options: dict[str, int], n_rows: int) -
 
 @pytest.mark.parametrize("n_draft", [1, 4, 8])
 def test_perm_accepts_every_draft_of_a_perfect_drafter(n_draft: int) -> None:
-    """Known in closed form, with no help from the loop that is tested."""
+    """The result is known in closed form, without the loop under test."""
     successor = models.perm_next(n_cycles=16)
     with tiny_context(tiny("perm", n_cycles=16)) as context:
         prompt = [97, *models.perm_continuation(97, 45, successor)]
@@ -267,7 +267,7 @@ def test_a_context_is_filled_to_its_last_cell(arch: str, n_draft: int) -> None:
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
 @pytest.mark.parametrize("n_draft", [2, 5, 8])
 def test_an_end_in_mid_block_ends_the_text(arch: str, n_draft: int) -> None:
-    """Drafts that run on past EOS: nothing behind it is emitted, and the next turn is unharmed."""
+    """Nothing after EOS in a draft is emitted, and the next turn is right."""
     context = tiny_context(tiny(arch, output_scale=3.0, suppress_special=False))
     offsets: set[int] = set()
     for seed in range(10):
@@ -295,7 +295,7 @@ REPETITIVE = "def add(a, b):\n    return a + b\n\ndef add(a, b):\n    return a"
 
 @pytest.mark.parametrize("name", ["smollm2_q4_0", "smollm2_bf16"])
 def test_smollm2_says_the_same(name: str, request: pytest.FixtureRequest) -> None:
-    """One thread: another test beside this one would make two wait for each other."""
+    """Uses one thread: with another test beside this one, two would wait for each other."""
     path: Path = request.getfixturevalue(name)
     with Model(path) as model, tiny_context(model, n_ctx=128, n_ubatch=64) as context:
         prompt = model.vocab.tokenize(REPETITIVE)

@@ -1,4 +1,4 @@
-"""Promise 1 as a property: with any draft, whatever is asked, all that comes out is as without one.
+"""Promise 1 as a property: with any draft and any requests, the output equals plain decoding.
 
 Sessions are drawn at random and shrunk where they fail. What one was shrunk to is kept in KEPT: it
 is played first from then on. `python -m tests.parity.session_play` plays as many as one likes.
@@ -171,7 +171,7 @@ def test_a_wrong_loop_is_noticed(
 
 @pytest.mark.slow
 def test_three_hundred_sessions_of_all_architectures() -> None:
-    """The same ones each time: a gate is no place for luck."""
+    """The seeds are fixed, so that the gate is deterministic."""
     counts: Counter[str] = Counter()
     for number, arch in enumerate(ARCHS):
 
@@ -199,7 +199,7 @@ def test_three_hundred_sessions_of_all_architectures() -> None:
 @pytest.mark.release
 @pytest.mark.parametrize("arch", ARCHS)
 def test_twenty_thousand_sessions(arch: str) -> None:
-    """Other ones each time, as many of each architecture."""
+    """The seeds are random, with equally many sessions for each architecture."""
 
     @settings(
         max_examples=-(-_N_RELEASE // len(ARCHS)), deadline=None, database=None,

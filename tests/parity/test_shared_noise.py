@@ -87,7 +87,7 @@ def test_the_noise_is_the_one_that_is_defined() -> None:
 
 
 def test_it_has_gumbels_distribution() -> None:
-    """So that its largest sum with logits is a draw from their softmax."""
+    """Its largest sum with logits is thus a draw from their softmax."""
     g = shared_noise(3, 11, np.arange(200_000, dtype=np.int32))
     u = np.exp(-np.exp(-g))
     found = np.histogram(u, 50, (0.0, 1.0))[0].astype(np.float64)
@@ -143,7 +143,7 @@ class OffByOne(SharedNoise):
 
 
 def test_another_places_noise_is_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault brings the acceptance of a perfect draft to that of chance."""
+    """A planted fault reduces a perfect draft's acceptance to chance."""
     monkeypatch.setattr(f"{__name__}.SharedNoise", OffByOne)
     _, share = texts_of(SmallModel(model_path("markov", chances=TARGET_ROWS), 3), 200)
     assert share < 0.6
@@ -265,7 +265,7 @@ class Two(Controller):
 
 
 def test_what_the_noise_drew_need_not_be_verified() -> None:
-    """Unlike what rejection sampling draws: the controller may cut it."""
+    """The controller may cut such drafts, unlike those of rejection sampling."""
     with Llama(
         model_path("llama"), draft=model_path("llama"), n_ctx=256, n_threads=1, controller=Two(),
         acceptance="noise",

@@ -1,4 +1,4 @@
-"""A recurrent state's cell that another text left: whoever begins there begins from nothing."""
+"""A sequence in a cell with another text's recurrent state starts from nothing."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Texts:
 @pytest.mark.parametrize("n_rs_seq", [0, 8])
 @pytest.mark.parametrize("arch", release_except(STATES, _QUICK))
 def test_a_cell_between_others_is_cleared(arch: str, n_rs_seq: int) -> None:
-    """The cell of an empty sequence lies inside the range of a batch that has no token for it."""
+    """The cell of an empty sequence is inside the range of a batch without its tokens."""
     with Context(
         tiny(arch), n_ctx=256, n_seq_max=4, n_rs_seq=n_rs_seq, n_threads=1, kv_unified=True
     ) as context:
@@ -85,7 +85,7 @@ def test_a_cell_that_a_fork_left_is_cleared(arch: str) -> None:
 @pytest.mark.parametrize("kv_unified", [False, True])
 @pytest.mark.parametrize("arch", release_except(STATES, _QUICK))
 def test_a_cancelled_decode_harms_no_other_sequence(arch: str, kv_unified: bool) -> None:
-    """A cancelled decode has exchanged cells; the sequence whose state was lost is told."""
+    """A cancelled decode swaps cells; the sequence whose state was lost gets an error."""
     with Context(
         tiny(arch), n_ctx=256, n_seq_max=4, n_rs_seq=8, n_threads=1, kv_unified=kv_unified
     ) as context:
@@ -109,7 +109,7 @@ def test_a_cancelled_decode_harms_no_other_sequence(arch: str, kv_unified: bool)
 @pytest.mark.parametrize("what", ["copy", "source", "empty"])
 @pytest.mark.parametrize("arch", ["llama", *release_except(STATES, ("jamba", "qwen35"))])
 def test_what_is_restored_after_a_fork_stays(arch: str, what: str) -> None:
-    """Between streams of their own the engine copies keys and values with the next decode only."""
+    """With separate streams, the engine copies keys and values only at the next decode."""
     with Context(tiny(arch), n_ctx=256, n_seq_max=4, n_rs_seq=0, n_threads=1) as context:
         texts = _Texts(context)
         texts.decode(s0=5, s3=7)
@@ -129,7 +129,7 @@ def test_what_is_restored_after_a_fork_stays(arch: str, what: str) -> None:
 
 @pytest.mark.parametrize(("n_seqs", "n_ubatch"), [(3, 512), (5, 64), (7, 4)])
 def test_any_number_of_sequences_can_be_opened(n_seqs: int, n_ubatch: int) -> None:
-    """The engine reserved a graph of one sequence that its streams did not divide."""
+    """The graph's sequences are divided evenly by the engine's streams."""
     with Context(
         tiny("kimi-linear"), n_ctx=64 * n_seqs, n_seq_max=n_seqs, n_ubatch=n_ubatch, n_threads=1
     ) as context:

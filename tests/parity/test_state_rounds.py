@@ -72,7 +72,7 @@ def test_states_of_random_shapes(arch: str, draw: int) -> None:
 
 @pytest.mark.parametrize("arch", release_except(STATES, QUICK))
 def test_states_of_a_context_without_snapshots(arch: str) -> None:
-    """The same by copies and replays, wherever the context has no snapshots."""
+    """The same by copies and replays, if the context has no snapshots."""
     with rounds_context(tiny(arch), 3, n_rs_seq=0) as context:
         rollback = rollback_of(context)
         assert type(rollback) is ReplayRollback

@@ -1,4 +1,4 @@
-"""Turns of a conversation with recurrent targets: as little as possible is read again."""
+"""Turns of a conversation with recurrent targets reread as little as possible."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_second_turn_on_the_whole_text(arch: str) -> None:
 
 @all_states
 def test_a_turn_that_leaves_the_answer_in_its_middle(arch: str) -> None:
-    """Templates that drop thoughts do so: the text is read again from the end of the prompt on."""
+    """Templates that drop thoughts do so: the text is reread from the end of the prompt on."""
     session = Session(arch, make("pattern"), GREEDY)
     prompt = prompt_tokens(60)
     for turn in range(4):
@@ -64,7 +64,7 @@ def test_an_answer_that_is_asked_for_again(arch: str) -> None:
 def test_with_a_draft_model_an_answer_is_read_again_from_the_end_of_its_prompt(
     arch: str, kind: str
 ) -> None:
-    """A long one: the draft's newest rows are all of the answer. Then another question there."""
+    """After a long answer, the draft's newest rows all belong to it; another question follows."""
     path, draft = model_path(arch, output_scale=3.0), model_path(kind)
     prompt = prompt_tokens(60)
 
@@ -106,7 +106,7 @@ def test_copies_are_not_taken_for_another_text(arch: str) -> None:
 @all_states
 @pytest.mark.parametrize("n_rs_seq", [10, 0], ids=["snapshots", "replay"])
 def test_both_ways_on_from_a_fork(arch: str, n_rs_seq: int) -> None:
-    """In mid-text, right after a rollback: each goes on as if it were alone, with drafts."""
+    """Right after a rollback in mid-text, both continue as if alone, with drafts."""
     model = tiny(arch, output_scale=3.0)
     prompt = prompt_tokens(30)
 

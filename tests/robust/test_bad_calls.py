@@ -1,4 +1,4 @@
-"""Every bad call ends in an exception of ours that says why: never a signal, a hang, or a print."""
+"""Every bad call raises one of our exceptions with the reason: no signal, hang, or print."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_bad_call(running: Running, module: str, case: Case) -> None:
 
 @pytest.mark.parametrize(("module", "case"), FUZZ_TABLE, ids=_ids(FUZZ_TABLE))
 def test_damaged_file(running: Running, module: str, case: Case) -> None:
-    """A flipped byte may be harmless; what is generated then ends as any other text does."""
+    """A flipped byte may be harmless; the generated text then ends as usual."""
     outcome = running[module].result()[case.name]
     assert outcome.problem() is None
 
@@ -107,14 +107,14 @@ def _kinds() -> list[type[PyllamaSpecError]]:
 
 
 def test_each_part_of_a_file_is_damaged() -> None:
-    """Keys, the texts of tokens, and weights, of each kind of model."""
+    """Keys, the texts of tokens, and weights, for each kind of model."""
     names = [case.name for _, case in FUZZ_TABLE]
     for arch in ARCHS:
         assert sum(name.startswith(f"{arch}_") for name in names) == N_FLIPS
 
 
 def test_command_ends_with_its_exit_code(tmp_path: Path) -> None:
-    """The program itself, from the shell's side."""
+    """The program's own exit code, as the shell sees it."""
     for words, code in ((["generate", "-m", str(tmp_path / "no.gguf"), "-p", "a"], 1), ([], 2)):
         done = subprocess.run(
             [sys.executable, "-m", "pyllama_spec.cli", *words],

@@ -1,4 +1,4 @@
-"""The command under streams that are closed, of another encoding or without end."""
+"""The command with closed streams, with another encoding, and with endless ones."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_answer_that_nobody_can_read(words: list[str | Path]) -> None:
 
 
 def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
-    """What is printed in C would go there."""
+    """Output from C would go into that file."""
     code = (
         "import os, sys; from pyllama_spec.cli.entry import main; main(['--version']); "
         f"sys.exit(os.open({str(tmp_path / 'a')!r}, os.O_CREAT))"
@@ -83,7 +83,7 @@ def test_stdin_that_is_no_text() -> None:
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp1252"])
 def test_an_encoding_that_lacks_characters(encoding: str) -> None:
-    """Tokens of the tiny model are bytes: with --temp 5 some of them are no ASCII."""
+    """Tokens of the tiny model are bytes: with --temp 5 some of them are not ASCII."""
     for seed in range(3):
         done = _run(
             _generate("-p", "\u4e2d", "--temp", "5", "--seed", str(seed), "--top-k", "0"),

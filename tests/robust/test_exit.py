@@ -1,4 +1,4 @@
-"""Programs that stop without tidying up: exit code 0, and nothing on stderr."""
+"""Programs that end without closing anything: exit code 0, and nothing on stderr."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_exit_is_silent(job: str) -> None:
 
 
 def test_uncaught_exception_is_shown_once() -> None:
-    """A failure that nobody catches ends the program as any exception does: code 1, a traceback."""
+    """An uncaught exception ends the program with code 1 and a traceback."""
     done = python("-c", "from tests.robust.tools import opened; opened(n_ctx=0)")
     assert done.returncode == 1
     assert done.stderr.rstrip().splitlines()[-1].startswith("pyllama_spec.")
@@ -64,7 +64,7 @@ def test_import_in_a_thread(where: str) -> None:
 
 
 def test_interrupt_ends_a_generation() -> None:
-    """Ctrl-C in the middle of an answer is a KeyboardInterrupt, and the model can go on."""
+    """Ctrl-C in an answer is a KeyboardInterrupt, and the model stays usable."""
     program = """
         import os, signal, threading, time
         from tests.robust.tools import tiny
@@ -84,7 +84,7 @@ def test_interrupt_ends_a_generation() -> None:
 
 
 def test_a_signal_while_a_model_is_loaded() -> None:
-    """What its handler raises is raised: it was a ModelLoadError where the engine was at work."""
+    """The exception of its handler is raised, not a ModelLoadError."""
 
     class SignalError(Exception):
         pass
@@ -116,7 +116,7 @@ def test_a_signal_while_a_model_is_loaded() -> None:
 def test_interrupt_between_two_pieces(
     n_parallel: int, chat: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may arrive anywhere: the turn is given back, and what there was is in the exception."""
+    """The turn is returned, and the exception holds the text so far."""
     with Llama(tiny(), n_ctx=1024, n_parallel=n_parallel, verbose=False) as model:
         runner = model._runtime.runner
         check, n_calls = runner.check_reader, 0

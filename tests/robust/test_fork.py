@@ -1,4 +1,4 @@
-"""A forked child and what it inherited: a typed error, and no hang, crash or thread that spins."""
+"""A forked child gets a typed error for inherited objects: no hang, crash or busy thread."""
 
 from __future__ import annotations
 

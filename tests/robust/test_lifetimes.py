@@ -1,4 +1,4 @@
-"""Lifetimes: everything may be closed in any order, twice, or never."""
+"""Lifetimes: every object may be closed in any order, twice, or never."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ kept = make()
     ],
 )
 def test_an_interpreter_that_ends_with_everything_open(end: str, code: int) -> None:
-    """E7: never a signal, and nothing on stderr that is not the exception's."""
+    """E7: no signal, and stderr has only the exception."""
     result = run_child(PROGRAM + end, str(model_path("llama")), expect=code)
     assert ("on purpose" in result.stderr) == (code == 1)
     if code != 1:

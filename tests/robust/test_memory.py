@@ -1,4 +1,4 @@
-"""Memory stays flat: over models, requests, failures, long prompts and large vocabularies."""
+"""Memory stays flat over models, requests, failures, long prompts and large vocabularies."""
 
 from __future__ import annotations
 

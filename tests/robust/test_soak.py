@@ -35,7 +35,7 @@ def test_everything_at_once_for_a_while() -> None:
 
 
 def test_the_soak_can_fail() -> None:
-    """With a leak of each kind put in, and with a text that is not plain decoding's."""
+    """It fails with a leak of each kind, and with a text that differs from plain decoding."""
     for leak in ("descriptors", "memory"):
         code, figures, errors = soak("--leak", leak, acts=60)
         assert (code, errors) == (0, "")

@@ -1,4 +1,4 @@
-"""A second interpreter in the same process: the package works there or says that it cannot."""
+"""In a second interpreter of the same process, the package works or says that it cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts and vocabularies that fill a stack, or have a tokenizer run for ever."""
+"""Texts and vocabularies that overflow a stack, or run a tokenizer for ever."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_expression_that_looks_ahead_to_the_end_of_a_stretch_is_bounded(tmp_p
 
 
 def test_ctrl_c_in_a_long_stretch_is_not_lost(tmp_path: Path) -> None:
-    """What cuts it into words does not look up; the interrupt is there when it is through."""
+    """The pre-tokenizer cannot be interrupted; the KeyboardInterrupt comes when it ends."""
     vocab = Model(_vocabulary(tmp_path / "v.gguf"), vocab_only=True).vocab
     text = "a" * 900_000
     vocab.tokenize(text)
@@ -102,7 +102,7 @@ def _rwkv(path: Path, texts: list[str], **keys: Value) -> Path:
 
 
 def test_rwkv_without_a_token_for_a_byte(tmp_path: Path) -> None:
-    """It stayed at the byte that begins tokens and is none, for ever."""
+    """A byte that begins tokens and is no token does not stop the tokenizer for ever."""
     path = _rwkv(tmp_path / "v.gguf", ["<s>", "abc", "b"] + [f"x{i}" for i in range(300)])
     ending = runner.run(partial(_tokenize, path, "aab"), cpu_limit_s=10)
     assert ending.kind in ("fine", "EngineError"), ending

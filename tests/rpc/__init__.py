@@ -1,1 +1,1 @@
-"""Servers of layers, on loopback: what they compute, and what becomes of it when they go."""
+"""Layer servers on loopback: their results, and their loss."""

@@ -1,4 +1,4 @@
-"""A plugin of pytest: the tests of a device (tests/gpu) on a server of layers in its place.
+"""A pytest plugin: runs the tests of a device (tests/gpu) on a layer server instead.
 
 python -m pytest tests/gpu -p tests.rpc.as_device
 """

@@ -1,4 +1,4 @@
-"""A server that goes, refuses, hangs or lies: an error that says so, and what there was is kept."""
+"""A server that exits, refuses, hangs or lies raises a clear error, and the text is kept."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_killed_server(server: Server, turn: int, n_graphs: int, head: int | N
 
 @pytest.mark.parametrize("act", ["save", "load", "read"])
 def test_a_server_that_is_lost_between_requests(server: Server, act: str) -> None:
-    """What is copied from and to it beside requests: states, and logits that waited there."""
+    """Copies from and to it between requests: states, and logits that wait there."""
     with opened(server.address, draft=None, controller=None, n_draft=None, lookup=None) as llm:
         llm.eval(PERM_PROMPT)
         state = llm.save_state()
@@ -112,7 +112,7 @@ def test_a_server_that_is_lost_between_requests(server: Server, act: str) -> Non
 
 
 def test_a_lost_draft_is_the_drafters_failure(server: Server) -> None:
-    """The target is here: the text goes on without the draft."""
+    """The target is local, so the text continues without the draft."""
     from pyllama_spec.drafters import Eagle3
 
     head = Eagle3(head_path(), 4, n_gpu_layers=-1, rpc_servers=[server.address])
@@ -129,7 +129,7 @@ def test_a_lost_draft_is_the_drafters_failure(server: Server) -> None:
 
 
 def test_others_go_on(server: Server) -> None:
-    """The model on another server, and the local one."""
+    """The model on another server and the local one continue."""
     with Server() as other, opened(other.address) as llm:
         with opened(server.address) as gone:
             server.kill()
@@ -199,7 +199,7 @@ def interrupted(after_s: float) -> Iterator[None]:
 
 
 def test_ctrl_c_while_a_server_hangs(server: Server) -> None:
-    """In a request, and in opening a model."""
+    """Ctrl-C works in a request, and while a model is opened."""
     with opened(server.address) as llm:
         llm(PERM_PROMPT, max_tokens=2)
         server.process.send_signal(signal.SIGSTOP)
@@ -216,7 +216,7 @@ def test_ctrl_c_while_a_server_hangs(server: Server) -> None:
 
 
 def test_ctrl_c_while_a_server_computes(server: Server) -> None:
-    """The server answers within the second: nothing is lost."""
+    """The server answers within the second, so nothing is lost."""
     with opened(server.address) as llm:
         llm(PERM_PROMPT, max_tokens=2)
         server.process.send_signal(signal.SIGSTOP)
@@ -231,7 +231,7 @@ def test_ctrl_c_while_a_server_computes(server: Server) -> None:
 
 
 def test_ctrl_c_while_it_is_connected_to() -> None:
-    """Somebody takes the connection and says nothing."""
+    """A program accepts the connection and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as silent, interrupted(0.5):
         opened(f"127.0.0.1:{silent.getsockname()[1]}")
 

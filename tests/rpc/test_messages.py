@@ -1,4 +1,4 @@
-"""What crosses the network: a graph that was there before is named, at whatever width."""
+"""Messages on the network: a known graph is named instead of sent, at any width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers on servers: the same text, all of a draft accepted, and rows of the CPU they have."""
+"""Layers on servers: the same text, whole drafts accepted, and rows equal to the CPU's."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_whole(llm: Llama) -> None:
 def test_a_head_in_the_targets_file_lies_with_it(
     servers: tuple[Server, Server], n_layers: int
 ) -> None:
-    """The head's rows come from a server, or stay here, and go to where the head is."""
+    """The head's rows come from a server or stay here, and go to the head's device."""
     path, address = model_path("perm_mtp", arch="qwen35"), servers[0].address
     options: dict[str, Any] = {"draft": "mtp", "model_path": path, "n_gpu_layers": n_layers}
     with Llama(**{
@@ -127,7 +127,7 @@ def test_two_models_at_once(servers: tuple[Server, Server]) -> None:
 
 
 def test_rows_are_those_of_the_cpu(servers: tuple[Server, Server], tmp_path: Path) -> None:
-    """In BF16 without flash attention, to the bit: layer inputs and logits, at several widths."""
+    """In BF16 without flash attention, bit by bit: layer inputs and logits, at several widths."""
     path = tmp_path / "bf16.gguf"
     quantize(model_path("llama"), path, "BF16")
     prompt = [int(i) for i in np.random.default_rng(5).integers(0, 256, size=40)]
@@ -150,7 +150,7 @@ def test_rows_are_those_of_the_cpu(servers: tuple[Server, Server], tmp_path: Pat
 def test_equal_logits_are_settled_as_on_the_cpu(
     servers: tuple[Server, Server], tmp_path: Path
 ) -> None:
-    """By the smaller id, whether the row comes here or the server chooses of it."""
+    """The smaller id wins, whether the row comes here or the server chooses."""
     path = tmp_path / "ties.gguf"
     quantize(model_path("llama"), path, "BF16")
     reader = GGUFReader(path, "r+")
@@ -175,7 +175,7 @@ def test_equal_logits_are_settled_as_on_the_cpu(
 
 
 def test_a_build_without_a_server_in_use_is_a_cpu(servers: tuple[Server, Server]) -> None:
-    """After any earlier device: the CPU, without flash attention, with exact rows."""
+    """Even after earlier devices: without flash attention, with exact rows."""
     (found,) = server_devices(servers[0].address)
     assert found.name == f"RPC0[{servers[0].address}]" and found.total_bytes > 0
     if supports_gpu():  # another backend of this build
@@ -208,7 +208,7 @@ def test_servers_that_are_none(servers_given: Any, said: str) -> None:
 
 @pytest.mark.parametrize("mode", ["row", "tensor"])
 def test_servers_that_would_share_layers(mode: Any) -> None:
-    """Said before anybody is connected to."""
+    """The refusal comes before any connection."""
     with pytest.raises(UnsupportedError, match=r"split layers, .* give 'layer'"):
         Model(model_path("llama"), n_gpu_layers=-1, rpc_servers=["127.0.0.1:1"], split_mode=mode)
 

@@ -1,4 +1,4 @@
-"""The server: its command, its end, and clients that mean it harm."""
+"""The server: its command, its end, and hostile clients."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_it_ends_in_peace(how: signal.Signals) -> None:
 
 
 def test_a_signal_before_the_thread_of_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client is noted and its thread has not been started: close() has nothing to wait for."""
+    """If a signal comes before a client's thread is started, close() does not wait for it."""
 
     def interrupted(self: threading.Thread) -> None:
         raise KeyboardInterrupt
@@ -84,7 +84,7 @@ def _talk(address: str) -> None:
 
 
 def test_clients_that_say_nothing() -> None:
-    """They shut nobody out, however many they are, and the server hangs up on them."""
+    """Any number of silent clients block nobody, and the server disconnects them."""
     with Server("--timeout", "5") as server, contextlib.ExitStack() as held:
         silent = [
             held.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20))
@@ -102,7 +102,7 @@ def test_clients_that_say_nothing() -> None:
 
 
 def test_the_seventeenth_client() -> None:
-    """Sixteen that have greeted are served, however long they are silent then; no more are."""
+    """Sixteen clients that have sent a greeting keep their places, even if silent; no more do."""
     with Server("--timeout", "1") as server, contextlib.ExitStack() as held:
         clients = [
             held.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20))
@@ -127,7 +127,7 @@ def test_the_seventeenth_client() -> None:
 
 
 def test_half_a_message() -> None:
-    """A graph of four gigabytes is announced and does not come: no memory, no place for long."""
+    """An announced graph of four gigabytes that does not come takes no memory and no place."""
     with Server("--timeout", "1") as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
             client.sendall(_HELLO + bytes([10]) + struct.pack("<Q", 2**32) + bytes(100))
@@ -143,7 +143,7 @@ def test_half_a_message() -> None:
 
 
 def test_out_of_descriptors() -> None:
-    """Clients are refused or wait, and the server is there for those who come later."""
+    """Clients are refused or wait, and the server accepts later ones."""
     with Server() as server:
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (12, 4096))
         held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(14)]
@@ -240,7 +240,7 @@ def _ask(client: socket.socket, command: int, data: bytes) -> bytes:
 
 
 def test_a_tensor_whose_size_wraps_around() -> None:
-    """2 ** 64 elements are 0 to who multiplies, and would lie inside of every buffer."""
+    """2 ** 64 elements overflow to 0, which would fit every buffer."""
     with Server() as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
             assert len(_ask(client, 14, bytes(24))) == 28
@@ -255,7 +255,7 @@ def test_a_tensor_whose_size_wraps_around() -> None:
 
 
 def test_no_listening_for_another_server() -> None:
-    """What several servers compute together begins so: at all addresses, for whoever comes."""
+    """Such a message would make the server listen at all addresses, for anyone."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with (
@@ -269,7 +269,7 @@ def test_no_listening_for_another_server() -> None:
 
 
 def test_noise() -> None:
-    """Random bytes behind a greeting, and a client beside it that goes on."""
+    """After random bytes that follow a greeting, another client continues."""
     rng = np.random.default_rng(1)
     with Server() as server, Llama(
         str(model_path("perm")), n_gpu_layers=-1, rpc_servers=[server.address], n_ctx=128
@@ -290,7 +290,7 @@ def test_noise() -> None:
 
 
 def test_a_forked_child_opens_its_own() -> None:
-    """The parent's connection has no thread in a child: waiting for it would never end."""
+    """The parent's connection has no thread in a child, so waiting for it would never end."""
     with Server() as server:
         code = (
             "import os, sys\n"

@@ -1,4 +1,4 @@
-"""Servers of layers in processes of their own."""
+"""Layer servers in processes of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a draft says the same tokens here as in stock llama.cpp, built from the pinned source.
+"""Compares a draft's tokens with those in stock llama.cpp, built from the pinned source.
 
     python -m tests.parity.stock.compare STOCK_SOURCE STOCK_BUILD -m TARGET.gguf -d DRAFT.gguf
 
