@@ -1,4 +1,4 @@
-"""Drafters that do what a script says, for tests of the loop.
+"""Drafters that follow a script, for tests of the loop.
 
 All of them keep the history that a drafter is promised (`Drafter` in drafters/base.py) and assert
 the promises: a test that compares `history` with the sequence's tokens sees a lost, repeated or

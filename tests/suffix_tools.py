@@ -1,4 +1,4 @@
-"""What tests of the suffix drafter share."""
+"""Helpers for tests of the suffix drafter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may go wrong with rows on their way to a draft, for tests that such a fault is seen.
+"""Faults in the rows on their way to a draft, for tests that detect them.
 
 Each class stands before a drafter that computes with rows: `class Late(Shifted, Eagle3)`.
 """

@@ -1,4 +1,4 @@
-"""The tier of a test, one of three: where it runs.
+"""The three tiers of tests: where each runs.
 
 quick: `make check`, `make test` and CI. slow: `make test` and CI. release: `make release-check`
 alone. tests/conftest.py gives each test its tier by tier_of(), and tests/unit/test_tiers.py shows

@@ -1,4 +1,4 @@
-"""Requests that come and go in a round that they share, and what each would be alone."""
+"""Requests that join and leave a shared round, and the text of each alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server on a socket, of a tiny model that says what a test wants it to say."""
+"""A server on a socket with a tiny model whose answers the test dictates."""
 
 from __future__ import annotations
 

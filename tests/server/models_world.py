@@ -1,4 +1,4 @@
-"""Servers of several models, whose loads a test can hold up."""
+"""Servers of several models whose loads a test can delay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may call, and what is told to whom: a line of docs/security.md for each test."""
+"""Access and disclosure: a line of docs/security.md for each test."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_keys_are_equal_or_not(given: str) -> None:
 @pytest.mark.parametrize("key", ["clé", "ключ", "鍵", "k\udcff", "a-😀"])
 @pytest.mark.parametrize("header", ["Authorization", "x-api-key"])
 def test_keys_beyond_ascii(key: str, header: str) -> None:
-    """A client writes them in UTF-8, or in Latin-1 where that has them."""
+    """A client encodes them in UTF-8, or in Latin-1 if possible."""
     raw = key.encode("utf-8", "surrogateescape")
     latin_1 = [key.encode("latin-1")] if key == "clé" else []
     with served(open_tiny(), api_keys=("first-key", key)) as client:
@@ -95,7 +95,7 @@ def test_keys_come_from_a_file_and_the_environment(
 
 
 def test_nobody_passes_for_a_user_of_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What drafts may learn of a request is its user's."""
+    """Drafts learn from a user's own requests only."""
     seen: list[str] = []
     with served(open_tiny(), api_keys=KEYS) as client:
         llm = client.service.llm

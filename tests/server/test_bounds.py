@@ -1,4 +1,4 @@
-"""Bodies that fit into max_body_bytes and are more than a request needs: each is a 400 at once."""
+"""Bodies within max_body_bytes but with too much for a request: each is a 400 at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An answer leaves nothing in circles: what a request brought is freed with it, and not later."""
+"""An answer leaves no reference cycles, so that a request's data are freed with it."""
 
 from __future__ import annotations
 

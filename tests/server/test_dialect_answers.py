@@ -1,4 +1,4 @@
-"""What the answers of both dialects are to the types and the readers of the published clients.
+"""The answers of both dialects parse with the types and readers of the published clients.
 
 The clients are given every event; what they put together has to be the whole answer.
 """

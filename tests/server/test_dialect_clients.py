@@ -106,7 +106,7 @@ def test_a_thought_comes_apart(thinker: Served, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_budget_of_thoughts_is_kept(thinker: Served, stream: bool) -> None:
-    """The tiny model never ends a thought by itself: the budget does, and then it goes on."""
+    """The tiny model never ends a thought by itself: the budget does, and the text continues."""
     given = {"thinking": {"type": "enabled", "budget_tokens": 8}, "max_tokens": 40}
     message = _message(thinker, "<think>\n" + "a" * 200, stream=stream, **given)
     thought = message.content[0]
@@ -140,7 +140,7 @@ def test_a_call_and_its_result(server: Served, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_that_has_to_be_is_one(server: Served, stream: bool) -> None:
-    """The model says nothing of the kind: the grammar makes it a call."""
+    """The model's text is no call, so the grammar makes it one."""
     choice = {"type": "tool", "name": "get_weather"}
     message = _message(server, None, stream=stream, tools=[_TOOL], tool_choice=choice)
     assert [block.name for block in message.content if block.type == "tool_use"][:1] in (
@@ -237,7 +237,7 @@ def test_an_answer_that_is_continued(server: Served) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
 def test_a_client_that_leaves_ends_its_request(thinker: Served, path: str) -> None:
-    """It has read the beginning of a text that would fill the context."""
+    """The client leaves after the beginning of a text that would fill the context."""
     thinker.say("a" * 12_000)
     body = {"messages": _ASK, "input": _ASK, "stream": True, "max_tokens": 12_000}
     body["max_output_tokens"] = body["max_tokens"]
@@ -280,7 +280,7 @@ def test_the_same_under_the_names_of_other_servers(thinker: Served) -> None:
 
 
 def test_an_answer_has_what_clients_of_llama_server_look_for(thinker: Served) -> None:
-    """The answer names the build and its times."""
+    """The answer has the build and the timings."""
     thinker.say("It rains.")
     asked = {"model": "m", "messages": _ASK, "temperature": 0.0}
     whole = _gpt(thinker).chat.completions.create(**asked)
@@ -300,7 +300,7 @@ def test_an_answer_has_what_clients_of_llama_server_look_for(thinker: Served) ->
 
 
 def test_a_rendered_chat_is_what_the_model_reads() -> None:
-    """Also where the engine writes the prompt, for a chat whose thoughts come apart."""
+    """Also if the engine writes the prompt, for a chat whose thoughts are separated."""
     defaults = {"reasoning_format": "auto", "reasoning_effort": "none"}
     with family_server(_THINKER, chat_defaults=defaults) as server:
         client = httpx.Client(base_url=server.url, timeout=60)

@@ -1,4 +1,4 @@
-"""What requests of both dialects mean as chat requests, and what is refused with its place."""
+"""Requests of both dialects become chat requests, and a refusal names the field."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_message_as_a_chat() -> None:
 
 
 def test_a_conversation_with_tools() -> None:
-    """Results come right behind their calls, whatever else the user says in that turn."""
+    """Results follow their calls directly, whatever else the user says in that turn."""
     chat = _messages(
         messages=[
             _ASK,
@@ -272,7 +272,7 @@ def test_a_response_as_a_chat() -> None:
 
 
 def test_items_become_turns() -> None:
-    """What the assistant thought, said and called is one turn, in whichever items it came."""
+    """The assistant's thoughts, text and calls are one turn, whichever items hold them."""
     items: list[Json] = [
         {"role": "developer", "content": "Rules."},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},

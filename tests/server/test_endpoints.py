@@ -1,4 +1,4 @@
-"""The endpoints beside chats and texts: what they give is what the library gives."""
+"""The endpoints beside chats and texts give the library's results."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_embeddings(client: Client, given: Any, form: str) -> None:
 def test_embeddings_of_each_token_are_none_of_a_text(
     flags: dict[str, str], option: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log names the option, in the words of the program that serves; the client is not told."""
+    """The log names the option, as the serving program calls it; the client does not see it."""
     caplog.set_level("INFO", "pyllama_spec.server")
     with served(open_tiny(embedding=True, pooling_type="none"), flags=flags) as client:
         status, answer = client.post("/v1/embeddings", {"input": "the cat"})
@@ -92,7 +92,7 @@ def test_a_server_without_embeddings(
 
 
 def test_a_server_without_metrics_and_slots(caplog: pytest.LogCaptureFixture) -> None:
-    """It says so in words that hold for each program; the log names that one's options."""
+    """The answer holds for each program; the log names the program's own options."""
     caplog.set_level("INFO", "pyllama_spec.server")
     more = {"has_metrics": False, "has_slots": False, "allowed_hosts": ("127.0.0.1",)}
     with served(open_tiny(), flags=serve.FLAGS, **more) as client:
@@ -176,7 +176,7 @@ def test_a_template(client: Client) -> None:
 
 
 def test_the_likeliest_of_the_alternatives_is_first(client: Client) -> None:
-    """In each form of an answer, as clients read the first one alone."""
+    """In each format of an answer, since clients read the first one alone."""
     asked = {"max_tokens": 8, "temperature": 1.5, "seed": 3}
     for at in range(2):
         text = client.right(TEXT, {**asked, "prompt": "the cat", "logprobs": 5, "seed": at})
@@ -325,7 +325,7 @@ def test_metrics_say_what_runs_and_waits_and_was_left() -> None:
 @pytest.mark.parametrize("end", ["left", "late"])
 @pytest.mark.parametrize("n", [1, 2])
 def test_rounds_of_cut_requests_count_as_their_tokens_do(end: str, n: int) -> None:
-    """Without a draft each text has a token of its prompt and one a round, however it ended.
+    """Without a draft, each text has one token from its prompt and one per round, however it ends.
 
     A shift of the context reads a prompt too, after a hundred tokens at the earliest.
     """

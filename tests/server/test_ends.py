@@ -1,4 +1,4 @@
-"""How requests end: clients that leave, that read slowly, a line that is full, a time that is over.
+"""Ends of requests: clients that leave or read slowly, a full line, a timeout.
 
 What is waited for comes at once, however slow the machine is; no clock decides what is asserted.
 """
@@ -225,7 +225,7 @@ def test_the_end_of_the_server_cuts_what_does_not_end() -> None:
 
 @pytest.mark.parametrize("path", ["/ready", "/v1/models", TEXT])
 def test_who_comes_at_the_end_is_told_to_come_again(path: str) -> None:
-    """And whose answer is cut: in the time that the server's settings say."""
+    """So is a client whose answer is cut, after the time in the server's settings."""
     answers: dict[str, tuple[int, str | None]] = {}
     with served(opened(n_parallel=1), stop_timeout_s=PATIENCE_S, retry_after_s=7) as client:
         kept = client.connect()
@@ -312,7 +312,7 @@ def test_the_last_line_says_what_became_of_running_requests(n: int, n_cut: int, 
 
 
 def test_a_key_in_the_command_line_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
-    """It would be the file's name: argparse takes the beginning of a flag for the flag."""
+    """The key would be taken for a file's name, since argparse accepts a flag's beginning."""
     assert command_line(["serve", "-m", "model.gguf", "--api-key", "secret"]) == 2
     assert "--api-key-file" in (told := capfd.readouterr().err)
     assert "secret" not in told
@@ -356,7 +356,7 @@ _UNREAD = "GET /health HTTP/1.1\r\nHost: a\r\n"
 def test_a_body_that_nobody_reads_holds_no_connection(
     head: str, status: int, parts: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bytes behind the answer unset the timer of a connection that waits for a request."""
+    """Bytes that follow the answer do not stop the timer of the connection."""
     monkeypatch.setattr("tests.server.world.Listening", _Hasty)
     with (
         served(open_tiny(), api_keys=("key",)) as client,

@@ -1,4 +1,4 @@
-"""Flags of llama-server in a command line of `serve`: what is told of them."""
+"""Messages for flags of llama-server in a command line of `serve`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large bodies: gone through in a thread while the loop answers, and refused by their signs."""
+"""Large bodies are processed in a thread while the loop answers; counts refuse some early."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_nothing_goes_through_a_large_body_in_the_loop(
 
 
 def test_others_are_answered_meanwhile(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one body is decoded, for as long as that takes, and large ones wait behind it."""
+    """Others are answered while one body is decoded and further large ones wait."""
     inside, go_on = threading.Event(), threading.Event()
     decoded = bodies.decoded
 
@@ -205,7 +205,7 @@ def test_a_bomb_is_a_400_of_its_kind(client: Client, case: tuple[str, str]) -> N
 def test_many_values_are_refused_before_they_are_decoded(
     client: Client, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Only then is the loop free: a decoder of C lets nobody else compute until it is done."""
+    """Decoding in C blocks all other threads until it ends, so the refusal comes before."""
     with monkeypatch.context() as patch:
         threads = Threads(patch)
         status, answer = client.post(TEXT, BOMBS[name])
@@ -222,7 +222,7 @@ def test_signs_in_texts_do_not_count() -> None:
 
 
 def test_what_the_bound_takes_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Signs alone never refuse a body whose values are few enough."""
+    """Counts of signs never refuse a body with few enough values."""
     n_taken = n_refused = 0
     for most in (4, 12):
         monkeypatch.setattr(bodies, "MAX_VALUES", most)
@@ -248,7 +248,7 @@ def test_of_equal_names_the_last_one_counts(client: Client) -> None:
 
 
 def test_large_answers_are_those_of_small_ones(client: Client) -> None:
-    """Ids are written in parts."""
+    """Large lists of ids are written in parts."""
     text = WORDS[: 3 * bodies.LARGE]
     ids = client.right("/tokenize", {"content": text})["tokens"]
     vocab = client.service.llm.model.vocab
@@ -272,7 +272,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.filterwarnings("ignore:the chat template knows no tools")
 def test_a_refused_body_is_let_go_at_once(client: Client, name: str) -> None:
-    """And not when the collector of circles comes, who counts megabytes as one object."""
+    """The cycle collector, which counts megabytes as one object, is not needed."""
     path, body = REFUSED[name]
     assert client.post(path, body)[0] == 400
     until(lambda: is_idle(client))
@@ -292,7 +292,7 @@ def test_a_refused_body_is_let_go_at_once(client: Client, name: str) -> None:
 
 
 def test_threads_share_the_arenas_of_the_heap() -> None:
-    """Each arena keeps what large bodies leave: a thread more must not be an arena more."""
+    """Each arena keeps freed memory of large bodies, so further threads must share arenas."""
     found = subprocess.run(
         [sys.executable, "-c", _ARENAS], capture_output=True, text=True, timeout=120, check=False
     )

@@ -1,4 +1,4 @@
-"""Models without a pause take turns: a busy one lets those in that wait for its memory.
+"""Busy models take turns: one lets others load that wait for its memory.
 
 A turn of no seconds and texts that nothing ends but their reader: no clock decides anything.
 """
@@ -62,7 +62,7 @@ def test_a_busy_model_takes_no_new_requests_while_another_waits() -> None:
 
 
 def test_each_in_its_turn_while_clients_of_all_never_pause() -> None:
-    """Whoever waited while its model was loaded is answered before that has to go."""
+    """A model answers all requests that waited for its load before it is closed."""
     with several(spec("a"), spec("b"), spec("c"), max_loaded=1, turn_s=0) as (client, models):
         asking = [Asking(client, name) for _ in range(4) for name in ("a", "b", "c")]
         answers = [one.result() for one in asking]
@@ -100,7 +100,7 @@ def test_nobody_drains_for_a_request_that_is_given_up() -> None:
 
 
 def test_only_those_drain_whose_memory_is_wanted() -> None:
-    """One of two is enough; where the older one is too small it is the other."""
+    """One of two is enough; if the older one is too small, the other drains."""
     file_bytes = model_path("llama", seed=0).stat().st_size
     large = {"n_ctx": 4096}
     for of_b, drains in (({}, "a"), (large, "b")):

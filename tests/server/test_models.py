@@ -1,4 +1,4 @@
-"""Several models: which answers, when each is loaded and closed, and what others notice of it.
+"""Several models: their names, loads and closes, and the effect on other requests.
 
 Loads are held up by the test, so that no clock decides what is asserted.
 """
@@ -311,7 +311,7 @@ def test_an_adapter_that_fails_takes_nothing_else_along(adapters: list[Path]) ->
 
 
 def test_a_draft_may_be_any_that_llama_takes() -> None:
-    """Objects and paths; of a wrong one the error is told as any other."""
+    """Objects and paths are accepted; the error of a wrong one is reported as usual."""
     of_file = Path(str(model_path("llama", seed=3)))
     drafts: dict[str | None, Any] = {
         "prompt-lookup": PromptLookup(), of_file.name: of_file, "int": 5, None: "none",
@@ -423,7 +423,7 @@ def test_what_was_read_is_kept_for_each_model_in_one_folder(tmp_path: Path) -> N
     ("seed", "n_requests"), [(1, 25), pytest.param(2, 400, marks=pytest.mark.slow)]
 )
 def test_traffic_at_random(seed: int, n_requests: int, adapters: list[Path]) -> None:
-    """Whoever asks, leaves, and makes room for whom: each text is that of its model alone."""
+    """Random requests, disconnects and loads: each text equals that of its model alone."""
     specs = [
         spec("a", adapters={"poet": (adapters[0], 1.0), "clerk": (adapters[1], 1.0)}),
         spec("b", {"draft": "prompt-lookup"}, keep_alive_s=0),
@@ -461,7 +461,7 @@ def test_traffic_at_random(seed: int, n_requests: int, adapters: list[Path]) -> 
 def test_files_that_are_not_there_are_said_at_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And not when a request asks; one that comes later is found."""
+    """A file that is missing at the start and comes later is found."""
     late, gone = tmp_path / "late.gguf", str(tmp_path / "gone.gguf")
     caplog.set_level("WARNING", "pyllama_spec.server")
     with several(

@@ -219,7 +219,7 @@ def test_what_is_of_one_model_stands_in_the_file(
 
 
 def test_errors_of_a_file_name_its_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And not options of the command line, nor words of Python."""
+    """The message names neither options of the command line nor Python's terms."""
     for line, said in (
         ("n_ctx = 'a'", "n_ctx='a': expected an int"), ("n_parallel = 0", "n_parallel=0 is"),
         ("flash_attn = 'on'", "flash_attn='on' is not true or false"),
@@ -298,7 +298,7 @@ def test_the_command_serves_the_models_of_a_file(tmp_path: Path) -> None:
 def test_a_file_that_may_not_be_seen_is_not_called_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file's folder is not accessible: opening it gives the reason; other models are served."""
+    """The folder is not accessible, so the open gives the reason; other models are served."""
 
     def refuse(self: Path, **_: object) -> None:
         raise PermissionError(13, "Permission denied")

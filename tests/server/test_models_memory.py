@@ -1,4 +1,4 @@
-"""Several models within a bound: what each takes, before it is loaded and after; who makes room.
+"""Several models within a memory bound: estimates, real sizes, and closing for room.
 
 Loads are held up by the test, so that no clock decides what is asserted.
 """
@@ -157,7 +157,7 @@ def test_what_a_model_will_take_is_known_before(tmp_path: Path) -> None:
 
 
 def test_what_is_not_said_is_reckoned_as_llama_has_it() -> None:
-    """By each keyword that may be left out, be None, or be a number for a name."""
+    """Each keyword that may be missing, None, or a number for a name."""
     path = model_path("llama", n_head=2)  # whose heads are blocks of q8_0
     said: list[dict[str, Any]] = [
         {}, {"n_ctx": None}, {"n_ctx": 0}, {"n_ctx": 300, "n_parallel": 2},
@@ -207,7 +207,7 @@ def test_keep_alive_closes_what_nobody_asks_for() -> None:
 
 
 def test_a_bound_that_is_too_low_is_told_once_with_what_a_model_takes() -> None:
-    """Even where the file alone is beyond it: with that much more the model fits."""
+    """Also if the file alone exceeds it: with that much more, the model fits."""
     sizes = {"prefix_cache_bytes": 0, "n_ctx": 4096, "n_parallel": 8}
     with several(spec("a", sizes), memory_bytes=1 << 10) as (client, _):
         status, answer = asked(client, "a")

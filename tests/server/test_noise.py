@@ -1,4 +1,4 @@
-"""Bodies and requests at random: each is answered, and what is wrong with it is said by a 4xx."""
+"""Random bodies and requests: each gets an answer, and a wrong one a 4xx with the fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools that a template does not show are told with the answer, and once in the log."""
+"""A note about tools that a template ignores comes with the answer, and once in the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What whoever runs a server does: keys and certificates that change, and who asked for what."""
+"""Operation of a server: changing keys and certificates, and the log of requests."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_keys_have_names(tmp_path: Path) -> None:
 
 
 def test_a_key_has_its_number_for_good() -> None:
-    """What drafts learn of a user is found by it: no other key may come to it."""
+    """Drafts belong to a user by this number, so no other key may get it."""
     keys = Keys(("a", "b"))
 
     def users() -> list[str | None]:
@@ -310,7 +310,7 @@ _ANSWERS = (
 
 
 def test_the_log_has_the_id_that_the_answer_has(caplog: pytest.LogCaptureFixture) -> None:
-    """In each API's own form, of whole answers and of streams."""
+    """In each API's own format, for whole answers and streams."""
     with logged(caplog) as (client, _):
         for path, body, prefix in _ANSWERS:
             for is_stream in (False, True):
@@ -429,7 +429,7 @@ def test_addresses_are_logged_where_they_are_asked_for(
 
 
 def test_of_several_headers_the_proxys_own_counts(caplog: pytest.LogCaptureFixture) -> None:
-    """A proxy may add a header of its own behind that of a client, as HAProxy does."""
+    """A proxy such as HAProxy may add its header after the client's."""
     with logged(caplog, logs_clients=True) as (client, _):
         connection = HTTPConnection(client.host, client.port, timeout=PATIENCE_S)
         connection.putrequest("GET", "/v1/models")

@@ -1,4 +1,4 @@
-"""What was read is there after a start, for the same model and settings alone."""
+"""Stored prefixes survive a restart, for the same model and settings alone."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_short_and_known_texts_are_not_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("n_asked", "is_read"), [(1, False), (10, False), (63, False), (64, True)])
 def test_a_short_prompt_reads_no_file(tmp_path: Path, n_asked: int, is_read: bool) -> None:
-    """A file that begins with all of it is not worth reading either."""
+    """A file that begins with the whole prompt is not read either."""
     state = state_of(range(200))
     folder = PrefixFolder(tmp_path, 1 << 26, MIN)
     folder[state.tokens] = state
@@ -154,7 +154,7 @@ def test_a_folder_that_cannot_be_had(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("n_tokens", [MIN, 150_000, 400_000])
 def test_a_text_of_any_length_is_known_after_a_start(tmp_path: Path, n_tokens: int) -> None:
-    """The ids stand in the file's header, which a start reads: of long texts it has megabytes."""
+    """A start reads the ids in the file's header: megabytes for long texts."""
     state = state_of(range(100_000, 100_000 + n_tokens))
     folder = PrefixFolder(tmp_path, 1 << 26, MIN)
     folder[state.tokens] = state

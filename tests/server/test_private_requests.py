@@ -1,4 +1,4 @@
-"""Whose text a request of the server is drafted from, and what of it is written."""
+"""The sources of a server request's drafts, and the parts of its text that are stored."""
 
 from __future__ import annotations
 

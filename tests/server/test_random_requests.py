@@ -1,4 +1,4 @@
-"""Requests at random, several at once, against the library's own calls: the same, to the bit.
+"""Random parallel requests equal the library's own calls, bit by bit.
 
 The server drafts in every round and computes three requests at a time; the library has no draft
 and computes each request alone. A request is drawn once, as what it means, and written twice: as

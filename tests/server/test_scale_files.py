@@ -1,4 +1,4 @@
-"""The files of examples/serve agree with each other, and with what the server does by default."""
+"""The files of examples/serve agree with each other, and with the server's defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many clients of every temper at once: each whole answer is right, and nothing stays behind."""
+"""Many clients of all kinds at once: each whole answer is right, and nothing stays behind."""
 
 from __future__ import annotations
 

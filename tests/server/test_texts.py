@@ -1,4 +1,4 @@
-"""Every text over HTTP is the library's own of the same request, streamed or whole."""
+"""Every text over HTTP equals the library's for the same request, streamed or whole."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_a_request_says_how_much_is_drafted(
 
 
 def test_a_request_says_how_drafts_are_accepted(client: Client) -> None:
-    """The server's draft draws nothing, and the answer says so."""
+    """The server's draft draws nothing, and the answer reports it."""
     body = {"prompt": PROMPT, **REPEATING, "temperature": 1.0, "seed": 5}
     exact = client.right(TEXT, body)
     asked = client.right(TEXT, {**body, "speculation": {"acceptance": "distribution"}})

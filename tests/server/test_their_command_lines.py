@@ -1,4 +1,4 @@
-"""Command lines of llama-server and of llama-cpp-python's server: what each means here."""
+"""Command lines of llama-server and of llama-cpp-python's server, and their meaning here."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_a_bound_is_refused_before_a_model_is_opened(
 
 
 def test_every_flag_is_in_one_table() -> None:
-    """And those without effect are said."""
+    """The notes list the flags without effect."""
     names = [name for flag in FLAGS for name in flag.names]
     assert len(names) == len(set(names))
     assert not set(names) & set(REFUSED)
@@ -365,7 +365,7 @@ def test_a_config_file_that_is_refused(models: Any, tmp_path: Path) -> None:
 
 
 def test_a_config_file_of_several_models(tmp_path: Path) -> None:
-    """One of the models is loaded at a time: the first at the start and for unknown names."""
+    """One model is loaded at a time: the first at the start and for unknown names."""
     file = tmp_path / "config.json"
     file.write_text(json.dumps({
         "n_ctx": 64, "port": 1,
@@ -412,7 +412,7 @@ _TOLD = {
 
 @pytest.mark.parametrize("program, line", _PROGRAMS)
 def test_a_program_serves_until_it_is_told_to_stop(program: str, line: str) -> None:
-    """And says nothing of what clients write, though the library warns of a schema's keyword."""
+    """It prints nothing about clients' schemas, though the library warns of a keyword."""
     words = [*program.split(), *line.format(model=model_path("llama")).split()]
     with subprocess.Popen(
         [sys.executable, "-m", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

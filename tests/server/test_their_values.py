@@ -1,4 +1,4 @@
-"""How the values, the variables and the spellings of llama-server's flags are read."""
+"""Parsing of the values, the variables and the spellings of llama-server's flags."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_flag_of_which_another_takes_the_place_is_noted(line: str, note: str) 
 def test_a_log_file_that_cannot_be_written_is_said_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """And again after it could: /dev/full is a full disk."""
+    """The message is repeated only after a success: /dev/full is a full disk."""
     record = logging.LogRecord("a", logging.INFO, "b", 1, "line", None, None)
     full = llama_server.LogFile(Path("/dev/full"))
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""tools/upstream_server_tests.py: what it makes of a command line, and what it says of a test."""
+"""tools/upstream_server_tests.py: its command lines, and its verdicts on tests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_failure_has_its_reason_or_none() -> None:
 
 
 def test_nothing_is_run_before_the_server_waits(tmp_path: Path) -> None:
-    """A process that makes the file is waited for, however long it takes; one that ends is not."""
+    """It waits for the process that makes the file, and not for one that has ended."""
 
     def process(code: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", code])
@@ -61,7 +61,7 @@ def test_nothing_is_run_before_the_server_waits(tmp_path: Path) -> None:
 
 
 def test_a_socket_that_is_there_answers(tmp_path: Path) -> None:
-    """A killed run may have left anything."""
+    """A socket file of a killed run does not count."""
     with socket.socket(socket.AF_UNIX) as old:
         old.bind(str(tmp_path / "waiting.part"))
     code = (
@@ -77,7 +77,7 @@ def test_a_socket_that_is_there_answers(tmp_path: Path) -> None:
 
 @pytest.mark.release
 def test_upstreams_tests_pass_or_are_explained(tmp_path: Path) -> None:
-    """Templates, calls of tools and Anthropic's messages: some minutes."""
+    """Templates, tool calls and Anthropic's messages; takes some minutes."""
     out = tmp_path / "ended.json"
     files = ["test_template.py", "test_tool_call.py", "test_compat_anthropic.py"]
     command = [sys.executable, "-m", "tools.upstream_server_tests", *files, "--json", str(out)]

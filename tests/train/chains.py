@@ -1,4 +1,4 @@
-"""What tests of heads share: texts at random, and the logits of all steps of chains on them."""
+"""Helpers for tests of heads: random texts, and the logits of all steps of chains on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sequences training sees together, in which order, and which ones it never sees."""
+"""The batches of training, their order, and the sequences that are held out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocks of a DFlash draft: against the NumPy reference, and what a slot does not see."""
+"""A DFlash draft's blocks equal the NumPy reference, and each slot sees only what it should."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def texts_for(shape: DFlashShape, lengths: list[int]) -> Texts:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_blocks_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
-    """Every slot of every block; with followers along the draft's own picks."""
+    """Every slot of every block agrees, with followers along the draft's own picks."""
     shape = SHAPES[name]
     head, texts = random_head(shape), texts_for(shape, [9, 5, 12])
     reference = Reference(export(head, tmp_path), model_path("llama"))

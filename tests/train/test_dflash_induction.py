@@ -1,4 +1,4 @@
-"""A DFlash draft that has learned nothing yet repeats what it sees again."""
+"""An untrained DFlash draft repeats what it sees again."""
 
 from __future__ import annotations
 

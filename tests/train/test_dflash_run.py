@@ -1,4 +1,4 @@
-"""From a GGUF to a DFlash draft, in seconds: what is learned, interrupted, refused."""
+"""From a GGUF to a DFlash draft, in seconds: learning, interruptions, refusals."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_file_has_what_a_drafter_asks_for(trained: tuple[TrainReport, Path])
 
 
 def test_the_file_drafts(trained: tuple[TrainReport, Path]) -> None:
-    """The drafter accepts what training measured, and says the same with and without."""
+    """The drafter accepts what training measured, and the text is the same without it."""
     report, _ = trained
     prompt, n = [5, 9, 17], 60
     with Llama(perm(), n_ctx=128, n_threads=1) as llm:
@@ -128,7 +128,7 @@ def test_two_kinds_share_text_and_features(
 def test_features_of_other_layers_are_left_alone(
     tmp_path: Path, trained: tuple[TrainReport, Path]
 ) -> None:
-    """By default the kinds read other layers, and share a work folder all the same."""
+    """By default the kinds read different layers, but share a work folder."""
     work = tmp_path / "work"
     shutil.copytree(trained[1] / "draft.gguf.train", work)
     before = {p: p.stat().st_mtime_ns for p in work.rglob("shard-*.npy")}

@@ -1,4 +1,4 @@
-"""Heads that copy before they have learned anything."""
+"""Heads that copy before any training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A draft goes on from its owner's use: better where it was used, or as it was."""
+"""Training from its owner's use improves a draft for it, or leaves the file unchanged."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ train_from_use(config)
 
 @pytest.mark.release
 def test_a_full_disk_leaves_it_as_it_was(eagle3: Config) -> None:
-    """A limit on a file's size fails a write as it does."""
+    """A limit on a file's size makes the write fail."""
     before = whole(eagle3)
     done = subprocess.run(
         [sys.executable, "-c", _ON_A_SMALL_DISK, str(eagle3.out.parent)],
@@ -325,7 +325,7 @@ def test_a_new_file_that_cannot_be_written_leaves_it_as_it_was(eagle3: Config) -
 
 @pytest.mark.release
 def test_a_killed_run_leaves_it_as_it_was(eagle3: Config) -> None:
-    """In the middle of the training: what was computed lies in files without a name."""
+    """Killed in the middle of training: intermediate data are in unnamed files."""
     before = whole(eagle3)
     program = (
         "import os, signal, sys\n"

@@ -1,4 +1,4 @@
-"""The module is docs/eagle3.md: against the NumPy reference, and against the engine."""
+"""The module equals docs/eagle3.md: against the NumPy reference, and against the engine."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def all_steps(head: Eagle3Head, texts: Texts, n_steps: int) -> dict[tuple[int, i
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_chains_are_the_steps_of_inference(name: str, tmp_path: Path) -> None:
-    """Every step of every chain, against a head that makes that chain alone, step by step."""
+    """Every step of every chain equals a head that makes that chain alone, step by step."""
     head = random_head(SHAPES[name])
     reference = Reference(export(head, tmp_path), model_path("llama"))
     texts = random_texts([9, 5, 12], len(head.shape.target_layers) * N_EMBD)
@@ -134,7 +134,7 @@ def test_a_chain_goes_on_where_its_reader_says_so() -> None:
 
 @pytest.mark.parametrize("missed_share", [1.0, 0.4, 0.0])
 def test_the_loss_is_the_mean_over_all_steps_of_chains_that_live(missed_share: float) -> None:
-    """Against a sum over one chain after another; right picks go on, of wrong ones a share."""
+    """The loss equals a sum over single chains; right picks continue, and a share of wrong ones."""
     head, texts = random_head(SHAPE), random_texts([60, 60], 3 * N_EMBD)
     rng, n_steps, decay = np.random.default_rng(2), 3, 0.7
     n = len(texts.tokens)
@@ -230,7 +230,7 @@ def test_every_type_of_file_is_loaded_by_the_drafter(kind: str, tmp_path: Path) 
 
 
 def test_a_head_begins_with_what_the_target_was_about_to_say() -> None:
-    """Without its own layer, the logits are those of the target's output for the last feature."""
+    """Without its own layer, its logits equal the target's output for the last feature."""
     path = model_path("llama")
     with Model(path) as model:
         weights = read_weights(path, model.info)

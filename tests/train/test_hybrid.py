@@ -1,4 +1,4 @@
-"""Drafts for targets with recurrent layers: trained from their own text, and drafting on them."""
+"""Drafts for targets with recurrent layers: training on their own text, and drafting."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_draft_for_a_hybrid(
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_targets_last_norm_is_found(arch: str) -> None:
-    """Files of LFM2 call it as others call the norm of the embedding."""
+    """LFM2 files use the name that others use for the norm of the embedding."""
     path = model_path(arch)
     with Model(path) as model:
         weights = read_weights(path, model.info)

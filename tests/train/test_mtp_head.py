@@ -1,4 +1,4 @@
-"""The module of an MTP head is the head that the engine computes, in every family it knows."""
+"""The module of an MTP head equals the engine's head, in every supported family."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def texts_for(head: MtpHead, lengths: list[int]) -> Texts:
 
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_chains_are_the_steps_of_the_reference(arch: str) -> None:
-    """Chains of 8 from every place, each against a head that makes that chain alone."""
+    """Chains of 8 from every place equal a head that makes that chain alone."""
     check_chains(model_path(arch, **OPTIONS))
 
 
@@ -142,7 +142,7 @@ def _loss(head: MtpHead, texts: Texts, n_steps: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_gradients_flow_through_all_steps(arch: str) -> None:
-    """The loss of chains of 8 changes along a direction as its gradient says.
+    """The loss of chains of 8 changes along a direction as its gradient predicts.
 
     The direction is one of the joining matrix, which every step goes through with the row of the
     step before: with the rows cut off from each other the gradient would be another one. A larger
@@ -184,7 +184,7 @@ def test_bfloat16_says_about_the_same(arch: str) -> None:
 
 
 def test_the_rows_of_a_chain_are_not_cut_off() -> None:
-    """What the last of 8 steps says depends on the row that the first one read."""
+    """The last of 8 steps depends on the row that the first one read."""
     head = opened(model_path("qwen35", **OPTIONS))
     texts = texts_for(head, [12])
     texts.starts = texts.starts[2:3]
@@ -353,7 +353,7 @@ def test_what_is_said_of_a_head_that_is_there(arch: str, n_heads: int, told: str
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 def test_other_kinds_say_that_there_is_a_head(tmp_path: Path, kind: str) -> None:
-    """Before they see that there is no such layer to read."""
+    """The note about the head comes before the check of the layers."""
 
     def train(target: Path, reporter: Interrupting) -> object:
         if kind == "eagle3":

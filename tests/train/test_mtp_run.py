@@ -1,4 +1,4 @@
-"""A run that goes on with an MTP head: from a file that has one to a better one beside it."""
+"""A run continues an MTP head: from a file with one to a better one beside it."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_an_interrupted_run_gives_the_same_file(
 def test_a_head_that_can_learn_nothing_is_not_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One that is right everywhere; the command ends with 1."""
+    """A head that is right everywhere cannot gain; the command ends with 1."""
     target = model_path("perm_mtp", arch="qwen35", n_cycles=4)
     config = quick_mtp_config(tmp_path, target=target, epochs=0.2)
     command = [
@@ -220,7 +220,7 @@ def test_a_file_that_was_made_for_another_model(
 def test_damaged_weights_are_refused_before_any_text(
     tmp_path: Path, name: str, value: float, begins_with: str
 ) -> None:
-    """The fixed weights are checked too."""
+    """The check covers the fixed weights too."""
     target = model_path("perm_mtp", arch="qwen35moe")
     damaged = tmp_path / "damaged.gguf"
     if begins_with == "target":
@@ -242,7 +242,7 @@ def test_damaged_weights_are_refused_before_any_text(
 
 
 def test_a_head_goes_on_from_use(tmp_path: Path) -> None:
-    """With the target's own head first, then with the file that this made."""
+    """First with the target's own head, then with the file from that run."""
     store = tmp_path / "use.memory"
     options: dict[str, Any] = {"n_ctx": 128, "n_threads": 1, "controller": "fixed"}
     with Llama(perm_mtp(), draft="mtp", draft_memory=store, **options) as llm:

@@ -1,4 +1,4 @@
-"""A base model, and one with a template of its own: Ctrl-C in every stage loses nothing."""
+"""A base model, and one with its own template: Ctrl-C in every stage loses nothing."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_nothing_finished_is_lost_in_any_stage(template: str | None, tmp_path: P
 
 @pytest.mark.parametrize("template", [None, INST], ids=["base", "inst"])
 def test_features_that_were_read_are_not_read_again(template: str | None, tmp_path: Path) -> None:
-    """A stage of its own where there are none, for a draft that reads other layers, say."""
+    """Missing features, for example of other layers, are a stage of their own."""
     config = settings(tmp_path, template)
     interrupt(config, "training", 1)
     shutil.rmtree(config.work_dir / "features")
@@ -110,7 +110,7 @@ def test_features_that_were_read_are_not_read_again(template: str | None, tmp_pa
 
 @pytest.mark.parametrize("template", [None, INST], ids=["base", "inst"])
 def test_the_text_is_the_models_own(template: str | None, tmp_path: Path) -> None:
-    """ChatML, which neither of them has ever seen, is in none of it."""
+    """No text has ChatML, which neither model has seen."""
     config = settings(tmp_path, template)
     interrupt(config, "training", 1)
     texts = sequences(config)

@@ -1,4 +1,4 @@
-"""A newcomer with docs/start.md and nothing else: from a model to a draft of his own and a plot.
+"""docs/start.md alone leads a newcomer from a model to an own draft and a plot.
 
 The commands are those of the page, as they stand there, in its order; what a clone and an install
 would give is there already. The model is a toy.

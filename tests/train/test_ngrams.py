@@ -1,4 +1,4 @@
-"""The counted table against one that is counted context by context."""
+"""The counted table equals one counted context by context."""
 
 from __future__ import annotations
 

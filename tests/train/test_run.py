@@ -1,4 +1,4 @@
-"""From a GGUF to a draft, in seconds: what is learned, interrupted, refused."""
+"""From a GGUF to a draft, in seconds: learning, interruptions, refusals."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_file_has_a_table_of_what_follows(
 
 
 def test_acceptance_says_how_sure_it_is() -> None:
-    """A mean of 26 rounds was quoted as if it were one of thousands."""
+    """Acceptance comes with its error: a mean of 26 rounds is not one of thousands."""
     meter = AcceptanceMeter(3)
     accepted = [0, 1, 3, 2, 0, 3, 3, 1, 0, 2]
     starts = [100 * i for i in range(10)]
@@ -256,7 +256,7 @@ train_eagle3(config)
 def test_text_is_kept_where_its_features_fill_the_disk(
     tmp_path: Path, trained: tuple[TrainReport, Path]
 ) -> None:
-    """A limit on the size of a file fails a write as a full disk does. It threw the text away."""
+    """A limit on the size of a file fails a write as a full disk does; the text stays."""
     done = subprocess.run(
         [sys.executable, "-c", _ON_A_SMALL_DISK, str(tmp_path)],
         capture_output=True, text=True, check=False, timeout=600,
@@ -273,7 +273,7 @@ def test_text_is_kept_where_its_features_fill_the_disk(
 
 
 def test_a_checkpoint_on_a_full_disk_says_so() -> None:
-    """It was "RuntimeError: unexpected pos 10919744 vs 10919632"."""
+    """The message is about the disk, not PyTorch's "unexpected pos 10919744 vs 10919632"."""
     content = {"rows": torch.zeros(300_000)}
     with (
         Path("/dev/full").open("wb", buffering=0) as full,

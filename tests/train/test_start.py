@@ -1,4 +1,4 @@
-"""A run that begins with an earlier draft."""
+"""A run that starts from an earlier draft."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_a_gpu_that_is_missing_is_told_before_the_target_is_opened(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A large target takes minutes; this one is not even there."""
+    """A large target takes minutes to open; the one here does not even exist."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(TrainError, match="PyTorch sees no CUDA device"):
         run(config(tmp_path / "none.gguf", tmp_path / "draft.gguf", device="cuda"))

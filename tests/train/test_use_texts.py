@@ -1,4 +1,4 @@
-"""From the parts of a store back to what the target read, and to what is learned of it."""
+"""From the parts of a store back to the target's texts, and to the tokens to learn."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_the_newest_are_taken(owner: Owner, tmp_path: Path) -> None:
 
 
 def test_what_is_held_out_stays_so(owner: Owner, tmp_path: Path) -> None:
-    """A draft that is fitted again and again is never judged by what it learned from."""
+    """A draft that is fitted repeatedly is never judged by text that it learned from."""
 
     def keys() -> list[float]:
         texts = Store(tmp_path / "store.memory", None, is_read_only=True).texts()

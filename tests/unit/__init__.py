@@ -1,1 +1,1 @@
-"""Each room on its own."""
+"""Unit tests of single modules."""

@@ -1,4 +1,4 @@
-"""check_architecture.py refuses the imports that it is there to refuse."""
+"""check_architecture.py refuses forbidden imports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def faults(path: str, source: str) -> list[str]:
     ],
 )
 def test_chat_and_requests_do_not_know_each_other(path: str, source: str) -> None:
-    """They lie on one floor: an import there goes sideways, which is no better than up."""
+    """Both are on one level, so an import is refused as one upwards is."""
     (fault,) = faults(path, source)
     assert fault.endswith("imports only go down")
 
@@ -81,7 +81,7 @@ FOR_TYPES = "if TYPE_CHECKING:\n    from pyllama_spec.engine.model import Model"
 )
 @pytest.mark.parametrize("third", ["", "from pyllama_spec.engine.identity import digest_of"])
 def test_a_circle_is_found_where_an_import_is_for_types_alone(second: str, third: str) -> None:
-    """A cycle of two modules, and of three."""
+    """A cycle of two modules, and one of three."""
     between = "identity" if not third else "adapter"
     sources = {
         "model": f"from pyllama_spec.engine.{between} import name",

@@ -1,4 +1,4 @@
-"""Every public call with values that nobody expects: it does its work, or raises an error of ours.
+"""Every public call with odd values works, or raises one of our errors.
 
 The calls and the names of their arguments are read from the signatures, so that a new one is tried
 without a word here.

@@ -1,4 +1,4 @@
-"""Chat templates: what they give, what they may not do, and messages that look like theirs."""
+"""Chat templates: output, forbidden operations, and messages that imitate them."""
 
 from __future__ import annotations
 

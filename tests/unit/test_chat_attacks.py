@@ -1,4 +1,4 @@
-"""Callers who write names of control tokens, wherever a template prints what they say.
+"""Callers cannot write control tokens, wherever a template prints their text.
 
 The measure: a chat has the control tokens that its template gives to the same chat with harmless
 words, and one whose template nobody can follow has no more than these.

@@ -1,4 +1,4 @@
-"""The parts of the profit controller, each by itself."""
+"""The parts of the profit controller."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_costs_never_fall_with_the_width() -> None:
 
 
 def test_a_width_that_was_seen_once_in_a_bad_moment() -> None:
-    """Wider ones that were seen often say that it cannot be so dear, and they stay as they are."""
+    """Wider batches with many timings bound its price, and keep their own."""
     curve = Curve(is_proportional=True)
     for size, seconds in ((1, 4.0), (3, 7.0), (5, 110.0), (6, 9.0), (9, 13.0)):
         for _ in range(1 if size == 5 else 7):
@@ -79,7 +79,7 @@ def test_a_width_that_was_seen_once_in_a_bad_moment() -> None:
 
 
 def test_a_draft_that_was_dear_once() -> None:
-    """The first call of a draft: lengths that were seen often say what its length should cost."""
+    """Lengths with many timings bound the price of the first call."""
     curve = Curve(is_proportional=True, is_line=True)
     curve.add(4, 7.0)
     assert curve.at(4) == 7.0
@@ -113,7 +113,7 @@ def test_a_slower_machine_changes_no_proportion() -> None:
 
 @pytest.mark.parametrize("bad", [(0,), (1,), (0, 1), (1, 2), (0, 3)])
 def test_bad_moments_at_the_start_are_no_speed(bad: tuple[int, ...]) -> None:
-    """Nor do they make what comes next look quick."""
+    """Slow timings at the start change neither the speed nor the curve."""
     costs = VerifyCosts()
     costs.start({1: 1.0, 2: 1.5})
     for i in range(20):
@@ -132,7 +132,7 @@ def round_of(n_drafted: int, n_verified: int) -> Span:
 
 
 def test_a_change_of_width_is_dear_where_it_was_dear_some_times() -> None:
-    """After one that was, in a bad moment, sequences would never change their width again."""
+    """Otherwise, after one slow change, sequences would never change their width again."""
     costs = RoundCosts()
     costs.limits = ControllerLimits(8, is_stepwise=True)
     costs.start({n: 1.0 + 0.1 * n for n in range(1, 10)})
@@ -148,7 +148,7 @@ def test_a_change_of_width_is_dear_where_it_was_dear_some_times() -> None:
 
 @pytest.mark.parametrize("n_timed", [0, 1, 3, 8])
 def test_a_price_that_was_told_bounds_the_first_ones_that_are_measured(n_timed: int) -> None:
-    """The first draft reads a prompt, and says nothing of a step; some next ones may be slow."""
+    """The first draft reads a prompt, which says nothing of a step; some next ones may be slow."""
     costs = RoundCosts()
     costs.limits = ControllerLimits(4, is_stepwise=True, step_share=0.2)
     costs.start({1: 1.0, 5: 1.8})
@@ -161,7 +161,7 @@ def test_a_price_that_was_told_bounds_the_first_ones_that_are_measured(n_timed: 
 
 @pytest.mark.parametrize("says", [True, False])
 def test_a_chain_that_asks_nobody_where_to_end_is_asked_for_what_pays(says: bool) -> None:
-    """A drafter that calls the stop is asked for the maximum: the stop ends its chain."""
+    """A drafter with a stop callback is asked for the maximum: the stop ends its chain."""
     controller = ProfitController()
     controller.attach(ControllerLimits(8, is_stepwise=True, step_share=0.3))
     controller.learn_costs({n: 1.0 + 0.1 * n for n in range(1, 10)})
@@ -210,7 +210,7 @@ def test_contexts_have_their_own_costs() -> None:
 
 
 def test_a_calibration_learns_what_a_draft_means() -> None:
-    """One that is too sure, by far: it says 0.95 and is right one time in five."""
+    """The draft is overconfident: it reports 0.95 and is right one time in five."""
     rng, calibration = random.Random(2), Calibration()
     assert calibration.rate(0, 0.95) > 0.9
     for _ in range(300):
@@ -247,7 +247,7 @@ def observed(draft: Draft, rounds: Sequence[Sequence[int]]) -> list[tuple[int, b
 
 
 def test_only_tokens_that_are_reached_are_observed() -> None:
-    """Behind the first wrong token nothing is known; behind a full acceptance nothing was said."""
+    """No token after the first wrong one, or after a full acceptance, is observed."""
     p = [0.5, 0.5, 0.5]
     right, wrong = True, False
     assert observed(Draft([1, 2, 3], p), [[1, 9]]) == [(0, right), (1, wrong)]
@@ -256,7 +256,7 @@ def test_only_tokens_that_are_reached_are_observed() -> None:
 
 
 def test_what_was_cut_is_observed_all_the_same() -> None:
-    """Plain rounds show what a draft would have been worth."""
+    """Plain rounds show the worth of a cut draft."""
     found = observed(Draft([1, 2, 3], [0.5] * 3), [[1], [2], [7], [3]])
     assert found == [(0, True), (1, True), (2, False)]
     assert observed(Draft([1, 2, 3], [0.5] * 3), [[1], [2]]) == [(0, True), (1, True)]
@@ -313,7 +313,7 @@ def test_a_chain_ends_where_no_continuation_pays() -> None:
 
 @pytest.mark.parametrize("is_padded", [False, True])
 def test_sequences_of_a_batch_are_chosen_for_together(is_padded: bool) -> None:
-    """Against all ways to cut two drafts."""
+    """The choice equals the best of all ways to cut two drafts."""
     rng = random.Random(5)
     room = ControllerLimits(3, is_padded=is_padded)
     for _ in range(200):
@@ -383,7 +383,7 @@ def test_a_drafter_that_becomes_good_is_found_again() -> None:
 
 
 def test_what_a_round_of_it_costs() -> None:
-    """Under 20 microseconds where nothing else runs; here with room for shared cores."""
+    """Under 20 microseconds on an idle machine; the bound here allows for shared cores."""
     controller = ProfitController()
     controller.attach(BaseRoom(8, is_stepwise=True))
     controller.learn_costs({n: 0.004 + 0.0003 * n for n in range(1, 10)})
@@ -409,7 +409,7 @@ def test_what_a_round_of_it_costs() -> None:
 
 
 def test_a_copy_that_says_how_sure_it_is_is_judged_by_that() -> None:
-    """Such copies are judged by their outcome; others by their length as before."""
+    """Such copies are judged by their outcome, and others by their length as before."""
     acceptance, text = Acceptance(), TextState()
     sure = Draft([1, 2], [0.95, 0.6], match_length=4)
     silent = Draft([1, 2], match_length=4)
@@ -431,7 +431,7 @@ def test_a_copy_that_says_how_sure_it_is_is_judged_by_that() -> None:
 @pytest.mark.parametrize("p", [None, [0.6, 0.9, 0.96]])
 @pytest.mark.parametrize("n_right", [1, 8, 40])
 def test_a_row_of_right_copies_makes_the_next_no_surer(n_right: int, p: list[float] | None) -> None:
-    """Where one came in 30 tokens, the next difference comes all the same; wrong ones do tell."""
+    """One right copy per 30 tokens does not postpone the next difference; wrong ones count."""
     acceptance, text, wrong = Acceptance(), TextState(), TextState()
     draft = Draft([1, 2, 3], p, match_length=9)
     rates = acceptance.rates(draft)
@@ -514,7 +514,7 @@ def verified_when_calm(n_seqs: int, n_copies: int, is_padded: bool) -> float:
 def test_rows_that_were_timed_in_a_bad_moment_are_timed_again(
     n_seqs: int, n_copies: int, is_padded: bool, factor: float, from_row: int
 ) -> None:
-    """Else copies would be cut for as long as the model is open: nothing else shows their price."""
+    """Otherwise copies would stay cut while the model is open, as nothing else times the rows."""
     expected = verified_when_calm(n_seqs, n_copies, is_padded)
     assert expected > 2
     disturbed = Copies(
@@ -529,7 +529,7 @@ def test_rows_that_were_timed_in_a_bad_moment_are_timed_again(
 @pytest.mark.parametrize("n_seqs", [1, 2, 4])
 @pytest.mark.parametrize("is_padded", [False, True])
 def test_rows_that_are_dear_are_not_tried_for_ever(n_seqs: int, is_padded: bool) -> None:
-    """What was timed some times is known, and copies that never pay take next to nothing."""
+    """After some timings the price is known, and copies that never pay cost almost nothing."""
     verified = Copies(1.5e-2, n_seqs, n_seqs, is_padded=is_padded).play(1000)
     assert sum(n > 0 for n in verified) < 10
     assert not any(verified[400:])

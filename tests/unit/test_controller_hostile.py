@@ -124,7 +124,7 @@ def test_tries_of_a_dear_draft_are_rare(draft_s: float) -> None:
 @pytest.mark.parametrize("p", [0.2, 0.8])
 @pytest.mark.parametrize("first_plain", [1.0, 1.5])
 def test_wrong_tokens_that_cost_nothing_to_draft(p: float, first_plain: float) -> None:
-    """On a clock so noisy that two rows may look as cheap as one, or opened in a bad moment."""
+    """With a clock so noisy that two rows may seem as cheap as one, or a slow start."""
     found = [
         ratio(
             lambda call, at, n: (0, p, 1e-6, 0), 100, 100, seed=i, noise=0.2,

@@ -1,4 +1,4 @@
-"""The profit controller in worlds of other machines: never slower, and near who knows the odds."""
+"""The profit controller on simulated machines: never slower, and near the optimum."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ SEEDS = range(6)
 @pytest.mark.parametrize("p", [0.6, 0.95], ids=["shy", "sure"])
 @pytest.mark.parametrize("share", [0.33, 0.45, 0.6])
 def test_a_dear_draft_that_is_always_right_stays(share: float, p: float) -> None:
-    """It is known as such within a text of 128 tokens, whatever it says of itself."""
+    """It is recognised within a text of 128 tokens, whatever it says of itself."""
     written = [[Place(8, [p] * 8)] * 127]
     best = simulate(Fixed(8), written, dear(share)).seconds
     for said, least in ((share, 0.97), (0.0, 0.94)):  # the price was told before, or was not
@@ -104,7 +104,7 @@ def drafted_by_head(n: int, seed: int, says: str) -> list[Place]:
 @pytest.mark.parametrize("step_ms", [16, 67], ids=["a part of the ids", "all ids"])
 @pytest.mark.parametrize("says", ["sure", "shy", "silent", "honest"])
 def test_a_head_is_near_the_best_fixed_length_within_a_text(says: str, step_ms: int) -> None:
-    """Many texts alone, each with a new controller."""
+    """Over many texts alone, each with a new controller."""
     costs = Costs(lambda rows, n: HEAD_ROWS[rows - 1], lambda k: step_ms * k)
     for n_tokens, least in ((62, 0.93), (128, 0.95)):
         written = [drafted_by_head(n_tokens, seed, says) for seed in range(16)]
@@ -138,7 +138,7 @@ class OpenedInABadMoment(ProfitController):
 
 @pytest.mark.parametrize(("factor", "least"), [(1.5, 0.95), (2.0, 0.92), (3.0, 0.8)])
 def test_a_good_head_survives_an_opening_in_a_bad_moment(factor: float, least: float) -> None:
-    """Texts alone. Without verification neither its cost nor the acceptance would show."""
+    """Texts alone. Without verification, neither its cost nor its acceptance would be measured."""
     costs = Costs(lambda rows, n: SMALL_ROWS[rows - 1], lambda k: SMALL_STEP_MS * k)
 
     def taken(made: Callable[[], ProfitController]) -> float:
@@ -157,7 +157,7 @@ def test_a_good_head_survives_an_opening_in_a_bad_moment(factor: float, least: f
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 def test_what_a_draft_takes_is_known_before_the_first(rate: float) -> None:
-    """A dear one that is wrong costs little of a short text: only its first token is drafted."""
+    """An expensive, wrong draft costs a short text little: only its first token is drafted."""
     for seed in SEEDS:
         written = [made_up(40, lambda at: rate, seed)]
         out = simulate(ProfitController(), written, dear(0.9), seed=seed, step_share=0.9)
@@ -194,7 +194,7 @@ def test_a_prompt_is_read_at_once_for_what_may_pay(share: float, n_prompt: int) 
 
 
 def test_a_long_answer_is_worth_the_reading() -> None:
-    """The longer a text has become, the longer it is thought to go on."""
+    """A longer text is expected to continue longer."""
     written, costs = [[Place(8, [0.95] * 8)] * 1500], reads(0.45)
     out = simulate(ProfitController(), written, costs, step_share=0.45, n_prompt=3000)
     asked = [at for (n, _), at in zip(out.lengths, out.at, strict=True) if n]
@@ -204,7 +204,7 @@ def test_a_long_answer_is_worth_the_reading() -> None:
 
 @pytest.mark.parametrize("said", [0.2, 3.0])
 def test_a_price_that_was_told_wrong_is_forgotten(said: float) -> None:
-    """What is measured counts, from the first draft on."""
+    """From the first draft on, the measured price replaces it."""
     written = [made_up(127, lambda at: 0.9, seed) for seed in range(3)]
     share = 0.33
     found, told = (
@@ -275,7 +275,7 @@ def test_a_context_that_grows_to_32k() -> None:
 @pytest.mark.parametrize("n_together", [8, 32])
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.9])
 def test_many_sequences(n_together: int, rate: float) -> None:
-    """They share one batch, whose rows cost more and more."""
+    """They share one batch, whose rows get more expensive."""
     for name in ("dense GPU", "CPU"):
         costs = WORLDS[name]
         written = texts(lambda at: rate, 150, n_together)
@@ -303,7 +303,7 @@ def copied(n: int) -> list[Place]:
 
 
 def test_prose_then_a_copy_then_prose() -> None:
-    """A lookup alone: it follows within 20 rounds each way."""
+    """A lookup alone: the controller follows within 20 rounds each way."""
     costs, n = WORLDS["CPU"], 300
     controller = ProfitController()
     out = simulate(controller, [copied(n)], costs, max_draft=7, is_stepwise=False)

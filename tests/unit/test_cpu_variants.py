@@ -1,4 +1,4 @@
-"""Which engine of a wheel is loaded, by what the processor can do."""
+"""A wheel loads the engine variant that suits the processor."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_name_that_is_no_variant() -> None:
     ["from pyllama_spec import Llama", "import pyllama_spec.cli.__main__", "pyllama_spec.Llama"],
 )
 def test_a_source_folder_without_an_engine(tmp_path: Path, statement: str) -> None:
-    """In a checkout after `pip install .` Python finds the source in the current folder."""
+    """In a checkout after `pip install .`, Python finds the source in the current folder."""
     source = Path(pyllama_spec.__file__).parent
     compiled = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__")
     shutil.copytree(source, tmp_path / "pyllama_spec", ignore=compiled)

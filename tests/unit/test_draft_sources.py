@@ -1,4 +1,4 @@
-"""The record tells the drafts of each source apart, and has first what a user reads first."""
+"""The record separates the drafts of each source, and lists the important one first."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_what_a_user_reads_first_is_first() -> None:
     ],
 )  # fmt: skip
 def test_a_head_with_copies_is_told_from_its_copies(sources: tuple[str, ...], words: str) -> None:
-    """On the terminal and in a notebook: accepted copies read as the head's work otherwise."""
+    """On the terminal and in a notebook, accepted copies are not shown as the head's work."""
     stats = _stats(*sources)
     assert sources_in_words(stats.as_dict()["by_source"]) == words
     shown = Result({"speculation": stats.as_dict(), "usage": {"completion_tokens": 9}})

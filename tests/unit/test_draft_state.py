@@ -1,4 +1,4 @@
-"""One state of the drafter for each request, whatever the controller thought as the text ended."""
+"""One drafter state for each request, whatever the controller chose last."""
 
 from __future__ import annotations
 

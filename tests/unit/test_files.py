@@ -1,4 +1,4 @@
-"""Texts of files and pipes that the user names."""
+"""Texts from files and pipes that the user names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our reader of GGUF files beside the package's, and files that are damaged."""
+"""Our reader of GGUF files against the gguf package's, and damaged files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `import pyllama_spec` brings along, and what it leaves until it is needed."""
+"""The modules that `import pyllama_spec` loads, and those that it loads later."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_import_leaves_out_what_a_text_does_not_need() -> None:
 
 
 def test_types_can_be_read_at_run_time() -> None:
-    """Libraries that check arguments do it."""
+    """Libraries that check arguments need this."""
     assert "_chats" in typing.get_type_hints(Llama)
     hints = typing.get_type_hints(Llama.__init__)
     assert hints["model_path"] == str | os.PathLike[str]

@@ -1,4 +1,4 @@
-"""A library that a backend needs and the machine lacks: one line with the remedy."""
+"""A missing library of a backend gives one line with the remedy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_other_errors_stay() -> None:
 
 
 def test_as_the_loader_says_it(tmp_path: Path) -> None:
-    """A module whose library was taken away."""
+    """The error of the loader for a module without its library."""
     (tmp_path / "gone.c").write_text("int gone(void) { return 1; }\n")
     (tmp_path / "m.c").write_text("int gone(void); void * PyInit_m(void) { gone(); return 0; }\n")
     library, module = tmp_path / "libpyllama-gone.so.1", tmp_path / "m.so"

@@ -1,4 +1,4 @@
-"""llama.pyi says of Llama what llama.py does, and the keywords are those of OpenOptions."""
+"""llama.pyi describes Llama as llama.py does, with the keywords of OpenOptions."""
 
 from __future__ import annotations
 

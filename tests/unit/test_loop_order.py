@@ -1,4 +1,4 @@
-"""The loop says so when its steps are called in the wrong order."""
+"""The loop raises an error if its steps are called in the wrong order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No prompt is passed over for ever, and whoever generates beside prompts pauses within a bound."""
+"""Every prompt is read eventually, and prompts delay a generating request only so long."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def rounds_of_the_long_one(
 def test_a_long_prompt_is_read_while_short_ones_keep_coming(
     kind: str, n_short: int, n_texts: int
 ) -> None:
-    """0 of 3,000 tokens were read in a minute with seven clients. The bound is of rounds."""
+    """With seven clients of short prompts, a long one is read within a bounded number of rounds."""
     rng = random.Random(n_short)
     pace = PromptPace(MAX_CHUNK) if kind == "paced" else None
     limits = Limits(
@@ -82,7 +82,7 @@ def test_several_long_prompts_take_turns() -> None:
 
 
 def test_who_generates_pauses_no_longer_than_one_part() -> None:
-    """All prompts of a round together are a part, however many there are."""
+    """All prompts of a round share one part, however many there are."""
     pace = PromptPace(MAX_CHUNK)
     limits = Limits(n_ctx=4096, n_batch=MAX_CHUNK, n_outputs=MAX_CHUNK, max_chunk=MAX_CHUNK)
     scheduler = Scheduler(limits, pace=pace)

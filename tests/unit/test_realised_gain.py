@@ -1,4 +1,4 @@
-"""What drafts saved by the clock is a number once its sign is certain, and not before."""
+"""The time saved by drafts is reported once its sign is certain."""
 
 from __future__ import annotations
 

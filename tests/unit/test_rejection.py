@@ -1,4 +1,4 @@
-"""The rule of rejection sampling, by itself: over all that chance may say it gives the target's.
+"""The rule of rejection sampling, over all random numbers, gives the target's distribution.
 
 The chances are not drawn here but measured: which random numbers a rule answers with which token is
 found by bisection, so that the distribution of its answers is known to 1e-12, and so is that of
@@ -88,7 +88,7 @@ def test_the_rule_has_the_targets_distribution(p: Distribution, q: Distribution)
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(distributions(), distributions())
 def test_what_is_accepted_and_what_is_left_add_up(p: Distribution, q: Distribution) -> None:
-    """q(x) min(1, p/q) + the rest's share times the rest is p."""
+    """q(x) min(1, p/q) plus the rest's share times the rest is p."""
     rest = p.beyond(q)
     overlap = [min(p.of(i), q.of(i)) for i in range(N_IDS)]
     share = 1.0 - sum(overlap)
@@ -142,7 +142,7 @@ def test_a_wrong_rule_shows(rule: Rule) -> None:
 
 
 def test_another_ones_distribution_shows() -> None:
-    """The test finds the distribution of the position before."""
+    """The test detects the distribution of the previous position."""
 
     def stale(_: Distribution, q: Distribution, token: int, u: float, v: float) -> tuple[int, bool]:
         return accept_or_redraw(P, Distribution([0, 1, 2, 4], [0.7, 0.1, 0.1, 0.1]), token, u, v)
@@ -160,7 +160,7 @@ def test_equal_distributions_accept_everything() -> None:
 
 
 def test_numbers_choose_in_order() -> None:
-    """Each id for its share of 0 .. 1, and none without a chance."""
+    """Each id gets its share of 0 .. 1, and none with probability 0."""
     one = Distribution([7, 3, 9], [0.25, 0.0, 0.75])
     assert one.ids.tolist() == [7, 9] and one.p.tolist() == [0.25, 0.75]
     assert [one.draw(u) for u in (0.0, 0.2499, 0.25, 0.5, 1.0 - 2.0**-53)] == [7, 7, 9, 9, 9]

@@ -1,4 +1,4 @@
-"""tools/release_check.py: which rows run, what is written down, and when it counts no more."""
+"""tools/release_check.py: the rows to run, the record, and when it is outdated."""
 
 from __future__ import annotations
 

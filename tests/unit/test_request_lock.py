@@ -1,4 +1,4 @@
-"""Who may compute next on a context without a line, at the moments in which it changes."""
+"""The next owner of a context without a line, at the moments of a change."""
 
 from __future__ import annotations
 

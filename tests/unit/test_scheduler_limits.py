@@ -1,4 +1,4 @@
-"""The scheduler's answers on many random rounds: nobody is left out, and no limit is exceeded."""
+"""The scheduler on many random rounds serves every request and exceeds no limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates that run for ever, or fill the memory: a typed error, soon and in little memory."""
+"""Templates that run for ever, or fill the memory, raise a typed error soon."""
 
 from __future__ import annotations
 

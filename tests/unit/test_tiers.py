@@ -1,4 +1,4 @@
-"""No test falls between the commands: the gate and the release check take each once."""
+"""The gate and the release check together run each test once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training run says while it goes."""
+"""The progress messages of a training run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_file_gets_a_line_each_minute(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_no_time_is_told_where_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Enough is written, what was begun before it is not: "0 s left" stood for minutes."""
+    """No "0 s left" appears while begun sequences finish after the last needed token."""
     clock = 1000.0
     monkeypatch.setattr(progress, "monotonic", lambda: clock)
     stream = Terminal()
@@ -58,7 +58,7 @@ def test_no_time_is_told_where_nothing_is_left(monkeypatch: pytest.MonkeyPatch) 
 def test_a_stage_does_not_go_backward(
     make: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Text that was counted may be dropped. The next stage begins where it is."""
+    """Dropped text does not lower the shown share; the next stage starts at its own share."""
     clock, stream = 1000.0, make()
     monkeypatch.setattr(progress, "monotonic", lambda: clock)
     reporter = progress.TerminalReporter(stream)
@@ -95,7 +95,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_whole_is_estimated_once(
     first: float, epochs: float, left: int, training: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The estimate for a text of 100 minutes."""
+    """The estimate for a text of 100 minutes appears once."""
     clock = 1000.0
     monkeypatch.setattr(progress, "monotonic", lambda: clock)
     whole = progress.WholeEstimate(epochs)

@@ -1,1 +1,1 @@
-"""The engine's own tests, against the engine as it is built here."""
+"""The engine's own tests, against the engine as built here."""

@@ -1,4 +1,4 @@
-"""What the engine was built into in this tree, for programs that link with it."""
+"""The libraries of the engine built in this tree, for programs that link with it."""
 
 from __future__ import annotations
 

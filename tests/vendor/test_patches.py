@@ -1,4 +1,4 @@
-"""vendor/sync.py on made-up patches, and what ours must say."""
+"""vendor/sync.py on made-up patches, and the required header of ours."""
 
 from __future__ import annotations
 
@@ -131,5 +131,5 @@ def test_every_patch_of_ours_says_why() -> None:
 
 
 def test_the_engines_own_test_is_linked_with_every_backend() -> None:
-    """`python -m tests.upstream.backend_ops` links every backend; one was once left out."""
+    """`python -m tests.upstream.backend_ops` links every backend."""
     assert sorted(libraries()) == sorted(ggml_libraries().rglob("*.a")) != []

@@ -1,1 +1,1 @@
-"""The packages as a user gets them: what they hold, and that they run where nothing compiles."""
+"""The packages as a user gets them: their content, and that they run without a compiler."""

@@ -1,4 +1,4 @@
-"""The packages under test: those that the environment names, else built once per session."""
+"""The packages under test: named by the environment, or built once per session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ours and llama-cpp-python in one process: two copies of the same engine that must not mix."""
+"""Ours and llama-cpp-python in one process: two copies of the engine that must not mix."""
 
 from __future__ import annotations
 

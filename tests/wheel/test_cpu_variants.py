@@ -1,4 +1,4 @@
-"""One wheel for many processors: each gets the best engine that it can run, or one line."""
+"""One wheel for many processors: each gets its best engine, or a one-line error."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_what_all_processors_run_has_no_instructions_of_some(wheel: Path, tmp_pa
 def test_no_pair_of_sum_and_difference_is_made_of_a_loop(
     wheel: Path, variant: str, tmp_path: Path
 ) -> None:
-    """GCC fuses such a pair in a loop's vector form alone, whatever -ffp-contract says.
+    """GCC fuses such a pair only in a loop's vector form, whatever -ffp-contract says.
 
     Which form runs depends on where memory lies: a row would not be what it is alone. What the
     engine's next version brings of them has to fuse by hand: csrc/kernels/rotation.h.
@@ -89,7 +89,7 @@ def test_no_pair_of_sum_and_difference_is_made_of_a_loop(
 
 
 def test_what_the_emulator_runs_runs_here(installed: Environment) -> None:
-    """tools/emulated_rows.py itself needs an emulator: on AVX2, which all have, its guest does."""
+    """The guest of tools/emulated_rows.py runs here without an emulator, on AVX2."""
     guest = Path(emulated_guest.__file__)
     needed = ",".join(CPU_VARIANTS["avx2"])
     said = installed.run(guest, "avx2", needed, model_path("deepseek2")).stdout.splitlines()

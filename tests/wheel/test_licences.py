@@ -1,4 +1,4 @@
-"""What others wrote and is compiled in: named, with its licence, in the packages."""
+"""Compiled-in third-party code is named in the packages, with its licence."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_bill_is_where_pep_770_wants_it(wheel: Path) -> None:
 
 
 def test_what_is_said_before_a_build_has_it_as_well(tmp_path: Path) -> None:
-    """`pip install .` asks first, and a build that says more than the answer is refused."""
+    """`pip install .` asks for the metadata first, and refuses a build that adds to it."""
     code = "import sys, scikit_build_core.build as b; "
     code += "b.prepare_metadata_for_build_wheel(sys.argv[1])"
     run(sys.executable, "-c", code, tmp_path)

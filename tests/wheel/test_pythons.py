@@ -1,4 +1,4 @@
-"""One wheel for every Python from 3.10 on, on those that the machine has."""
+"""One wheel for every Python from 3.10 on, on those of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel: one for all Pythons, with nothing in it that is not needed to run."""
+"""The wheel: one for all Pythons, without files that are not needed to run."""
 
 from __future__ import annotations
 
