@@ -75,7 +75,7 @@ class Costs:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a policy took.
+    """The result of a policy.
 
     Attributes:
         seconds: by the costs, without noise.
@@ -102,7 +102,7 @@ class Fixed(Controller):
         return [DraftDecision(min(self.n, span.max_draft)) for span in spans]
 
     def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
-        """Up to the first that is unsure."""
+        """Verifies up to the first uncertain token."""
         return [self._n_sure(span) for span in spans]
 
     def _n_sure(self, span: Span) -> int:

@@ -33,7 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Guessed:
-    """What the engine says of one block, read from left to right.
+    """The engine's results for one block, read from left to right.
 
     Attributes:
         logits: [n_guesses, n_vocab], or None where they were not asked for.
@@ -179,7 +179,7 @@ def opened(drafter: DFlash, target: str = "llama", **params: Any) -> Speculative
 
 
 def block_of(drafter: DFlash, seq: int, tokens: Sequence[int], n: int) -> tuple[Proposal, Guessed]:
-    """What a drafter that knows these tokens proposes, and all that its draft says there."""
+    """The block that a drafter with these tokens proposes, and all numbers of its draft there."""
     proposal = ask(drafter, seq, tokens, n)
     assert drafter.context is not None
     position = len(tokens) - 1
@@ -205,7 +205,7 @@ def cold_block(
 
 
 def warm_block(loop: SpeculativeLoop, seq: SequenceState, n: int) -> tuple[Proposal, Guessed]:
-    """What the loop's drafter says now, after all that has happened to it."""
+    """The loop's drafter's block now, after all earlier rounds."""
     drafter = loop.drafter._drafter
     assert isinstance(drafter, DFlash)
     return block_of(drafter, seq.seq_id, seq.tokens, n)

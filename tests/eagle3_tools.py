@@ -96,17 +96,17 @@ def ask(
     n: int = 8,
     prior: TokenPrior | None = None,
 ) -> Proposal:
-    """What a drafter that knows these tokens proposes."""
+    """The proposal of a drafter with these tokens."""
     return proposal(drafter.propose([DraftRequest(seq, list(tokens), n, prior)])[0])
 
 
 def warm_proposal(loop: SpeculativeLoop, seq: SequenceState, n: int = 8) -> Proposal:
-    """What the loop's drafter says now, after all that has happened to it."""
+    """The proposal of the loop's drafter now, after all earlier rounds."""
     return ask(loop.drafter._drafter, seq.seq_id, seq.tokens, n)
 
 
 def damaged_states(drafter: Drafter, at: int) -> tuple[bytes, ...]:
-    """What restore() has to refuse: a state with a bit turned at one byte, none, and a torso."""
+    """States that restore() must refuse: one with a flipped bit, an empty one, and a cut one."""
     state = bytearray(drafter.save(0) or b"")
     state[at] ^= 1
     return bytes(state), b"", b"PLSD"

@@ -32,7 +32,7 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """One of the processes of `pytest -n` has ended: what it left out while it collected."""
+    """Collects the skips of a `pytest -n` process when it ends."""
     new = getattr(node, "workeroutput", {}).get("skipped", ())
     _skipped.extend(line for line in new if line not in _skipped)
 

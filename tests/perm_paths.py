@@ -20,7 +20,7 @@ Path = Callable[[RowDraft, Make], None]
 
 
 def along_rounds(kind: RowDraft, make: Make) -> None:
-    """One text."""
+    """A single text."""
     check_perfect(generate(kind.perm_loop(make()), SequenceState(), kind.perm_prompt(20), 40))
 
 

@@ -1,4 +1,4 @@
-"""What tests of drafts for the PERM target share: its text, and what a perfect draft gives."""
+"""Helpers for tests of drafts for the PERM target: its text, and a perfect draft's figures."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ AnyDrafter = ModelDrafter[Any]
 
 @dataclass(frozen=True)
 class Reading:
-    """What a draft says after a text, to be compared bit for bit.
+    """A draft's results after a text, to be compared bit for bit.
 
     Attributes:
         proposal: ids and probabilities.
@@ -56,7 +56,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class RowDraft(ABC):
-    """One kind.
+    """One kind of draft.
 
     Attributes:
         name: what tests call it; of a draft in a file of its own that file's architecture, and the
@@ -84,7 +84,7 @@ class RowDraft(ABC):
         return self.name
 
     def target_for(self, drafter: AnyDrafter) -> Model:
-        """What a draft of random weights drafts for."""
+        """The target of a draft with random weights."""
         return tiny("llama")
 
     def pair(self, **options: Any) -> tuple[Path, Path | str]:
@@ -109,11 +109,11 @@ class RowDraft(ABC):
 
     @abstractmethod
     def cold(self, model: Model, drafter: Any, text: Sequence[int], n: int) -> Reading:
-        """What a draft says of a text that it is given in one piece, from nothing."""
+        """A draft's results for a text that it is given at once, from nothing."""
 
     @abstractmethod
     def read(self, drafter: Any, seq: int, tokens: Sequence[int], n: int) -> Reading:
-        """What a drafter that knows these tokens says."""
+        """The results of a drafter with these tokens."""
 
     @abstractmethod
     def faulty(self, fault: str) -> AnyDrafter:
@@ -321,7 +321,7 @@ def context_of(drafter: AnyDrafter) -> Context:
 
 
 def memory_of(drafter: AnyDrafter) -> Decoding:
-    """What the drafter keeps account of."""
+    """The drafter's account of its memory."""
     memory: Decoding = drafter.memory_or_fail()
     return memory
 

@@ -45,7 +45,7 @@ class ScriptedDrafter(Drafter):
         return self.reference[at : at + n]
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """What the script says for this round."""
+        """The script's proposal for this round."""
         seq = request.seq
         assert request.n_requested >= 1, "a drafter is not asked for nothing"
         assert self.history(seq) == list(request.tokens), "every token must have been told"
@@ -171,7 +171,7 @@ class Hostile(ScriptedDrafter):
         self._random = random.Random(seed)
 
     def script(self, seq: int, n: int) -> Sequence[int]:
-        """One of the bad blocks; most begin with tokens that are right."""
+        """A bad block; most begin with right tokens."""
         if self._random.random() < self.p_raise:
             raise RuntimeError("a hostile drafter fails")
         good = self.coming(seq, n)
@@ -326,5 +326,5 @@ def told(tokens: Sequence[int], start: int = 0, seq: int = 0) -> list[Committed]
 
 
 def proposed(drafter: Drafter, tokens: Sequence[int], n: int, seq: int = 0) -> list[int]:
-    """What a drafter proposes for one sequence."""
+    """A drafter's proposal for one sequence."""
     return list(drafter.propose([DraftRequest(seq, list(tokens), n)])[0].ids)

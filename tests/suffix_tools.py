@@ -33,5 +33,5 @@ def knowing(*texts: Sequence[int], max_draft: int = 8) -> Suffix:
 
 
 def proposal(drafter: Suffix, tokens: Sequence[int], n: int = 8, seq: int = 0) -> list[int]:
-    """What it proposes behind a text that it was told on a sequence."""
+    """The proposal after a text that it was told on a sequence."""
     return list(drafter.propose_one(DraftRequest(seq, list(tokens), n)).ids)

@@ -24,11 +24,11 @@ class Tampered(Drafter):
     """A drafter whose rows something happens to on the way."""
 
     def tamper(self, features: Features) -> Features:
-        """What becomes of the rows of a batch."""
+        """The changed rows of a batch."""
         raise NotImplementedError
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """With other rows."""
+        """Commits changed rows."""
         super().commit(
             [c._replace(features=self.tamper(c.features)) if c.features else c for c in done]
         )
@@ -40,7 +40,7 @@ class Shifted(Tampered):
     _carried: list[Rows] | None = None
 
     def tamper(self, features: Features) -> Features:
-        """One row late."""
+        """Rows one token late."""
         last = self._carried or [np.zeros_like(rows[:1]) for rows in features]
         self._carried = [rows[-1:].copy() for rows in features]
         return [
@@ -60,7 +60,7 @@ class NotANumber(Tampered):
     """Rows of NaN."""
 
     def tamper(self, features: Features) -> Features:
-        """Nothing of use."""
+        """Rows without information."""
         return [np.full_like(rows, np.nan) for rows in features]
 
 

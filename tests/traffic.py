@@ -33,7 +33,7 @@ LETTERS = 'root ::= [a-m]+ "." [n-z]*'
 
 
 class BrokenError(Exception):
-    """What a failing sampler raises."""
+    """The error of a failing sampler."""
 
 
 class FailingSampler(StepSampler):
@@ -56,14 +56,14 @@ class FailingSampler(StepSampler):
 
 @dataclass(frozen=True)
 class Request:
-    """What somebody asks for, and when.
+    """A request, and the round in which it arrives.
 
     Attributes:
-        prompt, max_tokens, params: of the text.
-        arrival: the round in which it comes.
-        cancel_after: it is cancelled after so many rounds; None for never.
-        fail_at: its sampler raises at that draw; None for never.
-        is_checked: whether O1 is checked at every row, which draws token by token.
+        prompt, max_tokens, params: the prompt and the options of the text.
+        arrival: the round in which it arrives.
+        cancel_after: the number of rounds after which it is cancelled; None for never.
+        fail_at: the draw at which its sampler raises; None for never.
+        is_checked: whether to check O1 at every row, which draws token by token.
 
     """
 
@@ -78,7 +78,7 @@ class Request:
 
 @dataclass
 class Answer:
-    """What became of a request."""
+    """The outcome of a request."""
 
     tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None
@@ -185,7 +185,7 @@ class Traffic:
         self._begun: dict[int, int] = {}
 
     def serve(self, watch: Callable[[], None] = lambda: None) -> list[Answer]:
-        """Until all are done; `watch` is called after every round."""
+        """Serves until all are done; `watch` is called after every round."""
         waiting = sorted(range(len(self.requests)), key=lambda i: self.requests[i].arrival)
         while waiting or self._runs:
             while waiting and self._idle and self.requests[waiting[0]].arrival <= self.n_rounds:

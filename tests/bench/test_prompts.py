@@ -227,7 +227,7 @@ def test_the_command_says_all_that_was_chosen() -> None:
 
 
 class Trigrams(Drafter):
-    """Somebody's own."""
+    """A user's own drafter."""
 
     name = "trigrams"
 

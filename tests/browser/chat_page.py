@@ -91,11 +91,11 @@ class ChatPage:
         self.message.press("Enter")
 
     def wait_for_tokens(self, n: int = 1) -> None:
-        """Until the last answer has n tokens."""
+        """Waits until the last answer has n tokens."""
         self.answers.last.locator(".token").nth(n - 1).wait_for(timeout=120_000)
 
     def wait_for_end(self, timeout_s: float = 300) -> None:
-        """Until nothing is computed for this tab."""
+        """Waits until this tab computes nothing."""
         self.page.wait_for_function(
             "() => document.getElementById('stop').hidden", timeout=timeout_s * 1000
         )

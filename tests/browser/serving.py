@@ -67,7 +67,7 @@ class Server:
         return False
 
     def log(self) -> str:
-        """What it has printed."""
+        """The server's output so far."""
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
 

@@ -54,7 +54,7 @@ CONTRASTS = """() => {
 
 
 def tabs_until(page: ChatPage, name: str, key: str = "Tab") -> list[str]:
-    """What has the focus, key by key, until something of this name has it."""
+    """The focused elements, key by key, until one with this name."""
     names: list[str] = []
     while name not in names:
         assert len(names) < 40, names

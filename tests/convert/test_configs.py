@@ -138,7 +138,7 @@ def plan(case: Case) -> tuple[DraftConfig, Plan, tuple[int, ...]]:
 
 
 def fc_norms(n: int, width: int) -> Shapes:
-    """One per target layer."""
+    """Norms, one per target layer."""
     return {f"fc_norm.{i}.weight": (width,) for i in range(n)}
 
 

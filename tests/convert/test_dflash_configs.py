@@ -72,7 +72,7 @@ def windows(n: int, window: int, last: str = F) -> Json:
 
 
 def deepspec(mask: int = 151669, **more: Any) -> Json:
-    """What DeepSpec's build_draft_config leaves of Qwen3's, and adds."""
+    """The keys that DeepSpec's build_draft_config keeps of Qwen3's, and those it adds."""
     flat = zlab(QWEN, 5, 36, [], mask, rope_theta=None, block_size=7)
     del flat["dflash_config"], flat["auto_map"]
     return flat | {

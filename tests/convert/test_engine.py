@@ -147,7 +147,7 @@ def random_head(**options: Any) -> Head:
 
 
 def drafts(path: Path) -> Proposal:
-    """What a head drafts after a text, with its probabilities."""
+    """A head's drafts after a text, with its probabilities."""
     model = tiny("llama")
     with Eagle3(path, 8) as drafter:
         return cold_proposal(model, drafter, [*PROMPT, *range(40, 100)])

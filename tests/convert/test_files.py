@@ -152,7 +152,7 @@ def test_no_safetensors(tmp_path: Path, data: bytes, message: str) -> None:
 
 
 class Evil:
-    """What a hostile file would run."""
+    """Code that a hostile file would run."""
 
     def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
         return os.system, ("touch evil",)

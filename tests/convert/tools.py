@@ -113,7 +113,7 @@ def _apart(array: Array, head_size: int, has_gates: bool) -> Array:
 
 
 def flat_config(cfg: Eagle3Config) -> Json:
-    """What SafeAILab's config.json says of such a head."""
+    """The keys of SafeAILab's config.json for such a head."""
     config: Json = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -247,7 +247,7 @@ _STORAGES = {
 
 
 def write_torch(path: Path, tensors: Tensors, floats: str = "BF16", extra: bytes = b"") -> None:
-    """What torch.save() writes for a state dict, opcode by opcode; `extra` follows as an item."""
+    """The bytes of torch.save() for a state dict, opcode by opcode; `extra` follows as an item."""
     code = b"\x80\x02ccollections\nOrderedDict\n)R("
     for index, (name, array) in enumerate(tensors.items()):
         code += _string(name) + _tensor_code(index, array, floats)
@@ -255,7 +255,7 @@ def write_torch(path: Path, tensors: Tensors, floats: str = "BF16", extra: bytes
 
 
 def write_bare_tensor(path: Path, array: Array, floats: str = "BF16") -> None:
-    """What torch.save() writes for a tensor alone."""
+    """The bytes of torch.save() for a single tensor."""
     _write_archive(path, b"\x80\x02" + _tensor_code(0, array, floats) + b".", [array], floats)
 
 

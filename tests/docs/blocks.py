@@ -66,7 +66,7 @@ def _is_log(page: str) -> bool:
 
 
 def is_log(page: Path) -> bool:
-    """Whether it is a log and no guide."""
+    """Whether it is a log instead of a guide."""
     return _is_log(page.relative_to(ROOT).as_posix())
 
 

@@ -54,7 +54,7 @@ def lines_of(code: str) -> Iterator[list[str]]:
 
 
 def fault(words: list[str]) -> str | None:
-    """What is wrong with a command; None where all that it names is there."""
+    """The fault of a command; None if everything that it names exists."""
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         words = words[1:]
     if not words:

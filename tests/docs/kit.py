@@ -1,4 +1,4 @@
-"""What stands in for model.gguf and the other files that the documents name."""
+"""Files that replace model.gguf and others that the documents name."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def name(page: Path) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, request: pytest.FixtureRequest, smollm2_q4_0: Path) -> Iterator[Path]:
-    """With what the page of the test needs; what it was copied from stays as it was."""
+    """A folder with the files for the test's page; the originals stay unchanged."""
     page: Path = request.node.callspec.params["page"]
     toy = page.name in TOY
     sources = (kit.toys() if toy else kit.shipped(smollm2_q4_0)).values()
@@ -56,7 +56,7 @@ def one_core() -> None:
 
 
 def run(command: list[str], folder: Path, code: str = "") -> str:
-    """What it says; it must end well."""
+    """The output; the exit code must be 0."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         command, cwd=folder, input=code, capture_output=True, text=True, timeout=600, check=False,

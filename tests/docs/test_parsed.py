@@ -18,7 +18,7 @@ GUIDE = [page for page in PAGES if not is_log(page)]
 
 
 def name(page: Path) -> str:
-    """With its folder where that is the log's: docs/ has an eagle3.md too."""
+    """The page's name, with its folder for a log: docs/ has an eagle3.md too."""
     return f"log/{page.name}" if page.parent.name == "measurements" else page.name
 
 

@@ -33,7 +33,7 @@ class Model(Drafter):
 
 
 def behind(drafter: Drafter, text: Sequence[int], n: int = 4) -> list[int]:
-    """What is drafted behind a text of a new request."""
+    """The draft after the text of a new request."""
     drafter.begin_request(0, remember=True, user="")
     drafter.truncate(0, 0)
     drafter.commit([Committed(0, list(text), 0)])

@@ -76,7 +76,7 @@ class ListForms(OnlyProposeOne):
         return [super(ListForms, self).propose_one(request) for request in requests]
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """Not asked: who overrides propose() has taken its place."""
+        """Never called: the class overrides propose()."""
         raise AssertionError("propose_one() beside propose()")
 
     def commit(self, done: Sequence[Committed]) -> None:

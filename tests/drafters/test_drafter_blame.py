@@ -197,7 +197,7 @@ def test_the_names_are_in_the_record() -> None:
 
 
 class Inside(Drafter):
-    """It says that it is inside of itself, or fails to say."""
+    """Claims to contain itself, or raises."""
 
     max_draft = 2
 

@@ -89,7 +89,7 @@ class Toy(Drafter):
             del self.newest[seq]
 
     def describe(self) -> dict[str, Any]:
-        """Where it came from."""
+        """The path of the file."""
         return {"path": str(self.path)}
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ def write_toy(path: Path, arch: str = "toy", layers: Sequence[int] = (1, 3)) -> 
 
 @dataclass
 class Opened:
-    """What the opener of the kind was called with, and what it made."""
+    """The arguments of the kind's opener, and its results."""
 
     drafters: list[Toy]
 

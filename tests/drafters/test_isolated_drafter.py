@@ -32,7 +32,7 @@ from tests.faces.tools import GREEDY, open_tiny
 
 
 def isolated(drafter: Drafter, n_seqs: int = 3) -> IsolatedDrafter:
-    """One whose sequences have begun, with two tokens each."""
+    """An isolated drafter whose sequences have begun, with two tokens each."""
     round_side = IsolatedDrafter(drafter, 320)
     for seq in range(n_seqs):
         assert round_side.resume_at(seq, 0, []) == 0
@@ -113,7 +113,7 @@ def test_what_a_list_form_raises(
 
 
 def ids_of(draft: Any, n: int = 4) -> tuple[list[Any], str | None]:
-    """What the round gets of a draft, alone and beside another sequence's, and the failure."""
+    """The draft that the round gets, alone and beside another sequence's, and the failure."""
 
     class Fixed(Drafter):
         def propose_one(self, request: DraftRequest) -> Draft:

@@ -127,7 +127,7 @@ def test_what_has_no_slot_is_never_chosen(kind: str) -> None:
 
 
 def perm_draft(kind: str, n_output: int | None) -> Draft:
-    """One that is right for PERM of short cycles."""
+    """A draft that is right for PERM with short cycles."""
     if kind == "eagle3":
         path = model_path("perm_eagle3", n_cycles=16)
         return Eagle3(path, 4, n_output=n_output)

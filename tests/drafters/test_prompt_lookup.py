@@ -16,7 +16,7 @@ SIZES = [(1, 1), (2, 2), (1, 3), (2, 4), (3, 6)]
 
 
 def search(tokens: Sequence[int], n: int, min_ngram: int, max_ngram: int) -> list[int]:
-    """What may follow, by looking everywhere: longest suffix first, its most recent occurrence."""
+    """The expected copy by full search: longest suffix first, its most recent occurrence."""
     for size in range(max_ngram, min_ngram - 1, -1):
         suffix = list(tokens[-size:])
         for stop in range(len(tokens) - 1, size - 1, -1):
@@ -27,7 +27,7 @@ def search(tokens: Sequence[int], n: int, min_ngram: int, max_ngram: int) -> lis
 
 
 def eager() -> PromptLookup:
-    """One that finds short suffixes too, so that small examples are enough."""
+    """A lookup that finds short suffixes too, so that small examples are enough."""
     return PromptLookup(10, max_ngram=4, min_ngram=2)
 
 
@@ -88,7 +88,7 @@ def test_nothing_to_find() -> None:
 
 
 def same_state(drafter: PromptLookup, other: PromptLookup, seq: int = 0) -> bool:
-    """Whether the two hold the same, to the last n-gram: nothing is left over."""
+    """Whether both hold the same, to the last n-gram: nothing is left over."""
     return drafter._sequences[seq] == other._sequences[seq]
 
 

@@ -23,7 +23,7 @@ def fresh(seed: int, n: int = 60) -> list[int]:
 
 
 def behind(drafter: Suffix, known: Sequence[int], *parts: Sequence[int], seq: int = 0) -> list[int]:
-    """What it proposes behind N_LEAD tokens of a text and parts, each committed with a draft."""
+    """The proposal after N_LEAD tokens of a text and parts, each committed with a draft."""
     text = [*known[:N_LEAD]]
     tell(drafter, text, seq)
     for part in parts:

@@ -37,7 +37,7 @@ def expected_places(text: Sequence[int], tail: Sequence[int]) -> tuple[int, list
 
 
 def random_text(rng: random.Random, n: int) -> list[int]:
-    """One that repeats some of itself."""
+    """A random text with some repetitions."""
     text: list[int] = []
     while len(text) < n:
         if len(text) > 8 and rng.random() < 0.3:

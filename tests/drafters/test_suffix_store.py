@@ -44,7 +44,7 @@ def opened(path: Path, **options: object) -> Store:
 
 
 def knows(store: Store, text: Sequence[int]) -> bool:
-    """Whether all of a text can be copied from a store."""
+    """Whether a store can supply all of a text."""
     store.refresh()
     for end in range(12, len(text)):
         places = store.index.places(text[end - 12 : end])

@@ -89,7 +89,7 @@ def test_a_store_that_grows_and_is_opened_again(tmp_path: Path, n_kills: int) ->
 
 
 def in_files(folder: Path, seed: int) -> bool:
-    """Whether the disk has a piece of a text under any name."""
+    """Whether any file has a piece of a text."""
     piece = np.array(text(seed)[:6], np.int32).tobytes()
     return any(piece in file.read_bytes() for file in folder.iterdir())
 

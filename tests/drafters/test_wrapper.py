@@ -41,7 +41,7 @@ class Halved(DrafterWrapper):
     """Asks for half as many tokens, at least one."""
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """By the form for one sequence."""
+        """Proposes for one sequence."""
         return super().propose_one(request._replace(n_requested=(request.n_requested + 1) // 2))
 
 
@@ -49,7 +49,7 @@ class HalvedLists(DrafterWrapper):
     """The same by the list form."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """By the list form."""
+        """Proposes for a list."""
         return super().propose([r._replace(n_requested=(r.n_requested + 1) // 2) for r in requests])
 
 
@@ -57,7 +57,7 @@ class Told(DrafterWrapper):
     """Overrides the other half: what it is told."""
 
     def commit_one(self, done: Committed) -> None:
-        """One by one."""
+        """Commits one sequence."""
         super().commit_one(done)
 
 
@@ -109,12 +109,12 @@ ATTRIBUTES = tuple(inspect.get_annotations(Drafter))
 
 
 def target_of(kind: str) -> Path:
-    """What it drafts for."""
+    """The target that it drafts for."""
     return model_path("glm4moe", n_heads=1) if kind == "mtp" else model_path("llama")
 
 
 def played(kind: str, wrap: Callable[[Drafter], Drafter], n_parallel: int = 1) -> Any:
-    """What three requests on two models give: texts and figures, each state put back once."""
+    """The texts and figures of three requests on two models, each state restored once."""
     drafter = wrap(KINDS[kind]())
     found: list[Any] = []
     with drafter, Llama(
@@ -137,14 +137,14 @@ def played(kind: str, wrap: Callable[[Drafter], Drafter], n_parallel: int = 1) -
 
 
 def figures(speculation: dict[str, Any]) -> dict[str, Any]:
-    """What a wrapper may not change, and the longest draft that was verified."""
+    """The figures that a wrapper may not change, and the longest verified draft."""
     kept = {key: speculation[key] for key in ("drafter", "proposed", "accepted", "reason_off")}
     return {**kept, "verified": len(speculation["verified_histogram"]) - 1}
 
 
 @cache
 def bare(kind: str, n_parallel: int = 1) -> Any:
-    """What it gives without a wrapper."""
+    """The result without a wrapper."""
     found = played(kind, lambda drafter: drafter, n_parallel)
     assert all(about["reason_off"] is None for _, about in found)
     assert any(about["proposed"] for _, about in found) or kind in NEVER

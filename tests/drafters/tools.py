@@ -24,7 +24,7 @@ class OnlyProposeOne(Drafter):
         self.texts = [list(text) for text in texts]
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """What comes next in the text that begins like this one."""
+        """The next tokens of the known text with this beginning."""
         known = len(request.tokens)
         for text in self.texts:
             if text[:known] == list(request.tokens):

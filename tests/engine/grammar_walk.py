@@ -24,7 +24,7 @@ class GrammarWalk:
         return cls(schema_rules(schema).grammar)
 
     def takes(self, text: str) -> bool:
-        """Whether the text may be written, and the answer may end behind it."""
+        """Whether the grammar allows the text, and the answer may end after it."""
         vocab = self._model.vocab
         end = next(i for i in range(vocab.n_tokens) if vocab.is_eog(i))
         with_end = np.full(vocab.n_tokens, -math.inf, dtype=np.float32)

@@ -42,7 +42,7 @@ def suite(folder: Path, draft: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def judge(group: dict[str, Any]) -> tuple[str, Counter[str], list[str]]:
-    """What becomes of a schema, how its instances fare, and which are taken wrongly."""
+    """The outcome for a schema and its instances, and the wrongly accepted ones."""
     try:
         walk = GrammarWalk(schema_rules(group["schema"]).grammar)
     except SchemaError as error:

@@ -17,7 +17,7 @@ TOKENS = prompt_tokens(12, seed=2)
 
 
 def contents(batch: Batch) -> list[tuple[int, int, list[int], bool]]:
-    """What the engine is given: id, position, sequences and output of each token."""
+    """The engine's arrays: id, position, sequences and output of each token."""
     raw, rows, at = batch.as_struct(), [], 0
     for i in range(raw.n_tokens):
         n = raw.n_seq[i] if raw.n_seq else 1

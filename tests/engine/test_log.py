@@ -20,7 +20,7 @@ def _silence() -> Iterator[None]:
 
 
 def printed(capfd: pytest.CaptureFixture[str]) -> str:
-    """What loading a model prints to stderr."""
+    """The stderr output of loading a model."""
     capfd.readouterr()
     Model(model_path("llama")).close()
     return capfd.readouterr().err

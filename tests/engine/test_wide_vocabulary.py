@@ -39,7 +39,7 @@ OFF = {"top_p": 1.0, "min_p": 0.0, "top_k": 0}
 
 @cache
 def model() -> Model:
-    """With a wide vocabulary."""
+    """A model with a wide vocabulary."""
     return Model(model_path("llama", n_vocab=N_VOCAB))
 
 
@@ -78,7 +78,7 @@ def changed(
 
 
 def what_is_drawn(sampler: Sampler, row: Row, n: int) -> list[int] | str:
-    """What comes of n draws, or what is said in their place."""
+    """The ids of n draws, or the error instead."""
     try:
         return [sampler.sample_row(row) for _ in range(n)]
     except PyllamaSpecError as error:

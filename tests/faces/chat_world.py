@@ -218,7 +218,7 @@ class _World:
         return out
 
     def answer(self, made: Chat) -> None:
-        """What is said: a thought, words, calls and halves of tags in any order."""
+        """The dictated answer: a thought, words, calls and halves of tags in any order."""
         shape, parts = self.shape, [_choice(self.shape, _SPACES)]
 
         def words() -> str:

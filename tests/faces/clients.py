@@ -22,7 +22,7 @@ _WATCH_S = 1.0
 
 
 def asked(i: int) -> tuple[list[int], dict[str, Any]]:
-    """One of some kinds of requests: a prompt of one part or of ten, greedy, sampled, bounded."""
+    """A random request: a prompt of one part or of ten, greedy, sampled, bounded."""
     rng = random.Random(i)
     beginning = PROMPT * rng.choice([1, 1, 3, 9])
     prompt = [*beginning, *(97 + rng.randrange(26) for _ in range(rng.randrange(1, 20)))]
@@ -36,7 +36,7 @@ def asked(i: int) -> tuple[list[int], dict[str, Any]]:
 
 
 def texts_alone(**opened: Any) -> list[str]:
-    """What each kind gives that has a model to itself, without a draft."""
+    """The text of each kind with a model to itself, without a draft."""
     texts = []
     for i in range(N_KINDS):
         with open_tiny(**opened) as llm:

@@ -41,7 +41,7 @@ def nothing_stays_behind() -> Iterator[None]:
 
 
 def request(i: int) -> tuple[list[int], dict[str, Any]]:
-    """One of many, with its own sampling, length and stops."""
+    """A request with its own sampling, length and stops."""
     rng = random.Random(i)
     prompt = [*PROMPT[: rng.randrange(3, len(PROMPT))], *(97 + rng.randrange(26) for _ in range(9))]
     options: dict[str, Any] = {"max_tokens": rng.randrange(1, 40)}
@@ -57,7 +57,7 @@ def request(i: int) -> tuple[list[int], dict[str, Any]]:
 
 @cache
 def alone(i: int) -> dict[str, Any]:
-    """What a request gives that has a model to itself."""
+    """The result of a request with a model to itself."""
     prompt, options = request(i)
     with open_tiny() as llm:
         return lasting(llm(prompt, **options))

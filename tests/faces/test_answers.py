@@ -39,7 +39,7 @@ def reader_of(model: Model, family: str, choice: Any = "auto") -> AnswerReader:
 
 
 def is_beginning(part: Answer, answer: Answer) -> bool:
-    """Whether what a stream has shown is a beginning of the whole answer."""
+    """Whether the streamed part is a prefix of the whole answer."""
     texts = ((part.content, answer.content), (part.reasoning, answer.reasoning))
     calls = zip(part.calls, answer.calls[: len(part.calls)], strict=True)
     return all(whole.startswith(begun) for begun, whole in texts) and all(

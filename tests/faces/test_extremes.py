@@ -43,7 +43,7 @@ _OF_WHOLES = (
 
 
 def _outcome(llm: Llama, name: str, **options: Any) -> bool:
-    """Whether it works; else it is refused by name."""
+    """Whether the option works; otherwise it is refused by name."""
     try:
         found = llm.create_completion(PROMPT, max_tokens=4, **{"seed": 1, **options})
     except ArgumentError as error:

@@ -47,9 +47,9 @@ def cpu_s_of_a_pause() -> float:
 
 
 def test_the_workers_sleep_once_a_text_is_done() -> None:
-    """And a few milliseconds after a decode that ends none: a worker takes no processor in a pause.
+    """Workers use no CPU time in a pause, after a text or a few milliseconds after a decode.
 
-    Polling as the engine does by itself, it would take all of it.
+    A worker that polls, as the stock engine's does, would use all of it.
     """
     with (
         open_tiny(PromptLookup(), n_threads=2) as llm,

@@ -103,7 +103,7 @@ async def _refused(llm: Llama) -> None:
 
 
 async def _held(llm: Llama) -> list[ContextFullError]:
-    """What only the collector frees of a refusal, in a loop that goes on."""
+    """The objects of a refusal that only the cycle collector frees, in a running loop."""
     await _refused(llm)
     await asyncio.sleep(0.05)
     gc.collect()

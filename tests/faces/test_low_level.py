@@ -274,7 +274,7 @@ def test_embeddings_of_a_decoder_and_of_an_encoder() -> None:
 
 
 def _rows_of(kind: str, tokens: list[int]) -> npt.NDArray[np.float32]:
-    """What scores has to be after these tokens, however they came into the memory."""
+    """The expected scores after these tokens, whatever call decoded them."""
     with open_tiny(kind=kind, logits_all=True) as fresh:
         fresh.eval(tokens)
         return np.array(fresh.scores[: len(tokens)])

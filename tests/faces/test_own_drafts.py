@@ -82,7 +82,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def generated(capsys: pytest.CaptureFixture[str], draft: str, *more: str) -> dict[str, object]:
-    """What generate prints with a draft."""
+    """The output of generate with a draft."""
     words = ["generate", "-m", str(model_path("perm")), "-t", "1", "-p", "abc", "-n", "12"]
     assert main([*words, "--controller", "fixed", "--json", "-d", draft, *more]) == 0
     found: dict[str, object] = json.loads(capsys.readouterr().out)

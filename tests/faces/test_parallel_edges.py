@@ -35,7 +35,7 @@ def side_by_side(n_parallel: int = 2, draft: Any = None, **options: Any) -> Iter
 
 
 def plain(prompt: Sequence[int], n: int) -> str:
-    """What a model for one request at a time says."""
+    """The text of a model for one request at a time."""
     with open_tiny(n_ctx=1024) as llm:
         return text_of(llm(list(prompt), max_tokens=n, **GREEDY))
 

@@ -111,7 +111,7 @@ class User:
         assert n_tokens == n_most + 1 - len(prompt_of(i))
 
     def two_readers(self, i: int) -> None:
-        """One stream that two threads read."""
+        """Two threads read one stream."""
         stream, chunks = self._open(i), [list[str](), list[str]()]
 
         def read(out: list[str]) -> None:
@@ -135,7 +135,7 @@ class User:
             pass
 
     def forget(self, i: int) -> None:
-        """What idle sequences hold."""
+        """Drops the tokens of idle sequences."""
         self.llm.reset()
 
 

@@ -158,7 +158,7 @@ def _bare(text: str) -> str:
 
 
 def check(family: str, seed: int) -> str:
-    """One chat; returns what became of it."""
+    """Plays one chat; returns its outcome."""
     llm = opened(family)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -42,7 +42,7 @@ def sets(llm: Llama, files: list[Path]) -> dict[str, list[tuple[Adapter, float]]
 
 @pytest.fixture(scope="module")
 def texts(files: list[Path]) -> dict[str, str]:
-    """What each choice says alone."""
+    """The text of each choice alone."""
     found = {}
     for name in SETS:
         with open_tiny() as llm:

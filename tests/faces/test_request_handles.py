@@ -96,7 +96,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def plain(prompt: list[int], n: int = 60, **options: Any) -> str:
-    """What a model for itself says."""
+    """The text of a model with one request."""
     with open_tiny() as llm:
         return text_of_whole(llm, prompt, max_tokens=n, **{**GREEDY, **options})
 

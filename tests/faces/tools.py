@@ -58,7 +58,7 @@ class Forced:
 
 
 def drafters(reference: Sequence[int]) -> list[Drafter | None]:
-    """None, and drafters of every temper that know the whole text."""
+    """None, and drafters of every kind that know the whole text."""
     return [
         None,
         Perfect(reference, 8),

@@ -134,7 +134,7 @@ def tokenizer(kind: str = "gpt2") -> dict[str, Value]:
 
 
 def first_header(arch: str) -> GgufFile:
-    """Where the search begins."""
+    """The file with which the search begins."""
     known = {key.partition(".")[2] for key in keys_of().get(arch, ()) if key.startswith("%s.")}
     file = GgufFile({"general.architecture": Value("str", arch), **tokenizer()})
     for key, value in _FIRST.items():
@@ -194,7 +194,7 @@ def complete(file: GgufFile, path: Path) -> GgufFile:
 
 
 def _refusal(path: Path) -> str:
-    """What the engine says against a file; "" if it loads."""
+    """The engine's error for a file; "" if it loads."""
     try:
         Model(path).close()
     except PyllamaSpecError as error:
@@ -203,7 +203,7 @@ def _refusal(path: Path) -> str:
 
 
 def _mend(file: GgufFile, said: str) -> bool:
-    """One step nearer to what the engine asks for; False if its words cannot be read."""
+    """Makes one change that the engine's error asks for; False if it cannot be parsed."""
     arch: str = file.keys["general.architecture"].value
     if match := re.search(r"(?<!array )key not found in model: ([\w.-]+)", said):
         key = match[1]

@@ -1,4 +1,4 @@
-"""What the pinned engine's source says: its architectures, and the keys that each of them reads."""
+"""Facts from the pinned engine's source: its architectures, and the keys that each reads."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ DRAFTS = {"eagle3": {"target_layers": (0, 1, 2)}, "dflash": {}}
 
 
 def mutate(data: bytearray, draw: random.Random) -> bytearray:
-    """One to four changes, most of them in the header: weights may be what they like."""
+    """One to four changes, most of them in the header, since weights may have any value."""
     for _ in range(draw.choice((1, 1, 2, 4))):
         most = len(data) if draw.random() < 0.2 else min(len(data), 24_000)
         at = draw.randrange(most)

@@ -40,7 +40,7 @@ class Ending(NamedTuple):
 
     @property
     def is_allowed(self) -> bool:
-        """Whether it ended as every case has to."""
+        """Whether it ended in an allowed way."""
         return self.kind == "fine" or self.kind.endswith("Error")
 
 
@@ -86,7 +86,7 @@ def _read(code: int, said: str, *, hung: bool) -> Ending:
 
 
 def mapped_bytes() -> int:
-    """What the process maps: a worker of pytest that has run thousands of tests maps gigabytes."""
+    """The mapped bytes of the process: a pytest worker after thousands of tests has gigabytes."""
     with Path("/proc/self/statm").open(encoding="ascii") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 

@@ -43,9 +43,9 @@ def test_products_are_the_sums_that_they_stand_for(
 
 
 def test_the_sums_of_the_widest_tile_stay_in_registers(tmp_path: Path) -> None:
-    """One that the compiler keeps in memory makes its tile twice as dear per row.
+    """A sum kept in memory by the compiler doubles the tile's cost per row.
 
-    It does so in every run. What else runs on the machine can disturb one, and not all.
+    The cost shows in every run; other programs disturb some runs, but not all.
     """
     program = compiled("widths.cpp", tmp_path)
     least: dict[str, float] = {}

@@ -13,7 +13,7 @@ N_DRAWS = 24
 
 
 class Rounds(NamedTuple):
-    """What twelve rounds of a random shape came to."""
+    """The results of twelve rounds with a random shape."""
 
     kind: str
     n_tokens: int

@@ -11,7 +11,7 @@ from tests.kernels.programs import compiled, printed
 
 
 class World(NamedTuple):
-    """What came of a made-up machine."""
+    """The results of a made-up machine."""
 
     n_best: int
     n_last: int

@@ -116,7 +116,7 @@ _FORMATS = {
 
 
 def fits(value: Any, schema: Schema, whole_schema: Schema | None = None) -> bool:
-    """Whether a value is what a schema of the kinds above describes."""
+    """Whether a value fits a schema of the kinds above."""
     top = schema if whole_schema is None else whole_schema
     if "$ref" in schema:
         return fits(value, top["$defs"][schema["$ref"].rpartition("/")[2]], top)

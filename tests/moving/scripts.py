@@ -1,4 +1,4 @@
-"""What a model of each family may say to a question with tools, and what it is asked with."""
+"""Answers of a model of each family to a question with tools, and the requests for them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Case:
         return str(path), n_prompt, n_prompt + len(script) + _ROOM
 
     def answer(self) -> dict[str, Any]:
-        """What pyllama_spec reads in it."""
+        """The answer as pyllama_spec parses it."""
         path, _, n_ctx = self.model()
         template = templates()[self.family]
         with Llama(path, n_ctx=n_ctx, n_threads=1, chat_template=template) as llm:

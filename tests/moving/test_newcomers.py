@@ -19,7 +19,7 @@ CALL = {
 
 
 class Dumped:
-    """What an object of pydantic is here: it gives its fields, and is not a dict."""
+    """Imitates a pydantic object: it gives its fields, and is not a dict."""
 
     def __init__(self, **fields: Any) -> None:
         self.fields = fields

@@ -18,7 +18,7 @@ _IMPORT = re.compile(r"^import .*?;$", re.MULTILINE | re.DOTALL)
 
 
 class Scripts:
-    """What the page's modules export, called with data and answered with data."""
+    """The exports of the page's modules, called with data and answered with data."""
 
     def __init__(self) -> None:
         self._context = quickjs.Context()
@@ -28,7 +28,7 @@ class Scripts:
             self._context.eval(re.sub(r"^export ", "", _IMPORT.sub("", source), flags=re.MULTILINE))
 
     def run(self, body: str, **values: Any) -> Any:
-        """What a function of this body returns, with these values as its names; all of it JSON."""
+        """The return value of a function with this body and these arguments; all of it JSON."""
         names = ", ".join(values)
         given = ", ".join(json.dumps(value) for value in values.values())
         answer = self._context.eval(f"JSON.stringify((({names}) => {{{body}}})({given})) ?? 'null'")

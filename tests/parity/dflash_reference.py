@@ -192,7 +192,7 @@ class Reference:
         return sorted(self._cache[0])
 
     def _attention(self, layer: int, x: Array, positions: Ids) -> Array:
-        """What attention adds, `[n, n_embd]`, for a block's normed rows at `positions`."""
+        """The addition of attention, `[n, n_embd]`, for a block's normed rows at `positions`."""
         blk = f"blk.{layer}.attn_"
         q = self._linear(f"{blk}q", x).reshape(len(x), self._n_head, self._head_size)
         q = self.rope.turn(self._norm(f"{blk}q_norm", q), positions)

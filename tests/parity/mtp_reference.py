@@ -133,7 +133,7 @@ class Head:
         return _BLOCKS[self.arch](self, x, position)
 
     def logits(self, normed: Array) -> Array:
-        """What the output matrix makes of a row behind the last norm."""
+        """The logits from the output matrix and a row after the last norm."""
         name = "nextn.shared_head_head"
         output = self[name] if self.has(name) else self.tensors["output.weight"]
         out: Array = output @ normed
@@ -384,7 +384,7 @@ def _nemotron_h_moe(head: Head, x: Array, position: int) -> tuple[Array, Array]:
 
 
 def _step35(head: Head, x: Array, position: int) -> tuple[Array, Array]:
-    """With a window all of each head of attention is rotated, else half, by slower angles."""
+    """With a window, attention rotates all of each head; without one, half, by slower angles."""
     normed = head.norm(x, head["attn_norm"])
     n_head, n_kv = head.keys["attention.head_count"], head.keys["attention.head_count_kv"]
     q, k, v = (
@@ -450,7 +450,7 @@ def _chosen(head: Head, x: Array, position: int) -> list[int]:
 
 
 def _blocks(head: Head, size: int) -> range:
-    """Where the whole blocks of the pairs so far begin."""
+    """The starts of the whole blocks of the pairs so far."""
     return range(0, len(head.index_keys) - size + 1, size)
 
 

@@ -34,7 +34,7 @@ def softmax(x: Array) -> Array:
 def mix(
     tensors: Mapping[str, Array], name: str, x: Array, eps: float
 ) -> tuple[Array, Array | None]:
-    """One row of several streams, [n_streams, n_embd]; and by how much each is added to."""
+    """One row from several streams, [n_streams, n_embd]; and the weight of each for the output."""
     norm = tensors[f"{name}norm.weight"].reshape(x.shape)
     normed = x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + eps) * norm
     flat = normed.reshape(-1)
@@ -67,7 +67,7 @@ def doubly_mix(head: Head, part: str, x: Array) -> tuple[Array, Array, Array]:
 
 
 def last_mix(head: Head, x: Array) -> Array:
-    """What deepseek4 makes of its streams before the last norm, with or without a head."""
+    """The row that deepseek4 makes of its streams before the last norm, with or without a head."""
     tensors = head.tensors
     mixes = tensors["output_hc_fn.weight"] @ head.norm(x.reshape(-1))
     shares = sigmoid(mixes * tensors["output_hc_scale.weight"] + tensors["output_hc_base.weight"])

@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ForwardResult:
-    """What one pass over a token sequence gives.
+    """The results of one pass over a token sequence.
 
     `layer_inputs` is float64 `[n_layer + 1, n_tokens, n_embd]`: row `k` is the residual stream
     that enters layer `k`; the last row leaves the last layer, before the final norm.

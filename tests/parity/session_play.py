@@ -60,12 +60,12 @@ _N_VOCAB = 320
 
 
 class BreakError(Exception):
-    """What a logits processor raises."""
+    """The error of a logits processor."""
 
 
 @dataclass
 class Outcome:
-    """What came of one request; of one that failed, what its error carries.
+    """The outcome of one request; of a failed one, the contents of its error.
 
     Attributes:
         held: the ids that the model holds behind it; None where that is not one text, and after an
@@ -154,7 +154,7 @@ class RandomLengths(Controller):
 
 
 def _drafter(session: Session) -> tuple[Drafter | Path | str, ScriptedDrafter | None]:
-    """What `draft=` takes, and who is to be told the texts."""
+    """The value for `draft=`, and the drafter that needs the texts."""
     drafting = session.drafting
     n, seed = drafting.n_draft or 8, drafting.seed
     rng = random.Random(seed)
@@ -205,7 +205,7 @@ def _path(session: Session) -> Path:
 
 @cache
 def takes_head(arch: str, kind: str) -> bool:
-    """Whether a draft of this kind can be had for a toy: some graphs show no layer inputs."""
+    """Whether a toy supports this kind of draft: some graphs expose no layer inputs."""
     try:
         Llama(model_path(arch), draft=model_path(kind), n_ctx=32, n_threads=1).close()
     except PyllamaSpecError:
@@ -297,7 +297,7 @@ class Player:
         self.llm.close()
 
     def play(self, act: Ask | Together | Act) -> list[Outcome]:
-        """What comes of an act."""
+        """The outcome of an act."""
         if isinstance(act, Act):
             self._other(act.what)
             return []

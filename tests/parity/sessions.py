@@ -83,14 +83,14 @@ class Opened:
 
 @dataclass(frozen=True)
 class Drafting:
-    """Who drafts, and how much.
+    """The drafter of a session, and its limits.
 
     Attributes:
-        kind: one of DRAFTERS. "mtp" is a head of random weights, and "certain-mtp" one that is
-            right as a rule; "copy" is the target once more, "small" another model with the same
-            vocabulary, "foreign" one with another vocabulary.
-        lookup: of files.
-        seed: of what an oracle and a controller do; of "small", which model it is.
+        kind: one of DRAFTERS. "mtp" is a random head, "certain-mtp" one that is usually right;
+            "copy" is the target itself, "small" another model with its vocabulary, "foreign" one
+            with another vocabulary.
+        lookup: the `lookup` of a draft from a file.
+        seed: the seed of an oracle and a controller; for "small", of its weights.
 
     """
 
@@ -147,7 +147,7 @@ class Act:
 
 @dataclass(frozen=True)
 class Session:
-    """What is done to a model, in order."""
+    """The acts on a model, in order."""
 
     opened: Opened = Opened()
     drafting: Drafting = Drafting()

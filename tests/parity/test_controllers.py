@@ -69,7 +69,7 @@ class Whims(Controller):
 
 
 def drafter_of(kind: str) -> Drafter:
-    """One of each."""
+    """Drafters, one of each kind."""
     if kind == "prompt-lookup":
         return PromptLookup(min_ngram=1)
     if kind == "eagle3":

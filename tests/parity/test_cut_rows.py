@@ -88,7 +88,7 @@ def _unequal(path: Path, cuts: Mapping[int, Sequence[int]]) -> Iterator[tuple[in
 
 
 def _cuts(turn: int, share: int, *lengths: int) -> dict[int, Sequence[int]]:
-    """One in `share` of the cuts behind so many tokens each, and behind each others."""
+    """A share of all cuts: the batch sizes, after each number of tokens."""
     return {n_before: _CUTS[(turn + i) % share :: share] for i, n_before in enumerate(lengths)}
 
 

@@ -30,7 +30,7 @@ TOLERANCE = 1e-4
 
 @dataclass
 class Said:
-    """What one side says of a block; see Guessed."""
+    """One side's results for a block; see Guessed."""
 
     logits: npt.NDArray[Any]
     ids: list[int]
@@ -59,7 +59,7 @@ def reference_block(draft: Reference, ids: list[int], position: int) -> Said:
 
 
 def reference_of(path: Path, target: str | None) -> Reference:
-    """With the tensors of a tiny target, where the draft has none of its own."""
+    """The reference, with a tiny target's tensors for those that the draft lacks."""
     return rounding_reference(path, None if target is None else model_path(target))
 
 

@@ -111,7 +111,7 @@ def test_a_window(window: int) -> None:
 
 
 def block_after(drafter: DFlash, text: Sequence[int], first: int) -> Proposal:
-    """What a draft says that is given the rows of a text from a position on."""
+    """The block of a draft with the rows of a text from a position on."""
     parts: list[list[Rows]] = []
     with target_context(tiny("llama"), drafter) as context:
         batch = Batch(len(text))

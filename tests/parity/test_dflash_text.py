@@ -139,7 +139,7 @@ def test_sequences_that_share_rounds(arch: str, n_seqs: int) -> None:
     }
 
     class Texts(dict[int, Sequence[int]]):
-        """What a sequence will say, found by what it was told."""
+        """The continuation of each sequence, found by its prompt."""
 
         def __missing__(self, seq: int) -> Sequence[int]:
             told = drafter.memory_or_fail().of(seq).tokens

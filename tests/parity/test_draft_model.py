@@ -182,7 +182,7 @@ def test_each_path_sees_a_draft_that_reads_another_text(
 
 
 def cold(drafter: SmallModel, tokens: Sequence[int], n: int) -> Proposal:
-    """What a model says of a text that it reads from nothing."""
+    """The draft of a model that reads a text from nothing."""
     with (
         SmallModel(drafter.model, drafter.max_draft) as fresh,
         target_context(tiny("llama"), fresh) as context,

@@ -31,7 +31,7 @@ F32 = {"type_k": "f32", "type_v": "f32"}
 
 @dataclass
 class Steps:
-    """What one side gives: logits and own rows of each step."""
+    """One side's results: logits and own rows of each step."""
 
     logits: list[npt.NDArray[Any]]
     rows: list[npt.NDArray[Any]]

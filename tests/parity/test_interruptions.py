@@ -295,7 +295,7 @@ def test_a_memory_that_changed_behind_the_loop(arch: str) -> None:
 
 
 def proposals_of(drafter: Drafter, context: Context, prompts: list[list[int]]) -> list[list[int]]:
-    """What it proposes over several requests on one sequence."""
+    """The proposals over several requests on one sequence."""
     context.memory.clear()
     spy, seq = Spy(drafter), SequenceState()
     loop = SpeculativeLoop(context, spy)

@@ -107,7 +107,7 @@ class TestEncoder:
 
     @pytest.fixture
     def model(self) -> Model:
-        """It loads: encoders have their uses."""
+        """The model, which loads: encoders have their uses."""
         model = tiny("bert")
         assert not model.info.has_encoder
         return model

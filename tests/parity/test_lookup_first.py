@@ -45,7 +45,7 @@ def opened(drafter: LookupFirst, kind: str = "llama", **params: int) -> Speculat
 
 
 def eager() -> LookupFirst:
-    """One that copies after a single token that stood before, so that both kinds of rounds come."""
+    """A lookup that copies after one repeated token, so that both kinds of rounds occur."""
     return LookupFirst(head(), 1)
 
 

@@ -199,7 +199,7 @@ class BeyondTheNorm(Mtp):
         self._context = target
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """With the rows of the other side of the norm."""
+        """Passes the rows of the other side of the norm."""
         super().commit([one._replace(features=self._others(one.features)) for one in done])
 
     def _others(self, features: Features) -> Features:
@@ -221,7 +221,7 @@ class Stale(Mtp):
     _last: Features = ()
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """With the rows of the last call."""
+        """Passes the rows of the last call."""
         told = []
         for one in done:
             if one.features:

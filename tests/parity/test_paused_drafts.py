@@ -43,7 +43,7 @@ class Switch(Controller):
 
 
 def is_paused(memory: RowMemory) -> bool:
-    """Whether it is now: mypy takes a property to stay as it was asserted."""
+    """Whether it is paused now; a call, since mypy narrows a property after an assert."""
     return memory.is_paused
 
 

@@ -30,7 +30,7 @@ TYPES = ("Q8_0", "Q4_K_M", "Q6_K", "Q4_0", "Q4_1", "IQ4_NL", "F16", "Q2_K")
 def read(
     model: Model, tokens: Sequence[int], cuts: Sequence[int], n_threads: int
 ) -> tuple[bytes, npt.NDArray[np.float32]]:
-    """What the memory holds of a prompt, and the row behind its last token."""
+    """The memory's state after a prompt, and the row of its last token."""
     with Context(
         model, n_ctx=512, n_batch=512, n_ubatch=512, n_threads=n_threads, n_threads_batch=n_threads
     ) as context:

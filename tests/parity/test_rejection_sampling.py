@@ -169,12 +169,12 @@ class Doubting(Controller):
     """Wants to leave out what it does not like, by what was drawn; that is not for it to say."""
 
     def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
-        """Up to the first that is not an a."""
+        """Verifies up to the first token that is not an a."""
         return [next((i for i, id_ in enumerate(span.draft.ids) if id_ != A), 3) for span in spans]
 
 
 def shuffled_draft() -> SmallModel:
-    """With the same texts under other ids, so that its distribution is mapped."""
+    """A draft with the same texts under other ids, so that its distribution is mapped."""
     return small(shuffle=5)
 
 
@@ -335,7 +335,7 @@ def test_a_cancelled_text_leaves_nothing() -> None:
 
 
 def llama(**options: Any) -> Llama:
-    """With a fixed length; the model as the draft, without copies, unless another is given."""
+    """A Llama with a fixed draft length; by default the model drafts, without copies."""
     values: dict[str, Any] = {"controller": "fixed", "n_ctx": 256, "n_threads": 1, **options}
     if "draft" not in values:
         path = model_path("markov", chances=DRAFT_ROWS)
@@ -432,7 +432,7 @@ def test_a_drafter_without_a_distribution_is_exact(make: Callable[[], Any]) -> N
 
 
 class Drawing(Drafter):
-    """One of a user's own, which draws from the table."""
+    """A user's own drafter, which draws from the table."""
 
     name = "drawing"
     max_draft = 3

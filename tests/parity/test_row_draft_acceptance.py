@@ -227,7 +227,7 @@ def test_a_saved_state_is_not_read_again(name: str) -> None:
 
 
 def spied_commit(llm: Llama) -> list[tuple[int, tuple[int, ...]]]:
-    """What the drafter is told from now on: where, and which tokens."""
+    """The commits to the drafter from now on: positions and tokens."""
     told: list[tuple[int, tuple[int, ...]]] = []
     drafter = llm._runtime.round.drafter._drafter
     commit = drafter.commit

@@ -148,7 +148,7 @@ def _one_too_many(stats: SpeculationStats, span: Span, n_accepted: int) -> None:
 
 
 def _nothing_undone(rollback: Rollback, state: SequenceState) -> None:
-    """What was refused stays in the memory, and the next batch lies behind it."""
+    """A rejected token stays in the memory, and the next batch follows it."""
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ class OffByOne(SharedNoise):
     """The noise of the place after the one that is drafted."""
 
     def begin(self) -> None:
-        """One too far."""
+        """Starts one place too far."""
         super().begin()
         self._place += 1
 
@@ -255,7 +255,7 @@ def test_a_place_below_0_is_refused() -> None:
 
 
 class Two(Controller):
-    """It verifies two tokens of each draft."""
+    """A controller that verifies two tokens of each draft."""
 
     name = "two"
 

@@ -165,7 +165,7 @@ def logits_that_nobody_asked_for(_: Path) -> None:
 
 @CASES.add(None)
 def a_choice_that_was_none(_: Path) -> None:
-    """What is said to have been chosen before may be any token, or none."""
+    """The previously chosen token may be any token, or none."""
     found = bench("dflash2")
     found.guess(7, 4, 9)
     for given in (-1, 0, 319, 320, 2**31 - 1, -(2**31)):
@@ -174,7 +174,7 @@ def a_choice_that_was_none(_: Path) -> None:
 
 @CASES.add(None)
 def rows_of_nan(_: Path) -> None:
-    """What is made of them is NaN, which who drafts looks for."""
+    """NaN rows give NaN results, which the drafter detects."""
     for kind in ("dflash", "dspark"):
         found = bench(kind)
         found.inject(np.full((1, found.n_features), np.nan, np.float32), 9)

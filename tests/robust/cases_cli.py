@@ -17,7 +17,7 @@ CASES = CaseList()
 
 
 class ExitedError(PyllamaSpecError):
-    """What a command did, as the message of an exception."""
+    """The outcome of a command, as an exception's message."""
 
 
 def _run(*words: str | Path) -> tuple[int, str, str]:

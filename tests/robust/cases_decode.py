@@ -272,7 +272,7 @@ def views_outlive_their_context(folder: Path) -> None:
 
 
 def _in_threads(act: Callable[[], object], n: int = 4) -> list[Exception]:
-    """What happens when several threads do the same thing at once."""
+    """Several threads do the same thing at once."""
     errors: list[Exception] = []
 
     def run() -> None:

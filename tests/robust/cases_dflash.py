@@ -43,7 +43,7 @@ def _draft(
 
 
 def _text(draft: Path | None) -> tuple[str, dict[str, Any]]:
-    """What is generated with it, and how that went."""
+    """The text generated with it, and the drafter's state."""
     # In every round, whether it pays or not.
     always: dict[str, Any] = {"draft": draft, "lookup": 0, "controller": "fixed"}
     own = {} if draft is None else always
@@ -70,7 +70,7 @@ def _put(name: str, *shape: int) -> Change:
 
 @CASES.add(None)
 def sound_drafts(folder: Path) -> None:
-    """What the cases below begin from."""
+    """The sound drafts that the cases below change."""
     for options in (*_KINDS.values(), {"n_draft_vocab": 100}, {"sliding_window": 8}):
         text, stats = _text(_draft(folder, **options))
         assert text == _text(None)[0]

@@ -81,7 +81,7 @@ class Outcome:
     max_rss: int
 
     def problem(self) -> str | None:
-        """What no case may do, in words; None if it did none of it."""
+        """The forbidden behaviour of a case, in words; None if there was none."""
         if self.hung:
             return f"hung for {self.seconds:.0f} s"
         if self.status < 0:

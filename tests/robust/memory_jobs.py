@@ -33,7 +33,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 class _Mallinfo(ctypes.Structure):
-    """What glibc's mallinfo2() answers."""
+    """The result of glibc's mallinfo2()."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -139,7 +139,7 @@ def requests_on_loop(n_times: int, leak: str = "") -> list[int]:
 
 
 def large_vocabulary(n_ctx: int, n_vocab: int, n_draft: int) -> dict[str, int]:
-    """What Python allocates while one answer is generated at full size."""
+    """Python's allocations while one answer is generated at full size."""
     path = tiny(n_vocab=n_vocab, n_ctx_train=n_ctx)
     model = Llama(path, n_ctx=n_ctx, n_threads=1, draft="prompt-lookup", n_draft=n_draft)
     model.create_completion("abab" * 4, max_tokens=4, temperature=0)

@@ -90,7 +90,7 @@ def opened(kind: Kind) -> Llama:
 
 
 class _BreakError(Exception):
-    """What a callback raises."""
+    """The error of a callback."""
 
 
 class Soak:
@@ -119,7 +119,7 @@ class Soak:
         ]  # fmt: skip
 
     def act(self) -> None:
-        """One of the acts on one of the models."""
+        """Runs one of the acts on one of the models."""
         name = self.rng.choice(list(self.models))
         act = self.rng.choice(self.acts)
         if act == self.reopened and "SmolLM2" in name:
@@ -203,7 +203,7 @@ class Soak:
             self.models[name].create_completion(prompt, logits_processor=breaks, **options)
 
     def bad(self, name: str) -> None:
-        """What is refused."""
+        """Sends a request that must be refused."""
         bad: Any = self.rng.choice([
             {"grammar": "root ::= ("}, {"temperature": float("nan")}, {"max_tokens": "x"},
             {"response_format": {"type": "json_object", "schema": {"type": "nothing"}}},

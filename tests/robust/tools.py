@@ -1,4 +1,4 @@
-"""What the cases share: small models, damaged files, open contexts."""
+"""Helpers for the cases: small models, damaged files, open contexts."""
 
 from __future__ import annotations
 

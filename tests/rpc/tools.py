@@ -60,7 +60,7 @@ class Server:
 
 
 def perm_text(n: int) -> list[int]:
-    """What the permutation model says behind PERM_PROMPT."""
+    """The permutation model's text after PERM_PROMPT."""
     return perm_continuation(PERM_PROMPT[-1], n, perm_next())
 
 

@@ -31,7 +31,7 @@ class Served:
         self.url, self.llm, self.app, self._defaults = url, llm, app, defaults
 
     def say(self, text: str | None) -> None:
-        """What the model says to the next request; None for what it thinks itself."""
+        """Sets the model's next answer; None for its own."""
         self._defaults.pop("logits_processor", None)
         if text is not None:
             ids = self.llm.model.vocab.tokenize(text, add_special=False, parse_special=True)

@@ -35,7 +35,7 @@ def keywords(name: str, **more: Any) -> dict[str, Any]:
 
 
 def spec(name: str, more: Mapping[str, Any] | None = None, **options: Any) -> ModelSpec:
-    """One of SEEDS; `more` are keywords of Llama()."""
+    """A specification of a model in SEEDS; `more` are keywords of Llama()."""
     return ModelSpec(name=name, keywords=keywords(name, **(more or {})), **options)
 
 
@@ -88,7 +88,7 @@ def several(
 
 
 def asked(client: Client, name: str | None, **more: Any) -> tuple[int, Any]:
-    """What a model of a name answers."""
+    """The answer of the model with a name."""
     return client.post(TEXT, {**ASKED, **({} if name is None else {"model": name}), **more})
 
 
@@ -130,7 +130,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def own_text(name: str, adapter: Path | None = None, **more: Any) -> str:
-    """What the library says with a model alone."""
+    """The library's text with a model alone."""
     with Llama(**keywords(name, **more)) as llm:
         if adapter is not None:
             llm.set_adapters([(adapter, 1.0)])
@@ -140,7 +140,7 @@ def own_text(name: str, adapter: Path | None = None, **more: Any) -> str:
 
 
 def text_of(answer: tuple[int, Any]) -> str:
-    """What a completion says."""
+    """The text of a completion."""
     status, body = answer
     assert status == 200, body
     text: str = body["choices"][0]["text"]

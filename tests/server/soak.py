@@ -44,7 +44,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def asked(i: int) -> dict[str, Any]:
-    """One of some requests; equal ones have equal texts."""
+    """A random request; equal ones have equal texts."""
     rng = random.Random(i)
     given: dict[str, Any] = {
         "prompt": [97 + rng.randrange(26) for _ in range(rng.choice([3, 20, 90]))],
@@ -73,7 +73,7 @@ class Clients:
             self.seen[what] += 1
 
     def come(self, seed: int) -> None:
-        """One of them, from its coming to its leaving."""
+        """Runs one client, from connect to disconnect."""
         rng = random.Random(seed)
         rng.choice(self.acts)(rng)
 
@@ -170,7 +170,7 @@ class Clients:
 
 
 class Figures(NamedTuple):
-    """What the server takes, at a time of the soak."""
+    """The server's resource use at a time of the soak."""
 
     seconds: float
     acts: int
@@ -229,7 +229,7 @@ class Server:
         return (int(parts[11]) + int(parts[12])) / _TICKS + (self.past_s if past else 0.0)
 
     def figures(self, seconds: float, n_acts: int) -> Figures:
-        """What it takes now."""
+        """The resource use now."""
         status = dict(line.split(":", 1) for line in self._stat("status").splitlines())
         n_open = len(list(Path(f"/proc/{self._process.pid}/fd").iterdir()))
         rss = int(status["VmRSS"].split()[0]) << 10
@@ -274,7 +274,7 @@ class Soak:
         return own.user + own.system + self.server.cpu_s()
 
     def _client(self) -> None:
-        """One after the other, which wait while all together take more than their share."""
+        """Runs clients in turn; they pause while all together use more than their share."""
         while not self._is_over.is_set():
             with self._alive:
                 life, is_fast = self.server.life, self._cpu_s() > self._share * self._elapsed()

@@ -227,7 +227,7 @@ def test_a_gap_is_filled() -> None:
 
 
 def figures(client: Client) -> dict[str, float]:
-    """What /metrics says of the one model, by name and the labels beside it."""
+    """The values of /metrics for the one model, by name and the other labels."""
     status, text = client.get("/metrics")
     assert status == 200
     model = f'model="{client.service.name}"'

@@ -377,7 +377,7 @@ def _Hasty(port: int) -> Any:  # noqa: N802 - stands in for a class
 
 
 def _closed(sock: socket.socket) -> bytes:
-    """What comes until the other side ends the connection, in whichever way."""
+    """The bytes until the other side ends the connection, in any way."""
     parts = b""
     try:
         while part := sock.recv(4096):

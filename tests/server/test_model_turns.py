@@ -41,7 +41,7 @@ def endless(client: Client, name: str) -> Iterator[ExitStack]:
 
 
 def is_draining(models: Held, name: str) -> bool:
-    """Whether a model takes no new requests, for another one's sake."""
+    """Whether a model takes no new requests, so that another one can load."""
     return models.named(name).draining is not None
 
 

@@ -239,7 +239,7 @@ STREAMS: dict[str, dict[str, Any]] = {
 
 
 def kinds(events: str) -> list[Any]:
-    """What the data of events have, one after the other."""
+    """The kinds of the events' data, in order."""
     data = [line[6:] for line in events.splitlines() if line.startswith("data: ")]
     return [sorted(json.loads(one)) if one.startswith("{") else one for one in data]
 

@@ -107,7 +107,7 @@ def body(rng: random.Random, path: str) -> bytes:
 
 
 def check(status: int, answer: Any, path: str, raw: bytes) -> None:
-    """What every answer has to be."""
+    """Checks the required properties of every answer."""
     told = f"{path} {raw!r:.2000}: {status} {answer!r:.500}"
     # A request that sets itself a time may run out of it.
     ends = (504,) if b"timeout" in raw else ()

@@ -61,7 +61,7 @@ def scores() -> Iterator[tuple[Client, Llama]]:
 
 
 class Drawn:
-    """What a request asks for, at random.
+    """The options of a request, drawn at random.
 
     Args:
         seed: of all of it.
@@ -100,7 +100,7 @@ class Drawn:
         return [*turns, *({"role": role, "content": self.text(5)} for role in roles)]
 
     def drafting(self, right: str) -> Json:
-        """What changes no text: how it is drafted, by a prediction that is nearly right too."""
+        """Options that change no text: drafting, also by a nearly right prediction."""
         right = right.replace("\0", "")  # which no text may have that is given
         at = self.rng.randrange(len(right) + 1)
         guess = right[:at] + self.rng.choice(("", "q")) + right[at + self.rng.randrange(2) :]

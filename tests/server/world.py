@@ -49,7 +49,7 @@ class Client:
 
     @property
     def service(self) -> Service:
-        """What answers with the one model."""
+        """The service of the one model."""
         assert self.models.only is not None
         assert self.models.only.service is not None
         return self.models.only.service
@@ -155,18 +155,18 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 def stages(client: Client) -> list[str]:
-    """Where the requests are; others come and go meanwhile."""
+    """The stages of the requests, which may change meanwhile."""
     return [one.stage for one in list(client.service.answers)]
 
 
 def is_idle(client: Client) -> bool:
-    """Whether nothing is answered or computed any more."""
+    """Whether nothing is being answered or computed."""
     services = [one.service for one in client.models.all if one.service is not None]
     return not any(one.answers for one in services) and not client.serving.tasks
 
 
 def raw_exchange(client: Client, data: bytes, *, leaves: bool = True) -> bytes:
-    """What comes back for some bytes until the server closes; `leaves` says that no more come."""
+    """The reply to some bytes until the server closes; `leaves` means that no more follow."""
     with socket.create_connection((client.host, client.port), timeout=PATIENCE_S) as sock:
         sock.sendall(data)
         if leaves:

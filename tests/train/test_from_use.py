@@ -52,7 +52,7 @@ def _first(folder: Path, kind: str) -> Path:
 
 
 def _use(draft: Path, store: Path) -> None:
-    """Somebody asks, and the store remembers."""
+    """Sends requests that the store remembers."""
     options: dict[str, Any] = {"n_ctx": 128, "n_threads": 1, "controller": "fixed"}
     with Llama(perm(), draft=draft, draft_memory=store, **options) as llm:
         for prompt in PROMPTS:

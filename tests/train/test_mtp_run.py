@@ -32,7 +32,7 @@ EPOCHS = 4
 
 
 def speculation(target: Path, draft: Path | str) -> dict[str, Any]:
-    """What comes of a draft on greedy text of a target, the text beside it."""
+    """The speculation of a draft on greedy text of a target, with the text."""
     options: dict[str, Any] = {"n_ctx": 128, "n_threads": 1, "lookup": 0, "controller": "fixed"}
     with Llama(target, draft=draft, n_draft=3, **options) as llm:
         answer = llm.create_completion("b", max_tokens=60, temperature=0)

@@ -45,7 +45,7 @@ def settings(folder: Path, template: str | None) -> Eagle3TrainConfig:
 
 
 def sequences(config: Eagle3TrainConfig) -> list[bytes]:
-    """What was written: the text of each sequence, prompts included."""
+    """The written text of each sequence, prompts included."""
     store = CorpusStore(
         config.work_dir / "corpus", corpus_identity(config.corpus, hash_file(config.target))
     )

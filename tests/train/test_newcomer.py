@@ -24,7 +24,7 @@ SECTIONS = ("Prompt lookup (n-gram lookup)", "Your own draft", "Compare drafts")
 
 
 def commands() -> list[Block]:
-    """What a newcomer types, of the sections that lead to a draft of his own."""
+    """The commands of the sections that lead to an own draft."""
     return [
         block for block in blocks_of(START)
         if block.language == "bash" and block.section in SECTIONS and block.mark != "not run"

@@ -17,7 +17,7 @@ DIGEST = bytes(range(32))
 
 
 class Owner:
-    """Somebody's conversations, each of whose turns is a request on one of two sequences.
+    """A user's conversations; each turn is a request on one of two sequences.
 
     Attributes:
         answers: by each answer's place in the order of all tokens ever said: what stood before it.

@@ -19,7 +19,7 @@ CHAT, REQUESTS = "pyllama_spec/chat/tools.py", "pyllama_spec/requests/job.py"
 
 
 def faults(path: str, source: str) -> list[str]:
-    """What the checker says of the imports of a file with this text."""
+    """The checker's faults for the imports of a file with this text."""
     return list(import_faults(path, ast.parse(source), MODULES))
 
 

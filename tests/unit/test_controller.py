@@ -473,7 +473,7 @@ class Copies:
             self.controller.begin(seq)
 
     def seconds(self, rows: int) -> float:
-        """What a decode takes."""
+        """The seconds of a decode."""
         return 1e-2 + self.row_s * (rows - 1)
 
     def play(self, n_rounds: int) -> list[float]:

@@ -16,7 +16,7 @@ WHY = "it does not pay here"
 
 
 class Part(NamedTuple):
-    """What one round did: see _stats()."""
+    """The figures of one round: see _stats()."""
 
     n_verified: int = 0
     off: str | None = None

@@ -20,7 +20,7 @@ LATER = (
 
 
 def modules_of(code: str) -> set[str]:
-    """What a fresh Python has imported after some code, beside what it begins with."""
+    """The modules that code imports in a fresh Python, without those loaded at the start."""
     source = f"import sys; before = set(sys.modules)\n{code}\n"
     source += "import json; print(json.dumps(sorted(set(sys.modules) - before)))"
     done = subprocess.run(

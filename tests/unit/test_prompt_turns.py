@@ -29,7 +29,7 @@ def text(seq: int) -> SequenceRun:
 
 
 def read(runs: list[SequenceRun], spans: list[Span]) -> None:
-    """What a round does to the prompts that it reads."""
+    """The effect of a round on the prompts that it reads."""
     by_seq = {run.seq_id: run for run in runs}
     for span in spans:
         by_seq[span.seq].state.n_decoded += span.n_prompt

@@ -27,7 +27,7 @@ _MOST = 1.0 - 2.0**-53
 
 
 def change(f: Callable[[float], bool]) -> float:
-    """Up to where f is true from 0 on, at most 1."""
+    """The end of the range from 0 on in which f is true, at most 1."""
     low, high = 0.0, 1.0
     if not f(low):
         return 0.0

@@ -39,7 +39,7 @@ def random_limits(rng: random.Random, kind: str, n_seqs: int) -> Limits:
 
 
 def random_run(rng: random.Random, seq: int) -> SequenceRun:
-    """One that reads its prompt, or one that generates, perhaps near the context's end."""
+    """A run that reads its prompt, or one that generates, perhaps near the context's end."""
     n = rng.choice([2, 9, 30, 57, 60, 62, 63])
     run = SequenceRun(SequenceState(seq, [1] * n), [1], max_tokens=rng.choice([1, 2, 5, 100]))
     if rng.random() < 0.35:
@@ -52,12 +52,12 @@ def random_run(rng: random.Random, seq: int) -> SequenceRun:
 
 
 def n_tokens(decode: Decode) -> int:
-    """What it puts into the batch."""
+    """The tokens that it adds to the batch."""
     return sum(s.n_rows + s.n_pad for s in decode.spans) + len(decode.fill) * decode.n_fill
 
 
 def check(limits: Limits, spans: list[Span], decodes: list[Decode]) -> None:
-    """What must hold of every round."""
+    """Checks the invariants of every round."""
     done = [span for decode in decodes for span in decode.spans]
     assert sorted(map(id, done)) == sorted(map(id, spans)), "each span in one decode"
     for decode in decodes:

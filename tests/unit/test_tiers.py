@@ -23,7 +23,7 @@ FILES = sorted(path.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_
 
 
 def selections(*targets: str) -> list[list[str]]:
-    """What `make TARGET ...` gives to pytest, command by command."""
+    """The pytest arguments of `make TARGET ...`, command by command."""
     make = ["make", "--dry-run", "--always-make", "ENGINE=wheel", *targets]
     # Not what the make around this test was given: PYTEST_ARGS, for one.
     variables = {key: value for key, value in os.environ.items() if key not in _GIVEN}
@@ -35,7 +35,7 @@ def selections(*targets: str) -> list[list[str]]:
 
 
 def takes(words: list[str], file: str, tier: str) -> bool:
-    """Whether pytest, with these words, runs the tests of a file that are of a tier."""
+    """Whether pytest, with these arguments, runs the tests of a file in a tier."""
     expression = words[words.index("-m") + 1] if "-m" in words else ""
     # Names with and, or, not: an expression of Python too.
     if expression and not eval(expression, {}, {name: name == tier for name in TIERS}):

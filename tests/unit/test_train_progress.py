@@ -18,7 +18,7 @@ class Terminal(io.StringIO):
 
 
 def told(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What is written of two hours of text, told each second, and of three seconds of features."""
+    """The output of two hours of text, reported each second, and three seconds of features."""
     clock = 1000.0
     monkeypatch.setattr(progress, "monotonic", lambda: clock)
     reporter = progress.TerminalReporter(stream)

@@ -30,7 +30,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def libraries() -> list[Path]:
-    """What the engine's backends were built into, in the order of a linker."""
+    """The libraries of the engine's backends, in linker order."""
     built = ggml_libraries()
     backends = sorted(built.glob("ggml-*/lib*.a"))  # in the registry beside the CPU
     return [

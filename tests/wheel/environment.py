@@ -31,7 +31,7 @@ def run(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str
 
 
 def tracked_files(*under: str) -> set[str]:
-    """What git knows or would take, relative to the root: in a fresh clone, the tracked files."""
+    """Tracked files and new ones that git does not ignore, relative to the root."""
     listed = run("git", "ls-files", "-co", "--exclude-standard", "--", *under).stdout.split("\n")
     return {name for name in listed if name and (ROOT / name).exists()}
 

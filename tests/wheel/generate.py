@@ -34,7 +34,7 @@ def continuation(
 
 
 def report(path: str, n: int, prompt: list[int]) -> dict[str, object]:
-    """What was generated, and by which files."""
+    """The generated text, and the files that generated it."""
     with Model(path) as model:
         plain, _ = continuation(model, NoDrafter(), prompt, n)
         drafted, n_accepted = continuation(model, PromptLookup(), prompt, n)

@@ -24,7 +24,7 @@ pytestmark: Any = [] if IS_X86 else pytest.mark.xfail(reason="CPU variants of x8
 
 
 def features(environment: Environment) -> list[str]:
-    """What the wheel finds of this processor."""
+    """The features that the wheel detects on this processor."""
     code = "import importlib.util as i; from pathlib import Path; import numpy;"
     code += "p = next(Path(numpy.__file__).parents[1].glob('pyllama_spec/_processor*'));"
     code += "s = i.spec_from_file_location('_processor', p); m = i.module_from_spec(s);"

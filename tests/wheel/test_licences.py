@@ -30,7 +30,7 @@ RUNTIME = {"libstdc++", "libgcc"}
 
 
 def write(out: Path, root: Path = ROOT) -> dict[str, Any]:
-    """What vendor/sbom.py writes."""
+    """The output of vendor/sbom.py."""
     run(sys.executable, root / "vendor/sbom.py", "--out", out)
     bill: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return bill
@@ -43,7 +43,7 @@ def parts(bill: dict[str, Any], scope: str | None = None) -> dict[str, dict[str,
 
 @pytest.fixture(scope="module")
 def metadata(wheel: Path) -> Message:
-    """What the wheel says of itself."""
+    """The wheel's metadata."""
     with zipfile.ZipFile(wheel) as archive:
         [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         return Parser().parsestr(archive.read(name).decode())

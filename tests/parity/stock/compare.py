@@ -61,7 +61,7 @@ def greedy_text(model: Model, prompt: list[int], n: int) -> list[int]:
 def drafts_here(
     model: Model, draft: Path, text: list[int], n_prompt: int, k: int
 ) -> list[tuple[list[int], list[float]]]:
-    """What our drafter proposes after each prefix of the text, and the leads of the tokens."""
+    """Our drafter's proposals after each prefix of the text, and the leads of the tokens."""
     drafter = open_draft(draft, DraftOptions(max_draft=k, lookup=0))
     out: list[tuple[list[int], list[float]]] = []
     layers = drafter.target_layers
