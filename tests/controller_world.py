@@ -32,11 +32,11 @@ class Place:
     """The draft at a place of a text.
 
     Attributes:
-        n_right: how many of its tokens come true.
+        n_right: how many of its tokens are right.
         p: the draft's probabilities, [n].
-        true_p: the chances that its tokens are right, each given those before; () if unknown.
-        match_length: of a copy, how long its match is.
-        is_silent: whether the drafter says no probabilities, and asks nobody where to end.
+        true_p: the probabilities that its tokens are right, each given those before; () if unknown.
+        match_length: for a copy, the length of its match.
+        is_silent: whether the drafter gives no probabilities, and calls no stop.
 
     """
 
@@ -55,11 +55,11 @@ class Costs:
     """Milliseconds.
 
     Attributes:
-        verify: of rows and the mean number of positions.
-        draft: of drafted tokens, 1 and on, for all sequences together.
-        rest: of a round.
-        read: of each token that the draft has not read before it is asked.
-        noise: the spread of a sample, as a share.
+        verify: the time for rows and the mean number of positions.
+        draft: the time for drafted tokens, from 1 on, for all sequences together.
+        rest: the rest of a round.
+        read: the time per token that the draft has to read first.
+        noise: the relative spread of a sample.
         hiccups: how often a sample takes three times as long.
 
     """
@@ -78,10 +78,10 @@ class Outcome:
     """The result of a policy.
 
     Attributes:
-        seconds: by the costs, without noise.
-        n_tokens: committed.
-        lengths: for each round, tokens asked for and verified, of the first sequence.
-        at: for each round, the place in the first text where it began.
+        seconds: the time by the costs, without noise.
+        n_tokens: the committed tokens.
+        lengths: for each round, the requested and the verified tokens of the first sequence.
+        at: for each round, its start in the first text.
 
     """
 
@@ -248,12 +248,12 @@ def made_up(
     """A text whose drafts are right at certain rates, and say so more or less well.
 
     Args:
-        n: places.
-        rate: the mean chance that a drafted token at a place is right, given those before.
-        seed: of the coins.
+        n: the number of places.
+        rate: the mean probability that a drafted token at a place is right, given those before.
+        seed: the seed of the coins.
         max_draft: the length of each draft.
-        spread: how much chances differ between places.
-        exponent: the draft says chance ** exponent: below 1 it is too sure.
+        spread: how much probabilities differ between places.
+        exponent: the draft reports probability ** exponent: below 1 it is overconfident.
 
     """
     rng = random.Random(seed)

@@ -36,9 +36,9 @@ class Guessed:
     """The engine's results for one block, read from left to right.
 
     Attributes:
-        logits: [n_guesses, n_vocab], or None where they were not asked for.
-        ids, probabilities: [n_guesses] the likeliest token behind the one before.
-        candidates: [n_guesses] all that it offers, with their probabilities.
+        logits: [n_guesses, n_vocab], or None if they were not requested.
+        ids, probabilities: [n_guesses] the likeliest token after the previous one.
+        candidates: [n_guesses] all candidates, with their probabilities.
         confidences: [n_guesses], or None without such a head.
 
     """
@@ -95,9 +95,9 @@ class Bench:
     """A draft beside its target with nobody to drive it: rows go in, blocks come out.
 
     Args:
-        path: the draft.
+        path: the path of the draft.
         target: the architecture of the tiny target.
-        params: of the draft's context.
+        params: the parameters of the draft's context.
 
     """
 

@@ -305,7 +305,7 @@ def check_fingerprint(got: Rows, expected: Rows, *, rtol: float = 0.0) -> None:
     Args:
         got: [..., n_tokens, n_embd], by position.
         expected: the same, from forced_rows().
-        rtol: of the largest number of the expected rows; 0 for bit-equal.
+        rtol: the tolerance, relative to the largest expected number; 0 for bit-equal.
 
     """
     assert got.shape == expected.shape
@@ -333,8 +333,8 @@ def run_child(
     Args:
         code: the program.
         args: its sys.argv[1:].
-        timeout_s: it is killed after that, and the test fails.
-        expect: the exit code that it must have; None for any but a signal's.
+        timeout_s: seconds before it is killed and the test fails.
+        expect: the required exit code; None for any but a signal's.
 
     """
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]

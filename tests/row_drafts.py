@@ -39,7 +39,7 @@ class Reading:
 
     Attributes:
         proposal: ids and probabilities.
-        block: all that stands behind them, for a draft that computes a block at once.
+        block: all numbers behind them, for a draft that computes a block at once.
 
     """
 
@@ -61,12 +61,12 @@ class RowDraft(ABC):
     Attributes:
         name: what tests call it; of a draft in a file of its own that file's architecture, and the
             drafter's name.
-        variants: options of its builder; each is another path through its code.
-        lengths: of drafts that are compared.
-        n_perm: tokens of the longest draft for PERM.
-        perm_options: of the builder of the draft for PERM.
+        variants: options of its builder; each uses another path of its code.
+        lengths: the lengths of the compared drafts.
+        n_perm: the length of the longest draft for PERM.
+        perm_options: the options of the builder of the draft for PERM.
         tier: of its tests, where they are not quick: they take as long as those of the others.
-        article: what the drafter is called in messages.
+        article: the drafter's name in messages.
 
     """
 
@@ -232,8 +232,8 @@ class _Mtp(RowDraft):
     """A head of the target's own file, or several; each variant has another target.
 
     Attributes:
-        kind: the model of random weights.
-        n_heads: how many it has.
+        kind: the model with random weights.
+        n_heads: the number of its heads.
         perm_arch: the architecture of PERM.
 
     """

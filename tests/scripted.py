@@ -22,7 +22,7 @@ class ScriptedDrafter(Drafter):
     """Knows the whole text that will come, and what it has been told of it so far.
 
     Args:
-        reference: prompt and continuation as plain decoding gives them.
+        reference: prompt and continuation of plain decoding.
         max_draft: the most tokens that it proposes at once.
 
     """
@@ -119,8 +119,8 @@ class Intermittent(ScriptedDrafter):
     """Another drafter's proposals in some rounds, none in the others.
 
     Args:
-        inner: who proposes.
-        on: whether it does, round by round, cycling.
+        inner: the drafter that proposes.
+        on: whether it proposes, round by round, cycling.
 
     """
 
@@ -146,12 +146,12 @@ class Hostile(ScriptedDrafter):
     """Proposes what no drafter should, and fails now and then.
 
     Args:
-        reference: as everywhere.
-        n_vocab: ids from here on do not exist.
-        eos: put into the middle of a block.
-        max_draft: as everywhere.
-        p_raise: how often it raises; its failure turns it off until the next prompt.
-        seed: of its choices.
+        reference: see ScriptedDrafter.
+        n_vocab: the number of ids.
+        eos: an id to put into the middle of a block.
+        max_draft: see ScriptedDrafter.
+        p_raise: how often it raises; a failure disables it until the next prompt.
+        seed: the seed of its choices.
 
     """
 
@@ -193,11 +193,11 @@ class Interrupting(ScriptedDrafter):
     """Perfect, until it raises at the n-th call of one of its methods.
 
     Args:
-        reference: as everywhere.
+        reference: see ScriptedDrafter.
         where: "propose", "read" for a part of a prompt, "commit" for what a round committed; the
             notice is taken before the exception.
         at: the number of the call that raises, from 1.
-        error: makes what it raises.
+        error: makes the exception.
 
     """
 
@@ -235,7 +235,7 @@ class FeatureSpy(Drafter):
     """Another drafter that also asks for layer inputs, and keeps every row with its position.
 
     Args:
-        inner: who proposes.
+        inner: the drafter that proposes.
         layers: the layer inputs to ask for.
 
     """

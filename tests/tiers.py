@@ -28,9 +28,9 @@ def tier_of(file: str, names: Iterable[str], marks: Collection[str]) -> str:
     """The tier of a test.
 
     Args:
-        file: relative to tests/.
-        names: of the test and of its fixtures.
-        marks: that it has already, from release_except() or by hand.
+        file: the path relative to tests/.
+        names: the names of the test and of its fixtures.
+        marks: its present marks, from release_except() or by hand.
 
     """
     if RELEASE in marks or file.startswith(_RELEASE):

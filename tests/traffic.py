@@ -120,7 +120,7 @@ class ManyScripts(Drafter):
     """Proposes for each sequence a part that is right and a part that is wrong, or what is none.
 
     Args:
-        seed: of its choices.
+        seed: the seed of its choices.
         max_draft: the most tokens that it proposes at once.
         p_raise: how often it raises for a sequence.
 
@@ -162,13 +162,13 @@ class Traffic:
     """Serves requests from a round, in an order that a seed decides.
 
     Args:
-        round_: computes; its drafter may be ManyScripts, which is told what will come.
-        requests: all that will come.
-        texts: of each, what it would be alone.
-        seed: of the places that they get, and of their order in a round.
+        round_: the round that computes; its drafter may be ManyScripts, which learns the texts.
+        requests: all requests.
+        texts: the text of each request alone.
+        seed: the seed of the requests' places, and of their order in a round.
 
     Attributes:
-        n_rounds, n_shared: rounds, and those that more than one sequence shared.
+        n_rounds, n_shared: the number of rounds, and of those with several sequences.
 
     """
 

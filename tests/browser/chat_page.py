@@ -35,9 +35,9 @@ class ChatPage:
     """One tab with the page open.
 
     Attributes:
-        page: Playwright's.
-        requests: what the tab has asked for, in order.
-        faults: what the browser complained of: violated policies, exceptions of scripts, dialogs.
+        page: Playwright's page.
+        requests: the tab's requests, in order.
+        faults: errors that the browser reported: violated policies, exceptions of scripts, dialogs.
 
     """
 

@@ -24,10 +24,10 @@ class Server:
     """`pyllama-spec serve`; it listens when the constructor returns.
 
     Args:
-        model, draft: as -m and -d take them; or a file of models, as --config does, and "".
-        options: further ones of the command line.
-        port: a free one by default.
-        key: an API key that it asks for, in its environment.
+        model, draft: the values of -m and -d; or a file of models, as for --config, and "".
+        options: further options of the command line.
+        port: the port; a free one by default.
+        key: an API key that it requires, passed in its environment.
 
     """
 

@@ -34,11 +34,11 @@ class Block:
 
     Attributes:
         page: its file, such as "docs/start.md".
-        line: of its first line of code, from 1.
+        line: its first line of code, from 1.
         section: the heading above it.
-        language: what stands behind the fence; "" for a block that is indented.
+        language: the text after the fence; "" for an indented block.
         mark: "not run", "newcomer", or "".
-        reason: of the mark.
+        reason: the reason of the mark.
 
     """
 

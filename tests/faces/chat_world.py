@@ -95,10 +95,10 @@ class Chat:
     """A chat, and what is said to it.
 
     Attributes:
-        messages, options: of the request.
-        said: what the model says, with the names of control tokens.
-        marks: words in it that stand nowhere else.
-        is_plain: whether no call is in it, and nothing that could be one.
+        messages, options: the messages and options of the request.
+        said: the model's answer, with the names of control tokens.
+        marks: words in it that occur nowhere else.
+        is_plain: whether it contains no call, and nothing like one.
 
     """
 

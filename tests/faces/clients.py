@@ -50,11 +50,11 @@ class Clients:
 
     Args:
         llm: the model.
-        texts: of each kind, alone.
-        lag_s: for how long a slow reader leaves its stream, at most.
+        texts: the text of each kind, alone.
+        lag_s: the longest pause of a slow reader.
 
     Attributes:
-        seen: how often each thing happened; each stage that a request was aborted at.
+        seen: the count of each event, and of each stage at which a request was aborted.
 
     """
 

@@ -67,7 +67,7 @@ class Interrupted:
     """Holds one decode of a context back until close() has interrupted it.
 
     Args:
-        monkeypatch: ends it with the test. Models opened before it are not seen.
+        monkeypatch: ends it with the test. Earlier models are not affected.
 
     """
 

@@ -36,8 +36,8 @@ class User:
 
     Args:
         llm: the model.
-        texts: what each prompt gives alone.
-        seed: of the choices.
+        texts: the text of each prompt alone.
+        seed: the seed of the choices.
 
     """
 

@@ -153,7 +153,7 @@ def of_architecture(arch: str, folder: Path) -> GgufFile:
     """A file that the engine loads.
 
     Raises:
-        NoFileError: there is no such file yet; NO_FILE has these.
+        NoFileError: there is no such file yet; NO_FILE lists these.
 
     """
     if arch in _BUILT:
@@ -180,7 +180,7 @@ def complete(file: GgufFile, path: Path) -> GgufFile:
     """Adds keys and tensors until the engine loads the file.
 
     Raises:
-        NoFileError: it does not come to that.
+        NoFileError: the search ends without one.
 
     """
     said = ""

@@ -29,8 +29,8 @@ class GgufFile:
     """Keys and F32 tensors of a file.
 
     Attributes:
-        keys: name -> value.
-        tensors: name -> sizes, the engine's order: the innermost first.
+        keys: the values by name.
+        tensors: the sizes by name, in the engine's order: the innermost first.
 
     """
 

@@ -31,7 +31,7 @@ class Ending(NamedTuple):
         kind: "fine"; the name of one of our errors; "worker" for an assertion of a kernel, which
             other threads of the engine would meet as well; "SIG..." for a signal; "hang",
             "untyped", "printed" or "exit N".
-        said: the error's text, or what was printed.
+        said: the error's text, or the output.
 
     """
 

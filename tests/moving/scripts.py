@@ -20,11 +20,11 @@ class Case:
     """One answer.
 
     Attributes:
-        family: whose template asks.
-        name: of what it says.
-        text: what it says.
+        family: the family of the template.
+        name: the name of the answer.
+        text: the text of the answer.
         choice: tool_choice.
-        max_tokens: that many of its tokens, None for all.
+        max_tokens: the number of its tokens to use; None for all.
 
     """
 

@@ -141,8 +141,8 @@ def latent_path(arch: str, seed: int) -> Path:
     """A kept file of an architecture of LATENT; made now if there is none.
 
     Args:
-        arch: its name.
-        seed: of weights and sizes. Those of QUANTISED_SIZES fit a quantised cache.
+        arch: the name of the architecture.
+        seed: the seed of weights and sizes. Those in QUANTISED_SIZES fit a quantised cache.
 
     """
     path = built_models() / f"latent-{arch}-{seed}-{_source_digest()}.gguf"

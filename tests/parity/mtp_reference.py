@@ -33,11 +33,11 @@ class Head:
 
     Attributes:
         arch: the architecture.
-        keys: of the file, without the architecture in front.
-        tensors: all of the file.
+        keys: the keys of the file, without the architecture's prefix.
+        tensors: all tensors of the file.
         blk: the prefix of the head's tensors.
         memory: keys and values of each pair so far, each [n_heads, width].
-        index_keys: position and key of each pair for an indexer, if there is one.
+        index_keys: the indexer's position and key of each pair, if it has one.
 
     """
 
@@ -193,9 +193,9 @@ def chain(
     """Logits of a chain of drafted tokens, and these.
 
     Args:
-        head: without a memory yet.
-        tokens: of the pairs.
-        rows: beside them.  # [len(tokens), n_row]
+        head: a head with an empty memory.
+        tokens: the tokens of the pairs.
+        rows: the rows of the pairs.  # [len(tokens), n_row]
         first: the position of the first pair.
         n_steps: how many tokens to draft, each by the greatest logit.
 

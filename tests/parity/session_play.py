@@ -68,9 +68,9 @@ class Outcome:
     """The outcome of one request; of a failed one, the contents of its error.
 
     Attributes:
-        held: the ids that the model holds behind it; None where that is not one text, and after an
-            error: how far a memory can go back then depends on what it is.
-        stats: of the drafts; None where nothing tells.
+        held: the ids in the model's memory afterwards; None if that is not one text, and after an
+            error: how far a memory can be rolled back then depends on its kind.
+        stats: the statistics of the drafts; None if there are none.
 
     """
 
@@ -252,11 +252,11 @@ class Player:
 
     Args:
         session: what is played.
-        is_drafted: whether with the session's drafter.
-        plain: the player of the same session without; None for that itself.
+        is_drafted: whether to use the session's drafter.
+        plain: the player of the same session without drafts; None for that one itself.
 
     Attributes:
-        prompts, texts: of each request, and the ids of the text that came, prompt and all.
+        prompts, texts: for each request its prompt, and the ids of the whole text.
 
     """
 

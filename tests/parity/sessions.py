@@ -57,9 +57,9 @@ class Opened:
     """How the model is opened, with a draft and without.
 
     Attributes:
-        sizes: of latent attention, the seed of heads of random sizes; 0 for the toy's.
-        n_head: of toys, and of drafts.
-        store: prefix_cache_bytes.
+        sizes: for latent attention, the seed of random head sizes; 0 for the toy's.
+        n_head: the number of heads of toys and drafts.
+        store: the value of prefix_cache_bytes.
 
     """
 

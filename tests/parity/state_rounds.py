@@ -26,15 +26,15 @@ class RandomRounds:
     """Up to eight sequences of a context.
 
     Args:
-        context: the target's.
-        rollback: of the context.
-        seed: of all draws.
-        max_draft: tokens of the longest draft.
+        context: the target's context.
+        rollback: the rollback of the context.
+        seed: the seed of all draws.
+        max_draft: the length of the longest draft.
 
     Attributes:
-        worst: the largest difference of any row that was compared.
-        n_rows: how many were.
-        counts: how often each kind of round came.
+        worst: the largest difference of any compared row.
+        n_rows: the number of compared rows.
+        counts: the number of rounds of each kind.
 
     """
 

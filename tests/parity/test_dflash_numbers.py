@@ -103,11 +103,11 @@ def worst_difference(
     """How far apart the logits of both sides are, over all blocks after all counts of rows.
 
     Args:
-        options: of the draft.
+        options: the options of the draft.
         target: the architecture of the target.
-        counts: of rows before the first block.
-        is_rough: compare nothing but logits.
-        params: of the draft's context.
+        counts: the numbers of rows before the first block.
+        is_rough: whether to compare only logits.
+        params: the parameters of the draft's context.
 
     """
     path = model_path("dflash", seed=7, **options)

@@ -97,7 +97,7 @@ class Guessing(Drafter):
 
     Args:
         choose: makes one guess, given a random generator.
-        max_draft: how many at once.
+        max_draft: the most guesses at once.
 
     """
 

@@ -119,11 +119,11 @@ def differences(
     """The largest difference of a logit or of a number in a row, of each step.
 
     Args:
-        options: of the head.
+        options: the options of the head.
         first: the position of the first pair.
-        n_ctx: of the head's context.
-        kind: which roundings the reference makes.
-        is_chained: feed the reference its own rows, so that differences add up over the steps.
+        n_ctx: the context length of the head.
+        kind: the roundings of the reference.
+        is_chained: whether to feed the reference its own rows, so that differences add up.
 
     """
     path = head_path(options)

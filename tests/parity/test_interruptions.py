@@ -47,10 +47,10 @@ def check_next_requests(
     """The next requests give what a context and a loop of their own would.
 
     Args:
-        context: the one that was interrupted.
-        loop: the same.
-        seq: the same.
-        first: which of other_prompts() comes first.
+        context: the interrupted context.
+        loop: the interrupted loop.
+        seq: the interrupted sequence.
+        first: the index of the first one in other_prompts().
 
     """
     # O5 at rest: nothing is left over of what was under way.

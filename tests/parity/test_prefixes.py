@@ -34,13 +34,13 @@ class Server:
 
     Args:
         model: the target.
-        n_seqs: its places.
-        drafter: who proposes.
-        max_bytes: of the store.
-        options: of both contexts.
+        n_seqs: the number of its places.
+        drafter: the drafter.
+        max_bytes: the most bytes of the store.
+        options: the options of both contexts.
 
     Attributes:
-        n_read: tokens of prompts that were read.
+        n_read: the prompt tokens that were decoded.
 
     """
 

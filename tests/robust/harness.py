@@ -44,10 +44,10 @@ class Case:
     """A call that must fail, or must not.
 
     Attributes:
-        name: of the case, unique in its module.
-        run: makes the call; it is given an empty directory.
-        raises: the exception that must come; None if the call must succeed.
-        says: what the message must contain, each of them.
+        name: the name of the case, unique in its module.
+        run: makes the call, with an empty directory.
+        raises: the required exception; None if the call must succeed.
+        says: the texts that the message must contain.
 
     """
 
@@ -65,10 +65,10 @@ class Outcome:
         status: its exit code; negative for a signal, as subprocess counts.
         hung: whether the watchdog ended it.
         kinds: the names of the exception's classes, most special first; () if there was none.
-        message: of the exception.
-        printed: what it wrote to stdout and stderr.
+        message: the message of the exception.
+        printed: its output to stdout and stderr.
         seconds: how long it ran.
-        max_rss: the most memory that it held, in bytes.
+        max_rss: the peak of its memory, in bytes.
 
     """
 

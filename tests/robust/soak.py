@@ -97,10 +97,10 @@ class Soak:
     """The models, the acts, and what has been seen.
 
     Args:
-        seed: of the choices.
-        every: so many texts from one that is compared to the next.
+        seed: the seed of the choices.
+        every: one of so many texts is compared.
         with_real: whether SmolLM2 is among the models.
-        leak: "descriptors" or "memory" for one that is put in; "text" for a wrong text.
+        leak: "descriptors" or "memory" to add such a leak; "text" for a wrong text.
 
     """
 

@@ -20,10 +20,10 @@ class Served:
     """A server that runs.
 
     Args:
-        url: where it is.
+        url: its address.
         llm: its model.
-        app: what answers.
-        defaults: of its requests.
+        app: its application.
+        defaults: the defaults of its requests.
 
     """
 

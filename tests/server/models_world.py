@@ -44,8 +44,8 @@ class Held(Models):
 
     Attributes:
         begun: the names of the models whose loads began, in order.
-        made: what they gave.
-        may_go_on: of all loads; set unless a test clears it.
+        made: the loaded models.
+        may_go_on: releases all loads; set unless a test clears it.
 
     """
 
@@ -96,7 +96,7 @@ class Asking:
     """A request in a thread of its own.
 
     Attributes:
-        status, answer: once it was answered.
+        status, answer: the answer, once it has come.
 
     """
 

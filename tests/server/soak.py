@@ -184,7 +184,7 @@ class Server:
     """The server's process, one life after the other.
 
     Args:
-        folder: of its log and its prefixes.
+        folder: the folder of its log and its prefixes.
         more: further options of the command.
 
     """
@@ -240,11 +240,11 @@ class Soak:
     """Clients of a server for some time.
 
     Args:
-        folder: of the server.
-        seed: of the clients' acts.
-        share: the most processor seconds a second, of server and clients together.
+        folder: the folder of the server.
+        seed: the seed of the clients' acts.
+        share: the most processor seconds per second, of server and clients together.
         kill_every: seconds of a server's life.
-        log: gets a line of figures each minute.
+        log: receives a line of figures each minute.
 
     """
 

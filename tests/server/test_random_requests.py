@@ -64,11 +64,11 @@ class Drawn:
     """The options of a request, drawn at random.
 
     Args:
-        seed: of all of it.
+        seed: the seed of all options.
 
     Attributes:
-        rng: for what an endpoint alone has.
-        options: those that the body and the library's call name alike.
+        rng: a generator for options of a single endpoint.
+        options: those with the same name in the body and in the library's call.
 
     """
 

@@ -31,11 +31,11 @@ class Client:
     """Asks a server. Each request has a connection of its own.
 
     Attributes:
-        url: of the server.
-        models, serving: its inside, for what cannot be seen from outside.
-        server: for its end.
+        url: the address of the server.
+        models, serving: the server's internals, for facts that no client sees.
+        server: the server, to end it.
         key: sent with each request, if there is one.
-        patience_s: how long it waits for what comes next.
+        patience_s: the timeout of a read.
 
     """
 

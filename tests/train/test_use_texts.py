@@ -20,7 +20,7 @@ class Owner:
     """A user's conversations; each turn is a request on one of two sequences.
 
     Attributes:
-        answers: by each answer's place in the order of all tokens ever said: what stood before it.
+        answers: the text before each answer, by the answer's index among all tokens.
 
     """
 

@@ -447,11 +447,11 @@ class Copies:
     """Rounds of some sequences whose copies are always right, at a price of their rows.
 
     Args:
-        row_s: seconds of a row more; the first one takes 0.01.
-        n_seqs: how many sequences share each round.
+        row_s: the seconds of a further row; the first one takes 0.01.
+        n_seqs: the sequences in each round.
         n_copies: how many of them have a copy in each round.
         is_padded: whether all take as many rows as the longest.
-        timed: what the seconds of each number of rows are multiplied by at the start.
+        timed: a factor on the seconds of each number of rows at the start.
 
     """
 

@@ -45,13 +45,13 @@ def ratio(
     """Seconds of plain decoding over those of the controller.
 
     Args:
-        drafter: what is drafted.
-        n_tokens: in all.
-        n_request: of a text.
-        known: costs of an earlier program.
-        seed: of the clock.
-        noise: how much it varies.
-        first_plain: what the opening measures of a plain round, over what it costs.
+        drafter: the drafts.
+        n_tokens: the tokens of all texts.
+        n_request: the tokens of a text.
+        known: the costs of an earlier program.
+        seed: the seed of the clock.
+        noise: the spread of the clock.
+        first_plain: the first measured cost of a plain round, over the real one.
 
     """
     draw = random.Random(seed)
