@@ -161,7 +161,7 @@ def sessions(port: int, n: int, n_turns: int, salt: str, *, has_name: bool) -> A
 
 
 def stream(port: int) -> str:
-    """How a stream comes."""
+    """The times at which a stream's events come, in words."""
     body = {
         "messages": [{"role": "user", "content": "Write of the sea."}], "max_tokens": 48,
         "temperature": 1, "seed": 1, "stream": True, "ignore_eos": True,

@@ -68,7 +68,7 @@ def write_circle(path: Path, ids: Sequence[int], n_vocab: int) -> None:
 
 
 def accepted_of_circle(path: Path, ids: Sequence[int], n_output: int) -> tuple[int, int]:
-    """How many tokens the engine accepted of those that the head drafted, saying the ids twice."""
+    """The accepted and the drafted tokens of a head, while the text repeats the ids."""
     drafter = Mtp(max_draft=3, n_output=n_output)
     with (
         Model(path, load_mtp=True) as model,

@@ -176,7 +176,7 @@ def agent_session(rng: random.Random, n_turns: int) -> Iterator[str]:
 
 
 def edits(rng: random.Random, n: int) -> Iterator[str]:
-    """One source file, edited step by step: the model is to write it anew each time."""
+    """A source file, edited step by step: the model must rewrite it whole each time."""
     text, names = _FILES["stock.py"] + "\n" + _FILES["report.py"], _Names(rng)
     for _ in range(n):
         old, new = names.rename()
@@ -262,7 +262,7 @@ def _noted(found: dict[str, Any]) -> Recorded:
 
 
 def _write(folder: Path, name: str, requests: Sequence[Recorded]) -> None:
-    """Each prompt as how much of the one before it begins with, and the rest."""
+    """Writes each prompt as the length of its prefix shared with the previous one, and the rest."""
     rows: list[Any] = []
     before: list[int] = []
     for one in requests:

@@ -52,7 +52,7 @@ class Given(StepSampler):
         return self._left.pop(0)
 
     def accept(self, token: int, *, generated: bool = True) -> None:
-        """Nothing to note."""
+        """Does nothing."""
 
 
 def draw(

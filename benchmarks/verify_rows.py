@@ -63,7 +63,7 @@ class Bench:
         self.context.decode(self.batch)
 
     def seconds(self, width: int) -> float:
-        """One batch; the memory is as before it then."""
+        """The seconds of one batch; afterwards the memory is restored."""
         self.batch.clear()
         self.batch.extend([400 + i for i in range(width)], N_BEFORE, output_all=True)
         start = self.clock()

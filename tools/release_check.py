@@ -106,7 +106,7 @@ ROWS: dict[str, Row] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a row ended.
+    """The result of a row.
 
     Attributes:
         outcome: "passed" or "failed".
@@ -197,7 +197,7 @@ def make(target: str) -> int:
 
 
 def lacking(row: Row) -> str:
-    """What a row needs and the machine lacks, with the remedy; "" for nothing."""
+    """The missing requirements of a row, with the remedy; "" for none."""
     missing = [name for name in row.programs if shutil.which(name) is None]
     return f"needs {', '.join(missing)}: {row.remedy}" if missing else ""
 

@@ -77,7 +77,7 @@ def person_class() -> Any:
 
 
 def person(one: Any) -> str:
-    """An object of the form that was asked for."""
+    """A valid object of the requested form."""
     given = one if isinstance(one, dict) else one.model_dump()
     assert isinstance(given["name"], str), given
     assert isinstance(given["age"], int), given

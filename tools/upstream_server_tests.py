@@ -130,7 +130,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
 
 
 class Outcome(NamedTuple):
-    """How one of their tests ended.
+    """The result of one of their tests.
 
     Attributes:
         file: the file of the test.

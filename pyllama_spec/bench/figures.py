@@ -289,7 +289,7 @@ def acceptance_by_depth(runs: Iterable[Run]) -> list[Depth]:
 
 
 def accepted_histogram(runs: Iterable[Run]) -> list[int]:
-    """How many rounds accepted 0, 1, 2 ... tokens, as of SpeculationStats."""
+    """The number of rounds that accepted 0, 1, 2 ... tokens, see SpeculationStats."""
     accepted = [one for run in runs for _, one in run.rounds]
     return [accepted.count(n) for n in range(max(accepted, default=0) + 1)]
 

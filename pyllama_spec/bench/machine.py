@@ -53,7 +53,7 @@ class Streaming:
 
     @property
     def method(self) -> str:
-        """How the bandwidth was measured, in words."""
+        """The method of the measurement, in words."""
         return (
             f"NumPy sum and copy of {self.buffer_bytes / _MIB:.0f} MiB of float64 on "
             f"{self.n_threads} thread(s), the fastest of {_PASSES} passes, the better of the two"

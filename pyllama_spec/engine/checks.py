@@ -119,7 +119,7 @@ MAX_LISTED = 1 << 16
 
 
 def listed(values: Iterable[Any], name: str, most: int = MAX_LISTED) -> tuple[Any, ...]:
-    """The values of a list, read no further than it may be long: range(10**9) takes no memory.
+    """The values of an iterable, read no further than the limit: range(10**9) takes no memory.
 
     Raises:
         ArgumentError: there are more than `most` values.

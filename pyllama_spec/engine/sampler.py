@@ -363,7 +363,7 @@ class Sampler:
 
     @property
     def place(self) -> int:
-        """How many tokens it has accepted as generated."""
+        """The number of accepted tokens that were generated."""
         return int(lib.llama_spec_sampler_place(self.handle))
 
     @property

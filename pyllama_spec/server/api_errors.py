@@ -143,7 +143,7 @@ def _of_field(message: str) -> tuple[str, str | None]:
 
 
 def for_client(message: str) -> tuple[str, str]:
-    """A message of the library without its advice for whoever opens the model.
+    """A message of the library without its advice for the program that opens the model.
 
     Args:
         message: the library's message.

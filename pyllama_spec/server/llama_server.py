@@ -410,10 +410,10 @@ def _run(meant: Plan) -> None:
 
 
 class LogFile(WatchedFileHandler):
-    """The file of --log-file. What logrotate has renamed is opened anew.
+    """The file of --log-file. After logrotate renames it, a new one is opened.
 
-    One that cannot be written, as on a full disk, is said once until it can be written again: the
-    server goes on serving, and stderr has the log too.
+    A failed write, as on a full disk, is reported once until a write succeeds: the server
+    continues, and stderr has the log too.
 
     Args:
         path: the path of the file.

@@ -438,7 +438,7 @@ def is_flag(word: str) -> bool:
 
 
 def key_of_flag(flag: str) -> str:
-    """The key of a model in a file of models that says what a flag does; "" for none."""
+    """The key in a models file that corresponds to a flag; "" for none."""
     field = BY_NAME[flag].field if flag in BY_NAME else ""
     if field in KEYWORDS or field in _KEYS:
         return _KEYS.get(field, field)

@@ -234,7 +234,7 @@ def _with_defaults(name: str, listed: _File, folder: Path) -> ModelSpec:
 
 
 def _hint(key: str) -> str:
-    """What to write for an unknown key: that of llama-server's flag, or a known one like it."""
+    """The suggestion for an unknown key: the key for llama-server's flag, or a similar one."""
     of_flag = key_of_flag(f"--{key.replace('_', '-')}")
     return f"; did you mean {of_flag}?" if of_flag else meant(key, _KEYS)
 

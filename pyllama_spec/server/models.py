@@ -236,7 +236,7 @@ class Models:
         one.failure = None
 
     def _why_not_yet(self, one: ServedModel) -> tuple[str, str]:
-        """Why a model is not there, and the keys of the file that an operator could change."""
+        """The reason why a model is not loaded, and the keys that an operator could change."""
         now = self._being_loaded
         if one.draining is not None and now is not None:
             return f"it makes room for {now.name!r} once its last requests have ended", "turn_s"
@@ -531,7 +531,7 @@ class Models:
         return self._preloads == []
 
     def counts(self) -> dict[str, int]:
-        """How many models are in each state."""
+        """The number of models in each state."""
         states = [one.state for one in self.all]
         return {state: states.count(state) for state in STATES}
 

@@ -94,7 +94,7 @@ class Serving:
 
 
 def stopped_in_words(n: int, n_cut: int) -> str:
-    """How a server's end was, for the log and its program.
+    """A sentence on the end of a server, for the log and its program.
 
     Args:
         n: the number of requests that ran or waited when the server was told to stop.

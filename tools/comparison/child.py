@@ -46,7 +46,7 @@ class World:
         return opened
 
     def kept(self, model: str = "target", **keywords: Any) -> Any:
-        """One that all calls share which ask for the same."""
+        """A Llama that all calls with the same keywords share."""
         key = repr((model, sorted(keywords.items())))
         if key not in self._lasting:
             self._lasting[key] = self.llama_cpp.Llama(self.models[model], **{**OPEN, **keywords})

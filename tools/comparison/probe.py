@@ -77,7 +77,7 @@ def run_side(python: Path, side: str, paths: dict[str, str], only: str) -> dict[
 
 
 def _cell(text: str) -> str:
-    """One line of a table, whatever is in it."""
+    """A text as one cell of a table, shortened."""
     text = " ".join(text.split()).replace("|", "\\|")
     return text if len(text) <= 240 else text[:237] + "..."
 

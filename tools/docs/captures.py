@@ -98,7 +98,7 @@ def _shown(*, colours: bool = False) -> str:
 
 
 def _wait(pattern: str) -> None:
-    """Until the terminal's last lines match."""
+    """Waits until the terminal's last lines match."""
     end = time.monotonic() + _LIMIT_S
     while not re.search(pattern, _shown()):
         if time.monotonic() > end:

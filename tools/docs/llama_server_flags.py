@@ -128,7 +128,7 @@ def of_serve(field: str) -> str:
 
 
 def _outcome(name: str) -> tuple[str, str]:
-    """How a name is handled, under llama-server's face and by `serve`."""
+    """The treatment of a name by the llama-server command and by `serve`."""
     if name in REFUSED:
         return REFUSED_WORD, _FLAG.sub(r"`\g<0>`", REFUSED[name])
     if name in IDLE:

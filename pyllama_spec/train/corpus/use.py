@@ -178,9 +178,9 @@ def _sequence(
 
 
 def apart(keys: Sequence[float], share: float) -> tuple[set[float], set[float]]:
-    """Which threads are held out: to choose the best weights, and for the final comparison.
+    """The keys of the held-out threads: to choose the best weights, and for the final comparison.
 
-    By a thread's text, so that a held-out thread is held out in later runs too.
+    The key depends on a thread's text, so a held-out thread is held out in later runs too.
 
     Args:
         keys: the keys of all threads; at least three different ones.
