@@ -1,8 +1,8 @@
 """The rules of the architecture that no linter knows; run by ``make quality``.
 
-Sizes, the layers that imports go down, the one package that sees the compiled module, kinds that
-nobody asks for, and what may not be written down. Prints one line per fault; exit code 1 when there
-is one.
+Sizes, the direction of imports between layers, the one package that imports the compiled module,
+tests for a drafter's kind, and forbidden text. Prints one line per fault; exit code 1 if there is
+one.
 """
 
 from __future__ import annotations
@@ -264,8 +264,8 @@ def modules_named(path: str, tree: ast.AST, modules: set[str]) -> set[str]:
 def circle_faults(graph: dict[str, set[str]]) -> Iterator[str]:
     """Modules that import each other, by way of others or not; a package counts as its parts do.
 
-    An import for types alone counts as well: who reads one module has to know the other. Of csrc/ a
-    header and the source of its name are one.
+    An import for types alone counts too: a reader of one module needs the other. In csrc/, a header
+    and the source with its name count as one.
     """
     done: set[str] = set()
 

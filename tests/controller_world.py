@@ -1,7 +1,7 @@
 """A world of costs and texts in which controllers are simulated, with a clock of its own.
 
-Texts are traces: at each place a draft of some length with its probabilities, and how much of it
-comes true. Every policy meets the same drafts at the same places. Costs are functions of rows,
+Texts are traces: at each place a draft of some length with its probabilities, and the number of its
+right tokens. Every policy gets the same drafts at the same places. Costs are functions of rows,
 positions and drafted tokens, with noise.
 """
 
@@ -127,8 +127,8 @@ def simulate(
 ) -> Outcome:
     """Decodes texts, n_together at a time, and says how long it took.
 
-    Nothing of a text is told to the controller but what a round would tell it. step_share is the
-    one of ControllerLimits, which may be wrong.
+    The controller learns of a text only what a round would tell it. step_share is the one of
+    ControllerLimits, which may be wrong.
     """
     rng, out = random.Random(seed), Outcome()
     has_lookup = any(place.match_length for text in texts for place in text)
@@ -291,8 +291,8 @@ def oracle(
 ) -> float:
     """Seconds of whoever knows all costs and the chance of each token, and not the coins.
 
-    It chooses each round's length by the ratio of tokens to seconds that it will have had in the
-    end (Dinkelbach), which it finds by trying again with the one of the last time.
+    It chooses each round's length by the final ratio of tokens to seconds (Dinkelbach), which it
+    finds by iteration from the previous ratio.
     """
     token_s = costs.verify(1, n_prompt) + costs.rest
     total = 0.0

@@ -1,6 +1,6 @@
 """A pytest plugin for CI, loaded by ``-p tests.no_skips``.
 
-A skipped test proves nothing, so it is a failure; one that is expected to fail counts as skipped.
+A skipped test proves nothing, so it is a failure; an expected failure counts as skipped.
 
 """
 

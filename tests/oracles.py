@@ -2,14 +2,14 @@
 
 Tests name them by number:
 
-    O1  row-exact           each token is the one that the sampler takes from its own verified row
-    O2  teacher-forced      each row is that of a decode of single tokens in a fresh context
-    O3  draft invariance    a head says the same for one prefix, whatever way led to it
-    O4  hidden rows         layer inputs of a batch are those of single-token decodes
-    O5  bookkeeping         what is decoded, drafted, accepted and kept adds up after each round
-    O6  state               after a rollback a sequence goes on as one that was never there
+    O1  row-exact           each token is the sampler's choice from its own verified row
+    O2  teacher-forced      each row equals that of single-token decodes in a fresh context
+    O3  draft invariance    a head says the same for one prefix on every path to it
+    O4  hidden rows         layer inputs of a batch equal those of single-token decodes
+    O5  bookkeeping         decoded, drafted, accepted and kept tokens add up after each round
+    O6  state               after a rollback a sequence continues as if it had never gone further
     O7  child process       a call ends in an exit code, never in a signal
-    O8  memory              what is opened and closed, or done again and again, leaves nothing
+    O8  memory              repeated opening, use and closing leaves no memory behind
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def tiny_context(model: Model, **overrides: Any) -> Context:
 class RowExactSampler(StepSampler):
     """O1: around a Sampler; every token must be the one that a clone takes from the same row.
 
-    Reads the row through Context.logits(), another way than the sampler's own, and checks that a
-    draw does not depend on anything but the state that accept() advances.
+    Reads the row through Context.logits(), independently of the sampler, and checks that a draw
+    depends only on the state that accept() advances.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -199,7 +199,7 @@ def check_step(step: Step) -> None:
 def check_bookkeeping(context: Context, seq: SequenceState) -> None:
     """O5: all but the pending token are decoded, at positions 0, 1, ... and nothing is left over.
 
-    A recurrent state knows its last position alone, and without swa_full a sliding window its last
+    A recurrent state has only its last position, and a sliding window without swa_full its last
     n_swa.
     """
     info = context.model.info
@@ -273,7 +273,7 @@ def text_by_hand(
 def check_teacher_forced(model: Model, run: LoopRun, tolerance: float = 0.0) -> None:
     """O2 and O6: what each token was taken from is what a fresh context gives for its prefix.
 
-    Covers the state after a rollback: the row of the round that follows one is computed from it.
+    Covers the state after a rollback: the row of the next round is computed from it.
     """
     expected = forced_rows(model, run.text[:-1])[0][len(run.prompt) - 1 :]
     got = np.stack(run.rows)

@@ -1,7 +1,7 @@
 """Ways to come to a text, on each of which a draft that knows PERM has every token accepted.
 
-A path is given the kind and what makes its drafter, so that a test can give it a drafter with a
-fault, and see the path fail.
+A path gets the kind and a function that makes its drafter, so that a test can pass a faulty
+drafter, and see the path fail.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def check_perfect(run: LoopRun, n_drafted: int | None = None) -> None:
 def check_restored_is_drafted(open_llama: Callable[[], Llama]) -> None:
     """What a text has said is drafted where another Llama goes on with its state.
 
-    The target is a PERM of 16 cycles, and the draft chooses among a part of its vocabulary.
+    The target is a PERM of 16 cycles, and the draft uses a part of its vocabulary.
     """
     with open_llama() as llm, open_llama() as other:
         llm.create_completion([150], max_tokens=60, temperature=0)

@@ -1,8 +1,8 @@
 """The kinds of drafts that read the target's rows, under one interface for shared tests.
 
-A kind joins them with one object in ROW_DRAFTS: what it says in the tests of paths
+A new kind needs one object in ROW_DRAFTS: the tests of paths
 (tests/parity/test_row_draft_paths.py), of acceptance (test_row_draft_acceptance.py) and of files
-(tests/drafters/test_row_draft_files.py) is then compared as for the others.
+(tests/drafters/test_row_draft_files.py) then cover it like the others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Drafters that follow a script, for tests of the loop.
 
 All of them keep the history that a drafter is promised (`Drafter` in drafters/base.py) and assert
-the promises: a test that compares `history` with the sequence's tokens sees a lost, repeated or
-misplaced notice even where the text stays right.
+the promises: a test that compares `history` with the sequence's tokens detects a lost, repeated or
+misplaced notice even if the text stays right.
 """
 
 from __future__ import annotations

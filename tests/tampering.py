@@ -1,6 +1,6 @@
 """Faults in the rows on their way to a draft, for tests that detect them.
 
-Each class stands before a drafter that computes with rows: `class Late(Shifted, Eagle3)`.
+Each class precedes a drafter that reads rows: `class Late(Shifted, Eagle3)`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def interrupt_decode(memory: Decoding, at: int, *, is_before: bool) -> None:
 def interrupt_guess(memory: TokenMemory, at: int, *, is_before: bool) -> None:
     """Ctrl-C in the at-th answer to a guess from now on, within the engine's call, before or after.
 
-    Behind the decode of that guess, and with is_before before it counts.
+    The interrupt comes after the decode of that guess; with is_before, before it counts.
     """
     n_guesses, draft_on = 0, memory.draft_on
 

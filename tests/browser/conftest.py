@@ -36,7 +36,7 @@ def server(smollm2_q4_0: Path) -> Iterator[Server]:
 def open_page(browser: Browser, server: Server) -> Iterator[Open]:
     """Opens the page in a browser of its own, or in another tab of one; closes all, and looks back.
 
-    Keywords: url, size, and Playwright's of a context.
+    Keywords: url, size, and those of Playwright's browser context.
     """
     pages: list[ChatPage] = []
     contexts = []

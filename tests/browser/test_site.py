@@ -1,7 +1,7 @@
 """The site of the documents as it is read: on a telephone and a screen, light and dark.
 
-`make test-page` builds it. Every page has to fit in the window, show its pictures and leave its
-code uncovered; what is wider (a table, a chart, a line of code) scrolls by itself.
+`make test-page` builds it. Every page must fit in the window, show its pictures and leave its code
+uncovered; wider content (a table, a chart, a line of code) scrolls by itself.
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ def make_draft(
 ) -> DflashDraft:
     """A draft for a target of 8 layers: dflash, dflash2 or dspark.
 
-    `own` has token_embd and output where it brings them; a reduced one brings both, and its output
-    knows 96 tokens. With sinks each head has an attention sink.
+    `own` contains token_embd and output if the draft brings them; a reduced draft brings both, and
+    its output has 96 tokens. With sinks each head has an attention sink.
     """
     shapes = _shapes(kind, n_embd, len(inputs), N_DRAFT if reduced else N_VOCAB)
     if not reduced:

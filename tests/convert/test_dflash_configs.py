@@ -2,9 +2,8 @@
 
 Options, ids, windows, blocks, RoPE and layer counts are those of the published config.json files as
 public repositories quote them (z-lab/dflash, sgl-project/SpecForge, deepseek-ai/DeepSpec, and the
-tests of readers); widths, heads and vocabularies are made small. What could not be found is said
-at each case. Cases of which more than sizes is missing are not in the table: Qwen3-Coder-Next and
-Llama-3.1-8B.
+tests of readers); widths, heads and vocabularies are small. Each case names what was not found. The
+table leaves out cases that lack more than sizes: Qwen3-Coder-Next and Llama-3.1-8B.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Drafts for Qwen3.5 and its MoE as they are configured in public, on hybrid targets.
 
 The targets have as many layers as the published ones and attention in every fourth, so that the
-rows which a draft reads come out of recurrent layers and of others; widths are small and weights
-random.
+draft reads rows of recurrent and other layers; widths are small and weights random.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def test_missing_features_are_made_up_to_the_bound(
 def test_what_texts_have_in_common_is_read_once(arch: str) -> None:
     """A shared beginning, a longer and a shorter one, one inside an answer, and texts of batches.
 
-    A window and a recurrent state may not go back: then all of it is read again.
+    If a window or a recurrent state cannot be rolled back, all of it is read again.
     """
     rng = np.random.default_rng(3)
     shared, n_shared = rng.integers(3, 250, 700).astype(np.uint32), [600, 650, 650, 600, 90, 95, 3]

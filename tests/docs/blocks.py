@@ -1,11 +1,11 @@
 """The blocks of code in README, CONTRIBUTING and docs/, and what is said of each.
 
-A block of bash or python runs, unless a comment stands right above it:
+A block of bash or python runs, unless a comment precedes it:
 
-    <!-- not run: why -->       its commands are parsed all the same
+    <!-- not run: why -->       its commands are still parsed
     <!-- newcomer: why -->      tests/train runs it
 
-``python -m tests.docs.blocks`` prints how many there are of each.
+``python -m tests.docs.blocks`` prints the number of each.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """DFlash drafts that go with another target, and numbers that a draft cannot be opened with.
 
-Files that contradict themselves: tests/robust/cases_dflash.py.
+For files that contradict themselves, see tests/robust/cases_dflash.py.
 """
 
 from __future__ import annotations

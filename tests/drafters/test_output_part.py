@@ -1,6 +1,6 @@
 """EAGLE-3 and DFlash drafts that choose among a part of the vocabulary.
 
-Of MTP heads: test_mtp_output.py.
+For MTP heads, see test_mtp_output.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Files of drafts that read rows: another target's, no draft, torsos; and who a drafter drafts for.
 
-The contract of every kind in tests/row_drafts.py; what is said of files holds for those with a file
-of their own (test_mtp_files.py has the others). What one kind alone can get wrong lies beside:
-test_eagle3_files.py, test_dflash_files.py.
+The contract of every kind in tests/row_drafts.py; the tests of files apply to kinds with a file of
+their own (test_mtp_files.py has the others). For faults of one kind alone, see test_eagle3_files.py
+and test_dflash_files.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Schemas by keyword, with values that fit and values that do not: written for these tests.
 
-The values are in the form in which a model writes them: properties in the schema's order, and what
-docs/schemas.md says is narrower left out. The JSON Schema Test Suite is the other judge:
-`python -m tests.engine.schema_suite`.
+The values have the format in which a model writes them: properties in the schema's order, without
+those that docs/schemas.md excludes. `python -m tests.engine.schema_suite` runs the JSON Schema Test
+Suite too.
 """
 
 from __future__ import annotations

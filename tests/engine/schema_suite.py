@@ -1,8 +1,8 @@
 """The JSON Schema Test Suite beside our grammars: `python -m tests.engine.schema_suite [draft]`.
 
 It comes in the source package of jsonschema, which pip downloads into the cache. Each instance is
-walked through the grammar of its schema. One that does not fit has to be refused; one that fits, in
-the form of json.dumps(), may be refused where docs/schemas.md says that less is written.
+matched against the grammar of its schema. An invalid one must be refused; a valid one, in the
+format of json.dumps(), may be refused where docs/schemas.md says that the grammar is narrower.
 """
 
 from __future__ import annotations

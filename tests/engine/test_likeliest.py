@@ -1,6 +1,6 @@
 """The likeliest token of a row and its probability, against NumPy in double precision.
 
-Rows are planted into the engine's own buffer: what a model computes is hardly ever NaN or equal.
+The tests write rows into the engine's own buffer: a model's logits are hardly ever NaN or equal.
 """
 
 from __future__ import annotations

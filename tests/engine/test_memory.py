@@ -31,7 +31,7 @@ def decode(context: Context, tokens: list[int], at: int, seq: int = 0) -> Rows:
 def check_state(context: Context, text: list[int], seq: int = 0, *, tolerance: float = 0.0) -> None:
     """O6: the sequence holds exactly this text: a further token's logits are a fresh context's.
 
-    Where sequences share a buffer, flash attention alone skips the cells of others.
+    If sequences share a buffer, only flash attention skips the cells of others.
     """
     assert context.memory.positions(seq)[1] == len(text) - 1
     got = decode(context, [99], len(text), seq)
@@ -88,8 +88,8 @@ def test_remove_all_and_begin_again(arch: str) -> None:
 def test_a_recurrent_state_goes_back_as_far_as_its_last_batch(arch: str) -> None:
     """The engine takes rollbacks into snapshots of an earlier batch, and the state is wrong.
 
-    Drawn batches and rollbacks: each is either right to the bit or refused without a change, and
-    none is refused that the loop needs: back to the first token of the last batch.
+    Random batches and rollbacks: each is either bit-equal or refused without a change. None that
+    the loop needs is refused: back to the first token of the last batch.
     """
     rng = random.Random(arch)
     n_refused = n_done = n_twice = 0
@@ -122,7 +122,7 @@ def test_a_recurrent_state_goes_back_as_far_as_its_last_batch(arch: str) -> None
 def test_recurrent_states_of_several_sequences(arch: str, kv_unified: bool) -> None:
     """A rollback is exact or refused, whatever the other sequences do in between.
 
-    Where sequences share a cache, its holes are filled out of order, and sums over the cells round
+    If sequences share a cache, its holes are filled out of order, and sums over the cells round
     differently. A wrong state is off by tens.
     """
     tolerance = 0.1 if kv_unified else 0.0

@@ -1,7 +1,7 @@
 """Sampler.distribution() is what sample() draws from, behind all of the chain.
 
-Of the CONSTANT model each chain's distribution is computed from its definition; elsewhere it is
-held against the sampler's own draws.
+For the CONSTANT model each chain's distribution is computed from its definition; for others it is
+compared with the sampler's own draws.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Choices of a wide vocabulary that look at few of its tokens: the same, to the bit, as over all.
 
 Biases and penalties are compared with NumPy's float32; the likeliest k with the engine's own sort,
-which has the whole list where DRY comes before it, and DRY changes nothing without a repetition.
+which has the whole list if DRY precedes it. DRY changes nothing without a repetition.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Requests asked for in an event loop: the order of the calls, and what takes long to make.
 
-What a request is made of may block, as options that wait for an event: no clock decides anything.
+A request's options may block until an event is set, so that no test depends on a clock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """close() under a request gives ClosedError, at whichever moment it comes.
 
-A decode that close() interrupts fails with CancelledError inside; between two decodes nothing does.
-The caller cannot know which of them it was, so that both have to give the same error.
+A decode that close() interrupts fails with CancelledError inside; between two decodes nothing
+fails. The caller cannot know which happened, so both must raise the same error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sampling options at their extremes: each works, or is refused by name at once.
 
-A temperature of 1e-38 was called a broken model, and two biases of 3e38 too.
+A temperature of 1e-38 and two biases of 3e38 are such values.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An unsuitable draft is refused in one line, before the target is loaded if possible.
 
-Nothing stays open: not while the exception is kept either, as notebooks and pytest keep it.
+Nothing stays open, even while the exception is kept, as in notebooks and pytest.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def test_nothing_stays_open_where_there_is_no_memory(tmp_path: Path) -> None:
 def test_nothing_stays_open_where_the_rest_is_refused(form: Any, tmp_path: Path) -> None:
     """An open target is closed if its chat template or adapters are refused.
 
-    A drafter of the caller's own stays open, and drafts for the next target.
+    The caller's own drafter stays open, and drafts for the next target.
     """
     target = _copy(model_path("llama"), tmp_path / "target.gguf")
     draft = _copy(model_path("eagle3"), tmp_path / "draft.gguf")
@@ -183,7 +183,7 @@ def test_the_draft_comes_before_the_target(
 ) -> None:
     """The target cannot be loaded either, and the error shows which of the two came first.
 
-    bench looks at keys alone, and opens its drafts behind the target.
+    The bench command checks keys alone first, and opens its drafts after the target.
     """
     refused = case(tmp_path)
     broken = _copy(refused.target, tmp_path / f"b-{refused.target.name}", "token_embd.weight")

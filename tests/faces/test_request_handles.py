@@ -1,7 +1,7 @@
 """The handle of a request: ended at any stage without waiting, read by an event loop, told about.
 
-A gate in a logits processor or in a decode holds a round up: what has to happen without waiting for
-a round happens while the gate is closed, and no clock decides anything.
+A gate in a logits processor or in a decode holds a round up. The action that must not wait for a
+round happens while the gate is closed, so that no test depends on a clock.
 """
 
 from __future__ import annotations

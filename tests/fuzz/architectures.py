@@ -1,8 +1,8 @@
 """A small file of any architecture that the engine can load: found by asking the engine.
 
-The engine names the key that is missing, the tensor that is missing, and the shape that it
-expected; so a file is made by loading it over and over. No knowledge of an architecture is needed
-but the few numbers below, and the next pin's architectures come by themselves.
+The engine names the missing key, the missing tensor, and the shape that it expected, so a file is
+made by repeated loading. This needs no knowledge of an architecture but the few numbers below, and
+covers the architectures of the next pin.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m tests.fuzz.by_key keys|tensors|swap [--only ARCH ...] [--share N] > report
 
-Prints a line for each case that ended as none may, and the counts of the others.
+Prints a line for each case with a forbidden end, and the counts of the others.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m tests.fuzz.corpus FOLDER
 
 FOLDER/models gets a vocabulary of each kind, and models for saved states; FOLDER/TARGET the seeds
-that libFuzzer begins with. What once crashed lies in tests/fuzz/crashes/TARGET and is copied there.
+for libFuzzer. Inputs of earlier crashes are copied from tests/fuzz/crashes/TARGET.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m tests.fuzz.mutated [--n 20000] [--seed 0] [--keep FOLDER]
 
-Over all architectures and the drafts. What may not happen is printed, and with --keep its file is
-kept. A mutation: flipped bits, bytes with the values of edges, a stretch cut out, doubled or moved,
-a number in the header, the end cut off.
+Over all architectures and the drafts. Prints each forbidden end; --keep keeps its file. A mutation:
+flipped bits, bytes with extreme values, a range removed, doubled or moved, a number in the header,
+the end cut off.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Malformed files of every architecture of the pinned engine: a sample.
 
-`python -m tests.fuzz.by_key` tries all of it, in hours.
+`python -m tests.fuzz.by_key` tests all of them, in hours.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_the_sources_are_understood() -> None:
 def test_a_file_as_the_engine_asks_for_it(arch: str, tmp_path: Path) -> None:
     """It has what the loader requires and nothing else; some graphs need more.
 
-    The same file without head counts, and under the names of two others.
+    Also the file without head counts, and under the names of two others.
     """
     file = of_architecture(arch, tmp_path)
     assert (first := _ending(file.write(tmp_path / "f.gguf"))).is_allowed, first

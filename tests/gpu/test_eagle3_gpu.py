@@ -1,7 +1,7 @@
 """EAGLE-3 on a device has the CPU's acceptance and numbers, for any placement.
 
-The two norms of the head's first layer may run at the same time. A buffer that both were given once
-made the draft's logits wrong now and then, which only many rounds show.
+The two norms of the head's first layer may run at the same time. If they share a buffer, the
+draft's logits are sometimes wrong, which only many rounds show.
 """
 
 from __future__ import annotations

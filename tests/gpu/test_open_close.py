@@ -1,7 +1,7 @@
 """Closing a target and its head frees their device memory.
 
-The process's size is no measure: a device of software keeps the shaders that it compiled, and the
-C library keeps freed pages. Bytes that are in use are one.
+The test counts bytes in use, not the process's size: a software device keeps compiled shaders, and
+the C library keeps freed pages.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Drafts beside EAGLE-3 on a device: heads and blocks that know PERM, and states that go back.
 
-What one row too many or too few makes of PERM is an acceptance of nothing. Where a state is taken
-back, the row behind it is compared with that of a context which never went further.
+PERM accepts nothing if there is one row too many or too few. After a rollback of a state, the next
+row is compared with that of a context which never went further.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def _rounds(program: Path, *args: str) -> list[Rounds]:
 def test_random_rounds_of_random_shapes(program: Path, seed: int) -> None:
     """Batches, rollbacks behind rollbacks, new texts and cells that change places.
 
-    Outputs and states have the bits that single tokens without a log give, and those are the
-    formulas' to the rounding of float32.
+    Outputs and states are bit-equal to those of single tokens without a log, and those equal the
+    formulas within float32 rounding.
     """
     rounds = _rounds(program, str(seed), str(N_DRAWS))
     assert {r.kind for r in rounds} == {"delta", "wide", "ssm"}

@@ -1,7 +1,7 @@
 """Answers of a dozen families, read as the engine's own server reads them.
 
-The models are made to say a text (tests/models/script.py). What the server makes of it was kept by
-`python -m tools.comparison.server`.
+The models say a given text (tests/models/script.py). `python -m tools.comparison.server` recorded
+the server's answers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """llama-cpp-python's own tests, fetched from its source package, on pyllama_spec.llama_cpp.
 
-Adapted in the models' paths and in what their models say. One needs the ctypes layer and is left
-out: test_real_model.
+The models' paths and texts are adapted. test_real_model needs the ctypes layer and is left out.
 """
 
 from __future__ import annotations

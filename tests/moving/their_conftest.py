@@ -1,6 +1,6 @@
 """Lies beside llama-cpp-python's own tests as their conftest.py: what they import, as it is here.
 
-The environment says which model stands for each of theirs: THEIR_MODELS, JSON of file name -> path.
+The variable THEIR_MODELS maps each of their models to ours: JSON of file name -> path.
 """
 
 from __future__ import annotations

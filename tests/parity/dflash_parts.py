@@ -37,7 +37,7 @@ def silu(x: Array) -> Array:
 def gelu(x: Array) -> Array:
     """GELU in its tanh form, which checkpoints call `gelu_pytorch_tanh`.
 
-    The engine's, on the CPU, is a table of half floats: logits of 8 (std) differ by 0.01.
+    On the CPU, the engine's is a table of half floats: logits of 8 (std) differ by 0.01.
     """
     result: Array = 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)))
     return result
@@ -55,7 +55,7 @@ class Rope:
 
     Pair i is (i, i + n_turned / 2); at position p it turns by `p * frequencies[i]`, and `scale`
     multiplies cos and sin. With `rope.dimension_sections` all pairs belong to the temporal
-    section: a draft of an M-RoPE target turns as any other.
+    section: a draft of an M-RoPE target rotates like any other.
     """
 
     def __init__(self, draft: TensorFile, head_size: int) -> None:

@@ -169,7 +169,7 @@ class Reference:
     def inject(self, rows: NDArray[np.floating], positions: Sequence[int]) -> None:
         """Store K and V of feature rows `[n, n_features]` under their positions.
 
-        A position that is stored already is replaced.
+        A stored position is replaced.
         """
         given: Array = np.asarray(rows, dtype=np.float64)
         if given.shape != (len(positions), self.n_features):
@@ -282,7 +282,7 @@ class Reference:
     def block(self, ids: Sequence[int], position: int) -> Array:
         """The backbone's logits, `[n, n_vocab]`, of `ids` at `position` and after it.
 
-        The block sees all rows that were injected and itself, and leaves nothing behind.
+        The block sees all injected rows and itself, and leaves nothing behind.
         ValueError if a row is stored at or after `position`.
         """
         return self._logits(self.hidden(ids, position))
@@ -322,7 +322,7 @@ class Reference:
     def chain(self, ids: Sequence[int], position: int) -> Chain:
         """DSpark: each slot's logits biased by the token before it, drafted left to right.
 
-        Nothing is biased by a token that is not yet known, so a shorter block is chained alike.
+        No unknown token biases anything, so a shorter block has the same chain.
         """
         if not self.is_dspark:
             raise ValueError("a draft without Markov head")

@@ -1,7 +1,7 @@
 """Small files with random weights of every architecture that has latent attention.
 
-tests/fuzz/architectures.py finds what tensors a file needs by asking the engine; here are the sizes
-that make its graph work too.
+tests/fuzz/architectures.py finds the required tensors of a file by asking the engine; this module
+has the sizes with which its graph works too.
 """
 
 from __future__ import annotations

@@ -98,8 +98,8 @@ class Head:
     ) -> Array:  # fmt: skip
         """Remembers k and v, [n_kv, width], and attends over all so far: [n_head, width of v].
 
-        With a window only over the last pairs, or over those that are seen, by their order; sinks
-        are scores, [n_head], of no value.
+        With a window only over the last pairs, or over the visible ones, by their order; sinks are
+        scores, [n_head], without a value.
         """
         self.memory.append((k, v))
         pairs = self.memory
@@ -171,8 +171,8 @@ def chain_of_heads(
 ) -> tuple[list[Array], list[int], list[Array]]:
     """Logits of the tokens that several heads draft in turn, these, and the heads' own rows.
 
-    Each head has read all pairs with rows of the target, and behind them the guesses of the heads
-    before it; arguments as of chain().
+    Each head has read all pairs with rows of the target, and after them the guesses of the earlier
+    heads; for the arguments see chain().
     """
     seen: list[Array] = []
     drafted: list[int] = []
@@ -433,7 +433,7 @@ def _hy_v3(head: Head, x: Array, position: int) -> tuple[Array, Array]:
 def _chosen(head: Head, x: Array, position: int) -> list[int]:
     """Which of the pairs so far an indexer lets the newest attend to, by their order.
 
-    Whole blocks of pairs, those with the greatest scores, and the pairs behind the last block.
+    Whole blocks of pairs with the greatest scores, and the pairs after the last block.
     """
     size, width = head.key("attention.compress_ratios"), head.keys["attention.indexer.key_length"]
     head.index_keys.append((position, head["indexer.k_proj"] @ x))
@@ -519,7 +519,7 @@ def _turn_end(head: Head, x: Array, position: int) -> Array:
 def _grouped_attention(head: Head, x: Array, position: int) -> Array:
     """All heads attend in a window to one row, whose values are its keys.
 
-    What is found is turned back, and goes out by groups of heads.
+    The result is rotated back, and leaves by groups of heads.
     """
     n_head, width = head.keys["attention.head_count"], head.keys["attention.key_length"]
     q = head["attn_q_b"] @ head.norm(head["attn_q_a"] @ x, head["attn_q_a_norm"])

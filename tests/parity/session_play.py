@@ -2,8 +2,8 @@
 
     python -m tests.parity.session_play --cases N [--arch ARCH ...] [--seed S]
 
-Each request's text, ids, finish_reason, log-probabilities and usage have to be equal, and what the
-model holds behind it; the counts of drafts have to add up.
+Each request's text, ids, finish_reason, log-probabilities and usage must be equal, and the model's
+memory after it; the counts of drafts must add up.
 """
 
 from __future__ import annotations

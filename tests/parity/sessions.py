@@ -1,7 +1,7 @@
 """Sessions of an open model, drawn at random: how it is opened, who drafts, what is asked of it.
 
-A Session is plain data, so that what hypothesis shrinks a failure to can be kept as a case: its
-repr() is the code that makes it. session_play.py plays it.
+A Session is plain data, so that a failure shrunk by hypothesis can be kept as a case: its repr() is
+the code that makes it. session_play.py plays it.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Together:
 class Act:
     """Anything else: "save" or "load" a state, "reset", an adapter "on" or "off".
 
-    "move" takes the state along into the model opened anew; "cache" keeps states of completions.
+    "move" restores the state in a newly opened model; "cache" keeps states of completions.
     """
 
     what: str

@@ -1,8 +1,8 @@
 """Random rounds on a memory, without a drafter: what is accepted and undone is drawn.
 
-Every decoded row whose prefix was committed is kept and compared, at the end of its text or where a
-text is left, with the row that a fresh context gives for that prefix. Row 0 of a round is computed
-from what the round before left in the memory, so a wrong state shows in the next round.
+Every decoded row with a committed prefix is kept. At the end of its text it is compared with the
+row that a fresh context gives for that prefix. Row 0 of a round is computed from the memory of the
+previous round, so a wrong state shows in the next round.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def _rows(
 def _unequal(path: Path, cuts: Mapping[int, Sequence[int]]) -> Iterator[tuple[int, int, int]]:
     """Threads, tokens before and first batches of which a row is not what it is alone.
 
-    Cuts are by how many tokens are before. With two threads it is every other one of them.
+    Cuts are given by the number of earlier tokens. With two threads only every other cut runs.
     """
     states: dict[int, bytes] = {}
     alone: dict[int, npt.NDArray[np.float32]] = {}
@@ -105,7 +105,7 @@ def test_graphs(graph: str, kind: str) -> None:
 def test_types_on_smollm2(kind: str, tmp_path: Path) -> None:
     """Some matrices' widths are not a multiple of 256, so K-quants use other types there.
 
-    The types together have all widths behind 0 and 100 tokens.
+    The types together have all widths after 0 and 100 tokens.
     """
     path = tmp_path / "model.gguf"
     quantize(smollm2("BF16"), path, kind)

@@ -1,7 +1,7 @@
 """Acceptance of DFlash drafts for PERM: several rows at once, block lengths, layers, windows.
 
-The drafts of test_row_draft_acceptance.py know the next tokens from the newest row. Those that read
-a spread know each from another row: every one is accepted if all rows are where they belong.
+The drafts of test_row_draft_acceptance.py read the next tokens from the newest row. These read each
+token from another row: all are accepted if all rows are in their places.
 """
 
 from __future__ import annotations

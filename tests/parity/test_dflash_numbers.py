@@ -1,7 +1,7 @@
 """The engine's DFlash graph against the NumPy reference, for every option and many combinations.
 
-Random drafts and random rows: after 0, 1, 7 and 300 of them, several blocks one after the other,
-with rows between. F32 weights and F32 keys and values, so that what differs is rounding alone.
+Random drafts and random rows: several blocks after 0, 1, 7 and 300 of them, with rows in between.
+Weights, keys and values are F32, so that only rounding differs.
 """
 
 from __future__ import annotations

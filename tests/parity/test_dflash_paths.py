@@ -1,6 +1,6 @@
 """O3 for the paths of DFlash alone: other targets, causal blocks, windows of its layers.
 
-What holds for every draft that reads rows: test_row_draft_paths.py.
+For tests of every draft that reads rows, see test_row_draft_paths.py.
 """
 
 from __future__ import annotations

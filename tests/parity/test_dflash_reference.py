@@ -1,6 +1,6 @@
 """The DFlash reference and the builders of DFlash drafts agree with themselves.
 
-The engine only opens the files here; its graph is compared elsewhere.
+The engine only opens the files here; other tests compare its graph.
 """
 
 from __future__ import annotations

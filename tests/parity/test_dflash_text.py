@@ -1,6 +1,6 @@
 """Promise 1 with DFlash drafts: the text equals plain decoding, however much is accepted.
 
-Drafts that are right up to a chosen place, in every kind of target, alone and with others.
+Drafts that are right up to a chosen place, in every kind of target, alone and in parallel.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def draft_path(arch: str, **options: Any) -> Path:
 class Guided(DFlash):
     """A random draft whose block is decoded, and then right for k tokens and wrong after them.
 
-    Its rows, calls and memory are those of any draft; only the ids are not its own.
+    Rows, calls and memory are those of any draft; only the ids are replaced.
     """
 
     k = 0

@@ -1,8 +1,8 @@
 """Promise 1 for sampling: with any drafts, tokens have the target's distribution.
 
-The CONSTANT model gives the same 16 probabilities at every position, so that the distribution after
-each chain can be computed exactly here, and draws are independent. Pearson's statistic is compared
-with its critical value at 1e-6: seeds are fixed, so a pass stays a pass.
+The CONSTANT model gives the same 16 probabilities at every position, so the distribution after each
+chain is known exactly, and draws are independent. Pearson's statistic is compared with its critical
+value at 1e-6; seeds are fixed, so the result never changes.
 """
 
 from __future__ import annotations

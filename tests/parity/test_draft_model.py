@@ -1,8 +1,8 @@
 """A draft model has read the text, however the sequence got there.
 
-A copy of the target drafts what the target says, number for number, so that every drafted token is
-accepted, unless something that it read is not the text. A model of other weights says after each
-path what it says of the same text read anew.
+A copy of the target drafts exactly the target's tokens, so that every drafted token is accepted
+unless the copy read something else than the text. A model with other weights must say the same
+after each path as after reading the text from nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Acceptance of EAGLE-3 heads for PERM: chains, kinds of heads, calls of a head.
 
-What holds for every draft that reads rows: test_row_draft_acceptance.py.
+For tests of every draft that reads rows, see test_row_draft_acceptance.py.
 """
 
 from __future__ import annotations

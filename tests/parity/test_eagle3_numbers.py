@@ -177,8 +177,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def is_calm(options: dict[str, Any]) -> bool:
     """Whether a chain of eight steps keeps rounding small.
 
-    Three and more random layers are chaotic: what the eighth step makes of a last bit in the first
-    one is not a figure of the graph. Fed the same rows, each step is as exact as the others.
+    Three and more random layers are chaotic: they amplify a last bit of the first step by the
+    eighth. Fed the same rows, each step is as exact as the others.
     """
     n_layer: int = options.get("n_layer", 1)
     return n_layer < 3

@@ -1,6 +1,6 @@
 """O3 for the paths of EAGLE-3 alone: windows of pairs, steps of several sequences.
 
-What holds for every draft that reads rows: test_row_draft_paths.py.
+For tests of every draft that reads rows, see test_row_draft_paths.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """After an early end of a generation, the next request finds everything ready.
 
-After a closed generator, a KeyboardInterrupt at any place, or a drafter that fails, the same loop
-on the same sequence gives the next request the text, and the drafter the history, of a fresh start.
+After a closed generator, a KeyboardInterrupt at any place, or a failing drafter, the same loop on
+the same sequence gives the next request the text, and the drafter the history, of a fresh start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rows of latent attention in batches equal single rows, however the batch is split.
 
-Its products are of three dimensions, its values a view of its keys, and a batch may be wider than a
-physical one. All architectures that have it, with heads of random sizes.
+Its products have three dimensions, its values are a view of its keys, and a batch may be wider than
+a physical one. All architectures with latent attention, with heads of random sizes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Layer inputs on every tiny architecture are of the right rows, tokens and layers.
 
-Rows over several physical batches, permuted between sequences, or of a neighbouring
-layer leave the text right and a draft useless, so they are compared here one by one. On a CPU rows
-are bit-equal to those of a single-token decode, for all architectures and all layers. One thing has
-a limit instead, 1e-5 of the largest number: sequences that share a KV buffer (kv_unified) without
-flash attention, where a row's sums run over the others' masked cells and round differently.
+Rows over several physical batches, permuted between sequences, or of a neighbouring layer leave the
+text right but make a draft useless, so they are compared here one by one. On a CPU rows equal those
+of a single-token decode bit by bit, for all architectures and layers. One case has a tolerance
+instead, 1e-5 of the largest number: sequences that share a KV buffer (kv_unified) without flash
+attention, where a row's sums include the others' masked cells and round differently.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def check_rows(arch: str, context: Context, places: Sequence[Place], mode: str =
 def test_rows_are_those_of_single_tokens(arch: str, outputs: str) -> None:
     """Physical batches of 1, 3, 7 and 32 tokens, four sequences mixed, two batches.
 
-    The last layer drops rows without an output in the engine's own graph; the hook keeps them.
+    The engine's own graph drops rows without an output in the last layer; the hook keeps them.
     """
     places = interleaved(seed=len(arch))
     for width, (mode, (options, _)) in itertools.product((1, 3, 7, 32), MODES.items()):

@@ -1,7 +1,7 @@
 """Sequences in shared rounds each get the text that they get alone, bit by bit.
 
-Streams of their own, on the CPU: rows do not depend on what is computed beside them. In a unified
-cache, where cells of other sequences are summed over, O1 alone is promised.
+With separate streams, on the CPU, rows do not depend on others in the batch. In a unified cache,
+which sums over cells of other sequences, only O1 is promised.
 """
 
 from __future__ import annotations

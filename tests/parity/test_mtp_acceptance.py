@@ -1,8 +1,8 @@
 """Acceptance is right, where only acceptance can tell: PERM with an MTP head that reads the row.
 
-As test_eagle3_acceptance.py: the head knows the next tokens from the row alone, so that every draft
-is accepted if each pair is right, and none if it is not. The targets are hybrid where the
-architecture is: what is rejected goes back by snapshots.
+As in test_eagle3_acceptance.py, the head derives the next tokens from the row alone: every draft is
+accepted if each pair is right, and none if it is not. Targets of hybrid architectures roll rejected
+tokens back by snapshots.
 """
 
 from __future__ import annotations

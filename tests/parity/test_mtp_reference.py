@@ -1,7 +1,7 @@
 """An MTP head's numbers equal an independent forward pass, and its rows are the right ones.
 
-Rows of noise, so that each of the two halves of a pair counts. Which row of the target a head reads
-is asked of the target alone: behind the final norm it gives the logits by the output matrix.
+Rows are noise, so that both halves of a pair count. The target alone shows which row a head reads:
+after the final norm it gives the logits by the output matrix.
 """
 
 from __future__ import annotations

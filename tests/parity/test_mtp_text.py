@@ -1,7 +1,7 @@
 """The text with an MTP head equals plain decoding, greedy and seeded, bit by bit.
 
-The heads are right now and then: those of PERM, where the target says something else as often as
-the temperature or its own layers want. Heads of random weights are right by chance alone.
+The heads are right sometimes: those of PERM as often as the temperature or the target's layers
+allow, and random heads only by chance.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A rarely used draft computes nothing, and then drafts from the newest rows.
 
-Of every kind that reads rows (tests/row_drafts.py). PERM says whether what it catches up from are
-the right rows: all is accepted, or nothing.
+For every kind that reads rows (tests/row_drafts.py). PERM shows whether it resumes from the right
+rows: all drafts are accepted, or none.
 """
 
 from __future__ import annotations

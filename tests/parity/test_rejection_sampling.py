@@ -1,8 +1,8 @@
 """Promise 1 for acceptance="distribution": texts have the target's distribution.
 
-The MARKOV model's next token depends on the last one alone, by a table that is known: the chance of
+The MARKOV model's next token depends only on the last one, by a known table: the probability of
 each text of four tokens is a product. The draft is a MARKOV model with another table, so that about
-a third of what it draws is rejected. Pearson's statistic as in test_distribution.py.
+a third of its draws is rejected. Pearson's statistic is used as in test_distribution.py.
 """
 
 from __future__ import annotations

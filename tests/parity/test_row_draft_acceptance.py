@@ -1,10 +1,9 @@
 """Acceptance is right, where only acceptance can tell: PERM with drafts that read rows alone.
 
-The text of a target does not depend on its draft, so that a row which belongs to another token is
-seen in nothing but acceptance. The drafts here know the next tokens from the rows alone: every one
-is accepted if each row is where it belongs, and none if it is not. The contract of every kind in
-tests/row_drafts.py; what holds for one kind alone lies in test_eagle3_acceptance.py and
-test_dflash_acceptance.py.
+A target's text does not depend on its draft, so only acceptance shows a row of another token. The
+drafts here derive the next tokens from the rows alone: every one is accepted if each row is in its
+place, and none if it is not. This is the contract of every kind in tests/row_drafts.py; for one
+kind alone see test_eagle3_acceptance.py and test_dflash_acceptance.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Promise 1: the text equals plain decoding, whatever is drafted.
 
-Plain decoding is checked by O2 (every row equals that of a single-token decode in a fresh
-context), and every drafted run against it: the tokens and the rows that they were taken from (O2
-and O6), with O1, O5 and the statistics' invariants. Everything here is bit-exact on a CPU, so
-nothing has a tolerance.
+Plain decoding is checked by O2 (every row equals that of a single-token decode in a fresh context).
+Every drafted run is checked against it: the tokens and their rows (O2 and O6), with O1, O5 and the
+statistics' invariants. Everything here is bit-exact on a CPU, so there is no tolerance.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ DRAFTERS: dict[str, Make] = {
 def context_of(arch: str) -> Context:
     """One context per architecture, cleared before each run.
 
-    Small output matrices make the seeded draws really random, not all but the argmax.
+    Small output matrices make the seeded draws random instead of mostly the argmax.
     """
     return tiny_context(tiny(arch, output_scale=3.0))
 

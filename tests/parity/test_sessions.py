@@ -1,7 +1,7 @@
 """Promise 1 as a property: with any draft and any requests, the output equals plain decoding.
 
-Sessions are drawn at random and shrunk where they fail. What one was shrunk to is kept in KEPT: it
-is played first from then on. `python -m tests.parity.session_play` plays as many as one likes.
+Sessions are drawn at random; a failing one is shrunk and kept in KEPT, whose sessions run first.
+`python -m tests.parity.session_play` plays any number.
 """
 
 from __future__ import annotations

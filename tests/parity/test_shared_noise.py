@@ -1,6 +1,6 @@
 """Promise 1 for acceptance="noise": a seed's text is the same with any draft, and well distributed.
 
-As in test_rejection_sampling.py the MARKOV model's texts have known chances.
+As in test_rejection_sampling.py, the MARKOV model's texts have known probabilities.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs cases, each in a process of its own, and says how each process ended.
 
-A server process imports everything once and forks for every case: the cost of a case is then its
-own and not an interpreter's start. The forked process ends like any other, through the
-interpreter's shutdown, so that a crash there is seen too.
+A server process imports everything once and forks for every case, so that a case does not pay for
+an interpreter's start. The forked process ends through the interpreter's shutdown, so that a crash
+there is detected too.
 """
 
 from __future__ import annotations

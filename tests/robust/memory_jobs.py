@@ -1,8 +1,8 @@
 """Programs that test_memory.py runs in processes of their own; each prints its figures as JSON.
 
-Figures are resident set sizes from /proc/self/statm. Before each one the C heap's free pages go
-back to the system: glibc keeps them otherwise, and how many depends on the order of frees, so that
-memory which is free looks used.
+Figures are resident set sizes from /proc/self/statm. Before each one the C heap returns its free
+pages to the system: glibc would keep some, depending on the order of frees, so that free memory
+looks used.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ class _Hoarder(_Listener):
 def prompts_with_layers(leak: str = "") -> dict[str, int]:
     """The growth while prompts are read with layer inputs on.
 
-    A prompt of 8k is read before: the pages of the cache and of the attention's scratch (a ubatch
-    by all positions) are touched when they are first needed, and are far more than the rows.
+    A prompt of 8k is read first: the pages of the cache and of the attention's scratch (a ubatch by
+    all positions) are touched on first use, and are far more than the rows.
     """
     model = Model(tiny())
     context = Context(

@@ -247,7 +247,7 @@ def test_an_interpreter_that_ends_with_everything_open(end: str, code: int) -> N
 def test_opening_and_closing_keeps_no_memory() -> None:
     """O8: nothing that is dropped waits for Python to look for cycles.
 
-    Every second context is closed, and no model is; one context that is kept is more than 2 MB.
+    Every second context is closed, and no model is; one leaked context is more than 2 MB.
     """
 
     def once(i: int) -> None:

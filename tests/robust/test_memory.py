@@ -33,7 +33,7 @@ def run(job: str, **options: Any) -> Any:
 def growth(figures: list[int], n_warm_up: int) -> float:
     """Bytes per step after the first ones, by the slope between two medians.
 
-    Medians of the two halves: single figures move by some pages with the state of the heaps.
+    Medians of the two halves: single figures vary by some pages with the state of the heaps.
     """
     rest = figures[n_warm_up:]
     half = len(rest) // 2

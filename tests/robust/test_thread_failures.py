@@ -1,7 +1,7 @@
 """An assertion of the engine in the middle of a graph, on each of the threads that compute it.
 
-What a file can make the engine assert on is refused when it is loaded. So the table of a draft's
-ids is changed on disk once the file is mapped: half of the threads look at each end of it.
+The load refuses everything that a file can make the engine assert on. So the table of a draft's ids
+is changed on disk once the file is mapped: half of the threads read each end of it.
 """
 
 from __future__ import annotations

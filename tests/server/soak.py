@@ -2,10 +2,10 @@
 
     python -m tests.server.soak --seconds 3600 [--share 0.5] [--kill-every 1200] [--log FILE]
 
-Whole answers and streams are compared with the text that a request has alone. The server is killed
-and stopped in turns and started again at the same folder of prefixes. Each minute its memory, its
-descriptors and its threads are written to the log. A text that differs, an answer that is lost
-while the server lived, an error that is none of the server's own, or a traceback is a failure.
+Whole answers and streams are compared with the text of the request alone. The server is killed and
+stopped in turns and restarted with the same folder of prefixes. Each minute its memory, its
+descriptors and its threads are logged. A different text, an answer lost while the server lived, an
+error from elsewhere, or a traceback is a failure.
 """
 
 from __future__ import annotations

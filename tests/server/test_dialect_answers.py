@@ -1,6 +1,6 @@
 """The answers of both dialects parse with the types and readers of the published clients.
 
-The clients are given every event; what they put together has to be the whole answer.
+The clients get every event, and must assemble the whole answer.
 """
 
 from __future__ import annotations

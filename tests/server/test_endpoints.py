@@ -327,7 +327,7 @@ def test_metrics_say_what_runs_and_waits_and_was_left() -> None:
 def test_rounds_of_cut_requests_count_as_their_tokens_do(end: str, n: int) -> None:
     """Without a draft, each text has one token from its prompt and one per round, however it ends.
 
-    A shift of the context reads a prompt too, after a hundred tokens at the earliest.
+    A context shift rereads a prompt too, after a hundred tokens at the earliest.
     """
     endless = {"prompt": "a", "ignore_eos": True, "context_shift": True, "max_tokens": 10**9}
     max_time_s = 2.0 if end == "late" else None

@@ -1,6 +1,6 @@
 """Ends of requests: clients that leave or read slowly, a full line, a timeout.
 
-What is waited for comes at once, however slow the machine is; no clock decides what is asserted.
+Expected events come at once even on a slow machine; no assertion depends on a clock.
 """
 
 from __future__ import annotations

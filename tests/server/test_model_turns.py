@@ -1,6 +1,6 @@
 """Busy models take turns: one lets others load that wait for its memory.
 
-A turn of no seconds and texts that nothing ends but their reader: no clock decides anything.
+Turns last no seconds, and only the reader ends a text, so that no test depends on a clock.
 """
 
 from __future__ import annotations

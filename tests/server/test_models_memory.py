@@ -1,6 +1,6 @@
 """Several models within a memory bound: estimates, real sizes, and closing for room.
 
-Loads are held up by the test, so that no clock decides what is asserted.
+The test holds loads up, so that no assertion depends on a clock.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Random parallel requests equal the library's own calls, bit by bit.
 
-The server drafts in every round and computes three requests at a time; the library has no draft
-and computes each request alone. A request is drawn once, as what it means, and written twice: as
-the endpoint's body, and as the keywords of the library's call.
+The server drafts in every round and computes three requests at a time; the library has no draft and
+computes each request alone. Each random request is written twice: as the endpoint's body, and as
+the keywords of the library's call.
 """
 
 from __future__ import annotations

@@ -144,9 +144,8 @@ def _loss(head: MtpHead, texts: Texts, n_steps: int) -> torch.Tensor:
 def test_gradients_flow_through_all_steps(arch: str) -> None:
     """The loss of chains of 8 changes along a direction as its gradient predicts.
 
-    The direction is one of the joining matrix, which every step goes through with the row of the
-    step before: with the rows cut off from each other the gradient would be another one. A larger
-    step along it makes other experts answer.
+    The direction is in the joining matrix, which every step uses with the row of the previous step:
+    with the rows detached the gradient would differ. A larger step along it selects other experts.
     """
     head, n_steps = opened(model_path(arch, **OPTIONS)), 8
     texts = texts_for(head, [12])

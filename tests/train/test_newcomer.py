@@ -1,7 +1,7 @@
 """docs/start.md alone leads a newcomer from a model to an own draft and a plot.
 
-The commands are those of the page, as they stand there, in its order; what a clone and an install
-would give is there already. The model is a toy.
+The commands are the page's, unchanged and in its order; the results of a clone and an install exist
+already. The model is a toy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every public call with odd values works, or raises one of our errors.
 
-The calls and the names of their arguments are read from the signatures, so that a new one is tried
-without a word here.
+The calls and the names of their arguments are read from the signatures, so that a new one is tested
+without a change here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Callers cannot write control tokens, wherever a template prints their text.
 
-The measure: a chat has the control tokens that its template gives to the same chat with harmless
-words, and one whose template nobody can follow has no more than these.
+A chat must have the control tokens that its template gives to the same chat with harmless words; a
+chat with an unsupported template has no more than these.
 """
 
 from __future__ import annotations

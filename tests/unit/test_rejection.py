@@ -1,8 +1,8 @@
 """The rule of rejection sampling, over all random numbers, gives the target's distribution.
 
-The chances are not drawn here but measured: which random numbers a rule answers with which token is
-found by bisection, so that the distribution of its answers is known to 1e-12, and so is that of
-rules with a fault.
+The probabilities are computed, not sampled: bisection finds the random numbers for which a rule
+returns each token. The distribution of its answers is thus known to 1e-12, and so is that of faulty
+rules.
 """
 
 from __future__ import annotations

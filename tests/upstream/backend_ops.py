@@ -2,9 +2,8 @@
 
     python -m tests.upstream.backend_ops [--ops MUL_MAT,MUL_MAT_ID,...] [--work DIR]
 
-It compares the CPU backend with the backend's own reference. The program is linked with what `make`
-has built in this tree. Ends with 1 where an operation fails with our kernels that does not fail
-without them.
+It compares the CPU backend with the backend's own reference. The program is linked with the
+libraries that `make` built in this tree. Ends with 1 if an operation fails only with our kernels.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def ggml_libraries() -> Path:
 def cpu_backend() -> list[Path]:
     """The CPU backend that is loaded here: a wheel has one for each variant of the CPU.
 
-    The first variant is in the library, and the others are objects: see csrc/cpu_variants/.
+    The first variant is in the library, and the others are object files: see csrc/cpu_variants/.
     """
     library = [ggml_libraries() / "libggml-cpu.a"]
     try:

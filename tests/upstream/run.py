@@ -2,8 +2,8 @@
 
     python -m tests.upstream.run [--work DIR] [--only REGEX]
 
-The tests and the `common` library that they need are in the source package that vendor/sync.py has
-downloaded. Building takes some 20 minutes on two cores; a second run builds what changed.
+The tests and the `common` library that they need are in the source package that vendor/sync.py
+downloaded. A build takes some 20 minutes on two cores; a second run builds only changes.
 """
 
 from __future__ import annotations

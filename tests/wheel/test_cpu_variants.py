@@ -77,8 +77,8 @@ def test_no_pair_of_sum_and_difference_is_made_of_a_loop(
 ) -> None:
     """GCC fuses such a pair only in a loop's vector form, whatever -ffp-contract says.
 
-    Which form runs depends on where memory lies: a row would not be what it is alone. What the
-    engine's next version brings of them has to fuse by hand: csrc/kernels/rotation.h.
+    The form that runs depends on memory addresses, so that a row would differ from the row alone. A
+    new one in the engine's next version must be fused by hand: csrc/kernels/rotation.h.
     """
     with zipfile.ZipFile(wheel) as archive:
         name = next(n for n in archive.namelist() if f"_engine_{variant}." in n)

@@ -3,8 +3,8 @@
     python -m tests.parity.stock.compare STOCK_SOURCE STOCK_BUILD -m TARGET.gguf -d DRAFT.gguf
 
 STOCK_SOURCE is an unpatched llama.cpp tree at the pin, STOCK_BUILD its build folder with libllama.
-The text is the target's own greedy continuation of a prompt. Not a test of CI: it needs a second
-build of the engine.
+The text is the target's own greedy continuation of a prompt. Not a CI test: it needs a second build
+of the engine.
 """
 
 from __future__ import annotations
