@@ -1,7 +1,7 @@
 """Another system's server, started for a benchmark: the same file, threads and context length.
 
-It runs in a process of its own, and in an interpreter of its own where one is named. The benchmark
-then asks it as it asks any other server (peer.py).
+It runs in its own process, and in another interpreter if one is named. The benchmark sends it
+requests as to any other server (peer.py).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def draft_kind(draft: object) -> str:
 def running(config: BenchConfig, n_ctx: int, n_threads: int) -> Iterator[Server]:
     """Starts the server that config.beside names.
 
-    Where it refuses the draft's file it is started without one, and the note says why.
+    If it refuses the draft's file, it is started without one, and the note gives the reason.
 
     Args:
         config: says which system, the interpreter that has it, the model and the first draft.

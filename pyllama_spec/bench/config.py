@@ -188,7 +188,7 @@ class BenchConfig:
 def draft_option(draft: str | os.PathLike[str] | Drafter) -> str | None:
     """The value of `-d` for a draft; None for an object that no option names.
 
-    A drafter of a file has options of its own, and a user's drafter no name that a command knows.
+    A file's drafter has its own options, and a user's drafter has no name on the command line.
     """
     if not isinstance(draft, Drafter):
         return os.fspath(draft)

@@ -150,7 +150,7 @@ class Comparison:
     def cpu_speedup(self) -> float | None:
         """The ratio of the rates by processor time, which other programs disturb less.
 
-        With several threads it counts those that wait as well, since they spin.
+        With several threads it includes waiting ones, since they spin.
         """
         return ratio(self.spec.cpu_tps, self.plain.cpu_tps)
 
@@ -271,7 +271,7 @@ class Depth:
 def acceptance_by_depth(runs: Iterable[Run]) -> list[Depth]:
     """The depths from 1 to the longest draft.
 
-    A round that an end token cut is left out: there is no verdict on what came after it.
+    A round cut by an end token is left out: nothing judged the tokens after it.
     """
     rounds: list[tuple[int, int]] = []
     for run in runs:

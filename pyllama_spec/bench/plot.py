@@ -35,8 +35,8 @@ def check_plot(path: str | os.PathLike[str]) -> None:
 def plot(result: BenchResult, path: str | os.PathLike[str]) -> None:
     """Draws speed-up per prompt with its spread, acceptance by depth, and the split of the time.
 
-    Where a drafter was asked, below: lengths over the rounds of a text, how many accepted tokens
-    were expected and how many came, and what drafts saved of each prompt.
+    For rounds with drafts, it also draws: draft lengths over the rounds of a text, expected and
+    real accepted tokens, and the time that drafts saved in each prompt.
 
     Raises:
         ArgumentError, UnsupportedError: see check_plot().

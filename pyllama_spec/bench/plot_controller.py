@@ -81,7 +81,7 @@ def _draw_calibration(axes: Any, rounds: list[RoundCounts]) -> None:
 def _draw_gains(axes: Any, result: BenchResult) -> None:
     """Draws a point per prompt: measured and expected gain, in rounds of plain decoding.
 
-    Grey where too few rounds were measured to say whether drafts saved any.
+    Grey if too few rounds were measured to tell whether drafts saved time.
     """
     points, colours = [], []
     for one in result.prompts:

@@ -18,9 +18,9 @@ from pyllama_spec.engine import Context, Model
 class SyntheticDrafter(Drafter):
     """Proposes len(probabilities) tokens, the i-th right with probabilities[i] if it is reached.
 
-    It asks the real drafter for as many tokens each time and ignores which they are. follow() has
-    to tell it each text beforehand. If the text departs from that answer, which on one machine only
-    rounding can cause, the proposals are the real drafter's, and are counted.
+    It asks the real drafter for as many tokens each time and ignores their ids. follow() must
+    announce each text. If the text departs from that answer, which on one machine only rounding can
+    cause, the proposals are the real drafter's, and are counted.
 
     Args:
         inner: the real drafter; it sees the same text as it would without this one.

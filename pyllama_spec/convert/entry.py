@@ -28,7 +28,7 @@ def convert_draft(
     """Converts a draft; config.json and the tensors tell its kind.
 
     Nothing is guessed: each tensor is used exactly once, each size comes from config.json and is
-    compared with the tensors, and what can mean two things is refused.
+    compared with the tensors, and ambiguous input is refused.
 
     Args:
         draft_dir: the draft's folder, with config.json and .safetensors or .bin files.

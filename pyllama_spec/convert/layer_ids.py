@@ -2,7 +2,7 @@
 
 We count *inputs*: id k is the residual stream that enters layer k, 0 .. n, and n is what leaves
 the last of n layers. Checkpoints count inputs or *outputs* (id k is what leaves block k, which is
-input k + 1). One off is invisible: the text stays right, and nearly no draft is accepted.
+input k + 1). An id off by one is invisible: the text stays right, and nearly no draft is accepted.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ def _unpickle(archive: zipfile.ZipFile) -> tuple[str, Any]:
 def _check_program(program: bytes) -> None:
     """Refuses a pickle that would take far more memory than its length.
 
-    The unpickler has a table as long as the largest place that a value is noted at.
+    The unpickler allocates a table as large as the largest memo index.
     """
     for opcode, argument, _ in pickletools.genops(program):
         is_place = "PUT" in opcode.name or "GET" in opcode.name

@@ -1,8 +1,8 @@
 """Converts tokenizer.json of a target to the keys tokenizer.* of a GGUF.
 
-A draft never splits text: the engine compares its vocabulary with the target's, token by token, and
-that is all it is for. So tokens and their kinds are exact; what only tokenizing needs (the
-pre-tokenizer's name, scores) is left at neutral values. The names of padding are llama.cpp's.
+A draft never splits text: the engine only compares its vocabulary with the target's, token by
+token. So tokens and their kinds are exact; data for tokenization alone (the pre-tokenizer's name,
+scores) have neutral values. The names of padding are llama.cpp's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Maps each row of a reduced output to the target's token.
 
 Checkpoints hold `d2t`, an *offset* per draft id (target id = i + d2t[i]), and `t2d`, a mask over
-the target's vocabulary. GGUF holds the target ids themselves. A table that is wrong costs
-only acceptance, so no repair is made that the checkpoint does not prove.
+the target's vocabulary. GGUF holds the target ids themselves. A wrong table costs only acceptance,
+so nothing is repaired without proof from the checkpoint.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ _waiting = threading.local()
 def keep_error(kind: object, error: BaseException, trace: object) -> bool:
     """Stores the exception of an engine callback; check() raises it after the call.
 
-    Signals are handled where Python begins to run again: before the first line of a callback.
+    Python handles signals when its code runs again: before the first line of a callback.
     """
     _waiting.error = error
     return True

@@ -17,7 +17,7 @@ from pyllama_spec.errors import ArgumentError
 def schema_to_grammar(schema: Any) -> str:
     """The engine's GBNF rules of a schema, with the rule `root`.
 
-    It leaves out keywords without a word. Requests have their rules from pyllama_spec.schema.
+    It ignores some keywords silently. Requests get their rules from pyllama_spec.schema.
 
     Args:
         schema: the JSON schema, as a dict or as True.

@@ -36,8 +36,8 @@ Rows = npt.NDArray[np.float32]
 class ThreadUse(NamedTuple):
     """Growing counts of a target's context and its drafts'; 0 with one thread.
 
-    Where other programs use the cores, threads wait for the one among them that lost its core. This
-    wait is measured, and where fewer threads are faster, fewer compute, with equal numbers.
+    If other programs use the cores, threads wait for the one that lost its core. This wait is
+    measured. If fewer threads are faster, fewer compute, with equal numbers.
 
     Attributes:
         n_graphs: physical batches that several threads could compute.
@@ -301,7 +301,7 @@ class Context(Closeable):
     def embeddings_of(self, seq_id: int) -> Rows:
         """One row for a sequence of the last batch, if the context pools: as embeddings().
 
-        Of pooling "rank" it is [1], the score of a classifier, else [n_embd_out].
+        With pooling "rank" it is [1], the score of a classifier; otherwise [n_embd_out].
         """
         code = lib.llama_spec_embeddings_seq(self.handle, int32(seq_id, "seq_id"), self._row)
         check(code, f"cannot read the embedding of sequence {seq_id}")
@@ -328,7 +328,7 @@ class Context(Closeable):
     def set_adapters(self, adapters: Sequence[tuple[Adapter, float]]) -> None:
         """Uses these LoRA adapters, each with its scale, from the next decode on.
 
-        The memory was computed without them: clear it where that matters.
+        The memory was computed without them: clear it if that matters.
 
         Raises:
             ArgumentError: an adapter was loaded for another model, or a scale is not a number.
@@ -373,8 +373,8 @@ class Context(Closeable):
     def draft_output(self, n_slots: int) -> OutputMatrix:
         """Limits the draft of this context to n_slots ids; 0 for all ids again.
 
-        set_draft_rows() copies the rows of the output matrix for these ids into slots, all of which
-        have to have one before the next decode. Logits of other ids are minus infinity.
+        set_draft_rows() copies the rows of the output matrix for these ids into slots. Every slot
+        needs a row before the next decode. Logits of other ids are minus infinity.
 
         Returns:
             The file with the matrix.
@@ -451,8 +451,8 @@ class Context(Closeable):
         """Extends all drafts by a token per decode, until none continues.
 
         The first decode takes these ids. After each one goes_on() gets, for each draft in it, the
-        token that follows, as likeliest() has it, or -1 and 0 where there is none; with True it is
-        the draft's next one. The context is in use until the call returns.
+        next token from likeliest(), or -1 and 0 if there is none; if it returns True, the draft
+        continues with this token. The context is in use until the call returns.
 
         Args:
             ids: the newest token of each draft, as an id of this model.
@@ -561,8 +561,8 @@ class Context(Closeable):
     def pause_threads(self) -> None:
         """Parks the worker threads until the next decode; called at the end of every text.
 
-        Otherwise they wait for work without sleeping for some milliseconds, during which another
-        context of the process, or whatever the program does next, has fewer processors.
+        Otherwise they spin for some milliseconds while they wait for work. Meanwhile, another
+        context of the process, or the program itself, has fewer processors.
         """
         # Refused while another thread decodes, or after a failure: nothing to do then.
         with contextlib.suppress(ClosedError):

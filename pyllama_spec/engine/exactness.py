@@ -1,11 +1,10 @@
 """The widest batch whose rows are bit-equal to those of single tokens.
 
-Up to `FEW_ROWS` tokens the CPU backend computes each row in the order of a single one, whatever
-the weights, the experts, the attention, the KV cache's type, flash attention, and the physical
-batches that a batch is split into, and whatever other sequences decode beside it: csrc/kernels/ and
-patches 0011, 0025 and 0027 see to it, and test_equal_rows.py, test_cut_rows.py and
-test_latent_rows.py of tests/parity test it; tools/emulated_rows.py does on AVX-512. What is
-left out here is what they do not reach.
+Up to `FEW_ROWS` tokens the CPU backend computes each row in the order of a single one. This holds
+for all weights, experts, attention, KV cache types, flash attention and splits into physical
+batches, and beside other sequences: csrc/kernels/ and patches 0011, 0025 and 0027 ensure it, and
+test_equal_rows.py, test_cut_rows.py and test_latent_rows.py of tests/parity test it;
+tools/emulated_rows.py does on AVX-512. This module excludes the cases that they do not cover.
 """
 
 from __future__ import annotations

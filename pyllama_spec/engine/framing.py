@@ -1,7 +1,7 @@
 """Framed bytes: magic, version, CRC-32 of the rest, then the rest.
 
-Readers of a saved state trust it, the engine most of all. So damaged or foreign bytes
-are refused here.
+Readers of a saved state trust it, the engine most of all. So damaged or foreign bytes are refused
+here.
 """
 
 from __future__ import annotations

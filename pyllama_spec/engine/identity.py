@@ -1,7 +1,7 @@
 """The identity of a model's file: its size and content.
 
-A small file counts as a whole; of a large one evenly spread pieces, which no other weights of the
-same shapes share.
+A small file is hashed as a whole; a large one in evenly spread pieces, which no other weights of
+the same shapes share.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def stamp_of(path: Path) -> tuple[tuple[int, int, int], ...] | None:
 def digest_of(path: Path, *facts: object) -> str:
     """A digest of a model's or adapter's files and its other facts.
 
-    A file that cannot be read is like no other: its digest is a new one each time.
+    An unreadable file equals no other: its digest is new each time.
     """
     import hashlib  # loads a library of its own
 

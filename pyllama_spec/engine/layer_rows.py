@@ -18,7 +18,7 @@ Rows = npt.NDArray[np.float32]
 class LayerRows(Sequence[Rows]):
     """One array per layer, [n, width of the layer] float32, as Context.layer_input() gives them.
 
-    They are the rows of the last batch until the next decode, also where a view is made only then.
+    They are the rows of the last batch until the next decode, even if the view is made later.
 
     Args:
         context: the context with the rows.

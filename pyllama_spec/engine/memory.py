@@ -128,7 +128,7 @@ class Memory:
     def return_to(self, seq: int, checkpoint: memoryview, n_keep: int) -> None:
         """Rolls a sequence back to n_keep positions, where checkpoint() was taken.
 
-        It must hold them still, but for the state itself.
+        The sequence must still hold them, except for the state itself.
         """
         self._set(seq, checkpoint, partial=True)
         self.remove(seq, n_keep)

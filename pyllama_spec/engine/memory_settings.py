@@ -1,7 +1,7 @@
 """The adapters and settings that a context's memory depends on besides its model.
 
-Two memories are alike where the model, the adapters and all of the settings are equal. Devices and
-numbers of threads are left out: they round differently, but the text is still the same.
+Two memories are compatible if the model, the adapters and all settings are equal. Devices and
+numbers of threads do not count: they round differently, but the text is still the same.
 """
 
 from __future__ import annotations

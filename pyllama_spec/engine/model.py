@@ -202,7 +202,7 @@ class Model(Closeable):
     def _keeps_text(self) -> bool:
         """Whether the tokenizer preserves all of a text except white space.
 
-        "bert" and "t5" make one token of what they do not know, however long it is.
+        "bert" and "t5" make one token of unknown text, however long it is.
         """
         return self.metadata.get("tokenizer.ggml.model") in ("llama", "gpt2")
 
@@ -210,8 +210,8 @@ class Model(Closeable):
     def identity(self) -> str:
         """A digest of the files and kv_overrides: it differs for other weights.
 
-        identity.py says how much of a large file is looked at. A file that was written to since it
-        was loaded is like no other.
+        identity.py describes which parts of a large file count. A file written since the load
+        equals no other.
         """
         changed = None if stamp_of(self.path) == self._stamp else os.urandom(16).hex()
         return digest_of(self.path, self._overrides, changed)

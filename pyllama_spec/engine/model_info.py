@@ -68,8 +68,8 @@ class HeadWeights(NamedTuple):
 class ModelInfo:
     """Sizes and kinds as read from the file.
 
-    n_heads is how many MTP heads the file says it has; has_head, that they were loaded and can
-    draft; is_head_alone, that the file has no layers beside.
+    n_heads is the number of MTP heads according to the file; has_head means that they were loaded
+    and can draft; is_head_alone, that the file has no other layers.
     """
 
     arch: str

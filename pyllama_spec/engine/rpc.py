@@ -1,7 +1,7 @@
 """RPC servers: other processes or machines that hold and compute layers.
 
-The protocol is the engine's own, without authentication or encryption: docs/rpc.md says how to keep
-it on loopback and go through a tunnel.
+The protocol is the engine's own, without authentication or encryption: docs/rpc.md explains how to
+keep it on loopback and use a tunnel.
 """
 
 from __future__ import annotations

@@ -398,9 +398,9 @@ class Sampler:
     def distribution(self, context: Context, i: int) -> Distribution:
         """The distribution that sample() would draw from at token i of the context's last batch.
 
-        It is what the whole chain leaves: penalties, biases, cuts and temperature are in it. A
-        sampler that is random itself, as XTC is, has decided by then. It takes the chain's random
-        numbers, as sample() does, and advances nothing else.
+        It is the result of the whole chain: penalties, biases, cuts and temperature. A random
+        sampler, such as XTC, has decided by then. It uses the chain's random numbers, as sample()
+        does, and advances nothing else.
 
         Raises:
             PyllamaSpecError: the row has no logits, no token is allowed, or the parameters define
@@ -427,7 +427,7 @@ class Sampler:
     def sample_chain(self, context: Context, row: int, draft: Sequence[int]) -> list[int]:
         """Draws and accepts tokens while they equal the draft: one call per round.
 
-        The same as sample() and accept() in turns, at rows row, row + 1, ... of the last batch.
+        It equals sample() and accept() in turns, at rows row, row + 1, ... of the last batch.
 
         Args:
             context: the context of the target, which has decoded the draft.

@@ -80,7 +80,7 @@ def row_kernels() -> dict[str, str]:
 def stock_kernels() -> Iterator[None]:
     """Makes this thread decode with the engine's own kernels only, for comparisons.
 
-    Rows of a batch are not equal to single ones in there, whatever `Context.exact_rows` says.
+    Within it, rows of a batch differ from single ones, whatever `Context.exact_rows` says.
     """
     lib.llama_spec_set_stock_kernels(True)
     try:
@@ -93,7 +93,7 @@ def stock_kernels() -> Iterator[None]:
 def all_threads() -> Iterator[None]:
     """Makes this thread decode with all threads of a context, even where fewer are faster.
 
-    Fewer are where other programs use the cores too (`Context.thread_use`). The numbers are equal.
+    Fewer are faster if other programs use the cores (`Context.thread_use`). The numbers are equal.
     """
     lib.llama_spec_set_all_threads(True)
     try:
@@ -133,8 +133,8 @@ def default_n_threads() -> int:
 def bounded_n_threads(n_threads: int | None) -> int:
     """The thread count of a context: the requested one, at most the number of cores.
 
-    Threads wait for one another at each step of a graph, so that one without a core of its own
-    makes all of them wait. Hardware threads count as cores here.
+    Threads wait for one another at each step of a graph, so one thread without a core delays all.
+    Hardware threads count as cores here.
     """
     if n_threads is None:
         return default_n_threads()

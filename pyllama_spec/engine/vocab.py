@@ -105,8 +105,8 @@ class Vocab:
     def fewest_tokens(self, text: str | bytes) -> int:
         """A lower bound of a text's token count, from its bytes; takes milliseconds.
 
-        White space does not count, since tokens of some vocabularies swallow it. 0 where a
-        vocabulary may leave out other text, or make one token of any number of bytes.
+        White space does not count, since tokens of some vocabularies absorb it. 0 if a vocabulary
+        may drop other text, or make one token of any number of bytes.
 
         Args:
             text: see tokenize(); a long one computes the longest token's length, once.

@@ -73,8 +73,8 @@ def train_eagle3(config: Eagle3TrainConfig, reporter: Reporter | None = None) ->
 def train_dflash(config: DFlashTrainConfig, reporter: Reporter | None = None) -> TrainReport:
     """Trains a DFlash draft and writes it as GGUF.
 
-    By the same pipeline as train_eagle3(), which documents the folder and the errors; text and
-    features of the one serve the other in the same work folder.
+    Uses the pipeline of train_eagle3(), which documents the folder and the errors. Both can use the
+    same text and features in one work folder.
 
     Args:
         config: the configuration of the run.
@@ -92,10 +92,9 @@ def train_dflash(config: DFlashTrainConfig, reporter: Reporter | None = None) ->
 def train_mtp(config: MtpTrainConfig, reporter: Reporter | None = None) -> TrainReport:
     """Trains the MTP head of a target further, and writes a GGUF of the head alone.
 
-    By the same pipeline as train_eagle3(), which documents the folder and the errors; its text
-    serves this one in the same work folder. `draft=config.out` takes the file. It is written only
-    if it is better than the head that training began with, on text that it did not learn from;
-    report.why_not says so if it is not.
+    Uses the pipeline of train_eagle3(), which documents the folder and the errors; both can use the
+    same text in one work folder. `draft=config.out` takes the file. It is written only if it is
+    better than the initial head on held-out text; otherwise report.why_not gives the reason.
 
     Args:
         config: the configuration of the run.
@@ -114,10 +113,10 @@ def train_mtp(config: MtpTrainConfig, reporter: Reporter | None = None) -> Train
 def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseReport:
     """Trains a draft further on its owner's requests, mostly where the draft was wrong.
 
-    The draft is config.init, or else what lies at config.out, of the kind of the configuration; an
-    MTP head is the target's own where nothing lies there. The new one is written to config.out if
-    it is better on conversations that it did not learn from; what was there stays as NAME.bak.
-    Nothing else is left of a run. After an error and after Ctrl-C the file is as it was.
+    The draft is config.init, or else the file at config.out, of the configuration's kind; without a
+    file, an MTP head is the target's own. The new draft is written to config.out if it is better on
+    held-out conversations; the previous file stays as NAME.bak. A run leaves nothing else. After an
+    error and after Ctrl-C the file is unchanged.
 
     Args:
         config: the configuration of the run, with `use`. Of the options for its text, only n_ctx

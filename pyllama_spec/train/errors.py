@@ -21,8 +21,8 @@ _SMALL_TORCH = (
 class TrainError(PyllamaSpecError):
     """The training of a draft failed.
 
-    What was made so far is kept, and a second run resumes there; a run from use leaves the draft
-    as it was, and nothing else.
+    Finished work is kept, and a second run resumes there; a run from use leaves the draft
+    unchanged, and nothing else.
     """
 
 

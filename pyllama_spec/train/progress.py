@@ -84,8 +84,8 @@ def _minutes(seconds: float) -> str:
 class TerminalReporter:
     """Prints lines and a stage's progress with the remaining time.
 
-    That is a bar on a terminal or in a notebook, and a line each minute where there is none: in the
-    log of a job, or under nohup, an hour of silence looks like a hang.
+    Progress is a bar on a terminal or in a notebook, and otherwise a line each minute: in the log
+    of a job, or under nohup, an hour of silence looks like a hang.
 
     Args:
         stream: the output stream; stderr by default.

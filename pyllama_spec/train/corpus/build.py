@@ -1,7 +1,7 @@
 """Builds the training text: the target's own answers, in the order of their task numbers.
 
-Sequences end in any order; they are judged and stored in the order of their numbers, so that the
-same text comes out however often the work is interrupted.
+Sequences end in any order; they are judged and stored in the order of their numbers, so that
+interruptions do not change the text.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Stores features on disk beside the corpus's shards, within a size limit.
 
-Of each shard three arrays, in the order of its tokens (dtypes as in generate.TargetFeatures): rows,
-top_ids and top_log_p. A sequence's last token may have none: nothing follows it. A shard is known
-by the hash of its tokens: an interruption may leave features of a shard that the corpus never got.
-Those of a shard that was interrupted lie in a file of their own until it is whole.
+Each shard has three arrays, in the order of its tokens (dtypes as in generate.TargetFeatures):
+rows, top_ids and top_log_p. A sequence's last token may have none, since nothing follows it. The
+hash of its tokens identifies a shard: an interruption may leave features of a shard that the corpus
+never got. Features of an interrupted shard are in a separate file until it is whole.
 """
 
 from __future__ import annotations

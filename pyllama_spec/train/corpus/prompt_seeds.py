@@ -1,8 +1,7 @@
 """Prompt seeds: first words of users' prompts of many kinds (prompt_seeds.txt, subjects.txt).
 
-Without a seed a small model rarely asks for code or JSON, and seldom asks about
-what people ask about. Two in five prompt seeds name subjects in braces, as in
-"Plan a day in {place}".
+Without a seed a small model rarely asks for code or JSON, and seldom about subjects that people ask
+about. Two in five prompt seeds name subjects in braces, as in "Plan a day in {place}".
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ def _bucket(sequence: TextSequence) -> int:
 def split(corpus: Corpus, share: float, max_tokens: int) -> tuple[list[int], list[int]]:
     """Splits sequences into training ones and greedy held-out ones of about `most` tokens.
 
-    A greedy chain is compared with greedy text: sampled answers to held-out prompts are neither.
-    One prompt is held out at least. A corpus with a single prompt is measured on itself.
+    Held-out text is greedy, as greedy chains are compared with it: sampled answers to held-out
+    prompts are left out of both parts. At least one prompt is held out. A corpus with a single
+    prompt is measured on itself.
 
     Args:
         corpus: the sequences.

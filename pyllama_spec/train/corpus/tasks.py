@@ -71,8 +71,8 @@ def _new_task(config: CorpusConfig, number: int, prompt: list[int], *, writes_us
 class OwnPrompts:
     """Tasks in which the target writes the user turn, up to which its template is rendered.
 
-    A share of the turns begins with a prompt seed of ours, so that all kinds of tasks come up. What
-    is a whole request already is asked as it stands every second time.
+    A share of the turns begins with one of our prompt seeds, so that all kinds of tasks occur. A
+    seed that is a whole request is used unchanged every second time.
 
     Raises:
         UnsupportedError: the template does not show where the user turn ends.

@@ -59,7 +59,7 @@ def top_k_of(logits: npt.NDArray[np.float32], k: int) -> TopK:
 def _bound(logits: npt.NDArray[np.float32], k: int) -> float:
     """A value that at least k logits reach: the k-th largest of the blocks' maxima.
 
-    A sort of a whole vocabulary takes several times longer than all the rest of a step in Python.
+    Sorting a whole vocabulary takes several times longer than the rest of a step in Python.
     """
     n_blocks = len(logits) // _BLOCK
     if n_blocks < k:

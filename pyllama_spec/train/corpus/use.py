@@ -1,10 +1,9 @@
 """Training text from a draft memory: the target's answers to its owner.
 
-A store holds a conversation in parts: what a turn added, after the MAX_MATCH tokens that lead on
-to it. The target read all that came before, so that the parts are put together again. Of a text
-that is longer than what is read at once, pieces are made, each of which begins with some of the one
-before. What is learned from is cut out of them in windows, since a head sees no further than that
-anyway while it is fitted.
+A store holds a conversation in parts: each has what a turn added, after the MAX_MATCH tokens before
+it. The target read everything before a part, so the parts are joined again. A text longer than the
+read limit is cut into overlapping pieces. The parts to learn from are cut out of them in windows,
+since a head sees no further than a window during the fit.
 """
 
 from __future__ import annotations
@@ -158,7 +157,7 @@ def _learned(origins: Bytes, own: int) -> Bytes:
 def _cuts(origins: Bytes, most: int, n_lead: int) -> Iterator[tuple[int, int, int]]:
     """The ranges of a text's parts, and where the new tokens of each start.
 
-    All that was not given is in one of them, and no part ends with what was.
+    Every token to learn is in one of them, and no part ends with given tokens.
     """
     at = np.flatnonzero(origins)
     done = 0

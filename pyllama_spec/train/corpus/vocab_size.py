@@ -59,8 +59,9 @@ def coverage(
 ) -> npt.NDArray[np.float64]:
     """[n_vocab + 1] the share of answer tokens that the n most frequent tokens cover.
 
-    Counted in answers that had no part in the choice: the tokens of either half of the texts are
-    looked for in the other half. Tokens that are frequent by chance would look covered otherwise.
+    The count uses answers that had no part in the choice: the tokens of either half of the texts
+    are looked up in the other half. Otherwise tokens that are frequent by chance would look
+    covered.
     """
     included = sorted({*always})
     total, by_rank = 0, np.zeros(n_vocab, np.int64)

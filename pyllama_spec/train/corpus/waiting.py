@@ -1,7 +1,7 @@
 """Stores finished sequences that wait for an earlier one, so that an interrupt loses none.
 
-A corpus is judged and stored in the order of its tasks, so that its text does not depend on what
-was interrupted when. Finished sequences that are not stored yet are kept here meanwhile.
+A corpus is judged and stored in the order of its tasks, so that its text does not depend on
+interruptions. This module keeps finished sequences that are not stored yet.
 """
 
 from __future__ import annotations

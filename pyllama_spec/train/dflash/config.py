@@ -72,8 +72,8 @@ class DFlashFitConfig(FitSettings):
     """The options of fitting a DFlash draft; see FitSettings.
 
     A missed_share of 0, the default here, cuts the loss at the draft's first wrong pick (Spec-AUF,
-    arXiv 2607.01893), 1 never does. The copied_share is 0.1 unless said, and the rate twice that of
-    a head which begins nearer to where it should be.
+    arXiv 2607.01893); 1 never does. The default copied_share is 0.1, and the learning rate is twice
+    that of a head with a better start.
 
     Attributes:
         anchor_share: the share of positions at which a block begins, drawn anew in each batch.
@@ -105,7 +105,7 @@ class DFlashFitConfig(FitSettings):
 class DFlashTrainConfig(RunConfig):
     """A whole run: from a target's GGUF to a DFlash draft's; see RunConfig.
 
-    Matrices are of q8_0 unless said: two layers are twice EAGLE-3's one.
+    The default type of matrices is q8_0: two layers are twice EAGLE-3's one.
     """
 
     kind: ClassVar[str] = "dflash"

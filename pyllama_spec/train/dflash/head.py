@@ -191,7 +191,7 @@ class DFlashHead(DraftHead):
     def confidence(self, y: Tensor, before: Tensor) -> Tensor:
         """The logit of a slot token's acceptance: [c]; see step_logits().
 
-        It learns, but no gradient flows into its inputs.
+        It is trained, but no gradient flows into its inputs.
         """
         low = self.followers(before)
         assert low is not None

@@ -137,8 +137,8 @@ def choose_mask_token(
 ) -> int:
     """A token without occurrences: its row of the target's embedding becomes the mask's.
 
-    A mask that the vocabulary names is taken first, then the last control token that neither ends a
-    text nor stands in one, then the last ordinary one, then the rarest.
+    A mask token of the vocabulary comes first, then the last control token that neither ends a text
+    nor occurs in one, then the last ordinary one that does not occur, then the rarest.
 
     Args:
         vocab: the target's vocabulary.

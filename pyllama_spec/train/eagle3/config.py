@@ -33,7 +33,7 @@ class HeadConfig(HeadSettings):
 class FitConfig(FitSettings):
     """The options of fitting an EAGLE-3 head; see FitSettings.
 
-    The copied_share is 0.1 unless said, and all in a plain head: stock llama.cpp does not copy.
+    The default copied_share is 0.1, and 1 for a plain head: stock llama.cpp does not copy.
 
     Attributes:
         n_steps: the depth of the training-time test: how often the head's own row is fed back.
@@ -51,7 +51,7 @@ class FitConfig(FitSettings):
 class Eagle3TrainConfig(RunConfig):
     """A whole run: from a target's GGUF to an EAGLE-3 draft's; see RunConfig.
 
-    A plain head, which stock llama.cpp is to load, has no n-gram table unless n_ngrams says so.
+    A plain head, for stock llama.cpp, has no n-gram table unless n_ngrams requests one.
     """
 
     kind: ClassVar[str] = "eagle3"

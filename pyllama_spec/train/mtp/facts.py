@@ -314,7 +314,7 @@ def _check_keys(path: Path, keys: _Keys, tensors: Mapping[str, GgufTensor]) -> N
 def _is_fixed(tensor: GgufTensor, name: str) -> bool:
     """Whether a tensor is not trained: experts, their router, and per-head matrices.
 
-    The tables of the vocabulary stay as well, as those of every draft do.
+    The tables of the vocabulary stay unchanged too, as those of every draft do.
     """
     routes = ("ffn_gate_inp.weight", "exp_probs_b.bias", "exp_probs_b", "exp_probs_b.weight")
     tables = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")

@@ -286,7 +286,7 @@ class MtpHead(DraftHead):
     def _routes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of each token and their weights, both [n, n_used].
 
-        In float32 whatever the products are computed in: a rounded score chooses another expert.
+        In float32 for any dtype of the products: a rounded score selects another expert.
         """
         facts = self.facts
         with torch.autocast(x.device.type, enabled=False):

@@ -1,8 +1,7 @@
 """Attention for many drafts: each over the features up to its start and its own rows.
 
-Features are shared by all drafts of a sequence, so that their keys are multiplied once for all
-queries; a draft's own rows are a few more scores of its own. No matrix over all pairs of drafts and
-rows is ever built.
+All drafts of a sequence share its features, so that their keys are multiplied once for all queries;
+a draft's own rows add a few scores. No matrix over all pairs of drafts and rows is ever built.
 """
 
 from __future__ import annotations

@@ -36,8 +36,9 @@ class ChainStep:
 def that_go_on(step: ChainStep, texts: Texts, ends: Tensor) -> Tensor:
     """The chains that make another step, [c'] int64.
 
-    A chain ends where its text does, where a token need not be learned, and after a token that the
-    draft vocabulary lacks: no draft continues there. And where ChainStep.goes_on says so.
+    A chain ends at the end of its text, at a token that need not be learned, and after a token
+    outside the draft vocabulary, since no draft continues there. It also ends if ChainStep.goes_on
+    is False.
 
     Args:
         step: the step that was taken.

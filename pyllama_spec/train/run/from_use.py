@@ -1,9 +1,8 @@
 """Trains a draft further from its owner's use: on answers, and on the draft's errors.
 
-The texts are those of a draft memory, only ids; the target's features of them are computed
-again, into files without a name. So nothing is left of a run but the draft, which takes the place
-of the one before only where it is better on texts that it did not learn from. The one before stays
-under another name.
+The texts are those of a draft memory, only ids; the target's features of them are computed again,
+into unnamed files. So a run leaves only the draft, which replaces the previous one only if it is
+better on held-out texts. The previous one stays under another name.
 """
 
 from __future__ import annotations

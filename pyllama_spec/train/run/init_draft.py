@@ -104,7 +104,7 @@ def read_init_draft(
 def n_seen(keys: Mapping[str, Any]) -> tuple[int, int]:
     """The answer tokens that a draft has been trained on, and the distinct ones, from its keys.
 
-    Those of the runs before it count as well.
+    Includes those of earlier runs.
     """
     return (
         _count(keys, "tokens") + _count(keys, "tokens_before"),

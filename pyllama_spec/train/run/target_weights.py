@@ -69,7 +69,7 @@ def default_layers(n_layer: int, *, is_plain: bool = False) -> tuple[int, ...]:
 def block_layers(n_layer: int) -> tuple[int, ...]:
     """The default for a draft of blocks: the last layer's input instead of its output.
 
-    Stock llama.cpp refuses a DFlash draft that reads what leaves the target's last layer.
+    Stock llama.cpp refuses a DFlash draft that reads the output of the target's last layer.
     """
     layers = set(default_layers(n_layer)) - {n_layer}
     return tuple(sorted(layers | {n_layer - 1})) if n_layer > 1 else (0,)

@@ -21,7 +21,8 @@ from pyllama_spec.train.corpus.store import Corpus, TextSequence
 class Texts:
     """Some sequences, concatenated.
 
-    n tokens all in all; a sequence of m tokens has m - 1 pairs, and a last token without one.
+    n is the total number of tokens; a sequence of m tokens has m - 1 pairs, and a last token
+    without one.
 
     Attributes:
         tokens: [n] int64 ids of the target.

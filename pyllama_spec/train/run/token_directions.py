@@ -18,7 +18,7 @@ def normed(x: Tensor, eps: float) -> Tensor:
 def equal_directions(embedding: Tensor, weights: Tensor, n: int, seed: int) -> Tensor:
     """[n, n_embd]: the tokens' widest directions, each scaled to a spread of 1, and mixed.
 
-    None has a part along the tokens' mean, which tells nothing of any of them.
+    None has a component along the tokens' mean, which distinguishes no token.
     """
     mean = weights @ embedding
     centred = embedding - mean
@@ -35,7 +35,7 @@ def equal_directions(embedding: Tensor, weights: Tensor, n: int, seed: int) -> T
 def fit_token_map(x: Tensor, y: Tensor) -> tuple[Tensor, float]:
     """The linear map [n, width] from rows x [m, width] to y [m, n], and its R^2.
 
-    That is on the last fifth of the rows, which it was not fitted to.
+    This is R^2 on the last fifth of the rows, which are held out.
     """
     n_fit = max(len(x) * 4 // 5, 1)
     fit_x, fit_y = x[:n_fit], y[:n_fit]
