@@ -3,9 +3,9 @@
     python -m benchmarks.affinity -m TARGET.gguf --proxy haproxy
 
 Starts two servers of one model, and nginx or HAProxy with its file of examples/serve before them.
-Asked are chats of several sessions, each with a system prompt of its own and turns that go on from
-the last answer: once with a session's name in a header, and once with another name in each request,
-as a proxy without affinity would have it. Then one server is killed in the middle of it.
+It sends chats of several sessions, each with its own system prompt and with turns that continue the
+last answer: once with a session's name in a header, and once with another name in each request, as
+without affinity. Then one server is killed during a run.
 """
 
 from __future__ import annotations

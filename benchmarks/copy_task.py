@@ -1,8 +1,7 @@
 """Prompt lookup where it is at its best: repeat a function of 40 lines with one name changed.
 
-``python benchmarks/copy_task.py -m TARGET.gguf [--json OUT]``: greedy, plain and speculative taking
-turns in one process; the ratio is of total tokens over total seconds, and must come with the same
-text.
+``python benchmarks/copy_task.py -m TARGET.gguf [--json OUT]``: greedy, plain and speculative in
+turns in one process; the ratio is of total tokens over total seconds, and both texts must be equal.
 """
 
 from __future__ import annotations

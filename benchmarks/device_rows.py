@@ -2,10 +2,10 @@
 
     python -m benchmarks.device_rows -m TARGET.gguf [-ngl -1] [--before 64 2048] [--widths 1 2 3 4]
 
-A batch is decoded and each of its rows chosen from, as a greedy round does it; then the memory goes
-back to its first token. Widths take turns; milliseconds by the clock and of the processor, the
-median of the repeats. GB/s are the bytes that a decode of one token reads, over the time of one
-row. `python -m benchmarks.shapes` writes targets of sizes that there is no file of.
+A batch is decoded and a token chosen from each row, as in a greedy round; then the memory is rolled
+back to the batch's first token. Widths take turns; milliseconds of wall and CPU time, the median of
+the repeats. GB/s are the bytes that a decode of one token reads, over the time of one row. `python
+-m benchmarks.shapes` writes targets of sizes without a published file.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python -m benchmarks.drifting_text -m TARGET.gguf -d DRAFT.gguf --fixed 2 --fixed 4:0.4
 
-The text is drawn from the target beforehand, with a temperature that changes every so many tokens,
-and no end. Then it is given to all sides, in turns: to plain decoding, to the controller, and to
-fixed lengths N or N:P_MIN. So all sides go through the same tokens. Printed is, for each stretch of
-one temperature, the time of plain decoding over that of the side; and of the controller, the tokens
-per round.
+The text is drawn from the target first, with a temperature that changes every so many tokens, and
+without an end token. All sides then decode it in turns: plain decoding, the controller, and fixed
+lengths N or N:P_MIN. So all sides have the same tokens. It prints, for each stretch of one
+temperature, the time of plain decoding over that of the side, and the controller's tokens per
+round.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The gain of drafting forced text: ``python benchmarks/forced_text.py MODEL.gguf``.
 
-A schema with long keys, greedy, four rounds in turns of which the first is left out; medians of the
-seconds of decoding. "free" is the same chat without a schema.
+A schema with long keys, greedy, four rounds in turns without the first one; medians of the seconds
+of decoding. "free" is the same chat without a schema.
 """
 
 from __future__ import annotations

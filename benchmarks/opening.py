@@ -1,8 +1,8 @@
 """How long Llama() takes to open, by draft: python -m benchmarks.opening -m MODEL.gguf -d DRAFT ...
 
-Each opening is a process of its own, as a program's first one is, with one thread. The drafts are
-interleaved, and what counts is processor time: other programs do not slow it. The file's pages are
-read before.
+Each opening is a process of its own, like a program's first one, with one thread. The drafts are
+interleaved, and CPU time is measured, which other programs do not add to. The file's pages are read
+beforehand.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python -m benchmarks.same_text -d DRAFT.gguf [--types Q4_K_M Q8_0] [-n 256] [--json OUT]
 
 Each prompt goes through plain decoding and through four drafted tokens in every round, once greedy
-and once with a seed at temperature 0.8. Printed are the texts that are equal, of all, the tokens
-of the plain side, and how many tokens a round committed. Ends with 1 where a text differs.
+and once with a seed at temperature 0.8. It prints the share of equal texts, the tokens of the plain
+side, and the tokens committed per round. Ends with 1 if a text differs.
 """
 
 from __future__ import annotations

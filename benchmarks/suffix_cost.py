@@ -2,9 +2,8 @@
 
     python benchmarks/suffix_cost.py [--megabytes 0.001 1 100 1000]
 
-Times are the processor's, of this process: other programs disturb them less than the clock's.
-Memory is what the process has of its own, beside the pages of the file that it has looked at, which
-the system can reclaim.
+Times are this process's CPU time, which other programs disturb less than wall time. Memory is the
+process's own, without the pages of the mapped file, which the system can reclaim.
 """
 
 from __future__ import annotations

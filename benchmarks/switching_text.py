@@ -2,9 +2,9 @@
 
     python benchmarks/switching_text.py -m TARGET.gguf -d prompt-lookup [--plot OUT.png]
 
-The text is given: a sampler that takes the next token of it, whatever the logits say, so that the
-passage is copied at a known place. Printed are the rounds from where the copy begins, and from
-where it ends, until drafts of the copy are verified in full, and are no longer.
+The text is given: a sampler takes its next token, whatever the logits say, so that the passage is
+copied at a known place. It prints the rounds from the start of the copy until its drafts are
+verified in full, and from its end until they no longer are.
 """
 
 from __future__ import annotations

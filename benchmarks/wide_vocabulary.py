@@ -2,9 +2,9 @@
 
     python benchmarks/wide_vocabulary.py IN.gguf OUT.gguf [262144]
 
-The tokens that are added are never said: their rows of the embedding, which has to be the output
-matrix too, are zero. All else is as it was, so that the text is that of the model: SmolLM2-135M
-with 262,144 tokens has the proportions of Gemma 3 270M.
+The added tokens never occur: their rows of the embedding, which must be the output matrix too, are
+zero. Everything else is unchanged, and so is the model's text: SmolLM2-135M with 262,144 tokens has
+the proportions of Gemma 3 270M.
 """
 
 from __future__ import annotations

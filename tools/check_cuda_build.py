@@ -1,7 +1,7 @@
 """Checks a CUDA build on a machine without a GPU, at the end of `make build-cuda`.
 
-It links what it should and nothing that only a driver brings, hides what it should, is imported
-without a driver and computes on the CPU then.
+It links the required libraries and none that only a driver provides, hides its symbols, and without
+a driver it can be imported and computes on the CPU.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     .venv/bin/python tools/installed_first.py [--remove]
 
-Tests run in the root of the repository, and Python looks there first: they would see the Python
-files of the tree, which has no engine, and not the wheel that is to be tested. So the environment
-gets a finder, by a .pth file, that every Python of it loads. Needs the standard library alone.
+Tests run in the root of the repository, where Python looks first: they would import the tree's
+Python files, which have no engine, instead of the installed wheel. So the environment gets a
+finder, by a .pth file, that each of its interpreters loads. Needs the standard library alone.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     ENV/bin/python tools/server_client_calls.py CLIENT http://127.0.0.1:8080 MODEL OUT.json
 
-Nothing of this repository is imported: it runs where only the client is installed. Each call gives
-what came, in a few words, or fails with what the client raised.
+Nothing of this repository is imported: it runs where only the client is installed. Each call
+returns a short result, or fails with the client's exception.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m tools.server_clients -m MODEL [CLIENT ...] [--folder DIR] [-o docs/server-clients.md]
 
-The page has what each client was asked to do, and what came. Environments stay in the folder, and
-so do the results of clients that are not asked again.
+The page lists each client's calls and their results. Environments stay in the folder, and so do the
+results of clients that are not run again.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python -m tools.upstream_server_tests [--work DIR] [--json OUT.json] [FILE ...]
 
-The tests lie in the source package that vendor/sync.py fetches. They are unpacked beside and run as
-they are, with LLAMA_SERVER_BIN_PATH naming a script that starts ours, and tiny random models in the
-place of those that they take from the hub. Their tests marked slow, which need models of gigabytes,
-are left out, as they are there without SLOW_TESTS. What is printed: a line for each file, and for
-each test that does not pass the reason. FILE: such as test_basic.py; all without one.
+The tests are in the source package that vendor/sync.py fetches. They are unpacked and run
+unchanged, with LLAMA_SERVER_BIN_PATH naming a script that starts ours, and tiny random models
+instead of those from the hub. Their tests marked slow, which need models of gigabytes, are left
+out, as they are there without SLOW_TESTS. It prints a line for each file, and the reason for each
+test that does not pass. FILE: such as test_basic.py; all without one.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def row_kernels() -> dict[str, str]:
 def stock_kernels() -> Iterator[None]:
     """Makes this thread decode with the engine's own kernels only, for comparisons.
 
-    Within it, rows of a batch differ from single ones, whatever `Context.exact_rows` says.
+    Within it, rows of a batch may differ from single ones, whatever `Context.exact_rows` says.
     """
     lib.llama_spec_set_stock_kernels(True)
     try:

@@ -27,8 +27,8 @@ _PAGE_HEADERS = ", ".join((
 def check_page(exchange: Exchange, settings: ServerSettings) -> None:
     """Refuses browser pages of other sites; admits the allowed origins.
 
-    A browser sends a page's own origin with what the page asks for, and the name by which it was
-    reached: that of another site where that site's name leads here. Programs send no origin.
+    A browser sends a page's own origin with the page's requests, and the host name that it used:
+    another site's name if that resolves to this machine. Programs send no origin.
 
     Raises:
         ApiError: the request is from such a page.

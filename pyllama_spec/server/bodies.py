@@ -1,8 +1,8 @@
 """Parses bodies: small ones at once, large ones in a thread, one after the other.
 
-A decoder in C holds the interpreter's lock until it is done, so a thread alone does not help. A
-large body is therefore scanned before: only many small values take long to decode, and
-more of them than a request needs are refused by their signs alone.
+A C decoder holds the interpreter's lock until it is done, so a thread alone does not help. A large
+body is therefore scanned first: only many small values take long to decode, and more than a request
+needs are refused by a count of signs.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ async def read(raw: bytes, shape: type[_T], max_inputs: int) -> _T:
 def give_back_soon() -> None:
     """Schedules the release of free C heap memory after large bodies.
 
-    Texts of megabytes, their copies and their tokens leave holes, which glibc keeps. From
-    the event loop's thread.
+    Texts of megabytes, their copies and their tokens leave holes, which glibc keeps. Call it in the
+    event loop's thread.
     """
     loop = asyncio.get_running_loop()
     if loop not in _waiting:
@@ -95,9 +95,9 @@ def _trim() -> None:
 def limit_arenas() -> bool:
     """Limits the C heap to two arenas, instead of eight per core.
 
-    Large bodies pass through a dozen threads. glibc gives each of them an arena of its own, which
-    keeps what was free behind the last used piece of it: after an hour of large bodies 150 MiB and
-    more. Python's own small objects are not in them, so the threads hardly wait for each other.
+    A dozen threads process large bodies. glibc gives each thread an arena, which keeps free memory
+    below its last used piece: after an hour of large bodies 150 MiB and more. Python's own small
+    objects are elsewhere, so the threads hardly wait for each other.
 
     Returns:
         Whether the C library has this limit.
@@ -134,7 +134,7 @@ def decoded(raw: bytes, shape: type[_T]) -> _T:
 def check_signs(raw: bytes, max_inputs: int) -> None:
     """Refuses a body with too many values, from a count of the signs outside its strings.
 
-    Nothing is refused that check_values() would take. The decoder refuses what is not JSON.
+    It refuses nothing that check_values() accepts. The decoder refuses invalid JSON.
 
     Args:
         raw: the bytes of the body.

@@ -353,7 +353,7 @@ class Exchange:
     ) -> None:
         """Sends a stream of events; an error before the first event is a plain error response.
 
-        Where the first one takes long, the stream begins with pings, and a later error is its last
+        If the first event takes long, the stream begins with pings, and a later error is its last
         event.
 
         Args:

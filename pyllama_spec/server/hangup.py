@@ -1,7 +1,7 @@
 """SIGHUP rereads the keys and the certificate, and does not end the server.
 
-systemd's ExecReload and logrotate send it to have a file read again. A terminal sends it when it is
-closed: a server that was started there stops then, unless it was told not to, as by nohup.
+systemd's ExecReload and logrotate send SIGHUP to have a file read again. A closing terminal sends
+it too: a server started there stops then, unless it ignores the signal, as under nohup.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SIGNAL: signal.Signals | None = getattr(signal, "SIGHUP", None)
 class Hangup(Closeable):
     """Catches SIGHUP for a whole server program, and keeps it until serve() reads it.
 
-    It does nothing beside the main thread, or inside of another Hangup: the outer one counts.
+    It does nothing outside the main thread, or inside another Hangup: the outer one applies.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ def read_certificate_again(
 ) -> None:
     """Reloads the TLS files for new connections, and logs it.
 
-    Where they do not belong together, the old ones stay.
+    If they do not match, the old ones stay.
     """
     if certificate is None:
         return

@@ -58,8 +58,8 @@ class _Known(NamedTuple):
 class Keys:
     """The keys of a server, which may change while it serves.
 
-    A key has its number for as long as the server runs, and no other key gets it afterwards: what
-    drafts learn of a user is found by it.
+    A key keeps its number while the server runs, and no other key gets it later: drafts find a
+    user's texts by it.
 
     Args:
         keys: each a text, or a Key with a name; none for a server without keys.
@@ -95,7 +95,7 @@ class Keys:
     def caller_of(self, given: str | None) -> Caller | None:
         """The owner of a key; None for an unknown key.
 
-        It takes as long for a wrong one, wherever it is wrong.
+        A wrong key takes the same time, wherever it differs.
 
         Args:
             given: the key in a header, one character per byte. Clients encode a key beyond ASCII in
@@ -124,8 +124,8 @@ def _digests(key: str) -> tuple[bytes, bytes]:
 def keys_of(path: str | os.PathLike[str] | None) -> tuple[Key, ...]:
     """Reads the keys of a file and of the environment variable PYLLAMA_SPEC_API_KEY.
 
-    A line of the file is a key, and behind " #" its name: "KEY # NAME". A line that begins with
-    "#" is a comment.
+    Each line of the file is a key, optionally followed by " #" and its name: "KEY # NAME". A line
+    that begins with "#" is a comment.
 
     Raises:
         ArgumentError: the file is unreadable, or has no key.
@@ -147,8 +147,8 @@ def reader_of(
 ) -> Callable[[], Sequence[str]] | None:
     """A function that rereads a key file, for ServerSettings.read_keys; None without a file.
 
-    It raises ArgumentError where keys_of() does, and where the file is a pipe: that has been read,
-    and would be waited for.
+    It raises ArgumentError as keys_of() does, and if the file is a pipe, which cannot be read
+    twice.
 
     Args:
         path: the path of the file.

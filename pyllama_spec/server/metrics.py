@@ -1,7 +1,7 @@
 """Prometheus metrics under the names of vLLM and llama-server.
 
-Two families, so that dashboards of either read them: `vllm:...` and `llamacpp:...`. Nothing of a
-request's text is there, and no label but the model, the kind of an end and a position in a draft.
+Two families, for dashboards of either: `vllm:...` and `llamacpp:...`. They contain nothing of a
+request's text, and no label but the model, the kind of an end and a position in a draft.
 """
 
 from __future__ import annotations

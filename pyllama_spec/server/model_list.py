@@ -167,8 +167,7 @@ class _File(Struct, kw_only=True, forbid_unknown_fields=True):
 def read_models(path: str | os.PathLike[str]) -> ModelList:
     """Reads the models of a TOML file; see docs/server-models.md.
 
-    Nothing is loaded, and no file of a model is opened; ModelSpec.missing_files() says which are
-    not there.
+    Nothing is loaded, and no model file is opened; ModelSpec.missing_files() lists missing files.
 
     Args:
         path: the path of the file; relative paths in it start from its folder.

@@ -1,11 +1,11 @@
 """The models of a server: loads them on demand, and closes others to make room.
 
-A model is loaded when a request asks for it, one at a time, in a thread of its own; requests for it
-wait meanwhile, within bounds, and all others continue. Where the memory that is allowed would be
-exceeded, the one that was not used for longest is closed first, and never one that answers or is
-waited for. Where none is idle, models take turns: after turn_s seconds the one that has been loaded
-for longest drains, that is, it gets no new requests, comes to the end of those that it has, and is
-closed. All of it but loading and closing happens in the event loop, so that nothing is locked.
+A model is loaded when a request needs it, one at a time, in a thread of its own; requests for it
+wait meanwhile, within bounds, and all others continue. If the memory bound would be exceeded, the
+least recently used model is closed first, and never one that answers or has waiting requests. If
+none is idle, models take turns: after turn_s seconds the one loaded for longest drains, that is, it
+gets no new requests, finishes its running ones, and is closed. Everything except loading and
+closing happens in the event loop, so that there are no locks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stores states of past requests in a folder, so that a restarted server can reuse them.
 
-A state is a file that only its owner may read, of the model and settings that it says; it is no
-pickle, and a damaged one is deleted. A thread writes them, so that no request waits for a
-disk; under load some are not kept.
+A state is a file readable only by its owner, which names its model and settings. It is not a
+pickle, and a damaged one is deleted. A thread writes the files, so that no request waits for a
+disk; under load some are dropped.
 """
 
 from __future__ import annotations

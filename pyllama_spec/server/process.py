@@ -69,8 +69,8 @@ def serve(
 ) -> tuple[int, int]:
     """Serves until SIGTERM or Ctrl-C; then refuses new requests and finishes the running ones.
 
-    SIGHUP has the keys read again by settings.read_keys, and the files of TLS. Python's warnings
-    are off meanwhile, and the C heap keeps to two arenas, in all of the process.
+    SIGHUP rereads the keys by settings.read_keys, and the TLS files. Meanwhile the whole process
+    has Python's warnings off, and two arenas of the C heap.
 
     Args:
         llm: the model, which the caller closes; or a list of models.
@@ -256,8 +256,8 @@ class _Server(uvicorn.Server):
 class _Protocol(H11Protocol):
     """HTTP with a timeout for the client's request.
 
-    A body that nobody reads has as long to end, counted from its answer: bytes of it unset the
-    timer that uvicorn has for the time between two requests.
+    A body that nobody reads must end within the same time, counted from its answer: its bytes unset
+    uvicorn's timer between two requests.
     """
 
     header_timeout_s = 10.0

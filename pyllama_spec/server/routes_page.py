@@ -1,8 +1,8 @@
 """The page at /: a chat that shows who drafted each token; its files and its CSP.
 
-The files of the folder page/ are read once, and served as they are: nothing is built, and
-nothing is fetched from elsewhere. They hold no secret and need no key: the user of the
-page types one in, and the browser sends it with each request.
+The files in page/ are read once, and served unchanged: nothing is built, and nothing is fetched
+from elsewhere. They contain no secret and need no key: the user types a key into the page, and the
+browser sends it with each request.
 """
 
 from __future__ import annotations

@@ -373,7 +373,7 @@ def timings(
 ) -> dict[str, Any]:
     """The times under llama-server's names, in milliseconds and tokens per second.
 
-    The first token comes with the prompt's last row: it does not count in the rate of predicted
+    The first token comes with the prompt's last row, so it does not count in the rate of predicted
     tokens.
     """
     n_cached = usage["prompt_tokens_details"]["cached_tokens"]

@@ -76,7 +76,7 @@ class Serving:
     def read_keys_again(self) -> None:
         """Reloads the keys from their source, and logs it.
 
-        Where that cannot be read, the old ones stay.
+        If that cannot be read, the old ones stay.
         """
         if self.settings.read_keys is None:
             log.info("SIGHUP: the API keys stay: the server was started without a file of keys")

@@ -125,8 +125,8 @@ def hosts_for(address: str, names: Sequence[str]) -> tuple[str, ...]:
 def with_loopback(names: Sequence[str]) -> tuple[str, ...]:
     """The allowed names of the Host header, and those of this machine on its loopback.
 
-    A program of this machine asks by those, such as a check of its health. A page of somebody else
-    cannot: a browser sends the name in the page's address, which it has looked up.
+    Programs on this machine, such as a health check, use those names. Another site's page cannot: a
+    browser sends the name in the page's address.
 
     Raises:
         ArgumentError: a name is not a host name.

@@ -1,8 +1,7 @@
 """The accepted request bodies, as OpenAI and llama-server publish them.
 
-An unknown field is ignored, as clients send many that change nothing. What a value may
-be beyond its type is the library's to say, so that a request is refused over HTTP as it is in
-Python, and in the same words.
+Unknown fields are ignored, as clients send many without effect. The library checks values beyond
+their type, so that HTTP refuses a request as Python does, with the same message.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Small programs on libraries that import llama_cpp themselves; each gives named values.
 
-Only one library is there in each environment: what an app needs, it imports itself.
+Each environment has only one library, so an app imports what it needs itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs one app: ``python -m tools.comparison.app_child APP theirs|ours|draft MODEL OUT ENGINE``.
 
-ENGINE is the compiled module of this tree: the libraries' environments have ours from the sources.
+ENGINE is the compiled module of this tree: the libraries' environments import our sources.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 ``python -m tools.comparison.probe [--real PYTHON] [--only TEXT] [-o docs/parity-table.md]``
 
---real is the interpreter of an environment that has llama-cpp-python. Without it one is made in the
-cache, which takes ten minutes the first time. The end is 1 where too few calls are as they should.
-What the real one gives is kept in tools/comparison/theirs.json.gz: --recorded compares with that,
-needs no llama-cpp-python, and is what CI does (tests/moving/test_recorded.py).
+--real is the interpreter of an environment with llama-cpp-python. Without it one is made in the
+cache, which takes ten minutes the first time. The exit code is 1 if too few calls match. The real
+results are kept in tools/comparison/theirs.json.gz: --recorded compares with them and needs no
+llama-cpp-python; CI does this (tests/moving/test_recorded.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes docs/command-line.md: every command with its options and their defaults.
 
 ``python -m tools.docs.command_line`` writes the page; tests/docs compares it with the parsers, so
-that it cannot fall behind them. What is said here by hand is the page's beginning alone.
+that it stays up to date. Only the page's beginning is written by hand.
 """
 
 from __future__ import annotations

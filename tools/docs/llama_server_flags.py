@@ -1,8 +1,8 @@
 """Writes docs/llama-server-flags.md: each flag of llama-server, and what it is here.
 
-``python -m tools.docs.llama_server_flags`` writes the page. The flags are read from the engine's
-source, what becomes of each from the table that decides it, and the options of `serve` from its
-parser; tests/docs compares the page with them. Only what `serve` calls otherwise is said by hand.
+``python -m tools.docs.llama_server_flags`` writes the page. The flags come from the engine's
+source, their treatment from the table that decides it, and the options of `serve` from its parser;
+tests/docs compares the page with them. Only other names in `serve` are written by hand.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The flags of llama-server, read from the engine's source.
 
-The source is C++ that adds one option after the other. It is read as text: names in braces, a hint
-for each value, and the calls behind it that say for which program it is, and which variable of the
-environment counts for it.
+The C++ source adds one option after the other. It is read as text: names in braces, a hint for each
+value, and the calls after it that give the option's programs and its environment variable.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Translates other chat APIs to OpenAI's chat completions, without HTTP.
 
-Each has two modules: `*_request` makes a chat request of a request in the dialect, `*_answer` makes
-answers and events in the dialect of the chat's answer and chunks.
+Each has two modules: `*_request` converts a request in the dialect to a chat request, and
+`*_answer` converts the chat's answer and chunks to answers and events in the dialect.
 """

@@ -21,7 +21,7 @@ def own_figures(answer: Json) -> Json:
 class Fields:
     """An object of a request, and its path.
 
-    A field that is null counts as one that is not there.
+    A null field counts as missing.
 
     Args:
         value: the value that must be an object.
@@ -235,7 +235,7 @@ def joined(messages: list[Json]) -> list[Json]:
 def turn_apart(messages: list[Json], role: str) -> Json:
     """The last message if it has the role, else a new one of it.
 
-    Templates want turns to alternate: what follows in the same role becomes one turn, with an
+    Templates expect turns to alternate: consecutive messages in one role become one turn, with an
     empty line between the parts.
     """
     if messages and messages[-1]["role"] == role:

@@ -1,7 +1,7 @@
 """Answers in the format of Anthropic's messages API: whole, as events, as errors.
 
-The usage counts as it does there: `input_tokens` are those that were computed, and
-`cache_read_input_tokens` those that were found in the prefix cache.
+The usage counts as in Anthropic's API: `input_tokens` are the computed ones, and
+`cache_read_input_tokens` those from the prefix cache.
 """
 
 from __future__ import annotations

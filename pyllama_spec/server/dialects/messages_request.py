@@ -1,7 +1,7 @@
 """Translates requests of Anthropic's messages API to chat requests.
 
-Shapes: https://platform.claude.com/docs/en/api/messages. Fields that nothing here depends on, such
-as cache_control or service_tier, and those that newer clients may add, pass without effect.
+Shapes: https://platform.claude.com/docs/en/api/messages. Fields without meaning here, such as
+cache_control or service_tier, and unknown fields of newer clients have no effect.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _STAMP = re.compile(r"(\Ax-anthropic-billing-header:[^\n]*?\bcch=)[0-9a-fA-F]+(?
 def chat_request(body: object, thoughts: Thoughts = NO_THOUGHTS) -> Json:
     """The equivalent chat request.
 
-    A last message of the assistant is the beginning of the answer. The request's
-    `thinking` counts where the model's template marks thoughts, and changes nothing elsewhere.
+    A last message of the assistant begins the answer. The request's `thinking` applies if the
+    model's template marks thoughts, and is ignored otherwise.
 
     Args:
         body: the request's JSON.

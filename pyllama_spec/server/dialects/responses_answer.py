@@ -1,7 +1,7 @@
 """Answers in the format of OpenAI's responses API: whole and as events.
 
-One state, `ResponseEvents`, makes both: a whole response is the state after the events of the
-whole answer.
+One class, `ResponseEvents`, makes both: a whole response is its state after the events of the whole
+answer.
 """
 
 from __future__ import annotations

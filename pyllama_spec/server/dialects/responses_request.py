@@ -1,8 +1,8 @@
 """Translates requests of OpenAI's responses API to chat requests.
 
 Shapes: https://platform.openai.com/docs/api-reference/responses. Nothing is stored: a request
-brings the whole conversation as `input`. Tools that OpenAI's own servers run are not offered to the
-model, and the response's `tools` lists those that were.
+brings the whole conversation as `input`. The model is not offered tools that OpenAI's own servers
+run; the response's `tools` lists the offered ones.
 """
 
 from __future__ import annotations
