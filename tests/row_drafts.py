@@ -59,13 +59,13 @@ class RowDraft(ABC):
     """One kind of draft.
 
     Attributes:
-        name: what tests call it; of a draft in a file of its own that file's architecture, and the
+        name: its name in tests; for a draft in its own file, the file's architecture and the
             drafter's name.
         variants: options of its builder; each uses another path of its code.
         lengths: the lengths of the compared drafts.
         n_perm: the length of the longest draft for PERM.
         perm_options: the options of the builder of the draft for PERM.
-        tier: of its tests, where they are not quick: they take as long as those of the others.
+        tier: the tier of its tests, if they are not quick: they take as long as all others.
         article: the drafter's name in messages.
 
     """

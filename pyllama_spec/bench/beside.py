@@ -46,7 +46,7 @@ class Server:
     Attributes:
         url: its address.
         pid: its process.
-        note: what it is and how it drafts.
+        note: a sentence on the system and its draft.
 
     """
 

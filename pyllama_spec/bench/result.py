@@ -22,12 +22,12 @@ class Setup:
         n_ctx, n_threads: the same for both contexts.
         max_draft: the most tokens that a round drafts.
         weight_bytes: the bytes of weights that decoding one plain token reads.
-        weight_basis: where that number comes from.
+        weight_basis: the source of that number.
         streaming: the memory bandwidth of this machine; None if the weights are on a GPU.
         placement: the number of the target's layers on each device.
         draft_placement: the same for the draft; None if it is not a model.
         provenance: versions, machine and files, as JSON types.
-        notes: what a reader should know.
+        notes: remarks for a reader.
 
     """
 
@@ -64,13 +64,13 @@ class BenchResult:
     """A benchmark's figures.
 
     Attributes:
-        config: what was asked for.
+        config: the configuration of the run.
         setup: how it ran.
         prompts: in the file's order; after an interruption, only prompts with a pair.
         n_off_script: rounds of synthetic acceptance that the oracle could not script.
         is_interrupted: Ctrl-C ended it.
         failure: the error that ended it, if any; the figures up to it are kept.
-        peer_failures: what went wrong with the peer, by prompt id.
+        peer_failures: the peer's errors, by prompt id.
         span: when it began and ended, and the load average then.
         others: the results of further drafts against the same plain texts.
 

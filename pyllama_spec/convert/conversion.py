@@ -98,7 +98,7 @@ class Draft:
         n_draft_vocab: rows of a reduced output; None for the whole vocabulary.
         block_size: slots of a block; None if the draft has no blocks.
         tokenizer: the tokenizer.* keys to write beside the target's.
-        notes: what the user should know.
+        notes: remarks for the user.
 
     """
 

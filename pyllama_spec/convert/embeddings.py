@@ -20,7 +20,7 @@ class Vocabulary:
         n_trained: the vocabulary that the draft was trained for, config.json's vocab_size.
         n_target: the vocabulary of the target's GGUF, which may be padded differently.
         target_ids: the target id of each row, int64 `[n_output]`; None if row i is token i.
-        notes: what the user should know.
+        notes: remarks for the user.
 
     """
 

@@ -55,7 +55,7 @@ class Rope:
     Attributes:
         keys: the keys without the architecture's prefix: a str, int or float each.
         tensors: the tensors by their GGUF names, float32 `[head size / 2]`.
-        notes: what the user should know.
+        notes: remarks for the user.
 
     """
 

@@ -22,7 +22,7 @@ class VocabularyMap:
     Attributes:
         target_ids: int64 `[n_draft_vocab]`, no two alike; None if draft id i is target id i for the
             whole vocabulary, so that no table is written.
-        notes: what the user should know.
+        notes: remarks for the user.
 
     """
 

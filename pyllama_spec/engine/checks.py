@@ -18,7 +18,7 @@ def integer(value: object, name: str) -> int:
     """Reads an int of Python or NumPy.
 
     Raises:
-        ArgumentError: it is not one.
+        ArgumentError: it is not an int.
 
     """
     if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -33,7 +33,7 @@ def int32(value: object, name: str) -> int:
     """Reads an int that fits 32 bits.
 
     Raises:
-        ArgumentError: it is not one.
+        ArgumentError: it is not an int, or needs more bits.
 
     """
     # Nearly always it is one; this is called for every token.
@@ -59,7 +59,7 @@ def boolean(value: object, name: str) -> bool:
     """Reads a bool of Python or NumPy.
 
     Raises:
-        ArgumentError: it is not one.
+        ArgumentError: it is not a bool.
 
     """
     # NumPy's has the name "bool" too, so the message needs more than the type's name.
@@ -171,7 +171,7 @@ def shares_of(split: Iterable[float] | None) -> list[float]:
     """Reads a tensor_split: numbers from 0 on, in the engine's format.
 
     Raises:
-        ArgumentError: it is not one.
+        ArgumentError: it is not a list of such numbers.
 
     """
     if split is None:

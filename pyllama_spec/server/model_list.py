@@ -46,7 +46,7 @@ class ModelSpec:
     """A model that a server may load.
 
     Attributes:
-        name: what requests call it.
+        name: its name in requests.
         keywords: the keywords of Llama(), with model_path.
         aliases: further names of the model.
         adapters: LoRA files by name, each with its scale: models that share this one's weights,

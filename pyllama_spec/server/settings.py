@@ -104,7 +104,7 @@ def check_origin(text: str) -> str:
     """An origin as browsers write it, with scheme and in lower case; or "*" or "null".
 
     Raises:
-        ArgumentError: it is something else, which no page's origin would ever equal.
+        ArgumentError: it is not an origin that a page can have.
 
     """
     scheme, _, rest = text.partition("://")

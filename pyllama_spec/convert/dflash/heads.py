@@ -35,7 +35,7 @@ class Heads:
         sample_from_anchor: whether slot 0 predicts.
         selector: conv_kernel_size, conv_group_size, selector_rank and selector_top_k of DFlash2;
             empty if there is no selector.
-        notes: what the user should know.
+        notes: remarks for the user.
 
     """
 

@@ -44,7 +44,7 @@ class Plan:
         embedding, output: the draft's own; None if it has none.
         heads: the heads after the layers.
         vocabulary: the vocabulary of the output.
-        notes: what the user should know.
+        notes: remarks for the user.
 
     """
 

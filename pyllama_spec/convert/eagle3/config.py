@@ -33,7 +33,7 @@ class DraftConfig(Sizes):
         is_tied: whether the output is the token embedding.
         rope: the keys and factors of RoPE.
         layer_ids: which rows of the target the head reads.
-        notes: what the user should know.
+        notes: remarks for the user.
 
     """
 

@@ -32,7 +32,7 @@ class Plan:
         tensors: the tensors in the GGUF's order.
         n_layer: decoder layers.
         n_draft_vocab: rows of the reduced output; None for the whole vocabulary.
-        notes: what the user should know.
+        notes: remarks for the user.
 
     """
 

@@ -272,7 +272,7 @@ def build_corpus(
 
     Args:
         model: the target.
-        config: what to generate.
+        config: the options of the text.
         folder: the folder of the shards.
         target_sha256: the SHA-256 of the target's file.
         features: receives the features of each new sequence; None to compute them later.
