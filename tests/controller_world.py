@@ -289,7 +289,7 @@ def recorded(name: str) -> dict[str, list[Place]]:
 def oracle(
     texts: Sequence[Text], costs: Costs, *, is_stepwise: bool = True, n_prompt: int = 100
 ) -> float:
-    """Seconds of whoever knows all costs and the chance of each token, and not the coins.
+    """The time of an oracle that knows all costs and probabilities, but not the coins.
 
     It chooses each round's length by the final ratio of tokens to seconds (Dinkelbach), which it
     finds by iteration from the previous ratio.

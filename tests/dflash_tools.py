@@ -59,7 +59,7 @@ class Guessed:
 
 
 def slots(block: DraftBlock, token: int, n_guesses: int) -> list[int]:
-    """The ids of a block that guesses so many tokens behind `token`."""
+    """The ids of a block with so many predicted slots after `token`."""
     return [token] + [block.mask_id] * (n_guesses - block.guesses_behind)
 
 
@@ -92,7 +92,7 @@ def read_block(
 
 
 class Bench:
-    """A draft beside its target with nobody to drive it: rows go in, blocks come out.
+    """A draft beside its target, without a loop: rows go in, blocks come out.
 
     Args:
         path: the path of the draft.

@@ -33,7 +33,7 @@ def along_ubatches(kind: RowDraft, make: Make) -> None:
 
 
 def along_a_conversation(kind: RowDraft, make: Make) -> None:
-    """A text that goes on before its end, and the same again."""
+    """A text that continues from before its end, and the same again."""
     loop, seq = kind.perm_loop(make()), SequenceState()
     run = generate(loop, seq, kind.perm_prompt(40), 31)
     for cut in (0, 1, 2, 5, 31, 32, 33, 50):

@@ -45,7 +45,7 @@ def check_perfect(run: LoopRun, n_drafted: int | None = None) -> None:
 
 
 def check_restored_is_drafted(open_llama: Callable[[], Llama]) -> None:
-    """What a text has said is drafted where another Llama goes on with its state.
+    """A text's tokens are drafted when another Llama continues from its state.
 
     The target is a PERM of 16 cycles, and the draft uses a part of its vocabulary.
     """

@@ -191,7 +191,7 @@ class _Eagle3(RowDraft):
         return kind(self.perm_path(), self.n_perm)
 
     def perm_prompt(self, n: int, seed: int = 0) -> list[int]:
-        """Random single bytes: the head goes on from the last of them."""
+        """Random single bytes: the head continues from the last one."""
         return [int(i) for i in np.random.default_rng(seed).integers(0, 256, size=n)]
 
     def further(self, text: Sequence[int], n: int) -> list[int]:

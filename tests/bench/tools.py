@@ -51,7 +51,7 @@ def made_up_run(
 
 
 def made_up_result(prompts: Sequence[PromptResult], **options: Any) -> BenchResult:
-    """A result with a machine that is made up too."""
+    """A result with a made-up machine."""
     setup = Setup(
         target="a model", drafter="a drafter", n_ctx=256, n_threads=2, max_draft=3,
         weight_bytes=50_000_000, weight_basis="made up", streaming=Streaming(2, 2**28, 2e10, 1e10),

@@ -146,7 +146,7 @@ def test_a_class_with_neither_is_refused_before_a_model_is_loaded() -> None:
 
 
 class _Says(Drafter):
-    """Answers propose() with whatever it was given."""
+    """Answers propose() with the given value."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer

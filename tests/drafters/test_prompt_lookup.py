@@ -177,7 +177,7 @@ class CountingDict(dict[NGram, int]):
 
 
 def operations(n_prefix: int, n_rounds: int = 20) -> int:
-    """Dictionary operations of some rounds behind a prefix."""
+    """The number of dictionary operations in some rounds after a prefix."""
     rng = random.Random(1)
     drafter = eager()
     drafter._sequences[0].after = CountingDict()

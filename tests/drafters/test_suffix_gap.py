@@ -1,4 +1,4 @@
-"""A copy resumes behind a difference, within the same request only."""
+"""A copy resumes after a difference, within the same request only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def behind(drafter: Suffix, known: Sequence[int], *parts: Sequence[int], seq: in
 
 
 def knows(seed: int, **about: object) -> tuple[Suffix, list[int]]:
-    """A drafter that has seen a text, of which it goes on with whatever is left."""
+    """A drafter that has seen a text, and copies the rest of it."""
     known, drafter = fresh(seed), Suffix(8, least_chance=0.0)
     teach(drafter, [known], **about)
     return drafter, known
@@ -57,7 +57,7 @@ def knows(seed: int, **about: object) -> tuple[Suffix, list[int]]:
 def test_it_goes_on_behind_a_difference(
     here: Sequence[Sequence[int | str]], at: int, is_own: bool
 ) -> None:
-    """`a3` is the third token behind the lead, as in the copied text."""
+    """`a3` is the third token after the lead, as in the copied text."""
     drafter, known = knows(1)
     if is_own:
         drafter = Suffix(8, least_chance=0.0)
@@ -77,7 +77,7 @@ def test_it_goes_on_behind_a_difference(
 
 @pytest.mark.parametrize("n", [3, 7])
 def test_a_difference_of_the_same_lengths_comes_again(n: int) -> None:
-    """Several tokens replace one: the second time, the copy resumes right behind them."""
+    """Several tokens replace one: the second time, the copy resumes right after them."""
     drafter, known = knows(2)
     a = known[N_LEAD:]
     first, second = list(range(501, 501 + n)), list(range(521, 521 + n))
@@ -88,7 +88,7 @@ def test_a_difference_of_the_same_lengths_comes_again(n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 3, 4, 7, 11, 12, 30])
 def test_a_long_difference_waits_for_an_equal_token_and_is_given_up(n: int) -> None:
-    """A guess behind many other tokens is hardly ever right, and costs a row each time."""
+    """A guess after many other tokens is hardly ever right, and costs a row each time."""
     drafter, known = knows(3)
     a, new = known[N_LEAD:], [600 + i for i in range(n)]
     assert bool(behind(drafter, known, new)) is (n <= 3)

@@ -26,7 +26,7 @@ def text(seed: int) -> list[int]:
 
 
 def killed(run: Callable[[Report], None], rng: random.Random) -> list[int]:
-    """Runs in a child, kills it at some moment behind its first report; what it reported."""
+    """Runs in a child and kills it some time after its first report; returns its reports."""
     reads, writes = os.pipe()
     child = os.fork()
     if not child:

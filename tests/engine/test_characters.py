@@ -66,7 +66,7 @@ def test_a_character_is_one_that_unicode_has() -> None:
 
 @pytest.fixture(scope="module")
 def hiding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    """A model with a token of a broken character and two quotation marks behind it."""
+    """A model with a token of a broken character followed by two quotation marks."""
     data = Path(model_path("llama")).read_bytes()
     word = "\u0120w0".encode()
     assert data.count(word + b"\x03") + data.count(word) >= 1

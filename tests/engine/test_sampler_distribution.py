@@ -1,4 +1,4 @@
-"""Sampler.distribution() is what sample() draws from, behind all of the chain.
+"""Sampler.distribution() is the distribution of sample(), after all of the chain.
 
 For the CONSTANT model each chain's distribution is computed from its definition; for others it is
 compared with the sampler's own draws.

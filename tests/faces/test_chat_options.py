@@ -165,7 +165,7 @@ def test_calls_come_behind_a_thought_that_was_ended() -> None:
 
 
 class Caller:
-    """Stands for what a call has at hand, such as a Llama that nobody else holds."""
+    """Imitates the caller, such as a Llama without other references."""
 
 
 @pytest.mark.parametrize("source, tags", [

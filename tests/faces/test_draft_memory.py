@@ -200,7 +200,7 @@ def test_a_store_that_cannot_be_used(store: Path, tmp_path: Path) -> None:
 
 
 class _Noting(Eagle3):
-    """A head that notes what it guessed behind how many tokens."""
+    """A head that records its guesses, with the number of tokens before each."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         drafts = super().propose(requests)

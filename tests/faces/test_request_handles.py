@@ -576,7 +576,7 @@ def test_a_deadline_counts_from_the_call_in_an_event_loop() -> None:
     begun, goes_on = threading.Event(), threading.Event()
 
     class Slow(dict[str, Any]):
-        """A response format that is read when somebody lets it."""
+        """A response format whose read blocks until it is released."""
 
         def get(self, *args: Any) -> Any:
             begun.set()

@@ -35,7 +35,7 @@ EQUALS: list[dict[str, Any]] = [
 
 
 class Unaware(BaseLlamaCache):
-    """A cache of the user's own that gives whatever it has."""
+    """A user's own cache that returns any state that it has."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ def _rounds(program: Path, *args: str) -> list[Rounds]:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_rounds_of_random_shapes(program: Path, seed: int) -> None:
-    """Batches, rollbacks behind rollbacks, new texts and cells that change places.
+    """Batches, repeated rollbacks, new texts and cells that change places.
 
     Outputs and states are bit-equal to those of single tokens without a log, and those equal the
     formulas within float32 rounding.

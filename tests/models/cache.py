@@ -78,8 +78,8 @@ def delete_unused_models(unused_s: float = _KEPT_UNUSED_S) -> list[Path]:
     """Deletes what other versions of the builders have made, and returns those directories.
 
     Args:
-        unused_s: seconds since the last test run that used a directory. A parallel run of another
-            checkout keeps its models.
+        unused_s: seconds since the last test run that used a directory. A run beside this one,
+            of another checkout, keeps its models.
 
     """
     own = built_models()

@@ -349,7 +349,7 @@ def build_dflash(path: Path, *, target: Path | None = None, **options: Any) -> P
 
 
 def target_options(target: Path) -> dict[str, Any]:
-    """The fields of `DFlashConfig` that a draft must share with the model in `target`."""
+    """What a draft for the model in `target` has to share with it: fields of `DFlashConfig`."""
     reader = GGUFReader(target)
 
     def key(name: str) -> Any:

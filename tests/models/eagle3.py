@@ -225,7 +225,7 @@ class _Draft(Sketch):
 
 
 def llama3_factors(cfg: Eagle3Config) -> NDArray[np.float64]:
-    """The divisor of each RoPE frequency in Llama 3.1, float64 `[head size / 2]`."""
+    """What Llama 3.1 divides each RoPE frequency by, float64 `[head size / 2]`."""
     low, high = 1.0, 4.0
     n_pairs = cfg.head_size // 2
     wavelengths = 2 * np.pi * cfg.rope_freq_base ** (np.arange(n_pairs) / n_pairs)

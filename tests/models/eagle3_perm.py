@@ -82,7 +82,7 @@ def _inert(tensors: Tensors) -> None:
 
 
 def _one_normed(cfg: Eagle3Config) -> float:
-    """The value that RMSNorm gives the one in a one-hot row."""
+    """What RMSNorm makes of the one in a one-hot row."""
     return float(1.0 / np.sqrt(1.0 / cfg.n_vocab + cfg.norm_eps))
 
 

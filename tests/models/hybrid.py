@@ -46,7 +46,7 @@ def gated_delta_header(m: Sketch) -> tuple[int, int, int]:
     """Add the keys of such a model.
 
     Returns:
-        The size of a head of its delta net, and the numbers of heads with keys and with values.
+        The numbers of a head of its delta net, how many have keys, and how many values.
 
     """
     cfg = m.cfg

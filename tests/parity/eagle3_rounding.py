@@ -1,4 +1,4 @@
-"""The reference with the engine's roundings, where exact numbers would hide a mistake behind them.
+"""The reference with the engine's roundings, so that exact differences expose a mistake.
 
 RoPE's angles are float32 in every published implementation: at position 40,000 the last bit of an
 angle is 0.004 rad. Weights in BF16 meet activations that the engine rounds to BF16 first.

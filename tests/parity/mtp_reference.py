@@ -455,7 +455,7 @@ def _blocks(head: Head, size: int) -> range:
 
 
 def _best_blocks(head: Head, scores: Sequence[float], size: int) -> list[int]:
-    """The pairs of the blocks with the greatest scores, and those behind the last block."""
+    """The pairs of the blocks with the greatest scores, and those after the last block."""
     n = len(head.index_keys)
     # Of equal scores, as zeros often are, the first ones.
     best = np.argsort(-np.array(scores), kind="stable")[

@@ -37,7 +37,7 @@ def _prefill(context: Context, tokens: Sequence[int]) -> None:
 def _rows(
     context: Context, state: bytes, tokens: Sequence[int], n_before: int, sizes: Sequence[int]
 ) -> npt.NDArray[np.float32]:
-    """Logits of batches of these sizes, from a state behind n_before tokens on."""
+    """Logits of batches of these sizes, from a state after n_before tokens."""
     context.memory.clear()
     if n_before:
         context.memory.restore(0, state)

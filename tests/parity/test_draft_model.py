@@ -70,7 +70,7 @@ def check_all_right(run: LoopRun) -> None:
 
 
 def along_a_conversation(arch: str, make: Callable[[], SmallModel]) -> None:
-    """A text that goes on, before its end too, and the same again."""
+    """A text that is continued, also from before its end, and the same again."""
     loop, seq = loop_of(arch, make()), SequenceState()
     run = generate(loop, seq, prompt_tokens(21), 25)
     check_all_right(run)
@@ -473,7 +473,7 @@ def test_the_text_of_a_target_with_more_words(arch: str) -> None:
 
 
 def cold_of_ids(drafter: SmallModel, ids: Sequence[int]) -> int:
-    """The likeliest id behind a text of the draft's own ids."""
+    """The likeliest id after a text of the draft's own ids."""
     with tiny_context(drafter.model, n_ctx=1024, n_batch=512, n_ubatch=32) as context:
         batch = Batch(len(ids))
         batch.extend(ids, 0, output_last=True)

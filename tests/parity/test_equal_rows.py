@@ -37,7 +37,7 @@ _CACHES: tuple[dict[str, Any], ...] = (
 def _rows(
     context: Context, tokens: list[int], n_before: int, width: int
 ) -> npt.NDArray[np.float32]:
-    """Logits of the tokens behind the first n_before, decoded `width` at a time."""
+    """Logits of the tokens after the first n_before, decoded `width` at a time."""
     context.memory.clear()
     batch = Batch(512)
     for start in range(0, n_before, 512):

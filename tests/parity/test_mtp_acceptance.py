@@ -35,7 +35,7 @@ from tests.traffic import Request, Traffic
 
 
 def perm_prompt(n: int, seed: int = 0) -> list[int]:
-    """Random single bytes: PERM goes on from the last of them."""
+    """Random single bytes: PERM continues from the last one."""
     return [int(i) for i in np.random.default_rng(seed).integers(0, 256, size=n)]
 
 
@@ -216,7 +216,7 @@ class BeyondTheNorm(Mtp):
 
 
 class Stale(Mtp):
-    """A head that is given the rows of the batch before, as if nobody had waited for them."""
+    """A head that gets the rows of the previous batch, as without synchronisation."""
 
     _last: Features = ()
 

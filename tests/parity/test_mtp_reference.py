@@ -67,7 +67,7 @@ def test_logits_of_a_chain(arch: str, first: int) -> None:
 @pytest.mark.parametrize("first", [0, 4096, 40960])
 @pytest.mark.parametrize("arch", release_except(SEVERAL, ("step35",)))
 def test_logits_of_eight_heads_in_turn(arch: str, first: int) -> None:
-    """Each has its own lane, behind the guesses of those before it; fed in one or two calls."""
+    """Each has its own lane, after the guesses of earlier heads; fed in one or two calls."""
     options = {**OPTIONS, "n_heads": N_STEPS}
     model, rng = with_head(arch, **options), np.random.default_rng(3)
     n_row = model.info.n_embd_out

@@ -93,7 +93,7 @@ def test_two_conversations_in_turns_on_one_sequence(arch: str, kind: str) -> Non
 @pytest.mark.parametrize("kind", ["pattern", "intermittent"])
 @pytest.mark.parametrize("arch", ARCHS)
 def test_any_prefix_can_be_returned_to(arch: str, kind: str) -> None:
-    """Branches off any point of the text, also just behind and before a round's rollback.
+    """Branches off any point of the text, also just before and after a round's rollback.
 
     For recurrent states: the engine takes a rollback into snapshots that an earlier batch wrote and
     then computes from a wrong state, which csrc/abi/memory.cpp refuses.

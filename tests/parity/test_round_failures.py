@@ -42,7 +42,7 @@ def texts_of(arch: str) -> list[list[int]]:
 
 
 def begun(context: Context, drafter: Drafter) -> tuple[Round, list[SequenceRun]]:
-    """Three requests with some rounds behind them."""
+    """Three requests after some rounds."""
     round_ = Round(context, drafter)
     runs = [
         SequenceRun(SequenceState(i), p, make_sampler(context.model, GREEDY, p), N_TOKENS)

@@ -98,7 +98,7 @@ class OneDeeper(SnapshotRollback):
         self.n_planted = 0
 
     def undo(self, state: SequenceState) -> None:
-        """Takes the plane behind the one that is meant."""
+        """Takes the plane after the right one."""
         memory = self._target.memory
         super().undo(state)
         try:

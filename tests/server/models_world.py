@@ -72,7 +72,7 @@ class Held(Models):
 def several(
     *specs: ModelSpec, settings: Mapping[str, Any] | None = None, held: bool = False, **limits: Any
 ) -> Iterator[tuple[Client, Held]]:
-    """A server of models; `held`: no load goes on before the test says so."""
+    """A server of models; `held`: no load proceeds until the test releases it."""
     listed = ModelList(specs=specs, default=specs[0].name, **limits)
     models = Held(listed, ServerSettings(**(settings or {})))
     if held:

@@ -65,7 +65,7 @@ def client() -> Iterator[Client]:
 
 
 def left_in_circles(client: Client, act: Callable[[], object]) -> list[str]:
-    """The kinds of our objects that the collector of circles finds behind later times."""
+    """The kinds of our objects in reference cycles after later requests."""
     act()  # the first one makes what stays: caches, contexts, modules
     until(lambda: is_idle(client))
     gc.disable()

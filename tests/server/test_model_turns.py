@@ -30,7 +30,7 @@ from tests.server.world import Client, until
 
 @contextmanager
 def endless(client: Client, name: str) -> Iterator[ExitStack]:
-    """A text of a model that goes on until the stack is closed."""
+    """A text of a model that does not end until the stack is closed."""
     connection, response = client.send("POST", TEXT, {**ENDLESS, "model": name})
     with ExitStack() as end:
         end.callback(connection.close)

@@ -94,7 +94,7 @@ class Drawn:
         return self.rng.choice((" ", "")).join([*words, *words]) or "a"
 
     def talk(self) -> list[Json]:
-        """Turns that alternate, behind a system's or not."""
+        """Alternating turns, with or without a system message."""
         turns = [{"role": "system", "content": self.text(4)}] if self.rng.random() < 0.3 else []
         roles = ("user", "assistant", "user")[: self.rng.choice([1, 1, 3])]
         return [*turns, *({"role": role, "content": self.text(5)} for role in roles)]

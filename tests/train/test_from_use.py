@@ -85,7 +85,7 @@ def eagle3(made: Callable[[str], Path], tmp_path: Path) -> Config:
 
 
 def config_in(folder: Path, kind: str = "eagle3", **changes: Any) -> Config:
-    """A run from use of seconds that goes on with draft.gguf in a folder."""
+    """A run from use that lasts seconds and continues draft.gguf in a folder."""
     make = quick_config if kind == "eagle3" else quick_block_config
     found = make(folder, **{
         "init": folder / "draft.gguf", "epochs": 10, "n_ctx": 64, "prompts": None, **changes,

@@ -41,7 +41,7 @@ def texts(
 
 
 def check(found: float, all_texts: list[list[Place]], costs: Costs, least: float) -> None:
-    """Never slower than plain decoding, and near whoever knows the chances of all tokens."""
+    """Never slower than plain decoding, and near an oracle that knows all probabilities."""
     assert plain(all_texts, costs) / found > 0.97
     assert oracle(all_texts, costs) / found > least
 
@@ -69,7 +69,7 @@ SEEDS = range(6)
 @pytest.mark.parametrize("p", [0.6, 0.95], ids=["shy", "sure"])
 @pytest.mark.parametrize("share", [0.33, 0.45, 0.6])
 def test_a_dear_draft_that_is_always_right_stays(share: float, p: float) -> None:
-    """It is recognised within a text of 128 tokens, whatever it says of itself."""
+    """It is recognised within a text of 128 tokens, whatever probabilities it reports."""
     written = [[Place(8, [p] * 8)] * 127]
     best = simulate(Fixed(8), written, dear(share)).seconds
     for said, least in ((share, 0.97), (0.0, 0.94)):  # the price was told before, or was not
