@@ -11,6 +11,7 @@ from pyllama_spec.llama.open_model import OpenModel
 from pyllama_spec.llama.settings import Settings
 from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts
 from pyllama_spec.requests.generation import Runtime
+from pyllama_spec.speculative.target_batch import DecodeCounts
 
 
 class LlamaFacts:
@@ -128,6 +129,11 @@ class LlamaFacts:
         bounds, come on top.
         """
         return self._opened.memory_bytes + self._embeddings.memory_bytes
+
+    @property
+    def decode_counts(self) -> DecodeCounts:
+        """Counts of the model's decodes; they grow while requests run."""
+        return self._runtime.round.decode_counts
 
     @property
     def n_parallel(self) -> int:

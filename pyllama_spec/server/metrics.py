@@ -7,6 +7,7 @@ request's text, and no label but the model, the kind of an end and a position in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -70,12 +71,30 @@ class Metrics:
         return generate_latest(self._registry)
 
 
+@dataclass(slots=True)
+class Pace:
+    """Tokens and seconds of the requests that ended since the last read()."""
+
+    n_tokens: int = 0
+    seconds: float = 0.0
+
+    def read(self) -> float:
+        """The tokens per second, 0 where none ended; begins anew."""
+        tps = self.n_tokens / self.seconds if self.seconds else 0.0
+        self.n_tokens, self.seconds = 0, 0.0
+        return tps
+
+
 class ModelMetrics:
     """The metrics of one model's requests.
 
     Args:
         metrics: the metrics of the server.
         model: the model's name.
+
+    Attributes:
+        prompt_pace, text_pace: of computing prompts, and of generating.
+        max_tokens: the most tokens that a sequence has had.
 
     """
 
@@ -88,25 +107,33 @@ class ModelMetrics:
         def histogram(name: str, text: str, buckets: Sequence[float] = _WAITS) -> Histogram:
             return metrics.histogram(name, text, buckets).labels(model)
 
-        self._prompt = [
-            counter(f"{family}:prompt_tokens", "Tokens of prompts, those from memory too.")
-            for family in ("vllm", "llamacpp")
-        ]
+        def counters(name: str, text: str) -> tuple[Counter, ...]:
+            return tuple(counter(f"{family}:{name}", text) for family in ("vllm", "llamacpp"))
+
+        self._prompt = counter("vllm:prompt_tokens", "Tokens of prompts, those from memory too.")
+        self._read = counter("llamacpp:prompt_tokens", "Tokens of prompts that were computed.")
+        self._cached = counter("llamacpp:prompt_tokens_cached", "Those that were in memory.")
         self._generated = [
             counter("vllm:generation_tokens", "Tokens of texts."),
             counter("llamacpp:tokens_predicted", "Tokens of texts."),
         ]
         self._prompt_s = counter("llamacpp:prompt_seconds", "Seconds of reading prompts.")
         self._decode_s = counter("llamacpp:tokens_predicted_seconds", "Seconds of rounds.")
-        self._rounds = counter("llamacpp:n_decode", "Rounds: decodes of the target behind prompts.")
+        self._decodes = counter("llamacpp:n_decode", "Decodes of the target, each of a batch.")
+        self._rounds = counter(
+            "pyllama_spec:rounds", "Rounds of texts: a decode of n texts is n rounds."
+        )
         self._queries = counter("vllm:prefix_cache_queries", "Tokens of prompts that were sought.")
         self._hits = counter("vllm:prefix_cache_hits", "Those that were in memory.")
-        self._drafts = counter("vllm:spec_decode_num_drafts", "Rounds that verified a draft.")
-        self._drafted = counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens.")
-        self._accepted = counter("vllm:spec_decode_num_accepted_tokens", "Accepted ones.")
-        self._by_position = metrics.counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Accepted tokens by their place in a draft, from 0.", "position",
+        self._drafts = counters("spec_decode_num_drafts", "Rounds that verified a draft.")
+        self._drafted = counters("spec_decode_num_draft_tokens", "Drafted tokens.")
+        self._accepted = counters("spec_decode_num_accepted_tokens", "Accepted ones.")
+        self._by_position = tuple(
+            metrics.counter(
+                f"{family}:spec_decode_num_accepted_tokens_per_pos",
+                "Accepted tokens by their place in a draft, from 0.", "position",
+            )
+            for family in ("vllm", "llamacpp")
         )  # fmt: skip
         self._ended = metrics.counter(
             "vllm:request_success", "Requests that came to an end, by what it was.",
@@ -122,6 +149,8 @@ class ModelMetrics:
         self._token_s = histogram(
             "vllm:time_per_output_token_seconds", "Seconds of a token behind the first.", _PER_TOKEN
         )
+        self.prompt_pace, self.text_pace = Pace(), Pace()
+        self._n_decodes = self._n_sequences = self.max_tokens = 0
 
     def note_end(self, parts: Sequence[Mapping[str, Any]], usage: Mapping[str, Any]) -> None:
         """Counts an answered request.
@@ -131,15 +160,21 @@ class ModelMetrics:
             usage: the usage of the whole answer.
 
         """
+        n_prompt, n_generated = usage["prompt_tokens"], usage["completion_tokens"]
+        n_texts = 0
         for part in parts:
             for choice in part["choices"]:
                 self._ended.labels(self._model, choice["finish_reason"] or "stop").inc()
+                n_texts += 1
             self._note_rounds(part["speculation"])
             self._note_timing(part["timing"])
-        self._note_tokens(usage["prompt_tokens"], usage["completion_tokens"])
         cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
-        self._queries.inc(usage["prompt_tokens"])
+        self._note_tokens(n_prompt, n_generated, cached)
+        self._queries.inc(n_prompt)
         self._hits.inc(cached)
+        # The first token of a text comes with its prompt.
+        self.prompt_pace.n_tokens += n_prompt - cached
+        self.text_pace.n_tokens += max(n_generated - n_texts, 0)
 
     def note_cut(
         self,
@@ -169,23 +204,47 @@ class ModelMetrics:
         """Records the seconds from a request's call to its end."""
         self._whole_s.observe(seconds)
 
-    def _note_tokens(self, n_prompt: int, n_generated: int) -> None:
-        for one in self._prompt:
-            one.inc(n_prompt)
+    def note_decodes(self, n_decodes: int, n_sequences: int, max_tokens: int) -> None:
+        """Counts further decodes.
+
+        Args:
+            n_decodes: how many.
+            n_sequences: the sum of the sequences in each of them.
+            max_tokens: the most tokens that a sequence has had.
+
+        """
+        self._decodes.inc(n_decodes)
+        self._n_decodes += n_decodes
+        self._n_sequences += n_sequences
+        self.max_tokens = max(self.max_tokens, max_tokens)
+
+    @property
+    def sequences_per_decode(self) -> float:
+        """The average number of sequences in a decode; 0 before the first one."""
+        return self._n_sequences / max(self._n_decodes, 1)
+
+    def _note_tokens(self, n_prompt: int, n_generated: int, n_cached: int = 0) -> None:
+        self._prompt.inc(n_prompt)
+        self._read.inc(n_prompt - n_cached)
+        self._cached.inc(n_cached)
         for one in self._generated:
             one.inc(n_generated)
 
     def _note_rounds(self, speculation: Mapping[str, Any]) -> None:
         self._by_state.labels(self._model, speculation["state"]).inc()
         self._rounds.inc(speculation["rounds"])
-        self._drafted.inc(speculation["drafted"])
-        self._accepted.inc(speculation["accepted"])
-        self._drafts.inc(sum(speculation["verified_histogram"][1:]))
+        for counters, n in (
+            (self._drafted, speculation["drafted"]),
+            (self._accepted, speculation["accepted"]),
+            (self._drafts, sum(speculation["verified_histogram"][1:])),
+        ):
+            for one in counters:
+                one.inc(n)
         n_rounds = speculation["accepted_histogram"]
         for position in range(len(n_rounds) - 1):
             n = sum(n_rounds[position + 1 :])
-            if n:
-                self._by_position.labels(self._model, str(position)).inc(n)
+            for by_position in self._by_position if n else ():
+                by_position.labels(self._model, str(position)).inc(n)
 
     def _note_timing(self, timing: Mapping[str, Any]) -> None:
         if first_s := timing.get("first_token_s"):
@@ -194,8 +253,11 @@ class ModelMetrics:
             self._queue_s.observe(queue_s)
         if tps := timing.get("decode_tps"):
             self._token_s.observe(1 / tps)
-        self._prompt_s.inc(timing.get("prompt_s", 0.0))
-        self._decode_s.inc(timing.get("decode_s", 0.0))
+        prompt_s, decode_s = timing.get("prompt_s", 0.0), timing.get("decode_s", 0.0)
+        self._prompt_s.inc(prompt_s)
+        self._decode_s.inc(decode_s)
+        self.prompt_pace.seconds += prompt_s
+        self.text_pace.seconds += decode_s
 
 
 class _Collector(Collector):

@@ -86,7 +86,7 @@ class Models:
         self._add_gauges()
 
     def _add_gauges(self) -> None:
-        def of_services(count: Callable[[Service], int]) -> list[tuple[tuple[str], float]]:
+        def of_services(count: Callable[[Service], float]) -> list[tuple[tuple[str], float]]:
             return [((m.name,), count(m.service) if m.service else 0) for m in self.all]
 
         def running() -> list[tuple[tuple[str], float]]:
@@ -102,6 +102,22 @@ class Models:
             "llamacpp:requests_processing": ("Requests that are computed.", running),
             "vllm:num_requests_waiting": ("Requests in line, or for a load.", waiting),
             "llamacpp:requests_deferred": ("Requests in line, or for a load.", waiting),
+            "llamacpp:n_busy_slots_per_decode": (
+                "The average number of sequences in a decode.",
+                lambda: of_services(lambda service: service.metrics.sequences_per_decode),
+            ),
+            "llamacpp:n_tokens_max": (
+                "The most tokens that a sequence has had.",
+                lambda: of_services(lambda service: service.metrics.max_tokens),
+            ),
+            "llamacpp:prompt_tokens_seconds": (
+                "Computed tokens of prompts per second, of requests that ended since the last look.",
+                lambda: of_services(lambda service: service.metrics.prompt_pace.read()),
+            ),
+            "llamacpp:predicted_tokens_seconds": (
+                "Generated tokens per second, of requests that ended since the last look.",
+                lambda: of_services(lambda service: service.metrics.text_pace.read()),
+            ),
             "pyllama_spec:model_memory_bytes": (
                 "What a loaded model takes.",
                 lambda: [((m.name,), m.n_bytes if m.service else 0) for m in self.all],

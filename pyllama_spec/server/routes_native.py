@@ -265,6 +265,9 @@ async def metrics(exchange: Exchange) -> None:
             501, "this server gives no metrics: they are switched off", "unsupported",
             option="has_metrics",
         )  # fmt: skip
+    for one in exchange.models.all:
+        if one.service is not None:
+            one.service.note_decodes()
     await exchange.send_bytes(serving.metrics.text(), CONTENT_TYPE)
 
 

@@ -51,7 +51,7 @@ class Service:
         # OpenAI's field: the settings that an answer with a seed depends on besides it.
         self.fingerprint = f"build-{__version__}-{engine_version()}"
         self.answers: set[Answer] = set()
-        self._noted = set[str]()
+        self._noted, self._counted = set[str](), (0, 0)
         self._one_beside, self._n_beside = asyncio.Semaphore(1), 0
 
     @property
@@ -193,6 +193,16 @@ class Service:
         """The number of queued requests."""
         return sum(stage in ("new", "queued") for stage in self._stages())
 
+    def note_decodes(self) -> None:
+        """Adds the decodes since the last call to the metrics."""
+        try:
+            counts = self.llm.decode_counts
+        except UnsupportedError:  # a model for vectors alone
+            return
+        (n, n_sequences), seen = self._counted, (counts.n_decodes, counts.n_sequences)
+        self.metrics.note_decodes(seen[0] - n, seen[1] - n_sequences, counts.max_tokens)
+        self._counted = seen
+
     def log_once(self, note: str) -> None:
         """Logs each of the library's remarks once; they contain no client's text."""
         if note not in self._noted:
@@ -273,6 +283,7 @@ class Answer:
             raise
         finally:
             service.answers.discard(self)
+            service.note_decodes()
 
     async def whole(self) -> Response:
         """The whole response. Cancelling the waiting task cancels the request."""

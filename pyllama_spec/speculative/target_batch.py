@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from pyllama_spec.drafters.base import Features
 from pyllama_spec.engine import Batch, Context
@@ -14,11 +15,30 @@ from pyllama_spec.speculative.scheduler import Decode
 from pyllama_spec.speculative.sequence import SequenceRun
 
 
+@dataclass(slots=True)
+class DecodeCounts:
+    """Counts of the target's decodes since its context was opened.
+
+    Attributes:
+        n_decodes: decodes of prompts and of rounds.
+        n_sequences: the sum of the sequences in each of them.
+        max_tokens: the most tokens that a sequence had, drafted ones aside.
+
+    """
+
+    n_decodes: int = 0
+    n_sequences: int = 0
+    max_tokens: int = 0
+
+
 class TargetBatch:
     """Builds and decodes target batches with padding.
 
     Args:
         target: the target's context.
+
+    Attributes:
+        counts: of its decodes.
 
     """
 
@@ -28,6 +48,7 @@ class TargetBatch:
         self._rows = LayerRows(target, (), 0, 0)
         # The padding token.
         self._filler = target.model.vocab.bos or 0
+        self.counts = DecodeCounts()
 
     def compute(self, decode: Decode, runs: Mapping[int, SequenceRun]) -> None:
         """Decodes a batch. Rolls back idle sequences that were used for padding.
@@ -46,6 +67,7 @@ class TargetBatch:
             for span in decode.spans:
                 self._add(span, runs[span.seq])
             self._target.decode(batch)
+            self._count(decode, runs)
             return
         idle, undo = list(decode.fill), list[tuple[int, int]]()
         for span in decode.spans:
@@ -54,11 +76,20 @@ class TargetBatch:
             self._add(span, runs[span.seq])
         try:
             self._target.decode(batch)
+            self._count(decode, runs)
         finally:
             for seq, n in undo:
                 # What stays there is noticed when a request begins on it.
                 with contextlib.suppress(PyllamaSpecError):
                     self._target.memory.rollback(seq, n)
+
+    def _count(self, decode: Decode, runs: Mapping[int, SequenceRun]) -> None:
+        counts = self.counts
+        counts.n_decodes += 1
+        counts.n_sequences += len(decode.spans)
+        for span in decode.spans:
+            n = runs[span.seq].state.n_decoded + (span.n_prompt or 1)
+            counts.max_tokens = max(counts.max_tokens, n)
 
     def rows(self, layers: tuple[int, ...], span: Span, n: int) -> Features:
         """The first n rows of a span for each of some layers; () for none."""

@@ -247,25 +247,56 @@ def test_metrics_are_the_sums_of_what_was_answered() -> None:
         client.post(TEXT, {"prompt": 3})
         until(lambda: is_idle(client))
         found = figures(client)
-        for family in ("vllm:prompt_tokens_total", "llamacpp:prompt_tokens_total"):
-            assert found[family] == sum(one["usage"]["prompt_tokens"] for one in answers)
+        n_prompt = sum(one["usage"]["prompt_tokens"] for one in answers)
+        assert found["vllm:prompt_tokens_total"] == n_prompt
         for family in ("vllm:generation_tokens_total", "llamacpp:tokens_predicted_total"):
             assert found[family] == sum(one["usage"]["completion_tokens"] for one in answers)
         details = [one["usage"]["completion_tokens_details"] for one in answers]
         accepted = sum(one["accepted_prediction_tokens"] for one in details)
         drafted = accepted + sum(one["rejected_prediction_tokens"] for one in details)
-        assert found["vllm:spec_decode_num_accepted_tokens_total"] == accepted > 0
-        assert found["vllm:spec_decode_num_draft_tokens_total"] == drafted
-        name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-        by_position = {k: v for k, v in found.items() if k.startswith(name)}
-        assert sum(by_position.values()) == accepted
-        assert by_position[f'{name}{{position="0"}}'] <= found["vllm:spec_decode_num_drafts_total"]
+        for family in ("vllm", "llamacpp"):
+            assert found[f"{family}:spec_decode_num_accepted_tokens_total"] == accepted > 0
+            assert found[f"{family}:spec_decode_num_draft_tokens_total"] == drafted
+            name = f"{family}:spec_decode_num_accepted_tokens_per_pos_total"
+            by_position = {k: v for k, v in found.items() if k.startswith(name)}
+            assert sum(by_position.values()) == accepted
+            n_drafts = found[f"{family}:spec_decode_num_drafts_total"]
+            assert by_position[f'{name}{{position="0"}}'] <= n_drafts
         cached = sum(one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in answers)
         assert found["vllm:prefix_cache_hits_total"] == cached > 0
+        assert found["llamacpp:prompt_tokens_cached_total"] == cached
+        assert found["llamacpp:prompt_tokens_total"] == n_prompt - cached
         assert found['vllm:request_success_total{finished_reason="length"}'] == 5
         assert found['pyllama_spec:request_errors_total{code="invalid_type"}'] == 1
         assert found["vllm:time_to_first_token_seconds_count"] == 5
         assert found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
+
+
+def test_llama_servers_figures_of_decodes_and_speed() -> None:
+    """A text alone: a decode of its prompt, and one of each round."""
+    body = {"prompt": "1, 2, 3,", "max_tokens": 10, "ignore_eos": True}
+    with served(open_tiny(None, n_parallel=2)) as client:
+        assert figures(client)["llamacpp:n_busy_slots_per_decode"] == 0
+        usage = client.right(TEXT, body)["usage"]
+        until(lambda: is_idle(client))
+        found = figures(client)
+        assert found["llamacpp:n_decode_total"] == 10
+        assert found["pyllama_spec:rounds_total"] == 9
+        assert found["llamacpp:n_busy_slots_per_decode"] == 1
+        # The last token is not decoded.
+        assert found["llamacpp:n_tokens_max"] == usage["total_tokens"] - 1
+        n_read = usage["prompt_tokens"] / found["llamacpp:prompt_seconds_total"]
+        assert found["llamacpp:prompt_tokens_seconds"] == pytest.approx(n_read)
+        n_written = 9 / found["llamacpp:tokens_predicted_seconds_total"]
+        assert found["llamacpp:predicted_tokens_seconds"] == pytest.approx(n_written)
+        assert figures(client)["llamacpp:predicted_tokens_seconds"] == 0  # none since then
+        client.right(TEXT, {**body, "prompt": "4, 5, 6, 7,", "n": 2})  # one prompt, and 9 rounds
+        until(lambda: is_idle(client))
+        found = figures(client)
+        n_decodes = found["llamacpp:n_decode_total"]
+        assert n_decodes < 10 + 20
+        assert 1 < found["llamacpp:n_busy_slots_per_decode"] < 2
+        assert found["pyllama_spec:rounds_total"] == 9 + 18
 
 
 @pytest.mark.parametrize("options", [
@@ -345,7 +376,7 @@ def test_rounds_of_cut_requests_count_as_their_tokens_do(end: str, n: int) -> No
             connection.close()
         until(lambda: is_idle(client))
         found = figures(client)
-    n_tokens, n_rounds = found["vllm:generation_tokens_total"], found["llamacpp:n_decode_total"]
+    n_tokens, n_rounds = found["vllm:generation_tokens_total"], found["pyllama_spec:rounds_total"]
     # A round that was computed as the client left may be in one of the two already.
     assert n_rounds > 0 and -n <= n_tokens - n_rounds - n <= n + n_tokens // 100
     assert found['pyllama_spec:requests_by_draft_state_total{state="none"}'] == n
@@ -382,7 +413,7 @@ def test_the_dashboard_shows_what_there_is() -> None:
     assert named
     assert named <= there
     # Both of the same rounds: a request that was cut has neither more tokens nor fewer rounds.
-    (per_round,) = [query for query in queries if "n_decode" in query]
+    (per_round,) = [query for query in queries if "rounds_total" in query]
     assert per_round.startswith("1 + rate(vllm:spec_decode_num_accepted_tokens_total")
 
 
