@@ -25,6 +25,7 @@ from pyllama_spec.errors import CancelledError, ModelLoadError, OutOfMemoryError
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.loading import WATCH
 from pyllama_spec.server.api_errors import ApiError, for_client
+from pyllama_spec.server.gauges import add_gauges
 from pyllama_spec.server.loader import expected_bytes, in_daemon, options_of
 from pyllama_spec.server.model_list import ModelList, ModelSpec, is_missing
 from pyllama_spec.server.served_model import (
@@ -83,52 +84,7 @@ class Models:
         self._preloads: list[ServedModel] | None = None
         self._is_ending = False
         serving.on_stop.append(self._stop_loading)
-        self._add_gauges()
-
-    def _add_gauges(self) -> None:
-        def of_services(count: Callable[[Service], float]) -> list[tuple[tuple[str], float]]:
-            return [((m.name,), count(m.service) if m.service else 0) for m in self.all]
-
-        def running() -> list[tuple[tuple[str], float]]:
-            return of_services(Service.n_running)
-
-        def waiting() -> list[tuple[tuple[str], float]]:
-            in_line = of_services(Service.n_waiting)
-            return [(k, n + m.n_waiting) for (k, n), m in zip(in_line, self.all, strict=True)]
-
-        metrics = self.serving.metrics
-        metrics.add_gauges(("model",), {
-            "vllm:num_requests_running": ("Requests that are computed.", running),
-            "llamacpp:requests_processing": ("Requests that are computed.", running),
-            "vllm:num_requests_waiting": ("Requests in line, or for a load.", waiting),
-            "llamacpp:requests_deferred": ("Requests in line, or for a load.", waiting),
-            "llamacpp:n_busy_slots_per_decode": (
-                "The average number of sequences in a decode.",
-                lambda: of_services(lambda service: service.metrics.sequences_per_decode),
-            ),
-            "llamacpp:n_tokens_max": (
-                "The most tokens that a sequence has had.",
-                lambda: of_services(lambda service: service.metrics.max_tokens),
-            ),
-            "llamacpp:prompt_tokens_seconds": (
-                "Computed tokens of prompts per second, of requests that ended since the last look.",
-                lambda: of_services(lambda service: service.metrics.prompt_pace.read()),
-            ),
-            "llamacpp:predicted_tokens_seconds": (
-                "Generated tokens per second, of requests that ended since the last look.",
-                lambda: of_services(lambda service: service.metrics.text_pace.read()),
-            ),
-            "pyllama_spec:model_memory_bytes": (
-                "What a loaded model takes.",
-                lambda: [((m.name,), m.n_bytes if m.service else 0) for m in self.all],
-            ),
-        })  # fmt: skip
-        metrics.add_gauges(("model", "state"), {
-            "pyllama_spec:model_state": (
-                "1 for the state that a model is in.",
-                lambda: [((m.name, s), float(m.state == s)) for m in self.all for s in STATES],
-            ),
-        })  # fmt: skip
+        add_gauges(serving.metrics, self.all)
 
     # ---- for requests
 
