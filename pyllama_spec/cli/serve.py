@@ -59,7 +59,7 @@ _HELP = {
 # What the log names in the place of settings of the server, and of keywords of Llama().
 _OF_SETTINGS = {
     "allowed_hosts": "--allowed-hosts", "cors_origins": "--cors-origin", "has_slots": "--slots",
-    "has_metrics": "--metrics",
+    "has_metrics": "--metrics", "has_page": "--page",
 }  # fmt: skip
 FLAGS = {
     **_OF_SETTINGS, "embedding=True": "--embeddings", "n_ctx": "--n-ctx",
@@ -102,6 +102,7 @@ def add_serve(commands: _Commands) -> None:
     add("--slots", action="store_true", help="serve the running requests at /slots")
     add("--metrics", action=OnceSwitch, default=True,
         help="serve Prometheus metrics at /metrics")  # fmt: skip
+    add("--page", action=OnceSwitch, default=True, help="serve the page at /")
     add("--log-checks", action=OnceSwitch, default=True,
         help="log successful /health, /ready and /metrics requests too")  # fmt: skip
     add(
@@ -265,6 +266,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         stop_timeout_s=args.stop_timeout,
         has_slots=args.slots,
         has_metrics=args.metrics,
+        has_page=args.page,
         logs_clients=args.log_clients,
         logs_checks=args.log_checks,
         flags=FLAGS if args.config is None else _KEYS,

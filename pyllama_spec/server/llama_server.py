@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyllama_spec._version import __version__
 from pyllama_spec.engine import engine_version
 from pyllama_spec.engine.checks import instance, one_of, real
-from pyllama_spec.errors import ArgumentError, PyllamaSpecError
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
 from pyllama_spec.llama import Llama
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.server.keys import keys_of, notes_of, reader_of
@@ -51,12 +51,12 @@ OF_LLAMA = (
     "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast",
     "embedding", "pooling_type", "spm_infill", "verbose",
 )  # fmt: skip
-_OF_SETTINGS = ("send_timeout_s", "ping_s", "has_slots", "has_metrics")
+_OF_SETTINGS = ("send_timeout_s", "ping_s", "has_slots", "has_metrics", "has_page")
 # What the log names in the place of keywords of Llama(), and of settings of the server.
 _TOLD = {"embedding=True": "--embeddings", "n_ctx": "-c", "n_batch": "-b",
          "pooling_type": "--pooling", "allowed_hosts": "--allowed-hosts",
          "cors_origins": "--cors-origins", "has_slots": "--slots",
-         "has_metrics": "--metrics"}  # fmt: skip
+         "has_metrics": "--metrics", "has_page": "--ui"}  # fmt: skip
 _LOAD_MODES = {
     "auto": (True, False), "none": (False, False), "mmap": (True, False), "mlock": (False, True),
     "mmap+mlock": (True, True),
@@ -360,11 +360,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     from pyllama_spec.server.hangup import Hangup
 
+    log = _StartLog()
     try:
         with Hangup(), _named_as_given(meant.given_by):
-            _run(meant)
+            _run(meant, log)
     except PyllamaSpecError as error:
-        _say(f"error: {with_flags(str(error))}")
+        log.say(f"error: {with_flags(str(error))}")
         return EXIT_FAILURE
     return EXIT_OK
 
@@ -393,19 +394,22 @@ def _print_help() -> int:
     return EXIT_OK
 
 
-def _run(meant: Plan) -> None:
+def _run(meant: Plan, log: _StartLog) -> None:
     from pyllama_spec.server import serve
 
-    _start_log(meant)
+    log.open(meant)
+    log.say(f"version {__version__}, llama.cpp {engine_version()}")
     for note in meant.notes:
-        _say(note)
+        log.say(note)
     with Llama(**meant.keywords) as llm:
         if meant.adapters:
             llm.set_adapters(meant.adapters)
-        name = Path(meant.keywords["model_path"]).name
+        served = Path(meant.keywords["model_path"]).name
+        with suppress(UnsupportedError):  # a model that only embeds has no draft
+            served += f", draft {llm.drafter_name}"
         serve(
             llm, meant.settings, meant.listening,
-            on_start=lambda url: _say(f"server is listening on {url}, with {name}"),
+            on_start=lambda url: log.say(f"server is listening on {url}, with {served}"),
         )  # fmt: skip
 
 
@@ -454,13 +458,32 @@ class LogFile(WatchedFileHandler):
             super().close()
 
 
-def _start_log(meant: Plan) -> None:
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
-    if meant.log_file is not None:
-        handlers.append(LogFile(meant.log_file))
-    form = "%(asctime)s %(message)s"
-    logging.basicConfig(handlers=handlers, level=logging.WARNING, format=form)
-    logging.getLogger("pyllama_spec.server").setLevel(meant.log_level)
+class _StartLog:
+    """The lines of the program itself, such as its address, at any log level."""
+
+    def __init__(self) -> None:
+        self._file: LogFile | None = None
+
+    def open(self, meant: Plan) -> None:
+        """Starts the log.
+
+        Raises:
+            ArgumentError: the file of --log-file cannot be opened.
+
+        """
+        handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+        if meant.log_file is not None:
+            self._file = LogFile(meant.log_file)
+            handlers.append(self._file)
+        form = "%(asctime)s %(message)s"
+        logging.basicConfig(handlers=handlers, level=logging.WARNING, format=form)
+        logging.getLogger("pyllama_spec.server").setLevel(meant.log_level)
+
+    def say(self, line: str) -> None:
+        """Writes a line to stderr, and to the log's file."""
+        _say(line)
+        if self._file is not None:
+            self._file.handle(logging.makeLogRecord({"msg": " ".join(line.split())}))
 
 
 def _say(line: str) -> None:

@@ -285,6 +285,8 @@ FLAGS: tuple[Flag, ...] = (
     _named("--metrics", "has_metrics", None, "ARG_ENDPOINT_METRICS"),
     _named("--slots", "has_slots", None, "ARG_ENDPOINT_SLOTS"),
     _named("--no-slots", "has_slots", None, "ARG_NO_ENDPOINT_SLOTS", value=False),
+    _named("--ui --webui", "has_page", None, "ARG_UI"),
+    _named("--no-ui --no-webui", "has_page", None, "ARG_NO_UI", value=False),
     _named("-v --verbose --log-verbose", "verbose"),
     _named("--log-disable", "is_silent"),
     _named("--log-file", "log_file", _path, "ARG_LOG_FILE"),
@@ -344,8 +346,6 @@ _DRAFT_LAYERS = "whole layers of a draft lie on a device: -ngld says how many"
 IDLE: Mapping[str, tuple[int, str]] = {
     **dict.fromkeys(("--jinja", "--no-jinja"), (0, "templates are always Jinja's")),
     **dict.fromkeys(("-cb", "--cont-batching"), (0, "requests are always batched")),
-    **dict.fromkeys(("--ui", "--webui", "--no-ui", "--no-webui"),
-                    (0, "the page is always there")),
     "--props": (0, "/props is always there"),
     "--offline": (0, "nothing is ever fetched"),
     **dict.fromkeys(("--perf", "--no-perf"), (0, "times are always measured")),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
+from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.exchange import Exchange, Route
 
 FOLDER = Path(__file__).parent / "page"
@@ -76,6 +77,11 @@ def page_files() -> dict[str, PageFile]:
 
 async def send_file(file: PageFile, exchange: Exchange) -> None:
     """GET of a file: its content, or 304 if the browser has it."""
+    if not exchange.serving.settings.has_page:
+        raise ApiError(
+            404, f"there is no {exchange.path:.200}: the page is switched off", "unknown_path",
+            option="has_page",
+        )  # fmt: skip
     headers = {**_HEADERS, "etag": file.etag}
     asked = (exchange.header("if-none-match") or "").split(",")
     known = {one.strip().removeprefix("W/") for one in asked}

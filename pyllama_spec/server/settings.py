@@ -48,6 +48,7 @@ class ServerSettings:
         stop_timeout_s: seconds for running requests to finish when the server stops.
         has_slots: whether /slots reports what is computed now.
         has_metrics: whether /metrics reports figures.
+        has_page: whether there is a page at /.
         logs_clients: whether the log contains the addresses of clients.
         logs_checks: whether the log has a line for each answer of /health, /ready and /metrics;
             otherwise only for errors.
@@ -80,6 +81,7 @@ class ServerSettings:
     stop_timeout_s: float = 30.0
     has_slots: bool = False
     has_metrics: bool = True
+    has_page: bool = True
     logs_clients: bool = False
     logs_checks: bool = True
     flags: Mapping[str, str] = field(default_factory=dict)

@@ -16,6 +16,7 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.cli import serve
+from pyllama_spec.server.routes_page import page_files
 from tests.faces.tools import open_tiny
 from tests.models import model_path
 from tests.server.world import Client, events_of, is_idle, served, stages, until
@@ -103,8 +104,19 @@ def test_a_server_without_metrics_and_slots(caplog: pytest.LogCaptureFixture) ->
             status, answer = client.get(path)
             assert status == 501
             assert answer["error"]["message"].endswith("they are switched off")
+        assert client.get("/")[0] == 200
     for option in ("metrics", "slots", "allowed-hosts", "cors-origin"):
         assert f" option=--{option}\n" in caplog.text
+
+
+def test_a_server_without_a_page(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "pyllama_spec.server")
+    with served(open_tiny(), flags=serve.FLAGS, has_page=False) as client:
+        for path in page_files():
+            status, answer = client.get(path)
+            assert (status, answer["error"]["code"]) == (404, "unknown_path")
+        assert client.get("/health")[0] == 200
+    assert caplog.text.count(" option=--page\n") == len(page_files()) > 1
 
 
 def test_scores() -> None:

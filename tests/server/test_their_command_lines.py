@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -84,7 +85,7 @@ def test_a_line_of_llama_server(name: str) -> None:
 def test_what_requests_get_where_they_do_not_say() -> None:
     line = (
         "-m t.gguf -n 64 --temp 0.5 -s 42 --top-k 9 --repeat-last-n 32 --ignore-eos --keep 4 "
-        "--context-shift --reasoning-budget 100 --alias m --no-slots --metrics"
+        "--context-shift --reasoning-budget 100 --alias m --no-slots --metrics --no-webui"
     )
     settings = llama_server.plan(line.split(), {}).settings
     assert settings.defaults == {
@@ -93,6 +94,7 @@ def test_what_requests_get_where_they_do_not_say() -> None:
     }  # fmt: skip
     assert settings.chat_defaults == {"reasoning_format": "auto", "thinking_token_budget": 100}
     assert (settings.alias, settings.has_slots, settings.has_metrics) == ("m", False, True)
+    assert not settings.has_page
     off = ["-m", "t.gguf", "--reasoning", "off"]
     assert llama_server.plan(off, {}).settings.chat_defaults["reasoning_effort"] == "none"
     plain = llama_server.plan(["-m", "t.gguf"], {}).settings
@@ -249,9 +251,9 @@ def test_every_flag_is_in_one_table() -> None:
     assert len(names) == len(set(names))
     assert not set(names) & set(REFUSED)
     assert not set(IDLE) & {*names, *REFUSED}
-    wanted = read(["--jinja", "--draft-min", "2", "--no-webui"], {})
+    wanted = read(["--jinja", "--draft-min", "2", "--no-perf"], {})
     assert wanted.values == {}
-    assert [note.split()[0] for note in wanted.notes] == ["--jinja", "--draft-min", "--no-webui"]
+    assert [note.split()[0] for note in wanted.notes] == ["--jinja", "--draft-min", "--no-perf"]
 
 
 def test_adapters_and_keys_of_a_file(tmp_path: Path) -> None:
@@ -411,9 +413,12 @@ _TOLD = {
 
 
 @pytest.mark.parametrize("program, line", _PROGRAMS)
-def test_a_program_serves_until_it_is_told_to_stop(program: str, line: str) -> None:
+def test_a_program_serves_until_it_is_told_to_stop(program: str, line: str, tmp_path: Path) -> None:
     """It prints nothing about clients' schemas, though the library warns of a keyword."""
     words = [*program.split(), *line.format(model=model_path("llama")).split()]
+    is_theirs, log = program.endswith(".llama_server"), tmp_path / "a.log"
+    if is_theirs:
+        words += ["--log-file", str(log)]
     with subprocess.Popen(
         [sys.executable, "-m", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -454,6 +459,14 @@ def test_a_program_serves_until_it_is_told_to_stop(program: str, line: str) -> N
             assert said.splitlines()[-1].startswith(last)
             assert "client's own" not in said
             assert "Warning" not in said
+            if is_theirs:
+                version, *lines = (one[24:] for one in log.read_text().splitlines())
+                assert re.fullmatch(r"version \S+, llama.cpp \S+", version)
+                assert (
+                    f"server is listening on {url} with {model_path('llama').name}, draft none"
+                    in lines
+                )
+                assert "--jinja changes nothing: templates are always Jinja's" in lines
         finally:
             process.kill()
 

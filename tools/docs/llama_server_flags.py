@@ -61,6 +61,7 @@ BY_HAND: Mapping[str, str] = {
     "api_keys": "`--api-key-file`, or `PYLLAMA_SPEC_API_KEY` in the environment",
     "ping_s": "default here: a comment after 15 silent seconds",
     "has_metrics": "default here; `--no-metrics` switches it off",
+    "has_page": "default here; `--no-page` switches it off",
     "is_silent": "`-q`: no line for each request",
     "verbosity": "`-q`: no line for each request",
     "log_file": "the log is on stderr: `2>>FILE`, or systemd's journal",
