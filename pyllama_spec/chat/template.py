@@ -136,6 +136,29 @@ class RenderedChat:
         return RenderedChat(whole, parts, self.starts_with_bos, extended, self.note)
 
 
+def check_form(chat_format: str | None, chat_template: str | None) -> None:
+    """Checks what ChatTemplate.of_model() takes, as far as that needs no model.
+
+    Raises:
+        ArgumentError: both were given, or one of a wrong type.
+        UnsupportedError: chat_template is not a template that jinja2 can compile.
+
+    """
+    _check_form(chat_format, chat_template)
+    if chat_template is not None:
+        ChatTemplate(chat_template)
+
+
+def _check_form(chat_format: object, chat_template: object) -> None:
+    if chat_template is not None:
+        if chat_format is not None:
+            raise ArgumentError("give chat_format or chat_template, not both")
+        if not isinstance(chat_template, str):
+            raise ArgumentError(f"chat_template takes Jinja text, not {shown(chat_template)}")
+    elif chat_format is not None and not isinstance(chat_format, str):
+        raise ArgumentError(f"chat_format takes the name of a template, not {shown(chat_format)}")
+
+
 class ChatTemplate:
     """A compiled template.
 
@@ -181,16 +204,9 @@ class ChatTemplate:
             for name, token in (("bos_token", vocab.bos), ("eos_token", vocab.eos))
             if token is not None
         }
+        _check_form(chat_format, chat_template)
         if chat_template is not None:
-            if chat_format is not None:
-                raise ArgumentError("give chat_format or chat_template, not both")
-            if not isinstance(chat_template, str):
-                raise ArgumentError(f"chat_template takes Jinja text, not {shown(chat_template)}")
             return cls(chat_template, **tokens)
-        if chat_format is not None and not isinstance(chat_format, str):
-            raise ArgumentError(
-                f"chat_format takes the name of a template, not {shown(chat_format)}"
-            )
         if chat_format == "chatml":
             return cls(CHATML, **tokens)
         source = model.chat_template(chat_format)

@@ -137,6 +137,26 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
         UnsupportedError: this version has no drafter for the file.
 
     """
+    check_draft(draft, options)
+    if isinstance(draft, str) and draft in _NAMED:
+        return _NAMED[draft](options)
+    if isinstance(draft, (str, os.PathLike)):
+        return open_draft(draft, options)
+    if isinstance(draft, Drafter):
+        check_proposes(draft)
+        return draft
+    return NoDrafter()
+
+
+def check_draft(draft: object, options: DraftOptions) -> None:
+    """Checks what make_drafter() takes, as far as that needs no file.
+
+    Raises:
+        ArgumentError: it is no draft, or an option is not for it.
+
+    """
+    if not (draft is None or isinstance(draft, (str, os.PathLike, Drafter))):
+        raise ArgumentError(_hint(draft))
     is_name = isinstance(draft, str) and draft in _NAMED
     is_model = isinstance(draft, (str, os.PathLike)) and (not is_name or draft == MTP)
     for name, value in (("p_min", options.p_min), ("lookup", options.lookup)):
@@ -152,16 +172,6 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
             f"draft_memory={shown(os.fspath(options.memory))} is for a draft that looks texts up: "
             f'"{SUFFIX}", "{MTP}", "{AUTO}" or one that is given as a file, not {shown(draft)}'
         )
-    if draft is None:
-        return NoDrafter()
-    if isinstance(draft, str) and is_name:
-        return _NAMED[draft](options)
-    if isinstance(draft, (str, os.PathLike)):
-        return open_draft(draft, options)
-    if isinstance(draft, Drafter):
-        check_proposes(draft)
-        return draft
-    raise ArgumentError(_hint(draft))
 
 
 def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None) -> Drafter:

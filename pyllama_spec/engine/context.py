@@ -15,7 +15,7 @@ from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.binding import check, ffi, keep_error, lib
 from pyllama_spec.engine.checks import instance, int32, real
 from pyllama_spec.engine.closeable import Closeable
-from pyllama_spec.engine.context_params import POOLING, ContextParams
+from pyllama_spec.engine.context_params import POOLING, UNPACKED, ContextParams
 from pyllama_spec.engine.exactness import exact_rows
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.memory import Memory
@@ -578,7 +578,7 @@ def _flash_attn(model: Model, params: ContextParams) -> int:
     """The engine's number for ContextParams.flash_attn: -1 automatic, 0 off, 1 on."""
     if params.flash_attn is not None:
         return int(params.flash_attn)
-    needs_it = params.type_v not in ("f32", "f16", "bf16")  # a quantised V cache exists only with
+    needs_it = params.type_v not in UNPACKED  # a quantised V cache exists only with
     return -1 if model.is_on_gpu or needs_it else 0
 
 

@@ -12,6 +12,8 @@ from pyllama_spec.errors import ArgumentError, shown
 
 # What a KV cache can be made of, by the engine's names.
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+# Those of them that attention without flash attention reads.
+UNPACKED = ("f32", "f16", "bf16")
 ROPE_SCALING = {None: -1, "none": 0, "linear": 1, "yarn": 2, "longrope": 3}
 # The engine's numbers of these names; None is the model's own.
 POOLING = {None: -1, "none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
@@ -105,6 +107,11 @@ class ContextParams:
             value = getattr(self, name)
             if not isinstance(value, bool) and not (name == "flash_attn" and value is None):
                 raise ArgumentError(f"{name}={shown(value)} is not True or False")
+        if self.flash_attn is False and self.type_v not in UNPACKED:
+            raise ArgumentError(
+                f"type_v={self.type_v!r} needs flash attention, and flash_attn is off: leave "
+                f"flash_attn out, or choose type_v f16"
+            )
         if not isinstance(self.target_layers, (tuple, list)):
             raise ArgumentError(f"target_layers={shown(self.target_layers)} is not a tuple of ints")
 

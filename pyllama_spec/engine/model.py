@@ -97,28 +97,15 @@ class Model(Closeable):
         self._stamp = stamp_of(self.path)
         one_of(split_mode, _SPLIT_MODES, "split_mode")
         check_header(self.path)
-        params = ffi.new("struct llama_spec_model_params *")
-        params.n_gpu_layers = int32(n_gpu_layers, "n_gpu_layers")
-        params.main_gpu = int32(main_gpu, "main_gpu")
-        params.split_mode = _SPLIT_MODES[split_mode]
-        flags = {
-            "use_mmap": use_mmap, "use_mlock": use_mlock, "use_extra_bufts": use_extra_bufts,
-            "vocab_only": vocab_only, "load_mtp": load_mtp,
-        }  # fmt: skip
-        for name, flag in flags.items():
-            instance(flag, bool, name)
-            setattr(params, name, flag)
+        params, held = _raw_params(
+            n_gpu_layers=n_gpu_layers, devices=devices, rpc_servers=rpc_servers, main_gpu=main_gpu,
+            split_mode=split_mode, tensor_split=tensor_split, kv_overrides=kv_overrides,
+            use_mmap=use_mmap, use_mlock=use_mlock, use_extra_bufts=use_extra_bufts,
+            vocab_only=vocab_only, load_mtp=load_mtp,
+        )  # fmt: skip
         if progress is not None and not callable(progress):
             raise ArgumentError(f"progress={shown(progress)} cannot be called")
-        # `shares` is held here while the engine copies from it.
-        split = shares_of(tensor_split)
-        shares = ffi.new("float[]", split)
-        if split:
-            params.tensor_split, params.n_tensor_split = shares, len(split)
-        held = _name_places(params, devices, rpc_servers)
-        overrides = raw_overrides(kv_overrides or {})
         self._overrides = sorted(map(repr, (kv_overrides or {}).items()))
-        params.overrides, params.n_overrides = overrides.array, len(kv_overrides or {})
         self._handle = Handle(
             self._load(params, progress),
             lib.llama_spec_model_free,
@@ -335,6 +322,46 @@ def most_heads(arch: str) -> int:
     """The maximum number of MTP heads of an architecture that drafts may use: 0, 1, or no limit."""
     n: int = lib.llama_spec_most_heads(arch.encode())
     return n
+
+
+def check_arguments(**arguments: Any) -> None:
+    """Checks arguments of Model() by name, as far as that needs no file.
+
+    Raises:
+        ArgumentError, UnsupportedError: see Model.
+
+    """
+    _raw_params(**arguments)
+
+
+def _raw_params(
+    *,
+    n_gpu_layers: int,
+    devices: Sequence[str] | None,
+    rpc_servers: Sequence[str] | None,
+    main_gpu: int,
+    split_mode: SplitMode,
+    tensor_split: Sequence[float] | None,
+    kv_overrides: Mapping[str, Override] | None,
+    **flags: bool,
+) -> tuple[Any, tuple[Any, ...]]:
+    """The engine's struct of the arguments of Model(), and what to keep until it has read them."""
+    one_of(split_mode, _SPLIT_MODES, "split_mode")
+    params = ffi.new("struct llama_spec_model_params *")
+    params.n_gpu_layers = int32(n_gpu_layers, "n_gpu_layers")
+    params.main_gpu = int32(main_gpu, "main_gpu")
+    params.split_mode = _SPLIT_MODES[split_mode]
+    for name, flag in flags.items():
+        instance(flag, bool, name)
+        setattr(params, name, flag)
+    split = shares_of(tensor_split)
+    shares = ffi.new("float[]", split)
+    if split:
+        params.tensor_split, params.n_tensor_split = shares, len(split)
+    places = _name_places(params, devices, rpc_servers)
+    overrides = raw_overrides(kv_overrides or {})
+    params.overrides, params.n_overrides = overrides.array, len(kv_overrides or {})
+    return params, (shares, places, overrides)
 
 
 def _name_places(

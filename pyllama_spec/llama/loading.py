@@ -10,15 +10,16 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
+from pyllama_spec.chat.template import check_form
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants_head
 from pyllama_spec.drafters.base import check_fits_target
-from pyllama_spec.drafters.registry import is_draft
+from pyllama_spec.drafters.registry import check_draft, is_draft
 from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.exactness import FEW_ROWS
-from pyllama_spec.engine.model import Progress
+from pyllama_spec.engine.model import Progress, check_arguments
 from pyllama_spec.engine.rpc import set_rpc_timeout
 from pyllama_spec.errors import (
     FEWER_BITS,
@@ -150,8 +151,11 @@ def check_options(options: OpenOptions) -> None:
     options.queue_limit()
     options.store_bytes()
     options.adapters()
-    options.model_arguments()
-    options.draft_options(progress=None, is_adaptive=controller.wants_costs)
+    check_arguments(**options.model_arguments())
+    check_form(options.chat_format, options.chat_template)
+    drafts = options.draft_options(progress=None, is_adaptive=controller.wants_costs)
+    if options.draft_model is None:
+        check_draft(options.draft, drafts)
 
 
 def open_pair(

@@ -248,6 +248,11 @@ class OpenOptions:
                 "vocabulary are not supported by this version; leave it out"
             )
         one_of(self.acceptance, ACCEPTANCE, "acceptance")
+        if self.flash_attn is False and self.split_name() == "tensor":
+            raise ArgumentError(
+                "split_mode='tensor' needs flash attention, and flash_attn is off: leave "
+                "flash_attn out, or choose split_mode layer"
+            )
         if self.chat_handler is not None and not callable(self.chat_handler):
             raise ArgumentError(f"chat_handler={shown(self.chat_handler)} is not a function")
 

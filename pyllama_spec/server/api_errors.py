@@ -54,6 +54,8 @@ class ApiError(Exception):
         return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else _SERVER)
 
 
+# OpenAI's and Anthropic's packages would send the request twice more.
+NO_RETRY = {"X-Should-Retry": "false"}
 _SERVER = "server_error"
 _TYPES = {
     401: "authentication_error",
@@ -113,8 +115,7 @@ def api_error(error: BaseException, retry_after_s: int) -> ApiError:
     if told.status in (429, 503):
         told.headers["Retry-After"] = str(retry_after_s)
     elif told.status == 504:
-        # OpenAI's and Anthropic's packages would have the same answer computed twice more.
-        told.headers["X-Should-Retry"] = "false"
+        told.headers.update(NO_RETRY)
     return told
 
 

@@ -174,6 +174,7 @@ def read_models(path: str | os.PathLike[str]) -> ModelList:
 
     Raises:
         ArgumentError: the file is unreadable, or has an unknown key or a bad value.
+        UnsupportedError: it asks for what is not supported.
 
     """
     file = Path(path)
@@ -213,12 +214,11 @@ def _told(place: str) -> Iterator[None]:
     """Prefixes errors in the block with the part of the file."""
     try:
         yield
-    except UnsupportedError:
-        raise
     except PyllamaSpecError as error:
         # TOML writes true and false.
         text = re.sub(r"(?<!['\"])\b(True|False)\b", lambda word: word[0].lower(), str(error))
-        raise ArgumentError(f"{place}: {text}") from None
+        kind = UnsupportedError if isinstance(error, UnsupportedError) else ArgumentError
+        raise kind(f"{place}: {text}") from None
 
 
 def _with_defaults(name: str, listed: _File, folder: Path) -> ModelSpec:

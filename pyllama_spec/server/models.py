@@ -21,10 +21,16 @@ from time import monotonic
 from typing import Any
 
 from pyllama_spec.engine.closeable import closed_on_failure
-from pyllama_spec.errors import CancelledError, ModelLoadError, OutOfMemoryError, PyllamaSpecError
+from pyllama_spec.errors import (
+    CancelledError,
+    ModelLoadError,
+    OutOfMemoryError,
+    PyllamaSpecError,
+    RemoteError,
+)
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.loading import WATCH
-from pyllama_spec.server.api_errors import ApiError, for_client
+from pyllama_spec.server.api_errors import NO_RETRY, ApiError, for_client
 from pyllama_spec.server.gauges import add_gauges
 from pyllama_spec.server.loader import expected_bytes, in_daemon, options_of
 from pyllama_spec.server.model_list import ModelList, ModelSpec, is_missing
@@ -32,6 +38,7 @@ from pyllama_spec.server.served_model import (
     STATES,
     Adapters,
     ChosenModel,
+    Failure,
     Opened,
     ServedModel,
     load_adapters,
@@ -131,7 +138,7 @@ class Models:
             assert one.opened is not None
             why = one.opened.failures.get(choice.adapter)
             if why is not None:
-                raise _not_loaded(choice.adapter, why)
+                raise _not_loaded(choice.adapter, why, may_pass=False)
         one.n_users += 1
         one.cancel_expiry()
         return choice
@@ -201,10 +208,10 @@ class Models:
             raise ApiError(503, "the server is stopping: it loads no model", "stopping")
         if one.failure is None:
             return
-        why, at = one.failure
+        why, at, may_pass = one.failure
         # A file may appear a moment later; until then requests get the same error at once.
         if monotonic() < at + self.serving.settings.retry_after_s:
-            raise _not_loaded(one.name, why)
+            raise _not_loaded(one.name, why, may_pass=may_pass)
         one.failure = None
 
     def _why_not_yet(self, one: ServedModel) -> tuple[str, str]:
@@ -270,7 +277,9 @@ class Models:
         note_failure(error)
         is_ours = isinstance(error, PyllamaSpecError)
         why = str(error) if is_ours else "it failed inside; the server's log says where"
-        one.failure = self.without_paths(for_client(why)[0]), monotonic()
+        may_pass = isinstance(error, (OutOfMemoryError, RemoteError))
+        may_pass = may_pass and not isinstance(error, _NeverFitsError)
+        one.failure = Failure(self.without_paths(for_client(why)[0]), monotonic(), may_pass)
         counter = self.serving.metrics.counter(
             "pyllama_spec:model_load_failures", "Loads of a model that failed."
         )
@@ -289,7 +298,7 @@ class Models:
         for key, path in missing:
             log.warning("%s cannot be loaded: its %s, %s, does not exist", one.name, key, path)
         if missing:
-            one.failure = _lacks(missing), -math.inf  # a request looks again at once
+            one.failure = Failure(_lacks(missing), -math.inf)  # a request looks again at once
 
     async def _opened(self, one: ServedModel, may_close_others: bool) -> Opened:
         """Loads a model within the common memory bound."""
@@ -381,13 +390,13 @@ class Models:
             turn_ends: the time from which busy models drain, on the clock of monotonic().
 
         Raises:
-            OutOfMemoryError: the model does not fit even alone.
+            _NeverFitsError: the model does not fit even alone.
             _UnwantedError: no request waits for it any more, or no other may be closed for it.
 
         """
         most = self._listed.memory_bytes
         if most is not None and n_bytes > most:
-            raise OutOfMemoryError(
+            raise _NeverFitsError(
                 f"it takes {'' if one.n_bytes else 'about '}{-(-n_bytes // _MIB)} MiB, and all "
                 f"models together may take {most // _MIB} (memory_mib): allow more, or give it a "
                 "smaller n_ctx, n_parallel or prefix_cache_bytes"
@@ -536,11 +545,27 @@ class _UnwantedError(Exception):
     """A load was abandoned without a failure: no request waits, or a preload has no room."""
 
 
+class _NeverFitsError(OutOfMemoryError):
+    """A model takes more than all models together may."""
+
+
 def _lacks(missing: Sequence[tuple[str, Path]]) -> str:
     """The message about missing files, without paths, for clients."""
     keys = " and of its ".join(key for key, _ in missing)
     return f"the file of its {keys} does not exist"
 
 
-def _not_loaded(name: str, why: str) -> ApiError:
-    return ApiError(503, f"the model {name!r} cannot be loaded: {why}", "model_not_loaded", "model")
+def _not_loaded(name: str, why: str, *, may_pass: bool) -> ApiError:
+    """The error for a request to a model that cannot be loaded.
+
+    Args:
+        name: of the model or the adapter.
+        why: see Failure.
+        may_pass: see Failure; a client is only then told to come again.
+
+    """
+    message = f"the model {name!r} cannot be loaded: {why}"
+    if may_pass:
+        return ApiError(503, message, "model_not_loaded", "model")
+    message += "; whoever runs the server has to correct that"
+    return ApiError(500, message, "model_not_loaded", "model", headers=NO_RETRY)

@@ -19,6 +19,22 @@ Adapters = Sequence[tuple[Adapter, float]]
 STATES = ("loaded", "loading", "unloaded", "failed")
 
 
+class Failure(NamedTuple):
+    """Why a model could not be loaded.
+
+    Attributes:
+        why: for clients, without paths.
+        at: when that was, on the clock of monotonic().
+        may_pass: whether a later load may succeed though nobody changes anything, as where other
+            programs have the memory.
+
+    """
+
+    why: str
+    at: float
+    may_pass: bool = False
+
+
 class Opened(NamedTuple):
     """A loaded model.
 
@@ -51,7 +67,7 @@ class ServedModel:
         created: the time at which the server got it, in seconds since 1970.
         service: its service; None while it is not loaded.
         opened: the model with its adapters.
-        failure: the reason and the time of a failed load, on the clock of monotonic().
+        failure: the last load's failure; None if it succeeded, or before it.
         n_users: the number of requests that it is answering.
         n_waiting: the number of requests that wait for its load.
         n_bytes: the bytes that it takes, or took after its last load; 0 before the first.
@@ -67,7 +83,7 @@ class ServedModel:
         self.name, self.spec, self.created = name, spec, int(time())
         self.service: Service | None = None
         self.opened: Opened | None = None
-        self.failure: tuple[str, float] | None = None
+        self.failure: Failure | None = None
         self.n_users = self.n_waiting = self.n_bytes = 0
         self.waits_for_room = False
         self.draining: asyncio.Future[None] | None = None
@@ -118,7 +134,7 @@ class ServedModel:
         """The last load error of the model or of an adapter; None for none."""
         if self.opened is not None:
             return None if adapter is None else self.opened.failures.get(adapter)
-        return None if self.failure is None else self.failure[0]
+        return None if self.failure is None else self.failure.why
 
     @property
     def max_waiting(self) -> int | None:

@@ -56,6 +56,25 @@ def test_bad_keywords(keywords: dict[str, Any], words: str) -> None:
         open_tiny(**keywords)
 
 
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"type_v": "q8_0", "flash_attn": False}, "type_v='q8_0' needs flash attention"),
+        ({"split_mode": "tensor", "flash_attn": False}, "split_mode='tensor' needs flash"),
+        ({"n_gpu_layers": "x"}, "n_gpu_layers"), ({"rpc_servers": ["x"]}, "rpc_servers"),
+        ({"kv_overrides": {"a": 1}}, "kv_overrides"), ({"tensor_split": "x"}, "tensor_split"),
+        ({"chat_format": "chatml", "chat_template": "x"}, "not both"),
+        ({"draft": "suffix", "lookup": 3}, "lookup=3 applies to"),
+    ],
+    ids=name_of,
+)  # fmt: skip
+def test_bad_keywords_are_refused_before_a_file_is_opened(
+    keywords: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        Llama("/no/such/model.gguf", **keywords)
+
+
 def test_an_open_model_is_no_draft() -> None:
     with open_tiny() as llm, pytest.raises(ArgumentError, match="no open model"):
         open_tiny(draft=llm)  # type: ignore[arg-type]

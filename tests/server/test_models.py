@@ -265,7 +265,7 @@ def test_a_stream_that_waits_for_a_load_is_not_silent(path: str) -> None:
             until(lambda: is_idle(client))
 
 
-@pytest.mark.parametrize("fault", ["missing", "no model", "keyword"])
+@pytest.mark.parametrize("fault", ["missing", "no model", "keyword", "memory"])
 def test_a_load_that_fails_is_told_and_others_go_on(fault: str, tmp_path: Path) -> None:
     path = tmp_path / "private" / "b.gguf"
     path.parent.mkdir()
@@ -275,13 +275,21 @@ def test_a_load_that_fails_is_told_and_others_go_on(fault: str, tmp_path: Path) 
     if fault == "keyword":
         path.symlink_to(model_path("llama"))
         more["draft"] = str(tmp_path / "private" / "no-draft.gguf")
+    if fault == "memory":
+        path.symlink_to(model_path("llama"))
+        more |= {"n_ctx": 1 << 30, "n_parallel": 1}
     with several(spec("a"), spec("b", more)) as (client, models):
         for _ in range(2):
             connection, response = client.send("POST", TEXT, {**ASKED, "model": "b"})
             answer = json.loads(response.read())
             connection.close()
-            assert response.status == 503
-            assert response.getheader("retry-after")
+            # Waiting helps where another program has the memory, and nowhere else.
+            may_pass = fault == "memory"
+            assert response.status == (503 if may_pass else 500)
+            assert bool(response.getheader("retry-after")) == may_pass
+            assert response.getheader("x-should-retry") == (None if may_pass else "false")
+            told = answer["error"]["message"].endswith("the server has to correct that")
+            assert told != may_pass
             assert answer["error"]["code"] == "model_not_loaded"
             assert "private" not in str(answer)
             assert "'b' cannot be loaded: " in answer["error"]["message"]
@@ -294,7 +302,7 @@ def test_a_load_that_fails_is_told_and_others_go_on(fault: str, tmp_path: Path) 
             path.symlink_to(model_path("llama"))
             failure = models.named("b").failure
             assert failure is not None
-            models.named("b").failure = (failure[0], failure[1] - 3600)
+            models.named("b").failure = failure._replace(at=failure.at - 3600)
             assert asked(client, "b")[0] == 200
 
 
@@ -303,7 +311,7 @@ def test_an_adapter_that_fails_takes_nothing_else_along(adapters: list[Path]) ->
     with several(spec("a", adapters={**wrong, "poet": (adapters[0], 1.0)})) as (client, _):
         for name in wrong:
             status, answer = asked(client, name)
-            assert (status, answer["error"]["code"]) == (503, "model_not_loaded")
+            assert (status, answer["error"]["code"]) == (500, "model_not_loaded")
             assert "private" not in str(answer)
         assert text_of(asked(client, "poet")) == own_text("a", adapters[0])
         assert states(client) == {"a": "loaded", "gone": "failed", "model": "failed",
@@ -322,7 +330,7 @@ def test_a_draft_may_be_any_that_llama_takes() -> None:
             if shown == "int":
                 for _ in range(2):
                     status, answer = asked(client, "a")
-                    assert (status, answer["error"]["code"]) == (503, "model_not_loaded")
+                    assert (status, answer["error"]["code"]) == (500, "model_not_loaded")
                     assert "5" in answer["error"]["message"]
                 assert (models.begun, states(client)["a"]) == (["a"], "failed")
                 continue
@@ -478,7 +486,7 @@ def test_files_that_are_not_there_are_said_at_the_start(
             f"the adapter poet cannot be loaded: {gone} does not exist",
         ]
         status, answer = asked(client, "c")
-        assert (status, answer["error"]["code"]) == (503, "model_not_loaded")
+        assert (status, answer["error"]["code"]) == (500, "model_not_loaded")
         assert "the file of its draft does not exist" in answer["error"]["message"]
         assert str(tmp_path) not in str(answer)
         late.write_bytes(model_path("llama", seed=1).read_bytes())

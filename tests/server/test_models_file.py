@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from pyllama_spec.cli.entry import main as command_line
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.server import ModelList, read_models
 from pyllama_spec.server.model_list import is_missing
 from tests.models import model_path
@@ -107,7 +107,7 @@ def test_which_files_are_not_there(tmp_path: Path) -> None:
     found = read_models(written(tmp_path, f"""
         [models.there]
         model_path = "{model_path("llama")}"
-        draft = "prompt-lookup"
+        draft = "suffix"
         draft_memory = "made.later"
         [models.draft]
         model_path = "{model_path("llama")}"
@@ -149,6 +149,15 @@ A = '[models.a]\nmodel_path = "a.gguf"\n'
         (A + "verbose = 1", "verbose"),
         (A + "type_k = 99", "type_k"),
         (A + "split_mode = 9", "split_mode"),
+        (A + "split_mode = 'rows'", "models.a: split_mode"),
+        (A + "split_mode = 'tensor'\nflash_attn = false", "models.a: split_mode"),
+        (A + "type_v = 'q8_0'\nflash_attn = false", "models.a: type_v='q8_0' needs flash"),
+        (A + "n_gpu_layers = 'x'", "models.a: n_gpu_layers"),
+        (A + "kv_overrides = {a = 1}", "models.a: kv_overrides: 'a' may not"),
+        (A + "n_gpu_layers = 1\nrpc_servers = ['x']", "models.a: rpc_servers"),
+        (A + "chat_template = 5", "models.a: chat_template"),
+        (A + "draft = 5", "models.a: draft=5 is not"),
+        (A + "draft = 'suffix'\nlookup = 3", "models.a: lookup=3 applies to a draft"),
         (A + "lora_scale = 'x'\nlora_path = 'b'", "lora_scale"),
         (A + "prefix_cache_bytes = -5", "prefix_cache_bytes"),
         (A + "controller = 'x'", "models.a: controller='x' is not 'profit'"),
@@ -183,6 +192,11 @@ A = '[models.a]\nmodel_path = "a.gguf"\n'
 def test_what_a_file_cannot_say(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=rf"models\.toml: .*{said}"):
         read_models(written(tmp_path, text))
+
+
+def test_a_template_that_cannot_be_compiled(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"models.toml: models.a: the chat template cannot"):
+        read_models(written(tmp_path, A + "chat_template = '{{ x'"))
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
