@@ -251,6 +251,11 @@ class Models:
             log.info(
                 "%s was loaded in %.1f s and takes %d MiB", one.name, seconds, one.n_bytes // _MIB
             )
+            if same := [m.name for m in self._others(one) if m.shares_file_with(one)]:
+                log.info(
+                    "%s and %s are of one file: each counts its weights, though the pages of a "
+                    "mapped file are shared", one.name, ", ".join(same),
+                )  # fmt: skip
             for name, why in opened.failures.items():
                 log.warning("the adapter %s cannot be loaded: %s", name, why)
         except _UnwantedError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic, time
 from typing import NamedTuple
@@ -129,6 +130,16 @@ class ServedModel:
         if isinstance(draft, (str, os.PathLike)):
             return None if draft == "none" else Path(draft).name
         return None if draft is None else str(getattr(draft, "name", type(draft).__name__))
+
+    def shares_file_with(self, other: ServedModel) -> bool:
+        """Whether both are mapped from the same file."""
+        if self.spec is None or other.spec is None:
+            return False
+        each = (self.spec.keywords, other.spec.keywords)
+        with suppress(OSError):
+            is_mapped = all(one.get("use_mmap", True) for one in each)
+            return is_mapped and os.path.samefile(*(one["model_path"] for one in each))
+        return False
 
     def failure_of(self, adapter: str | None) -> str | None:
         """The last load error of the model or of an adapter; None for none."""

@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pyllama_spec import Llama
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.server import ModelSpec
@@ -204,6 +206,19 @@ def test_keep_alive_closes_what_nobody_asks_for() -> None:
         until(lambda: models.named("a").state == "unloaded")
         closed = 'pyllama_spec:model_unloads_total{model="a",reason="idle"} 3.0'
         until(lambda: closed in client.get("/metrics")[1])
+
+
+def test_two_models_of_one_file_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "pyllama_spec.server")
+    for more in ({}, {"use_mmap": False}):
+        same = {"model_path": str(model_path("llama", seed=0)), **more}
+        caplog.clear()
+        with several(spec("a"), spec("b", same), spec("c")) as (client, models):
+            assert [asked(client, name)[0] for name in "cab"] == [200] * 3
+            assert models.named("a").n_bytes == models.named("b").n_bytes
+        told = [one for one in caplog.messages if "of one file" in one]
+        begin = "b and a are of one file: each counts its weights"
+        assert [one[: len(begin)] for one in told] == ([] if more else [begin])
 
 
 def test_a_bound_that_is_too_low_is_told_once_with_what_a_model_takes() -> None:

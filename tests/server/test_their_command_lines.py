@@ -462,10 +462,8 @@ def test_a_program_serves_until_it_is_told_to_stop(program: str, line: str, tmp_
             if is_theirs:
                 version, *lines = (one[24:] for one in log.read_text().splitlines())
                 assert re.fullmatch(r"version \S+, llama.cpp \S+", version)
-                assert (
-                    f"server is listening on {url} with {model_path('llama').name}, draft none"
-                    in lines
-                )
+                name = model_path("llama").name
+                assert f"server is listening on {url} with {name}, draft none" in lines
                 assert "--jinja changes nothing: templates are always Jinja's" in lines
         finally:
             process.kill()
