@@ -69,6 +69,10 @@ _TYPES = {
 # What the library says of a keyword, and the field of a body that has another name.
 _VALUE = re.compile(r"([a-z][a-z_]*)=")
 _BEYOND = re.compile(r"(\S+) is outside (\S+) \.\. (\S+)")
+# The words of msgspec for JSON's types, in what it expects and got.
+_KINDS_OF_JSON = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+_EXPECTED = re.compile(rf"\b(?:{'|'.join(_KINDS_OF_JSON)})\b(?=[^`]*`(?:[^`]*`[^`]*`)*[^`]*$)")
+_LACKING = re.compile(r"Object (?:missing required|contains unknown) field `(.+)`")
 _FIELDS = {
     "penalty_last_n": "repeat_last_n", "mirostat_mode": "mirostat", "timeout_s": "timeout",
 }  # fmt: skip
@@ -169,6 +173,11 @@ def invalid_type(error: Exception) -> ApiError:
     """
     text, _, where = str(error).partition(" - at `$")
     param = where.rstrip("`").lstrip(".") or None
+    if lacking := _LACKING.fullmatch(text):
+        whole = lacking[1] if param is None else f"{param}.{lacking[1]}"
+        return ApiError(400, f"{text}, in {param}" if param else text, "invalid_type", whole)
+    if text.startswith("Expected"):
+        text = _EXPECTED.sub(lambda kind: _KINDS_OF_JSON[kind[0]], text)
     return ApiError(400, f"{text}, in {param}" if param else text, "invalid_type", param)
 
 

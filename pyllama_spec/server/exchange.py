@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from pyllama_spec.server import bodies
 from pyllama_spec.server.api_errors import ApiError, api_error, openai_error
+from pyllama_spec.server.error_fields import complete, given_by
 from pyllama_spec.server.serving import note_failure
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Exchange:
         self._used: ChosenModel | None = None
         self._with_adapters = ExitStack()
         self._late_error: _LateError | None = None
+        self._given = frozenset[str]()
         self._scope = scope
         self.path: str = scope["path"]
         self.method: str = scope["method"]
@@ -238,7 +240,9 @@ class Exchange:
         """
         raw = await self.body()
         self.is_large = len(raw) >= bodies.LARGE
-        return await bodies.read(raw, shape, self.serving.settings.max_inputs)
+        body = await bodies.read(raw, shape, self.serving.settings.max_inputs)
+        self._given = given_by(body)
+        return body
 
     async def prepared(self, call: Callable[..., _T], *given: Any) -> _T:
         """Runs a call on the body: here, or in a thread if the body is large."""
@@ -416,6 +420,7 @@ class Exchange:
         settings = self.serving.settings
         told = api_error(error, settings.retry_after_s)
         told.message = self.models.without_paths(told.message)
+        complete(told, self._given)
         note_failure(error)
         self.note["error"] = code = told.code or told.type
         if told.option:

@@ -31,6 +31,7 @@ from pyllama_spec.errors import (
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.loading import WATCH
 from pyllama_spec.server.api_errors import NO_RETRY, ApiError, for_client
+from pyllama_spec.server.error_fields import json_words
 from pyllama_spec.server.gauges import add_gauges
 from pyllama_spec.server.loader import expected_bytes, in_daemon, options_of
 from pyllama_spec.server.model_list import ModelList, ModelSpec, is_missing
@@ -284,7 +285,9 @@ class Models:
         why = str(error) if is_ours else "it failed inside; the server's log says where"
         may_pass = isinstance(error, (OutOfMemoryError, RemoteError))
         may_pass = may_pass and not isinstance(error, _NeverFitsError)
-        one.failure = Failure(self.without_paths(for_client(why)[0]), monotonic(), may_pass)
+        one.failure = Failure(
+            json_words(self.without_paths(for_client(why)[0])), monotonic(), may_pass
+        )
         counter = self.serving.metrics.counter(
             "pyllama_spec:model_load_failures", "Loads of a model that failed."
         )

@@ -138,7 +138,7 @@ class ServedModel:
         each = (self.spec.keywords, other.spec.keywords)
         with suppress(OSError):
             is_mapped = all(one.get("use_mmap", True) for one in each)
-            return is_mapped and os.path.samefile(*(one["model_path"] for one in each))
+            return is_mapped and Path(each[0]["model_path"]).samefile(each[1]["model_path"])
         return False
 
     def failure_of(self, adapter: str | None) -> str | None:

@@ -1,0 +1,109 @@
+"""Errors for clients: the field that is at fault, and JSON's words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pyllama_spec.server.error_fields import json_words
+from tests.faces.tools import open_tiny
+from tests.server.world import Client, served
+
+USER = [{"role": "user", "content": "hi"}]
+SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"type": "nope"}}}
+TOOL = {"type": "function", "function": {"name": "a", "parameters": {"type": "nope"}}}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    llm = open_tiny("prompt-lookup", embedding=True, pooling_type="mean")
+    with served(llm) as client:
+        yield client
+
+
+@pytest.mark.parametrize("path, body, param, words", [
+    ("/v1/chat/completions", {}, "messages", ""),
+    ("/v1/chat/completions", {"messages": []}, "messages", ""),
+    ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages[0]", "give a string"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]}, "messages[0]",
+     "content of type integer; expected a string or a list"),
+    ("/v1/chat/completions", {"messages": [{"content": "a"}]}, "messages[0]", "role null"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 9999}]}, "messages",
+     "Requested tokens"),
+    ("/v1/chat/completions", {"messages": USER, "stop": [""]}, "stop", ""),
+    ("/v1/chat/completions", {"messages": USER, "tools": [{"x": 1}]}, "tools", "the tool"),
+    ("/v1/chat/completions", {"messages": USER, "functions": [{"x": 1}]}, "functions", "the tool"),
+    ("/v1/chat/completions", {"messages": USER, "tools": [TOOL], "tool_choice": "required"},
+     "tools", "the JSON schema"),
+    ("/v1/chat/completions", {"messages": USER, "response_format": SCHEMA}, "response_format", ""),
+    ("/v1/chat/completions",
+     {"messages": USER, "response_format": {"type": "json_object", "schema": 3}},
+     "response_format", "is an object or its text, or true for"),
+    ("/v1/chat/completions", {"messages": USER, "json_schema": {"type": "nope"}}, "json_schema",
+     ""),
+    ("/v1/chat/completions", {"messages": USER, "grammar": "root ::= ("}, "grammar", ""),
+    ("/v1/chat/completions", {"messages": USER, "reasoning_effort": "None True"},
+     "reasoning_effort", "='None True' is not one of null, none,"),
+    ("/v1/chat/completions", {"messages": USER, "stream_options": {}}, "stream_options",
+     "'include_usage': false"),
+    ("/v1/chat/completions",
+     {"messages": USER, "functions": [{"name": "a"}], "function_call": {"name": "b"}},
+     "function_call", "function_call={'name': 'b'}"),
+    ("/v1/completions", {"prompt": [10**7]}, "prompt", ""),
+    ("/v1/completions", {"prompt": ["a", [10**7]]}, "prompt", ""),
+    ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix", ""),
+    ("/v1/completions", {"prompt": "a", "stop_token_ids": [-5]}, "stop_token_ids", ""),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {"a b": 1}}, "logit_bias", ""),
+    ("/v1/completions", {"prompt": "a", "temperature": "x"}, "temperature",
+     "Expected `number | null`, got `string`, in temperature"),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 1.5}, "max_tokens",
+     "Expected `integer | null`, got `number`"),
+    ("/v1/completions", {"prompt": "a", "speculation": {"n_draft": -1}}, "speculation.n_draft",
+     "Invalid 'speculation.n_draft'"),
+    ("/v1/completions", {"prompt": "a", "speculation": {"int": 1}}, "speculation.int",
+     "unknown field `int`"),
+    ("/completion", {"prompt": "a", "n_probs": -1}, "n_probs", "Invalid 'n_probs'"),
+    ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix", ""),
+    ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [{}]},
+     "input_extra[0].text", ""),
+    ("/v1/embeddings", {"input": ""}, "input", "a text to embed"),
+    ("/detokenize", {"tokens": [-1]}, "tokens", ""),
+    ("/v1/responses", {}, "input", "input is null;"),
+    ("/v1/responses", {"input": "a", "max_output_tokens": 0}, "max_output_tokens", ""),
+    ("/v1/responses", {"input": "a", "temperature": True}, "temperature", "is true, not a"),
+    ("/v1/responses", {"input": "a", "reasoning": {"effort": 5}}, "reasoning.effort", ""),
+    ("/v1/responses", {"input": "a", "background": True}, "background", "background=true is"),
+    ("/v1/responses", {"input": [{"role": "x", "content": "a"}]}, "input[0].role", ""),
+])  # fmt: skip
+def test_an_error_names_its_field(
+    client: Client, path: str, body: dict[str, Any], param: str, words: str
+) -> None:
+    status, answer = client.post(path, body)
+    assert (status, answer["error"]["param"]) == (400, param), answer
+    assert words in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("message, told", [
+    ("x=None is not True or False", "x=null is not true or false"),
+    ("'x' is a str, not an int", "'x' is a string, not an integer"),
+    ("the model's True is 'None', as \"a str\" is", "the model's true is 'None', as \"a str\" is"),
+    ("x is a NoneType, not a dict or a list", "x is null, not an object or a list"),
+    ("content of type list; NoneOfIt", "content of type array; NoneOfIt"),
+])  # fmt: skip
+def test_words_of_python_are_those_of_json(message: str, told: str) -> None:
+    assert json_words(message) == told
+
+
+def test_a_long_value_costs_no_time(client: Client) -> None:
+    """Megabytes of what the patterns look for."""
+    for text in ("int " * 500_000, "\\'" * 500_000, "'" * 1_000_000, "None" * 400_000):
+        for body in (
+            {"input": "a", "encoding_format": text}, {"input": "a", text: 1, "dimensions": 3},
+        ):  # fmt: skip
+            begin = time.monotonic()
+            status, answer = client.post("/v1/embeddings", body)
+            assert time.monotonic() - begin < 5
+            assert (status, len(answer["error"]["message"]) < 3000) == (400, True)
