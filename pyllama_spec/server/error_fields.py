@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Any
-
-import msgspec
 
 from pyllama_spec.errors import MAX_MESSAGE
 from pyllama_spec.server import shapes
@@ -67,20 +64,6 @@ _WORD = re.compile(
     r"|an? (?P<kind>str|int|float|bool|dict|NoneType))\b"
 )
 _VALUES = {"None": "null", "True": "true", "False": "false"}
-
-
-def given_by(body: object) -> frozenset[str]:
-    """The names of the fields that a body has, but for those with their default value."""
-    if isinstance(body, dict):
-        return frozenset(str(name) for name, value in body.items() if value is not None)
-    if not isinstance(body, msgspec.Struct):
-        return frozenset()
-    defaults: dict[str, Any] = {
-        field.name: field.default for field in msgspec.structs.fields(type(body))
-    }
-    return frozenset(
-        name for name, default in defaults.items() if getattr(body, name) not in (None, default)
-    )
 
 
 def complete(error: ApiError, given: Collection[str]) -> None:

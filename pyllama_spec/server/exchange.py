@@ -5,7 +5,15 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,8 +24,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from pyllama_spec.server import bodies
 from pyllama_spec.server.api_errors import ApiError, api_error, openai_error
-from pyllama_spec.server.error_fields import complete, given_by
+from pyllama_spec.server.error_fields import complete
 from pyllama_spec.server.serving import note_failure
+from pyllama_spec.server.unknown_fields import names_of
 
 if TYPE_CHECKING:
     from pyllama_spec.server.models import Models
@@ -241,8 +250,17 @@ class Exchange:
         raw = await self.body()
         self.is_large = len(raw) >= bodies.LARGE
         body = await bodies.read(raw, shape, self.serving.settings.max_inputs)
-        self._given = given_by(body)
+        if isinstance(body, Mapping):
+            self._given = frozenset(body)
+            return body
+        fields = await bodies.apart(names_of, raw) if self.is_large else names_of(raw)
+        self._given = frozenset(name for name, value in fields.items() if bytes(value) != b"null")
+        self.note_unknown(fields, shape.__struct_fields__)  # type: ignore[attr-defined]
         return body
+
+    def note_unknown(self, names: Iterable[str], known: Collection[str]) -> None:
+        """Says in the log which of a request's fields the endpoint does not know."""
+        self.serving.unknown_fields.note(self.path, names, known)
 
     async def prepared(self, call: Callable[..., _T], *given: Any) -> _T:
         """Runs a call on the body: here, or in a thread if the body is large."""

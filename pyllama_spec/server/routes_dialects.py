@@ -21,6 +21,7 @@ from pyllama_spec.server.exchange import Exchange, Route, sse
 from pyllama_spec.server.keywords import check_values
 from pyllama_spec.server.service import Answer, Service
 from pyllama_spec.server.shapes import ChatRequest
+from pyllama_spec.server.unknown_fields import Seen
 
 Event = tuple[str, Json]
 
@@ -60,15 +61,19 @@ async def _chat(
     for name in ("messages", "input"):
         service.check_n_messages(name, body.get(name))
 
+    seen = Seen(body)
+
     def translated() -> ChatRequest:
         check_values(body)
-        return msgspec.convert(translate(body, thoughts_of(service)), ChatRequest)
+        return msgspec.convert(translate(seen, thoughts_of(service)), ChatRequest)
 
     try:
         # A thread in any case: what a template knows of thoughts takes a moment the first time.
-        return body, await service.in_thread(translated)
+        request = await service.in_thread(translated)
     except msgspec.ValidationError as error:
         raise invalid_type(error) from None
+    exchange.note_unknown(body, seen.names)
+    return body, request
 
 
 async def _events(

@@ -15,6 +15,7 @@ from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.keys import Keys
 from pyllama_spec.server.metrics import Metrics
 from pyllama_spec.server.settings import ServerSettings
+from pyllama_spec.server.unknown_fields import UnknownFields
 from pyllama_spec.speculative.stats import plural
 
 log = logging.getLogger("pyllama_spec.server")
@@ -32,6 +33,7 @@ class Serving:
         settings: see above.
         metrics: the metrics of all requests.
         keys: the API keys accepted now.
+        unknown_fields: names unknown fields of requests in the log.
         tasks: the tasks that answer HTTP requests now.
         is_stopping: whether new requests are refused.
         is_cutting: whether running requests are being ended, after their time is up.
@@ -41,7 +43,7 @@ class Serving:
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings, self.metrics = settings, Metrics()
-        self.keys = Keys(settings.api_keys)
+        self.keys, self.unknown_fields = Keys(settings.api_keys), UnknownFields()
         self.tasks: set[asyncio.Task[Any]] = set()
         self.is_stopping = self.is_cutting = self._is_hurried = False
         self.on_stop: list[Callable[[], None]] = []

@@ -1,7 +1,7 @@
 """The accepted request bodies, as OpenAI and llama-server publish them.
 
-Unknown fields are ignored, as clients send many without effect. The library checks values beyond
-their type, so that HTTP refuses a request as Python does, with the same message.
+Unknown fields are ignored, as clients send many without effect; the log names them. The library
+checks values beyond their type, so that HTTP refuses a request as Python does.
 """
 
 from __future__ import annotations
