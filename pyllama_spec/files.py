@@ -18,6 +18,8 @@ from pyllama_spec.errors import ArgumentError
 MAX_TEXT_BYTES = 256 << 20
 # For somebody to write to a pipe.
 _PIPE_S = 10.0
+# The open files of this process, by name.
+_OF_PROCESS = ("/dev/fd/", "/dev/std", "/proc/")
 _NO_FILE = "is a device, a pipe or a folder, not a file"
 
 
@@ -84,6 +86,25 @@ def _read_pipe(path: Path, most: int) -> bytes:
     finally:
         os.close(number)
     return b"".join(parts)
+
+
+def check_no_pipe(path: str | os.PathLike[str]) -> None:
+    """Refuses a pipe or a socket with a name, for code that opens files by itself.
+
+    Opening one waits for another program, for ever if there is none. Pipes of this process pass,
+    such as /dev/stdout and those of a shell's <(...): the other end is open.
+
+    Raises:
+        OSError: it is one. What cannot be looked at is left to who opens it.
+
+    """
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError):
+        return
+    is_ours = os.fspath(path).startswith(_OF_PROCESS)
+    if (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)) and not is_ours:
+        raise OSError(errno.EINVAL, "it is a pipe or a socket; give the name of a file")
 
 
 def open_plain(path: Path) -> BinaryIO:

@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any, Protocol
 
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.files import check_no_pipe
+
 _PROMPT, _GOES_ON = "> ", ". "
 # What is pasted arrives at once; nobody types a line within this of the last one.
 _PASTE_S = 0.03
@@ -37,7 +40,15 @@ def open_editor(history: Path | None = None) -> LineEditor:
     Args:
         history: the file of earlier messages; None for none.
 
+    Raises:
+        ArgumentError: it is a pipe or a socket.
+
     """
+    if history is not None:
+        try:
+            check_no_pipe(history)
+        except OSError as error:
+            raise ArgumentError(f"--history {history}: {error.strerror}") from None
     # None where it was closed before the program began.
     if sys.stdin is None or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return _Lines()

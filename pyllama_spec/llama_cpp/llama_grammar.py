@@ -9,6 +9,7 @@ from typing import Any
 
 from pyllama_spec.constraints import JSON_OBJECT, Guide, GuideKind, schema_grammar
 from pyllama_spec.errors import ArgumentError, shown
+from pyllama_spec.files import check_no_pipe
 
 LLAMA_GRAMMAR_DEFAULT_ROOT = "root"
 JSON_GBNF = JSON_OBJECT
@@ -47,6 +48,7 @@ class LlamaGrammar:
 
         """
         try:
+            check_no_pipe(file)
             # An editor may have begun it with a byte order mark.
             text = Path(file).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:

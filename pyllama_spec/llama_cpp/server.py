@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
+from pyllama_spec.files import check_no_pipe
 
 if TYPE_CHECKING:
     from pyllama_spec.server import ModelList, ServerSettings
@@ -245,6 +246,7 @@ def _file(path: str) -> list[dict[str, Any]]:
     if not path.endswith(".json"):
         raise UnsupportedError(f"config_file={path!r:.200}: write it as .json")
     try:
+        check_no_pipe(path)
         whole = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ArgumentError(f"config_file={path!r:.200} cannot be read: {error}") from None

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from pyllama_spec.engine.closeable import Closeable
+from pyllama_spec.files import check_no_pipe
 from pyllama_spec.server.serving import log
 
 # Windows has no such signal.
@@ -93,6 +94,9 @@ def read_certificate_again(
     if certificate is None:
         return
     try:
+        for path in (certificate, key):
+            if path is not None:
+                check_no_pipe(path)
         # Apart first: what fails halfway would leave a certificate without its key.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
         context.load_cert_chain(certificate, key)

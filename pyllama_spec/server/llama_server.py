@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +21,7 @@ from pyllama_spec._version import __version__
 from pyllama_spec.engine import engine_version
 from pyllama_spec.engine.checks import instance, one_of, real
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
+from pyllama_spec.files import check_no_pipe
 from pyllama_spec.llama import Llama
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.server.keys import keys_of, notes_of, reader_of
@@ -433,6 +435,11 @@ class LogFile(WatchedFileHandler):
             super().__init__(path, encoding="utf-8")
         except OSError as error:
             raise ArgumentError(f"--log-file {path} cannot be written: {error.strerror}") from None
+
+    def _open(self) -> TextIOWrapper:
+        """Opens the file, also the one after logrotate's."""
+        check_no_pipe(self._path)
+        return super()._open()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes a line."""

@@ -20,6 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pyllama_spec.engine.checks import count
 from pyllama_spec.errors import ArgumentError
+from pyllama_spec.files import check_no_pipe
 from pyllama_spec.llama import Llama
 from pyllama_spec.server.app import App, create_app
 from pyllama_spec.server.bodies import limit_arenas
@@ -140,6 +141,9 @@ def _config(app: App, listening: Listening) -> uvicorn.Config:
         ssl_certfile=listening.certificate, ssl_keyfile=listening.key,
     )  # fmt: skip
     try:
+        for path in (listening.certificate, listening.key):
+            if path is not None:
+                check_no_pipe(path)
         config.load()
     except OSError as error:  # of ssl, too
         raise ArgumentError(

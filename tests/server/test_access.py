@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import ssl
 import subprocess
@@ -287,7 +288,9 @@ def test_tls(tmp_path: Path) -> None:
         connection.close()
         server.stop()
         thread.join(PATIENCE_S)
-        for pair in ((key, cert), (cert, tmp_path / "missing")):
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        for pair in ((key, cert), (cert, tmp_path / "missing"), (pipe, key), (cert, pipe)):
             with pytest.raises(ArgumentError):
                 HttpServer(app, Listening(port=0, certificate=pair[0], key=pair[1]))
 

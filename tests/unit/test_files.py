@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from pathlib import Path
 
@@ -10,7 +11,11 @@ import pytest
 
 from pyllama_spec import ArgumentError, files
 from pyllama_spec.chat.prompt_file import read_prompt_file
-from pyllama_spec.files import read_text
+from pyllama_spec.cli.line_editor import open_editor
+from pyllama_spec.files import check_no_pipe, read_text
+from pyllama_spec.llama_cpp import LlamaGrammar
+from pyllama_spec.llama_cpp import server as llama_cpp_server
+from pyllama_spec.server.llama_server import LogFile
 
 
 def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
@@ -39,6 +44,30 @@ def test_a_pipe_that_nobody_writes_to_is_not_waited_for(
     os.mkfifo(path)
     with pytest.raises(ArgumentError, match="it is a pipe that nobody writes to"):
         read_prompt_file(path)
+
+
+def test_a_pipe_with_a_name_is_opened_by_nobody(tmp_path: Path) -> None:
+    """By what opens files itself, such as ssl and logging; each of them would wait for ever."""
+    path = tmp_path / "pipe.json"
+    os.mkfifo(path)
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        for one in (path, link, tmp_path / "socket"):
+            with pytest.raises(OSError, match="it is a pipe or a socket"):
+                check_no_pipe(one)
+    reading, writing = os.pipe()
+    for kept in (__file__, tmp_path, tmp_path / "none", "/dev/null", f"/dev/fd/{reading}"):
+        check_no_pipe(kept)
+    os.close(reading)
+    os.close(writing)
+    for call in (
+        lambda: LogFile(path), lambda: LlamaGrammar.from_file(path), lambda: open_editor(path),
+        lambda: llama_cpp_server.plan(["--config_file", str(path)], {}),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match="it is a pipe or a socket"):
+            call()
 
 
 @pytest.mark.parametrize(
