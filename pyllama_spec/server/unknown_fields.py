@@ -72,10 +72,11 @@ class UnknownFields:
 
 
 def names_of(raw: bytes) -> dict[str, msgspec.Raw]:
-    """The fields of a body that is a JSON object, as JSON.
+    """The fields of a body that was decoded, as JSON; none where a name is no text.
 
-    Raises:
-        msgspec.DecodeError: it is something else.
-
+    A name that no field has, as with half of a character, was skipped by the decoder.
     """
-    return msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    try:
+        return msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}
