@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.engine import Context, Model
-from pyllama_spec.engine.checks import listed
+from pyllama_spec.engine.checks import boolean, instance, listed
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, shown
@@ -172,11 +172,11 @@ class Committed(NamedTuple):
     n_chosen: int = 0
 
 
-# What is read of a drafter before it is asked.
-_READ = (
-    "name", "note", "max_draft", "target_layers", "is_stepwise", "step_share", "has_lookup",
-    "is_lookup", "wants_head", "draws_tokens",
+# The attributes and properties that are read of a drafter before it is asked for a draft.
+_FLAGS = (
+    "is_stepwise", "has_lookup", "is_lookup", "wants_head", "draws_tokens", "can_copy", "is_closed",
 )  # fmt: skip
+_READ = ("name", "note", "max_draft", "target_layers", "step_share", *_FLAGS, "attached_to")
 # More than any model has.
 _MAX_LAYERS = 4096
 # A name is a word in a line of figures and in messages.
@@ -393,7 +393,8 @@ class Drafter(Closeable):
         """Restores a state of save(); returns the number of tokens that it now knows.
 
         Only bytes of its own class are passed. An ArgumentError, for bytes that it cannot use, is
-        not reported: commit() repeats the tokens.
+        not reported: commit() repeats the tokens. So does a number above the saved text's, with a
+        warning.
         """
         return 0
 
@@ -434,6 +435,11 @@ class Drafter(Closeable):
         """Frees its resources. May be called twice."""
 
 
+_METHODS = tuple(
+    name for name in dir(Drafter) if name[0] != "_" and callable(getattr(Drafter, name))
+)
+
+
 def overrides(drafter: Drafter, method: str, base: type[Drafter]) -> bool:
     """Whether a drafter or its class overrides a method of the base."""
     return getattr(getattr(drafter, method), "__func__", None) is not getattr(base, method)
@@ -444,20 +450,19 @@ def check_proposes(drafter: Drafter) -> None:
 
     Raises:
         ArgumentError: its class has neither propose_one() nor propose(), and max_draft does not
-            say that it drafts nothing; it names more target_layers than a model has; or one of
-            its attributes raises.
+            say that it drafts nothing; it names more target_layers than a model has; one of its
+            attributes raises; or one has another type than Drafter says.
 
     """
     kind = type(drafter).__name__
-    for name in _READ:
-        try:
-            value = getattr(drafter, name)
-            if name in ("name", "note"):
-                str(value)
-        except Exception as error:  # noqa: PERF203 - of anyone's
+    for name in _METHODS:
+        if not callable(_read(drafter, name)):
+            given = shown(getattr(drafter, name))
             raise ArgumentError(
-                f"the drafter {kind} cannot be used: its {name} raises {type(error).__name__}"
-            ) from error
+                f"the drafter {kind} cannot be used: {name}={given} is not a method"
+            )
+    for name in _READ:
+        _check_value(drafter, name, _read(drafter, name))
     try:
         listed(drafter.target_layers, "target_layers", _MAX_LAYERS)
     except TypeError:
@@ -469,6 +474,45 @@ def check_proposes(drafter: Drafter) -> None:
             f"the drafter {kind} has neither propose_one() nor propose(): write "
             f"{kind}.propose_one(self, request), which returns a Draft (docs/drafters.md)"
         )
+
+
+def _read(drafter: Drafter, name: str) -> Any:
+    """The value of an attribute of a drafter, whose class may be anyone's.
+
+    Raises:
+        ArgumentError: reading it raises.
+
+    """
+    try:
+        value = getattr(drafter, name)
+        if name in ("name", "note") and not callable(value):
+            str(value)
+    except Exception as error:
+        said = ""
+        with contextlib.suppress(Exception):  # the error's class may be the user's too
+            said = f": {error!s:.300}"
+        raise ArgumentError(
+            f"the drafter {type(drafter).__name__} cannot be used: its {name} raises "
+            f"{type(error).__name__}{said}"
+        ) from error
+    return value
+
+
+def _check_value(drafter: Drafter, name: str, value: object) -> None:
+    """Raises unless an attribute has the type that Drafter says.
+
+    Raises:
+        ArgumentError: it is a method where a value is expected, a flag is not True or False, or
+            attached_to is not a Context.
+
+    """
+    place = f"the drafter {type(drafter).__name__} cannot be used: {name}"
+    if callable(value):
+        raise ArgumentError(f"{place} is a method; make it a value, or add @property")
+    if name in _FLAGS:
+        boolean(value, place)
+    elif name == "attached_to":
+        instance(value, (Context, type(None)), place)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from time import perf_counter
 from pyllama_spec.chat.template import check_form
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants_head
-from pyllama_spec.drafters.base import check_fits_target
+from pyllama_spec.drafters.base import check_fits_target, named_failure
 from pyllama_spec.drafters.registry import check_draft, is_draft
 from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.engine.checks import count
@@ -225,7 +225,8 @@ def open_runtime(
     """
     check_target(model)
     check_fits_target(drafter, model)
-    attached = drafter.attached_to
+    with named_failure(drafter, "attached_to"):
+        attached = drafter.attached_to
     if attached is not None and not attached.is_closed:
         raise ArgumentError(
             f"the drafter {drafter.name!r} drafts for another open model: close that one, or make "

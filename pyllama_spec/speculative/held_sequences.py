@@ -124,5 +124,5 @@ class HeldSequences:
         state.tokens[:] = saved.tokens
         state.n_decoded, state.n_given = saved.n_decoded, saved.n_given
         state.adapters = saved.adapters
-        self._drafter.restore(state.seq_id, saved.drafter)
+        self._drafter.restore(state.seq_id, saved.drafter, len(saved.tokens))
         self._prefixes.hold(state)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import islice
 from operator import index
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pyllama_spec.drafters.base import (
     NO_DRAFT,
@@ -20,15 +19,17 @@ from pyllama_spec.drafters.base import (
     SequenceErrors,
     check_proposes,
 )
-from pyllama_spec.engine.checks import count, instance
+from pyllama_spec.engine.checks import count, instance, integer
 from pyllama_spec.engine.distribution import Distribution
-from pyllama_spec.errors import ArgumentError, warn
+from pyllama_spec.errors import ArgumentError, shown, warn
 from pyllama_spec.speculative.drafter_blame import blame, chain_of
 
 _T = TypeVar("_T")
 
 # After so many drafts of a text without a single id of the vocabulary the drafter counts as failed.
 _MAX_FOREIGN = 3
+# What a failure of these methods costs: the text that the drafter knows, and no draft.
+_IS_TOLD_AGAIN = ("save", "restore", "end_request")
 # Characters of a reason that a warning has.
 _MAX_REASON = 500
 # What a drafter says of itself stands in every result.
@@ -77,6 +78,8 @@ class IsolatedDrafter:
         # Drafts of each sequence that began with an id outside of the vocabulary; absent after one
         # that did not.
         self._n_foreign: dict[int, int] = {}
+        # Sequences whose begin_request() failed: the drafter does not know whose text it is told.
+        self._unbegun: set[int] = set()
         self._has_warned = False
         self.name = _bounded(drafter.name, _MAX_NAME)
         self.note = _bounded(drafter.note, _MAX_NOTE)
@@ -111,6 +114,8 @@ class IsolatedDrafter:
             tokens: those tokens.
 
         """
+        if seq in self._unbegun:
+            return n_keep
         self._failures.pop(seq, None)
         self._n_foreign[seq] = 0
         known = self._n_known.setdefault(seq, 0)
@@ -135,19 +140,25 @@ class IsolatedDrafter:
         """See Drafter.begin_request. What failed in the request before is forgotten."""
         if self.listens:
             self._failures.pop(seq, None)
-            begin = partial(self._drafter.begin_request, seq, remember=remember, user=user)
-            self._call(seq, "begin_request", begin)
+            self._unbegun.discard(seq)
+            self._call(
+                seq,
+                "begin_request",
+                lambda: self._drafter.begin_request(seq, remember=remember, user=user),
+            )
+            if seq in self._failures:
+                self._unbegun.add(seq)
 
     def end_request(self, seq: int) -> None:
         """See Drafter.end_request."""
         if self.listens:
-            self._call(seq, "end_request", self._drafter.end_request, seq)
+            self._call(seq, "end_request", lambda: self._drafter.end_request(seq))
 
     def n_unread(self, seq: int) -> int:
         """See Drafter.n_unread."""
 
         def n_unread() -> int:
-            return count(self._drafter.n_unread(seq), "what n_unread() gives")
+            return count(self._drafter.n_unread(seq), "the result of n_unread()")
 
         return self._call(seq, "n_unread", n_unread) or 0
 
@@ -160,18 +171,26 @@ class IsolatedDrafter:
 
         def save() -> bytes | None:
             state = self._drafter.save(seq)
-            instance(state, (bytes, bytearray, memoryview, type(None)), "what save() gives")
-            return None if state is None else b"".join((self._mark, state))
+            if state is None:
+                return None
+            instance(state, (bytes, bytearray, memoryview), "the result of save()")
+            return b"".join((self._mark, state))
 
         return self._call(seq, "save", save) if seq in self._n_known else None
 
-    def restore(self, seq: int, state: bytes | None) -> None:
-        """Restores a state of save(); the next prompt rebuilds a bad one.
+    def restore(self, seq: int, state: bytes | None, n_tokens: int) -> None:
+        """Restores a state of save(); the drafter is told the tokens again if that fails.
 
         The state of another kind of drafter is not passed on. A state that the drafter refuses is
         not a failure: the tokens are committed again.
+
+        Args:
+            seq: the sequence.
+            state: the result of save(), or None for no state.
+            n_tokens: the number of tokens of the saved text.
+
         """
-        if state is None:
+        if state is None or seq in self._unbegun:
             return
 
         def restore() -> int | None:
@@ -181,7 +200,13 @@ class IsolatedDrafter:
                 n = self._drafter.restore(seq, state[len(self._mark) :])
             except ArgumentError:  # of another draft, or damaged
                 return None
-            return count(n, "what restore() gives")
+            n = integer(n, "the result of restore()")
+            if not 0 <= n <= n_tokens:
+                raise ValueError(
+                    f"restore() returned {shown(n)}, and the saved text has {n_tokens} tokens: "
+                    "return how many of its first tokens the drafter knows now"
+                )
+            return n
 
         self._failures.pop(seq, None)
         n = self._call(seq, "restore", restore)
@@ -193,30 +218,33 @@ class IsolatedDrafter:
     def catch_up(self, seq: int, tokens: Sequence[int]) -> None:
         """Commits the tokens that the drafter lacks, after restore() in the middle of a text.
 
-        One that wants rows which are gone is left out until the next prompt.
+        A drafter that wants rows which are gone is disabled until the next prompt.
         """
-        self._failures.pop(seq, None)
-        if self._n_known.get(seq, 0) >= len(tokens) or not self.listens:
+        if seq in self._unbegun:
             return
-        if self.target_layers:
+        if self._n_known.get(seq, 0) >= len(tokens) or not self.listens:
+            self._failures.pop(seq, None)
+        elif self.target_layers:  # a failure of restore() is the reason
             self._n_known.pop(seq, None)
         else:
             self.resume_at(seq, len(tokens), tokens)
 
     def truncate(self, seq: int, n_keep: int) -> None:
         """See Drafter.truncate."""
-        self._call(seq, "truncate", self._drafter.truncate, seq, n_keep)
+        self._call(seq, "truncate", lambda: self._drafter.truncate(seq, n_keep))
         if seq in self._n_known:
             self._n_known[seq] = min(self._n_known[seq], n_keep)
 
     def copy(self, seq: int, to: int) -> None:
         """See Drafter.copy."""
         self._n_known.pop(to, None)
+        if to in self._unbegun:
+            return
         self._failures.pop(to, None)
         if not self.copies:
-            self._call(to, "truncate", self._drafter.truncate, to, 0)
+            self._call(to, "truncate", lambda: self._drafter.truncate(to, 0))
         elif seq in self._n_known:
-            self._call(seq, "copy", self._drafter.copy, seq, to)
+            self._call(seq, "copy", lambda: self._drafter.copy(seq, to))
             if seq in self._n_known:
                 self._n_known[to] = self._n_known[seq]
 
@@ -338,12 +366,12 @@ class IsolatedDrafter:
     def _is_on(self, seq: int) -> bool:
         return seq in self._n_known
 
-    def _call(self, seq: int, what: str, method: Callable[..., _T], *args: Any) -> _T | None:
+    def _call(self, seq: int, what: str, call: Callable[[], _T]) -> _T | None:
         if self.failure(seq) is not None:
             return None
         try:
             self._lend(self._borrower)
-            return method(*args)
+            return call()
         except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
             self._fail(seq, what, error)
             return None
@@ -357,7 +385,8 @@ class IsolatedDrafter:
             self._fail(seq, what, failed.errors.get(seq, failed))
 
     def _fail(self, seq: int, what: str, error: Exception) -> None:
-        why = f"failed in {what}(): {type(error).__name__}: {_said(error)[:_MAX_ERROR]}"
+        said = f": {_said(error)[:_MAX_ERROR]}".removesuffix(": ")
+        why = f"failed in {what}(): {type(error).__name__}{said}"
         self._failures[seq] = DrafterFailure(f"the drafter {why}", error)
         self._n_known.pop(seq, None)
         if not self._has_warned:
@@ -377,10 +406,17 @@ def _warn(drafter: Drafter, name: str, why: str, what: str, error: Exception) ->
     with contextlib.suppress(Exception):
         author, module, place = blame(drafter, what, error)
         where = author if place is None else f"{Path(place[0]).name}, line {place[1]}"
+        if what in _IS_TOLD_AGAIN:
+            outcome = "is told the tokens again, at the next prompt at the latest"
+            more = "The text does not change. This is said once"
+        else:
+            outcome = "is disabled until the next prompt of its sequence"
+            more = (
+                "The text continues without it. This is said once; "
+                "Llama.generate_steps(...).record.stats.reason_off_error has the traceback"
+            )
         message = (
-            f"the drafter {name} is disabled until the next prompt of its sequence: it "
-            f"{why[:_MAX_REASON]} ({where}). The text continues without it. This is said once; "
-            "Llama.generate_steps(...).record.stats.reason_off_error has the traceback "
+            f"the drafter {name} {outcome}: it {why[:_MAX_REASON]} ({where}). {more} "
             "(docs/drafters.md)"
         )
         if place is None:

@@ -230,7 +230,7 @@ class Prefixes:
                 tokens = entry.tokens.tolist()
                 memory.copy_in(seq, entry.memory)
                 self._rollback.take_over(seq, entry.checkpoints)
-                drafter.restore(seq, entry.drafter)
+                drafter.restore(seq, entry.drafter, len(tokens))
                 if best.n == entry.n_tokens:
                     store.remove(entry)  # the sequence continues with all of it
                 else:

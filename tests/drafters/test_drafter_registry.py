@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -334,14 +335,58 @@ def test_a_draft_of_an_unknown_kind_is_told_which_there_are(tmp_path: Path) -> N
         assert known in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["name", "note", "max_draft", "target_layers", "has_lookup"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "name", "note", "max_draft", "target_layers", "has_lookup", "can_copy", "attached_to",
+        "is_closed", "copy", "begin_request", "restore",
+    ],
+)  # fmt: skip
 def test_an_attribute_that_raises_is_one_line(name: str) -> None:
     def fail(self: object) -> object:
         raise RuntimeError("mine")
 
     bad = type("Bad", (PromptLookup,), {"__init__": lambda self: None, name: property(fail)})
-    with pytest.raises(ArgumentError, match=f"Bad cannot be used: its {name} raises RuntimeErr"):
+    with pytest.raises(
+        ArgumentError, match=f"Bad cannot be used: its {name} raises RuntimeError: m"
+    ):
         open_tiny(bad())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("can_copy", lambda self: True, "can_copy is a method; make it a value, or add @property"),
+        ("attached_to", lambda self: None, "attached_to is a method"),
+        ("name", lambda self: "mine", "name is a method"),
+        ("step_share", lambda self: 0.5, "step_share is a method"),
+        ("attached_to", "model.gguf", "attached_to must be a Context or None, not str"),
+        ("is_stepwise", "yes", "is_stepwise='yes' is not True or False"),
+        ("copy", True, "copy=True is not a method"),
+        ("begin_request", None, "begin_request=None is not a method"),
+        ("describe", {}, "describe={} is not a method"),
+    ],
+)
+def test_an_attribute_of_another_type_is_one_line(name: str, value: Any, words: str) -> None:
+    bad = type("Bad", (PromptLookup,), {name: value})
+    with pytest.raises(ArgumentError, match=re.escape(f"the drafter Bad cannot be used: {words}")):
+        open_tiny(bad())
+
+
+def test_an_attribute_that_raises_later_is_one_line() -> None:
+    """The target is loaded by then."""
+
+    class Bad(PromptLookup):
+        n_reads = 0
+
+        @property
+        def attached_to(self) -> None:
+            self.n_reads += 1
+            if self.n_reads > 1:
+                raise RuntimeError("mine")
+
+    with pytest.raises(ArgumentError, match=r"Bad failed in attached_to.*RuntimeError: mine"):
+        open_tiny(Bad())
 
 
 def test_a_drafter_is_compared_with_nothing() -> None:

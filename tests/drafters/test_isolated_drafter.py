@@ -17,6 +17,7 @@ from pyllama_spec.drafters import (
     Draft,
     Drafter,
     DraftRequest,
+    Eagle3,
     SequenceErrors,
 )
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
@@ -29,6 +30,7 @@ from tests.drafters.tools import (
     requests,
 )
 from tests.faces.tools import GREEDY, open_tiny
+from tests.models import model_path
 
 
 def isolated(drafter: Drafter, n_seqs: int = 3) -> IsolatedDrafter:
@@ -277,6 +279,102 @@ def test_the_first_failure_is_said_and_no_other(where: str) -> None:
     assert f"({Path(__file__).name}, line {said[0].lineno})" in message
     assert Path(said[0].filename) == Path(__file__)
     assert len(message) < 1000
+
+
+class Remembering(Drafter):
+    """Has a state, which is whatever a test says."""
+
+    name = "mine"
+
+    def __init__(self, saved: Any = b"state", restored: Any = 0) -> None:
+        self.saved, self.restored = saved, restored
+        self.told: list[int] = []
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        return Draft([5])
+
+    def commit_one(self, done: Committed) -> None:
+        assert done.start == len(self.told)
+        self.told += done.tokens
+
+    def truncate(self, seq: int, n_keep: int) -> None:
+        del self.told[n_keep:]
+
+    def save(self, seq: int) -> Any:
+        return self.saved
+
+    def restore(self, seq: int, data: bytes) -> Any:
+        assert data == self.saved
+        return self.restored
+
+
+@pytest.mark.parametrize(
+    ("drafter", "why"),
+    [
+        (Remembering(restored=10**9), "restore() returned 1000000000, and the saved text has "),
+        (Remembering(restored=-1), "restore() returned -1, and the saved text has "),
+        (Remembering(restored=2**70), "restore() returned 1180591620717411303424, and the saved "),
+        (Remembering(restored=None), "the result of restore()=None is a NoneType, not an int"),
+        (Remembering(saved="text"), "the result of save() must be a bytes or bytearray or memor"),
+    ],
+    ids=["many", "negative", "huge", "None", "str"],
+)
+def test_a_bad_state_is_named_and_costs_no_draft(drafter: Remembering, why: str) -> None:
+    """The drafter is told the tokens again, and the warning says so."""
+    with open_tiny(drafter) as llm, pytest.warns(UserWarning) as said:
+        llm("abab", max_tokens=12, **GREEDY)
+        llm.load_state(llm.save_state())
+        found = llm("abab", max_tokens=12, **GREEDY)["speculation"]
+    assert len(said) == 1
+    message = str(said[0].message)
+    assert message.startswith("the drafter mine is told the tokens again, at the next prompt")
+    assert why in message
+    assert "disabled" not in message
+    assert (found["reason_off"], found["proposed"] > 0) == (None, True)
+
+
+class OwnHead(Eagle3):
+    """A subclass of a kind of the package, with a state beside its parent's."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, 4)
+        self.n_own, self.restored = 7, (0, 0)
+
+    def save(self, seq: int) -> bytes:
+        return bytes([self.n_own]) + super().save(seq)
+
+    def restore(self, seq: int, data: bytes) -> int:
+        self.restored = data[0], super().restore(seq, data[1:])
+        return self.restored[1]
+
+
+def test_the_state_of_a_subclass_is_saved() -> None:
+    with OwnHead(model_path("eagle3")) as own, open_tiny(own) as llm:
+        llm("abab", max_tokens=12, **GREEDY)
+        state = llm.save_state()
+        llm.load_state(state)
+        assert own.restored == (7, len(state.tokens))
+
+
+def test_a_request_that_could_not_begin_is_not_drafted() -> None:
+    """The drafter does not know whose text it is: it stays disabled to the next prompt."""
+
+    class Shy(Remembering):
+        is_shy = True
+
+        def begin_request(self, seq: int, *, remember: bool, user: str) -> None:
+            if self.is_shy:
+                raise ValueError("whose is it?")
+
+    drafter = Shy()
+    with open_tiny(drafter) as llm:
+        with pytest.warns(UserWarning, match=r"disabled until the next prompt .* begin_request"):
+            found = llm("abab", max_tokens=12, **GREEDY)["speculation"]
+        assert (found["state"], found["proposed"], drafter.told) == ("disabled", 0, [])
+        assert "failed in begin_request(): ValueError: whose is it?" in found["reason_off"]
+        drafter.is_shy = False
+        found = llm("abab", max_tokens=12, **GREEDY)["speculation"]
+        assert (found["reason_off"], found["proposed"] > 0) == (None, True)
 
 
 def test_a_failure_that_was_never_raised_is_said() -> None:
