@@ -27,7 +27,7 @@ from pyllama_spec.speculative import SpeculationStats, Timing
 from pyllama_spec.speculative.controller import Controller
 from pyllama_spec.speculative.controller.choice import NAMES
 from pyllama_spec.speculative.draft_sources import sources_as_dict, sources_in_words
-from pyllama_spec.speculative.stats import idle_in_words, plural, since_in_words
+from pyllama_spec.speculative.stats import plural, since_in_words
 from pyllama_spec.terminal import SOURCE_COLOURS, dim, fitted, has_colour, paint
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -343,7 +343,7 @@ def print_notes(lines: Sequence[str]) -> None:
 def state_lines(stats: SpeculationStats) -> list[str]:
     """The reason why the drafter was not used, if it was not."""
     if stats.state == "idle":
-        return [f"{stats.drafter} was idle: {idle_in_words(stats.asked, stats.proposed)}"]
+        return [f"{stats.drafter} was idle: {stats.idle_because}"]
     if stats.state != "disabled":
         return []
     since = since_in_words([stats.off_since or 0])

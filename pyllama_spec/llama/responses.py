@@ -29,7 +29,6 @@ from pyllama_spec.requests.generation import Generation, GenerationRecord
 from pyllama_spec.requests.logprobs import TokenLogprob, chat_logprobs, completion_logprobs
 from pyllama_spec.requests.ticket import PENDING, RequestStatus
 from pyllama_spec.speculative.draft_sources import sources_in_words
-from pyllama_spec.speculative.stats import idle_in_words
 from pyllama_spec.terminal import SOURCE_COLOURS
 
 Response = dict[str, Any]
@@ -88,9 +87,6 @@ class Result(dict[str, Any]):
             )
         if speculation.get("note"):
             parts.append(speculation["note"])
-        if speculation.get("state") == "idle":
-            said = idle_in_words(speculation["asked"], speculation["proposed"])
-            parts.append(f"the drafter was idle: {said}")
         if speculation.get("reason_off"):
             parts.append(f"the drafter is disabled: {speculation['reason_off']}")
         return "; ".join(parts)

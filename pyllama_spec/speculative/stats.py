@@ -89,6 +89,8 @@ class SpeculationStats:
             sampling accepts them. Copies and forced text are always accepted exactly.
         why_exact: why it is "exact" though the request asked for another; None where it did not, or
             is not.
+        why_not_asked: why the controller did not ask the drafter's model at first though it was
+            not off; "" where it asked, or had no reason.
         rounds_off: rounds in which it was off, or retried, and no copy was verified either.
         off_since: after how many rounds it was off to the end, 0 for from the beginning; None where
             it was not, and in the sum of several requests.
@@ -119,6 +121,7 @@ class SpeculationStats:
     has_failed: bool = False
     acceptance: str = "exact"
     why_exact: str | None = None
+    why_not_asked: str = ""
     rounds_off: int = 0
     off_since: int | None = None
 
@@ -144,6 +147,8 @@ class SpeculationStats:
                 len(span.tokens) - 1, n_expected, who_drafted(span),
             )
         )  # fmt: skip
+        if span.decision is not None and not self.asked and not self.why_not_asked:
+            self.why_not_asked = span.decision.reason
         if span.asked_of:
             self.asked += 1
             self.asked_copies += span.asked_of == "copies"
@@ -185,7 +190,7 @@ class SpeculationStats:
 
         "none": there is no drafter. "disabled": it failed, or it was off as the text ended and had
         given less than one token for two that were decoded plainly while it was off. "idle": the
-        controller did not disable it, and nothing was verified: see idle_in_words(). "used": a
+        controller did not disable it, and nothing was verified: see idle_because. "used": a
         draft was verified, the drafter's own or a copy.
         """
         if self.drafter == "none":
@@ -239,6 +244,18 @@ class SpeculationStats:
         )
 
     @property
+    def idle_because(self) -> str:
+        """Why the drafter was idle, in words; "" if it was not."""
+        if self.state != "idle":
+            return ""
+        if not self.rounds:
+            return "it was not asked: the text ended with its first token"
+        if self.why_not_asked and self.asked == self.asked_copies:
+            who = "no copy was found, and its model" if self.asked else "it"
+            return f"{who} was not asked: {self.why_not_asked}"
+        return idle_in_words(self.asked, self.proposed)
+
+    @property
     def remarks(self) -> str:
         """`note`, copies_alone and none_accepted; "" without remarks."""
         return "; ".join(filter(None, (self.note, self.copies_alone, self.none_accepted)))
@@ -250,6 +267,7 @@ class SpeculationStats:
         self.rounds_off += other.rounds_off
         self.drafter, self.note = other.drafter, other.note
         self.acceptance, self.why_exact = other.acceptance, other.why_exact
+        self.why_not_asked = self.why_not_asked or other.why_not_asked
         self.rounds += other.rounds
         self.drafted += other.drafted
         self.accepted += other.accepted
@@ -306,6 +324,7 @@ class SpeculationStats:
     def as_dict(self) -> dict[str, Any]:
         """The `speculation` object for JSON."""
         is_disabled, saved = self.state == "disabled", self.gain_realised.known
+        idle = self.idle_because and f"{self.drafter} was idle: {self.idle_because}"
         # First what a user reads: was it used, what did it give, who gave it, and why not more.
         return {
             "drafter": self.drafter,
@@ -319,7 +338,7 @@ class SpeculationStats:
             "by_source": sources_as_dict(self.by_source),
             "reason_off": self.reason_off if is_disabled else None,
             "disabled_since": self.off_since if is_disabled else None,
-            "note": self.remarks or None,
+            "note": "; ".join(filter(None, (self.remarks, idle))) or None,
             "acceptance": self.acceptance,
             "why_exact": self.why_exact,
             "gain_expected": round(self.gain_expected, 3),

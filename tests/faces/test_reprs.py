@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pyllama_spec import Drafter, Eagle3, Llama, NoDrafter, PromptLookup
+from pyllama_spec.drafters import SmallModel
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.speculative import Round
 from tests.models import model_path
@@ -58,6 +59,18 @@ def test_a_draft_that_may_propose_nothing(n_draft: int) -> None:
     assert (stats["state"] == "disabled") == (n_draft == 0)
     said = "nothing is drafted: n_draft allows no token of a draft"
     assert (stats["reason_off"] == said) == (n_draft == 0)
+
+
+def test_a_small_model_that_was_not_asked_says_why() -> None:
+    """Its step costs as much as the target's: no short text repays reading the prompt."""
+    with SmallModel(model_path("llama", seed=9), 4) as draft:
+        with Llama(str(model_path("llama")), draft=draft, n_ctx=128, n_threads=1) as llm:
+            answer: Any = llm(list(range(20, 80)), max_tokens=12, temperature=0.0)
+        stats = answer["speculation"]
+        assert (stats["state"], stats["asked"]) == ("idle", 0)
+        why = "it was not asked: reading the text so far would take it longer than its drafts could"
+        assert stats["note"].startswith(f"{draft.name} was idle: {why}")
+        assert answer._repr_html_().count("was idle") == 1
 
 
 @pytest.mark.parametrize("sizes", [{"n_ubatch": 1}, {"n_ubatch": 2}, {"n_batch": 2}, {}], ids=str)

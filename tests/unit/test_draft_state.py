@@ -190,6 +190,47 @@ def test_what_an_idle_drafter_did() -> None:
     assert idle_in_words(9, 33) == "none of its 33 proposed tokens was worth verifying"
 
 
+EARLY = "reading the text takes longer"
+
+
+def _idle(*asked_of: Literal["", "copies", "drafter"]) -> SpeculationStats:
+    """Rounds without a draft, in which the controller found the text too short for the model."""
+    stats = _stats([])
+    for who in asked_of:
+        span = Span(0, 0, asked_of=who, tokens=[1])
+        span.decision = DraftDecision(reason="" if who == "drafter" else EARLY)
+        stats.count_round(span, 0)
+        stats.count_span(span, DraftGain(), 0.0)
+    return stats
+
+
+@pytest.mark.parametrize(
+    ("stats", "said"),
+    [
+        (_idle(), "it was not asked: the text ended with its first token"),
+        (_idle("", ""), f"it was not asked: {EARLY}"),
+        (_idle("copies"), f"no copy was found, and its model was not asked: {EARLY}"),
+        # It was asked later on, or at first.
+        (_idle("", "drafter"), "it proposed nothing"),
+        (_idle("drafter", ""), "it proposed nothing"),
+        (_stats([NOTHING]), "it proposed nothing"),
+    ],
+)
+def test_a_result_says_why_a_drafter_was_idle(stats: SpeculationStats, said: str) -> None:
+    assert (stats.state, stats.idle_because) == ("idle", said)
+    stats.note = "auto took it"
+    assert stats.as_dict()["note"] == f"auto took it; some was idle: {said}"
+    total = SpeculationStats()
+    total.add(stats)
+    assert total.idle_because == said
+
+
+def test_only_an_idle_drafter_has_such_a_reason() -> None:
+    for stats in (_stats([THREE]), _stats([OFF] * 10, before=WHY), SpeculationStats()):
+        assert stats.idle_because == ""
+        assert "idle" not in str(stats.as_dict()["note"])
+
+
 @pytest.mark.parametrize(
     ("rounds", "said"),
     [

@@ -47,6 +47,7 @@ class DraftDecision(NamedTuple):
         n_lookup: how many it is asked for where they can be looked up; 0 for n_requested.
         lookup_only: whether only drafts without a call of a model are wanted.
         is_retry: whether the drafter was off and is tried again.
+        reason: why the drafter's model is not asked though it is not off; "" for no reason.
 
     """
 
@@ -54,6 +55,7 @@ class DraftDecision(NamedTuple):
     n_lookup: int = 0
     lookup_only: bool = False
     is_retry: bool = False
+    reason: str = ""
 
 
 NOT_ASKED = DraftDecision()

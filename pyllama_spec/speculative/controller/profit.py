@@ -37,6 +37,10 @@ from pyllama_spec.speculative.controller.prices import (
 from pyllama_spec.speculative.controller.round_costs import RoundCosts
 from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound
 
+# Reasons not to ask a draft that is not off: _is_early(), and a batch without a free row or a text
+# that ends with this round.
+_NO_ROOM = DraftDecision(reason="no round had room for a drafted token")
+_EARLY = "reading the text so far would take it longer than its drafts could save"
 # On and off are this far apart, in shares of a plain round.
 _HYSTERESIS = 0.02
 # Rounds until a drafter that is off is tried again: the first time, the most while its price is not
@@ -242,7 +246,7 @@ class ProfitController(Controller):
         state.n_expected = 0.0
         n = min(max_draft, len(prices.verify) - 1)
         if n < 1:
-            return NOT_ASKED
+            return _NO_ROOM
         state.since_plain += 1
         if state.since_plain > _PLAIN_EVERY:
             return NOT_ASKED
@@ -250,15 +254,16 @@ class ProfitController(Controller):
         if not is_on:
             state.wait -= 1
             is_retry = is_on = state.wait <= 0
-        if is_on and not self._is_early(state, prices):
+        reason = _EARLY if is_on and self._is_early(state, prices) else ""
+        if is_on and not reason:
             # stop_of() ends a chain, and verify_lengths() what is looked up.
             n_requested = n if self._ends_chains else min(n, prices.n_requested)
             if self._is_silent is None and limits.is_stepwise and limits.step_share:
                 n_requested = min(n, max(int(_FIRST_DRAFT / limits.step_share), 1))
             return DraftDecision(n_requested, n, False, is_retry)
         if limits.has_lookup and not prices.is_dear_lookup:
-            return DraftDecision(n, n, True)
-        return NOT_ASKED
+            return DraftDecision(n, n, True, reason=reason)
+        return DraftDecision(reason=reason) if reason else NOT_ASKED
 
     @property
     def _ends_chains(self) -> bool:
