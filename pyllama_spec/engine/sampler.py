@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -273,6 +274,17 @@ def shared_noise(seed: int, place: int, ids: npt.NDArray[np.int32]) -> npt.NDArr
     return out
 
 
+def _with_place(message: str) -> str:
+    """Ends a message of the engine's parser, which has the rest of the grammar, with its place."""
+    found = re.fullmatch(
+        r"(.*: (?:expecting .+?|unknown escape|.* too big)) at (.*)", message, re.S
+    )
+    if found is None:
+        return message
+    rest = found[2].strip()
+    return f"{found[1]} at {rest[:40]!r}" if rest else f"{found[1]} at the end of the grammar"
+
+
 class Sampler:
     """A sampler chain with its state: random numbers, penalty history, grammar position.
 
@@ -294,7 +306,10 @@ class Sampler:
         out = ffi.new("llama_spec_sampler **")
         code = lib.llama_spec_sampler_new(model.handle, raw, out)
         del keep  # copied by the engine
-        check(code, "cannot make the sampler")
+        try:
+            check(code, "cannot make the sampler")
+        except ArgumentError as error:
+            raise ArgumentError(_with_place(str(error))) from None
         self._adopt(out[0])
 
     def _adopt(self, handle: Any) -> None:

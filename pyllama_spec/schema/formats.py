@@ -46,6 +46,13 @@ _EMAIL = (
     rf"(?=[^@]{{1,64}}@){_PART}(\.{_PART})*@"
     rf"([a-zA-Z0-9]([a-zA-Z0-9-]{{0,20}}[a-zA-Z0-9])?\.){{1,4}}[a-zA-Z]{{2,20}}"
 )
+# The same without the lengths of their parts: none of at most 63 characters has one too long. Their
+# automata are so small that the characters of a whole text can be counted.
+_SHORT = {
+    "hostname": r"[a-zA-Z0-9](-?[a-zA-Z0-9])*(\.[a-zA-Z0-9](-?[a-zA-Z0-9])*)*",
+    "email": rf"{_PART}(\.{_PART})*@([a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?\.)+[a-zA-Z]{{2,}}",
+}
+SHORT_LENGTH = 63
 _N = "[0-9]{1,4}"
 _CLOCK = f"T({_N}H({_N}M({_N}S)?)?|{_N}M({_N}S)?|{_N}S)"
 _DURATION = f"P(({_N}D|{_N}M({_N}D)?|{_N}Y({_N}M({_N}D)?)?)({_CLOCK})?|{_CLOCK}|{_N}W)"
@@ -111,3 +118,20 @@ def format_language(name: str) -> Lang | None:
     """The set of a format's texts; None if the format is unknown."""
     pattern = _PATTERNS.get(name)
     return None if pattern is None else pattern_language(f"^({pattern})$")
+
+
+@lru_cache(maxsize=64)
+def short_language(lang: Lang) -> Lang | None:
+    """A set whose texts of at most SHORT_LENGTH characters are of a format, with a small automaton.
+
+    Args:
+        lang: the set of a format.
+
+    Returns:
+        None if the format has no such set.
+
+    """
+    for name, pattern in _SHORT.items():
+        if lang == format_language(name):
+            return pattern_language(f"^({pattern})$")
+    return None

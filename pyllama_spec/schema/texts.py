@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 from pyllama_spec.schema.charsets import ANY, CharSet, charset, complement, intersect, of
+from pyllama_spec.schema.formats import SHORT_LENGTH, short_language
 from pyllama_spec.schema.grammar import Grammar, Item, Literal, OneOf, Rule
 from pyllama_spec.schema.languages import (
     ALL,
@@ -95,6 +96,40 @@ def _escapes(codes: set[int]) -> Iterator[list[Item]]:
             yield [Literal(f"\\u00{digit}"), OneOf(of(ends + ends.upper()))]
 
 
+def _with_fewer_states(lang: Lang, low: int, high: int | None) -> tuple[Lang, int]:
+    """A set, a part of the given one, and a length up to which its characters can be counted.
+
+    Raises:
+        TooLargeError: there is none.
+
+    """
+    most = 256
+    short = short_language(lang)
+    if short is not None:
+        lang, most = short, min(SHORT_LENGTH, most if high is None else high)
+    most = min(most, MAX_STATES // len(table(lang).ends))
+    if most < max(low, 16):
+        n = f"at least {low:,}" if high is None else f"{low:,} to {high:,}"
+        raise TooLargeError(f"texts of {n} characters that fit a pattern take too many states")
+    return lang, most
+
+
+def _lengths(states: Table) -> tuple[int, int | None]:
+    """The lengths of the shortest and of the longest text; None for texts of any length."""
+    targets = [[to for _, to in steps] for steps in states.steps]
+    shortest, reached = 0, {0}
+    while not any(states.ends[state] for state in reached):
+        reached = {to for state in reached for to in targets[state]}
+        shortest += 1
+    # Each state leads to the end: after more steps than states, a text went through one twice.
+    longest, reached = 0, {0}
+    while following := {to for state in reached for to in targets[state]}:
+        longest, reached = longest + 1, following
+        if longest > len(targets):
+            return shortest, None
+    return shortest, longest
+
+
 def _common(a: str, b: str) -> str:
     """The common prefix."""
     n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
@@ -174,11 +209,14 @@ class Texts:
         states = table(lang)
         if states.is_empty:
             return None
-        most = MAX_STATES // len(states.ends)
-        if (low if high is None else high) >= most:
-            high = min(most, 256)
-            if high < max(low, 16):
-                raise TooLargeError(f"{low:,} characters and a pattern are too many states")
+        shortest, longest = _lengths(states)
+        low = low if low > shortest else 0
+        high = None if high is not None and longest is not None and high >= longest else high
+        if not low and high is None:  # no length to count
+            return lang
+        if (low if high is None else high) >= MAX_STATES // len(states.ends):
+            lang, high = _with_fewer_states(lang, low, high)
+            states = table(lang)
         key = (lang, low, high)
         if key not in self._counted:
             automaton = counted(states, low, high)

@@ -122,6 +122,22 @@ CASES: dict[str, list[Case]] = {
         Case(_text(minLength=3, maxLength=700), ["abc", "a" * 700], ["ab", "a" * 701]),
         Case(_text(maxLength=2500), ["", "a" * 2500], ["a" * 2501]),
         Case(_text(maxLength=2, minLength=2), ['"\\'], ['"', '"\\"']),
+        # No e-mail address that is written is longer, and all are counted where they may be short.
+        Case(_text(format="email", maxLength=254), ["a@b.io", "a" * 64 + "@b.io"], ["a@b"]),
+        Case(
+            _text(format="email", minLength=7, maxLength=9), ["ab@c.org"], ["a@b.io", "abc@d.info"]
+        ),
+        Case(
+            _text(format="email", maxLength=100),
+            ["a" * 57 + "@b.io"],
+            ["a@b..io", "a" * 96 + "@b.io"],
+        ),
+        Case(_text(format="hostname", maxLength=30), ["a" * 30, "a.b-c.de"], ["a" * 31, "a..b"]),
+        Case(
+            _text(format="uuid", minLength=36, maxLength=36),
+            ["0" * 8 + "-0000" * 3 + "-" + "0" * 12],
+            [""],
+        ),
     ],
     "pattern": [
         Case(_text(pattern="^[^,]+$"), ['a"b', "\\", "\n\t", "x y"], ["", "a,b"]),

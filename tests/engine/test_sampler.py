@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -262,6 +263,30 @@ def test_a_thought_within_a_call_is_text() -> None:
 def test_grammars_that_cannot_be_parsed(grammar: str, root: str) -> None:
     with pytest.raises(ArgumentError, match=r"grammar"):
         sampler(grammar=grammar, grammar_root=root)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "why"),
+    [
+        ('root ::= "a" (', "expecting ')' at the end of the grammar"),
+        ("root", "expecting ::= at the end of the grammar"),
+        ('root ::= "a"{', "expecting an int at the end of the grammar"),
+        ('root := "a"', "expecting ::= at ':= \"a\"'"),
+        ("root ::= 'a'", "expecting newline or end at \"'a'\""),
+        ('root ::= "\\q"', "unknown escape at '\\\\q\"'"),
+        ('root ::= "a', "unexpected end of input"),
+    ],
+)
+def test_a_grammar_is_refused_with_its_place(grammar: str, why: str) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(f"the grammar cannot be used: {why}") + "$"):
+        sampler(grammar=grammar)
+
+
+def test_the_place_in_a_long_grammar_is_cut_to_one_line() -> None:
+    with pytest.raises(ArgumentError, match=r"expecting '<' at '[^']{40,}'$") as caught:
+        sampler(grammar='root ::= "a" !' + 50 * '\nb ::= "c"')
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize(
