@@ -183,7 +183,13 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
     def check(self, target: Model) -> None:
         """Raises with the first difference if the draft was made for another target."""
-        self.model.check_draft_of(target)
+        try:
+            self.model.check_draft_of(target)
+        except ArgumentError as error:
+            raise ArgumentError(
+                f"{error}; give a draft that was made for this target, or "
+                'draft="suffix", which fits every model'
+            ) from None
 
     @property
     def attached_to(self) -> Context | None:

@@ -183,12 +183,29 @@ def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None
         UnsupportedError: this version has no drafter for its architecture.
 
     """
+    _check_name(os.fspath(path))
     return _resolved(_opener_of(Path(path)))(Path(path), options or DraftOptions())
 
 
 def check_draft_file(path: str | os.PathLike[str]) -> None:
     """Raises what open_draft() would raise for the file's keys. Loads nothing."""
+    _check_name(os.fspath(path))
     _opener_of(Path(path))
+
+
+def _check_name(name: str) -> None:
+    """Refuses what Path() would make another name of.
+
+    Raises:
+        ArgumentError: it is empty, or the address of a file elsewhere.
+
+    """
+    if not name:
+        raise ArgumentError('draft="" is not a file name; give None for no draft')
+    if "://" in name:
+        raise ArgumentError(
+            f"draft={shown(name)} is an address; download the file and give its path"
+        )
 
 
 def _opener_of(file: Path) -> Opener | str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -126,9 +127,15 @@ class Model(Closeable):
         code = lib.llama_spec_model_load(os.fsencode(self.path), params, out)
         try:
             check(code, f"cannot load {self.path}")
-        except BaseException:
+        except BaseException as error:
             lib.llama_spec_model_free(out[0])
-            raise
+            missing = re.search(r"tensor '([^']+)' not found", str(error))
+            if missing is None or params.n_overrides or not isinstance(error, ModelLoadError):
+                raise
+            raise ModelLoadError(
+                f"cannot load {self.path}: the file has no tensor {missing[1]}; it is incomplete: "
+                "download or convert it again"
+            ) from None
         return out[0]
 
     def _read_info(self) -> ModelInfo:

@@ -413,7 +413,7 @@ def test_auto_takes_no_draft_of_another_target(folder: Path) -> None:
     os.link(model_path("qwen2"), folder / "other.gguf")
     name, why = note(folder / "target.gguf")
     assert name == "suffix"
-    assert why.endswith("the file has no MTP head, and no draft for it lies beside it")
+    assert "the file has no MTP head, and no draft for it lies beside it" in why
     os.link(model_path("eagle3"), folder / "z.gguf")
     assert note(folder / "target.gguf")[0] == "eagle3"
 

@@ -93,6 +93,40 @@ CASES = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("draft", "words"),
+    [
+        ("", 'draft="" is not a file name; give None for no draft'),
+        ("https://x.org/y.gguf", "draft='https://x.org/y.gguf' is an address; download the file"),
+    ],
+)
+def test_what_is_no_path_is_said(draft: str, words: str) -> None:
+    with pytest.raises(PyllamaSpecError) as caught:
+        Llama(model_path("llama"), draft=draft, n_ctx=128)
+    assert words in str(caught.value)
+
+
+REMEDIES = {
+    no_head: 'give a draft\'s file, or draft="suffix"',
+    no_such_file: "check its path",
+    unknown_kind: "what drafts is a GGUF of a draft (",
+    other_vocabulary: 'or draft="suffix", which fits every model',
+    other_models_head: 'or draft="suffix", which fits every model',
+    torn_head: 'give a draft\'s file, or draft="suffix"',
+    torn_head_alone: "it is incomplete: download or convert it again",
+    torn_draft: "it is incomplete: download or convert it again",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_refusal_says_once_what_to_do(case: Any, tmp_path: Path) -> None:
+    refused = case(tmp_path)
+    with pytest.raises(PyllamaSpecError) as caught:
+        Llama(refused.target, draft=refused.draft, n_ctx=128, n_threads=1)
+    assert str(caught.value).count(REMEDIES[case]) == 1
+    assert "llama_model_load" not in str(caught.value)
+
+
 def still_open(folder: Path) -> set[str]:
     """The files of a folder that this process has open or mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()

@@ -219,7 +219,7 @@ def _mend(file: GgufFile, said: str) -> bool:
         file.keys[match[1]] = Value("u32", 2)
     elif match := re.search(r"array key not found in model: ([\w.-]+)", said):
         file.keys[match[1]] = Value("[u32]", [1, 0] * (N_LAYER // 2))
-    elif match := re.search(r"(?:missing tensor|tensor) '([^']+)'(?: not found|;)", said):
+    elif match := re.search(r"(?:has no tensor |missing tensor '|tensor ')([^';]+)'?;", said):
         file.tensors[match[1]] = (1,)
     elif match := re.search(r"tensor '([^']+)' has wrong shape; expected ([\d, ]+), got", said):
         file.tensors[match[1]] = tuple(int(size) for size in match[2].split(","))

@@ -190,7 +190,7 @@ def why_no_head(model: Model) -> str:
     return f"was opened without its MTP head; {_INSTEAD}"
 
 
-_INSTEAD = 'give a draft\'s file, or draft="prompt-lookup"'
+_INSTEAD = 'give a draft\'s file, or draft="suffix"'
 
 
 def open_mtp(path: Path | None, options: DraftOptions) -> Drafter:
