@@ -43,7 +43,8 @@ def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:
 
     Args:
         draft: see Llama.
-        target: the target's file. Of "auto" its keys say whether it has a head that can draft.
+        target: path of the target's GGUF. For "auto" its keys say whether it has an MTP head that
+            can draft.
 
     """
     if isinstance(draft, Drafter):
@@ -61,12 +62,12 @@ def check_head(target: str | os.PathLike[str], instead: str = INSTEAD) -> None:
     """Raises unless a file's keys show an MTP head to draft with. Loads nothing.
 
     Args:
-        target: the target's file.
-        instead: what the message advises.
+        target: path of the target's GGUF.
+        instead: the remedy in the message.
 
     Raises:
-        ArgumentError: it has none, or one that this version does not know.
-        ModelLoadError: the file is missing, damaged or no GGUF.
+        ArgumentError: the target has no MTP head, or one that this version does not know.
+        ModelLoadError: the file is missing, damaged or not a GGUF.
 
     """
     path = Path(target)
@@ -80,11 +81,11 @@ def check_before(draft: object, target: str | os.PathLike[str]) -> None:
 
     Args:
         draft: see Llama.
-        target: the target's file.
+        target: path of the target's GGUF.
 
     Raises:
         ArgumentError: the target has no MTP head to draft with, or there is no such draft.
-        ModelLoadError: a file is missing, damaged or no GGUF.
+        ModelLoadError: a file is missing, damaged or not a GGUF.
         UnsupportedError: this version has no drafter for the draft's architecture.
 
     """
@@ -106,9 +107,9 @@ def open_before(
 
     Args:
         draft: see Llama.
-        target: the target's file.
+        target: path of the target's GGUF.
         options: the options of the drafter.
-        instead: what the message of a missing head advises.
+        instead: the remedy in the message about a missing head.
 
     Raises:
         PyllamaSpecError: whatever make_drafter() and check_head() raise. Nothing stays open then.

@@ -27,17 +27,17 @@ class Draft(NamedTuple):
     """Proposed tokens.
 
     Attributes:
-        ids: what may come next, first token first; empty for no proposal.
-        probabilities: [len(ids)] the drafter's probability of each one, or None. Of a
-            lookup hit: the controller goes by them instead of by match_length.
-        candidates: [len(ids)] for each place the likeliest tokens with their probabilities,
-            likeliest first, where the drafter has more than one; or None.
-        match_length: of a lookup hit: how many tokens before the place that it was copied from
-            equal those at the end of the text; 0 for other drafts.
+        ids: the proposed next tokens, in order; empty for no proposal.
+        probabilities: [len(ids)] the drafter's probability of each token, or None. For a lookup hit
+            the controller uses them instead of match_length.
+        candidates: [len(ids)] for each position the likeliest tokens with their probabilities,
+            likeliest first; None if the drafter has only one token per position.
+        match_length: for a lookup hit, the number of tokens before the copied place that equal the
+            end of the text; 0 for other drafts.
         is_remembered: whether a lookup hit is copied from another text.
-        distributions: [len(ids)] where the ids were drawn as DraftRequest.draws wants, what each
-            was drawn from, given those before it; None for ids that were chosen otherwise. The
-            probabilities are then those of the likeliest id at each place.
+        distributions: [len(ids)] if the ids were drawn with DraftRequest.draws, the distribution of
+            each one, given those before it; else None. `probabilities` then has the probability of
+            the likeliest id at each position.
 
     """
 
@@ -71,9 +71,9 @@ class Vote:
     """A second opinion on the next token of a draft.
 
     Attributes:
-        token: the id.
+        token: the token's id.
         p: its probability.
-        weight: its weight, where the draft model's own distribution has 1.
+        weight: its weight in the mixture; the draft model's own distribution has 1.
 
     """
 
@@ -118,17 +118,20 @@ class DraftRequest(NamedTuple):
     """A request for a draft for one sequence.
 
     Attributes:
-        seq: the sequence.
-        tokens: its prompt and all committed tokens; the last one is pending: the target has not
+        seq: number of the sequence.
+        tokens: the prompt and all committed tokens. The last one is pending: the target has not
             decoded it.
-        n_requested: the most tokens that are wanted, at least 1.
-        prior: gives votes on each token, for drafters that can mix; None for none.
-        stop: says where to end, for drafters that draft a token at a time; None for n_requested.
-        lookup_only: only drafts without a call of a model are wanted; for drafters with has_lookup.
-        n_lookup: the most tokens that are wanted of a lookup hit, if more than n_requested; else 0.
-        draws: what to draw the tokens with, of a request that accepts by rejection sampling or
-            draws by shared noise; None for the likeliest ones. For drafters with draws_tokens;
-            drafts that are not drawn are right too. See drafters/draws.py.
+        n_requested: the maximum number of tokens to propose, at least 1.
+        prior: returns votes on the next token, for drafters that can mix distributions; None for no
+            votes.
+        stop: says where the draft ends, for drafters that draft one token at a time; None to draft
+            n_requested tokens.
+        lookup_only: whether only drafts without a model call are wanted; for drafters with
+            has_lookup.
+        n_lookup: the maximum length of a lookup hit, if that is more than n_requested; else 0.
+        draws: the random numbers to draw tokens with, for a request that accepts by rejection
+            sampling or draws by shared noise; None to draft the likeliest tokens. For drafters with
+            draws_tokens; drafts that are not drawn are correct too. See drafters/draws.py.
 
     """
 
@@ -146,18 +149,18 @@ class Committed(NamedTuple):
     """The result of one target decode for one sequence.
 
     Attributes:
-        seq: the sequence.
+        seq: number of the sequence.
         tokens: the next tokens after those passed before, at positions `start`, start + 1, ...
             Rejected tokens are never passed.
-        start: the position of the first one.
+        start: the position of the first token.
         features: the target's rows at the decoded positions first_row, first_row + 1, ..., for each
             target layer. They are views that the next decode overwrites: copy what you keep. For a
             prompt they are the tokens' own. After a round they begin one position before `start`,
             since the formerly pending token has its row now, and the last token, which is pending,
             has none yet. () if none are wanted, or if all rows of the tokens were passed before.
         first_row: see features.
-        is_border: whether another text may depart after these tokens: rows that are needed to
-            resume there are worth keeping.
+        is_border: whether another prompt may continue differently after these tokens; then keep the
+            rows that are needed to resume there.
         n_chosen: how many of the tokens, counted from the end, the target chose in this request;
             those before them were given. 0 if that is no longer known.
 
@@ -187,7 +190,7 @@ def name_of_code(code: object) -> str:
     """The default name of a drafter or controller: its class's or function's name.
 
     Args:
-        code: a class, a function, or an object that can be called, which has its class's name.
+        code: a class, a function or a callable object, which gets the name of its class.
 
     Returns:
         At most 40 characters, each of which can be printed. "custom" where the code has no name
@@ -219,8 +222,8 @@ class SequenceErrors(PyllamaSpecError):  # noqa: N818 - several of them
     """Some sequences of one call failed; the others did not.
 
     Attributes:
-        errors: by sequence, what happened.
-        drafts: of propose(): by sequence, what was drafted for the others.
+        errors: the exception of each sequence that failed.
+        drafts: the drafts of the other sequences, from propose().
 
     """
 
@@ -254,22 +257,21 @@ class Drafter(Closeable):
     other exception of a list form disables the drafter for all sequences of the call.
 
     Attributes:
-        name: its name in the statistics; that of its class if it sets none: see name_of_code().
-        target_layers: the layer inputs that it needs from the target; () for none.
-        max_draft: the most tokens that it proposes at once; after check() it may depend on the
-            target.
-        is_stepwise: whether each token of a draft is a step that costs, after which it asks
-            DraftRequest.stop; otherwise the cost of a draft depends on the requested number.
-        step_share: of a stepwise drafter, the cost of a drafted token in rows of the target, if it
-            can be told before the first one; 0 for unknown. It may be known only after attach().
-        has_lookup: whether it also has drafts without a call of a model, and obeys
+        name: its name in the statistics; by default that of its class: see name_of_code().
+        target_layers: the target layers whose inputs it needs; () for none.
+        max_draft: the maximum number of tokens of a draft; check() may set it by the target.
+        is_stepwise: whether each drafted token is a step with a cost, after which the drafter asks
+            DraftRequest.stop; else the cost of a draft depends on the requested number of tokens.
+        step_share: for a stepwise drafter, the cost of a drafted token in rows of the target, if it
+            is known before the first one; else 0. It may be known only after attach().
+        has_lookup: whether it can also draft without a model call, and obeys
             DraftRequest.lookup_only.
-        is_lookup: whether all of its drafts are such: it has no model, so that a result does not
-            call it disabled where it is asked for these.
-        wants_head: whether it drafts with the MTP head in the target's own file, which has to be
-            loaded with it: Model(load_mtp=True).
+        is_lookup: whether no draft of it needs a model call. Results do not call such a drafter
+            disabled while only lookups are asked for.
+        wants_head: whether it drafts with the MTP head in the target's file, which must then be
+            loaded: Model(load_mtp=True).
         draws_tokens: whether it knows the distribution of its tokens, and obeys DraftRequest.draws.
-        note: a remark in results besides its name, such as why draft="auto" took it; "" for none.
+        note: a remark in results, such as why draft="auto" chose it; "" for none.
 
     """
 
@@ -335,10 +337,10 @@ class Drafter(Closeable):
         """Called when a request begins on the sequence, before resume_at() and truncate().
 
         Args:
-            seq: the sequence, which still has the text of the request before.
+            seq: number of the sequence, which still has the text of the request before.
             remember: whether its text may be kept for later requests.
-            user: whose it is; "" where it was not said. Nothing of one user's text may be
-                proposed to another one, unless they share a store by name.
+            user: the user who made the request; "" if that was not given. Text of one user must not
+                be proposed to another one, unless they share a named store.
 
         """
 
@@ -359,7 +361,7 @@ class Drafter(Closeable):
         """Raises if the drafter cannot draft for this target. Called before anything is opened.
 
         Raises:
-            ArgumentError: it was made for another one, with the first difference.
+            ArgumentError: it was made for another target; the message names the first difference.
 
         """
 
@@ -520,11 +522,12 @@ def named_failure(drafter: Drafter, what: str) -> Iterator[None]:
     """Around a call of a drafter that is not the package's: what it raises is one line.
 
     Args:
-        drafter: that is called.
-        what: the method.
+        drafter: the drafter that is called.
+        what: the name of the method.
 
     Raises:
-        ArgumentError: it raised something else than an error of this package, which is the cause.
+        ArgumentError: the call raised another error than one of this package; that error is the
+            cause.
 
     """
     try:

@@ -93,8 +93,8 @@ class ChainDrafter(ModelDrafter[_Pairs]):
     """Drafts with a head in a chain: each drafted token costs a call.
 
     Args:
-        max_draft: the most tokens to draft at once.
-        how: see ModelDrafter.
+        max_draft: the maximum number of tokens of a draft.
+        how: further arguments of ModelDrafter.
 
     """
 
@@ -111,12 +111,12 @@ class ChainDrafter(ModelDrafter[_Pairs]):
         """Opens the head's context, with room for the target's tokens and for guesses.
 
         Args:
-            target: the target's.
-            is_own: the head is that of the model's own file.
-            n_lanes: sequences of the draft for each of the target's.
+            target: the target's context.
+            is_own: whether the head lies in the target's own file.
+            n_lanes: the number of sequences of the draft's context for each sequence of the target.
 
         Returns:
-            The context, and how many pairs of a sequence it keeps.
+            The context, and the number of pairs that it keeps of each sequence.
 
         """
         params = target.params

@@ -21,9 +21,9 @@ class Choice:
     Attributes:
         ids: the likeliest tokens, as ids of the target, likeliest first.
         p: their probabilities in the model's own distribution.
-        row: float32, what else it says: see Context.draft_candidates().
-        drawn_from: where the token was drawn at random, its distribution; p is then that of the
-            likeliest one, which says as much of the place whatever was drawn.
+        row: float32, further outputs for the token: see Context.draft_candidates().
+        drawn_from: if the token was drawn at random, its distribution. `p` is then the probability
+            of the likeliest token, which does not depend on the drawn one.
 
     """
 

@@ -30,12 +30,13 @@ def head_share(head: Model, target: Model, n_choices: int | None = None) -> floa
     """The cost of a head's step relative to a target row, by the weights that each reads.
 
     Args:
-        head: EAGLE-3, or a model with MTP heads, of which a step takes one.
+        head: an EAGLE-3 draft, or a model with MTP heads, of which a step uses one.
         target: the target.
-        n_choices: how many ids the head chooses among; None for all that its output matrix has.
+        n_choices: the number of ids that the head chooses among; None for all rows of its output
+            matrix.
 
     Returns:
-        0 for unknown, as where a table cannot be read.
+        The share; 0 if it is unknown, such as when a table cannot be read.
 
     """
     info = head.info
@@ -76,10 +77,10 @@ def note_of_few_bits(what: str, kind: str, bits: float, less: str) -> str:
     """A remark on a draft with low-bit weights, for results; "" for others.
 
     Args:
-        what: as in "the head".
+        what: the name of the part, such as "the head".
         kind: the type of its weights.
-        bits: the bits of one of them.
-        less: what that may cost.
+        bits: the bits per weight.
+        less: what so few bits may cost.
 
     """
     if bits >= FEW_BITS:

@@ -33,10 +33,10 @@ class TokenDraws:
 
     Args:
         params: the parameters of the request, with a temperature above 0.
-        seed: the seed of the random numbers. They are not those of the target's sampler.
+        seed: the seed of the random numbers, which differ from those of the target's sampler.
 
     Attributes:
-        verifies_all: whether all that was drawn has to be verified, with its distributions.
+        verifies_all: whether every drawn token has to be verified, with its distribution.
 
     """
 
@@ -59,11 +59,11 @@ class TokenDraws:
         """Draws the token of the next place.
 
         Args:
-            q: the draft's distribution there, of the target's ids.
+            q: the draft's distribution at this position, over the target's ids.
 
         Returns:
-            The token, and how sure the draft is: the probability of the likeliest one, since it may
-            not depend on what was drawn.
+            The token, and how sure the draft is: the probability of the likeliest token, since it
+            must not depend on the drawn one.
 
         """
         return q.draw(self.uniform()), q.largest
@@ -92,8 +92,8 @@ class SharedNoise(TokenDraws):
     """Draws with the noise that the target's sampler will draw with, so that both often agree.
 
     Args:
-        params: of the request, with shared_noise.
-        sampler: the request's, which counts the tokens of the answer.
+        params: the parameters of the request, with shared_noise.
+        sampler: the sampler of the request, which counts the tokens of the answer.
 
     """
 
@@ -111,7 +111,7 @@ class SharedNoise(TokenDraws):
         """The id with the largest sum of log-probability and noise at the next place.
 
         Args:
-            q: the draft's distribution there, of the target's ids.
+            q: the draft's distribution at this position, over the target's ids.
 
         Returns:
             The id, and how sure the draft is. The target chooses another one if its log-probability

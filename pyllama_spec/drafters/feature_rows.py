@@ -16,7 +16,7 @@ class FeatureRows:
     """The feature rows of positions start .. end - 1, without a gap.
 
     Args:
-        n_features: the width of a row: that of the target, once for each of its layers.
+        n_features: the width of a row: the target's width times the number of target layers.
 
     """
 
@@ -30,7 +30,7 @@ class FeatureRows:
         """Adds rows from a position on; if they leave a gap, the earlier rows are dropped.
 
         Args:
-            position: that of the first row.
+            position: the position of the first row.
             features: one array per target layer.  # [n_rows, n_embd] float32
 
         """
@@ -61,7 +61,7 @@ class FeatureRows:
         """The rows of positions first .. end - 1, [end - first, n_features], valid until a change.
 
         Raises:
-            IndexError: not all of them are here.
+            IndexError: some of the rows are missing.
 
         """
         if not self.start <= first <= end <= self.end:

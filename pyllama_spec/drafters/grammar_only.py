@@ -11,7 +11,7 @@ class GrammarOnly(Drafter):
     """Proposes nothing; the round itself drafts the text that a grammar forces.
 
     Args:
-        max_draft: the most tokens of a draft.
+        max_draft: the maximum number of tokens of a draft.
 
     """
 

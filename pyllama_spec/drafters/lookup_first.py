@@ -52,8 +52,8 @@ class NgramPrior:
     """Votes of n-grams on the next token after a text and its drafted tokens.
 
     Args:
-        read_text: gives the end of the text, [n]; called once, when a vote is first asked for.
-        table: what follows the last few tokens as a rule, or None.
+        read_text: returns the end of the text, [n]; called once, when a vote is first needed.
+        table: the n-gram table of a draft, or None.
 
     """
 
@@ -86,12 +86,12 @@ class LookupFirst(DrafterWrapper):
     """Proposes a lookup hit where there is one; elsewhere asks the draft model.
 
     Args:
-        drafter: the draft model. It is closed with this.
-        min_ngram: how many tokens have to be the same.
-        table: what follows the last few tokens as a rule, if the draft model came with it.
-        lookup: what copies in place of that which copies from the text itself alone; it is closed
-            with this.
-        name: in statistics; None for that of the draft model and "+copies".
+        drafter: the draft model; close() closes it too.
+        min_ngram: the number of tokens that have to be equal.
+        table: the n-gram table in the draft's file, if it has one.
+        lookup: copies in place of the default, which copies from the text itself alone; close()
+            closes it too.
+        name: the name in the statistics; None for that of the draft model and "+copies".
 
     Raises:
         ArgumentError: min_ngram is below 1.
@@ -208,11 +208,11 @@ class LookupFirst(DrafterWrapper):
         """Restores a state of save().
 
         Returns:
-            The number of tokens that both know of the sequence now.
+            The number of tokens of the sequence that both know now.
 
         Raises:
-            ArgumentError: the state is damaged, or of another draft. Nothing is known of the
-                sequence then.
+            ArgumentError: the state is damaged, or of another draft. The sequence is forgotten
+                then.
 
         """
         self._lookup.truncate(seq, 0)
@@ -254,7 +254,7 @@ def _what_followed(text: npt.NDArray[np.int32], tail: Sequence[int]) -> tuple[in
         tail: the tokens to look for, the last one last. They may be the end of the text itself.
 
     Returns:
-        The token, and how many of the last ones were the same: 2, 3 or 4; None for fewer.
+        The token, and the number of equal tokens before it: 2, 3 or 4; None for fewer.
 
     """
     if len(tail) < 2 or len(text) < 3:

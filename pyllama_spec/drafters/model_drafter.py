@@ -87,20 +87,21 @@ class ModelDrafter(Drafter, Generic[_Memory]):
     """The common part of drafters with a model: the model, its context, and the fed tokens.
 
     Args:
-        model: the draft, or the path of its GGUF; None for the target itself, once it is known.
-        name: the drafter's; it is the architecture that the draft must have, too.
-        kind: what to call it, as in "an EAGLE-3 draft".
-        n_ctx: rows of a sequence that it remembers; None for as many as are of use. Fewer make a
-            window: the oldest are forgotten, and it continues.
-        p_min: end a draft before a token of a lower probability.
-        n_output: how many ids of the vocabulary it chooses among, those of the text always among
-            them (output_part.py); 0 for all, None for a part where that was measured to be
-            cheaper when it is attached.
-        n_gpu_layers, devices, rpc_servers, progress: for a draft given as a path, as of Model.
+        model: the draft, or the path of its GGUF; None for the target itself, which attach() gives.
+        name: the drafter's name, and the architecture that the draft must have.
+        kind: the kind of draft in messages, such as "an EAGLE-3 draft".
+        n_ctx: the number of rows of each sequence that it remembers; None for as many as are of
+            use. With fewer, it drops the oldest rows and continues.
+        p_min: end a draft before a token with a lower probability.
+        n_output: the number of vocabulary ids that it chooses among; those of the text are always
+            among them (output_part.py). 0 for all; None for a part if attach() measures that to be
+            cheaper.
+        n_gpu_layers, devices, rpc_servers, progress: arguments of Model, for a draft given as a
+            path.
 
     Raises:
         ModelLoadError: the file cannot be read, or its parts contradict each other.
-        ArgumentError: it is a draft of another kind, or a number is out of range.
+        ArgumentError: the file is a draft of another kind, or a number is out of range.
 
     Attributes:
         can_be_target: whether the draft may lie in the target's own file.
@@ -170,7 +171,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         """The draft model.
 
         Raises:
-            ArgumentError: it is the target itself, and attach() has not said which one.
+            ArgumentError: the draft is the target itself, and attach() was not called yet.
 
         """
         if self._model is None:
@@ -200,8 +201,9 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         """Opens the draft's context, which shares the target's threads.
 
         Raises:
-            ArgumentError: the draft was made for another target, with the first difference.
-            OutOfMemoryError: there is not enough memory for it.
+            ArgumentError: the draft was made for another target; the message names the first
+                difference.
+            OutOfMemoryError: there is not enough memory for its context.
 
         """
         instance(target, Context, "target")
@@ -229,13 +231,13 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         """Opens a context of the draft beside the target's.
 
         Args:
-            target: the target's.
-            n_window: rows of a sequence that it has to hold.
-            n_guesses: and guesses of a sequence after them.
-            n_batch: the most tokens that a decode takes.
-            n_outputs: the most of them with an output.
-            n_lanes: sequences of the draft for each of the target's.
-            is_head: it is that of an MTP head.
+            target: the target's context.
+            n_window: the number of rows of a sequence that it has to hold.
+            n_guesses: the number of guesses of a sequence after those rows.
+            n_batch: the maximum number of tokens of a decode.
+            n_outputs: the maximum number of those tokens with an output.
+            n_lanes: the number of sequences of the draft's context for each sequence of the target.
+            is_head: whether the context is for an MTP head.
 
         """
         params = target.params
@@ -260,12 +262,12 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         """Limits the draft's choice to a part of the vocabulary, if asked for or cheaper.
 
         Args:
-            context: its own, empty. It is closed where this fails.
-            target: the target's.
-            step: a step of the draft.
+            context: the draft's context, without tokens. It is closed if this fails.
+            target: the target's context.
+            step: runs a step of the draft.
 
         Raises:
-            ArgumentError, UnsupportedError, ModelLoadError: as of reduced_output().
+            ArgumentError, UnsupportedError, ModelLoadError: see reduced_output().
 
         """
         with closed_on_failure(context):
@@ -394,7 +396,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         """Restores a state of save().
 
         Returns:
-            The number of tokens that it knows of the sequence now.
+            The number of tokens of the sequence that it knows now.
 
         Raises:
             ArgumentError: the state is damaged, or of another draft or other settings. The sequence
@@ -448,8 +450,9 @@ def add_lookup(draft: ModelDrafter[Any], options: DraftOptions) -> Drafter:
     """Adds lookups and n-grams to the draft, unless options.lookup is 0.
 
     Raises:
-        ModelLoadError: the n-gram table of its file is broken. The draft is closed then.
-        ArgumentError: options.lookup is shorter than what a store is looked up by. Likewise.
+        ModelLoadError: the n-gram table of its file is damaged. The draft is closed then.
+        ArgumentError: options.lookup is below the minimum match of a store. The draft is closed
+            then.
 
     """
     match_length = MIN_NGRAM if options.lookup is None else options.lookup

@@ -61,13 +61,13 @@ class NgramTable:
     """A table of n-gram contexts and their likeliest next tokens.
 
     Args:
-        keys: [n] uint32, rising: of the contexts.
-        ids: [n] int32: the likeliest next token of each.
+        keys: [n] uint32, rising: the keys of the contexts.
+        ids: [n] int32: the likeliest next token of each context.
         p: [n] int8: its probability in 1/127.
-        n_vocab: of the target.
+        n_vocab: the size of the target's vocabulary.
 
     Raises:
-        ArgumentError: the arrays do not fit each other, or say what cannot be.
+        ArgumentError: the arrays do not fit each other, or hold impossible values.
 
     """
 

@@ -17,22 +17,21 @@ class DraftOptions:
     """The options of a drafter that a name or a file gives.
 
     Attributes:
-        max_draft: the most tokens to draft per round; None for the kind's own number.
-        p_min: end a draft before a token that the draft gives a lower probability; None for no
-            such limit.
-        lookup: where the last so many tokens occurred before, propose what followed instead of
-            asking the draft, if that is likely right; None for the default, 0 for never, and no
-            n-grams beside it either.
-        n_ctx: tokens of a sequence that the model of a draft remembers; None for as many as are of
-            use to it.
-        n_gpu_layers: layers of the draft's file on the GPU.
+        max_draft: the maximum number of tokens to draft per round; None for the kind's own number.
+        p_min: end a draft before a token with a lower probability; None for no such limit.
+        lookup: if the last so many tokens occurred before, propose what followed there instead of
+            asking the draft, if that is likely right. None for the default; 0 for no lookups, and
+            no n-grams beside the draft.
+        n_ctx: the number of tokens of a sequence that a draft's model remembers; None for as many
+            as are of use to it.
+        n_gpu_layers: the number of the draft's layers on the GPU.
         progress: called with 0.0 .. 1.0 while a file is loaded.
-        devices: names of the devices that may have them; None for all.
+        devices: names of the devices that may hold layers; None for all.
         rpc_servers: see Model.
-        memory: the file of a store that copies are looked up in and requests remembered; None for
-            none.
-        is_adaptive: a controller ends drafts where they do not pay, so that the kind's own number
-            may be larger.
+        memory: the file of a store, from which copies are taken and to which requests are written;
+            None for no store.
+        is_adaptive: whether a controller ends drafts that do not pay; the kind's own number may
+            then be larger.
 
     Raises:
         ArgumentError: a number is out of range, or there is a memory and no lookup to use it.
@@ -84,8 +83,8 @@ class DraftOptions:
         """The maximum number of tokens to draft: the requested one, else the kind's default.
 
         Args:
-            own: of the kind.
-            adaptive: of the kind where only those are drafted that pay.
+            own: the kind's default.
+            adaptive: the kind's default if a controller ends drafts that do not pay.
 
         """
         if self.max_draft is not None:
@@ -102,9 +101,9 @@ def draft_place(
     """The devices of a draft's layers, as keywords of DraftOptions.
 
     Args:
-        n_gpu_layers: of the target.
-        draft_gpu_layers: of the draft; None for the target's, and for none beside servers: a step
-            of a draft is short, and at home here.
+        n_gpu_layers: the number of the target's layers on the GPU.
+        draft_gpu_layers: the number of the draft's layers on the GPU; None for the target's number,
+            and for none beside servers, since a step of a draft is short and runs here.
         devices: the devices of the target.
         rpc_servers: of the target.
 

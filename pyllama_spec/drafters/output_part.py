@@ -54,13 +54,13 @@ class OutputRows:
     """Rows of the output matrix, as stored in the model's file.
 
     Args:
-        path: the file.
-        name: the matrix in it.
-        row_bytes: how long a row is.
+        path: the GGUF file.
+        name: the name of the matrix in it.
+        row_bytes: the length of a row.
 
     Raises:
         ModelLoadError: the file cannot be read.
-        KeyError: the matrix is not in it, as in the first file of several.
+        KeyError: the file has no such matrix, such as the first file of several.
 
     """
 
@@ -74,10 +74,10 @@ class OutputRows:
         """Reads rows of the matrix.
 
         Returns:
-            [n, row_bytes] uint8.
+            [n, row_bytes] uint8 rows.
 
         Raises:
-            OSError: the file cannot be read any more, or was cut off.
+            OSError: the file is gone, or was cut off.
 
         """
         out = np.empty((len(ids), self._row_bytes), np.uint8)
@@ -104,7 +104,7 @@ class DraftIds:
 
     Args:
         context: the draft's context, with n_slots slots.
-        target: the target, whose tokens the ids are.
+        target: the target, whose ids the tokens have.
         rows: reads the rows of the output matrix.
         n_slots: the number of slots.
 
@@ -113,7 +113,7 @@ class DraftIds:
 
     Attributes:
         missing: the share of the target's recent choices that had no slot.
-        in_use: whether the draft chooses among them.
+        in_use: whether the draft chooses among the slots.
 
     """
 
@@ -164,7 +164,7 @@ class DraftIds:
         """Lets the draft choose among the ids with a slot again.
 
         Raises:
-            OSError: the file cannot be read any more.
+            OSError: the file is gone.
             OutOfMemoryError: there is not enough memory for the rows.
 
         """
@@ -176,7 +176,7 @@ class DraftIds:
         """Assigns slots to the ids of a text.
 
         Raises:
-            OSError: the file cannot be read any more.
+            OSError: the file is gone.
 
         """
         slots, new = self._slots, []
@@ -207,20 +207,21 @@ def reduced_output(
     """Limits the draft's choice to a part of the vocabulary, where that is cheaper.
 
     Args:
-        context: the draft's, empty.
-        n_slots: how many ids; None for one of SHARE, where a step takes less with them; 0 for all.
+        context: the draft's context, without tokens.
+        n_slots: the number of ids; None for a number by SHARE, if a step is faster with that; 0 for
+            all.
         target: the model that it drafts for.
-        step: what is timed.
+        step: the step that is timed.
 
     Returns:
-        None where the whole vocabulary stays: it is small, the draft cannot use a part of it, or
-        the steps took as long.
+        None if the whole vocabulary stays: it is small, the draft cannot use a part of it, or the
+        steps took as long.
 
     Raises:
-        ArgumentError: n_slots is more than the vocabulary has.
-        UnsupportedError: n_slots were asked for, and the draft cannot use a part of the matrix, or
-            it is not in the file of its model.
-        ModelLoadError: they were asked for, and the file cannot be read.
+        ArgumentError: n_slots is larger than the vocabulary.
+        UnsupportedError: n_slots was given, and the draft cannot use a part of the matrix, or the
+            matrix is not in the file of its model.
+        ModelLoadError: n_slots was given, and the file cannot be read.
 
     """
     if n_slots == 0:

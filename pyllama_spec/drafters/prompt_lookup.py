@@ -71,9 +71,9 @@ class PromptLookup(Drafter):
     still cheap there, and suffixes of two tokens are found too often by chance.
 
     Args:
-        max_draft: the most tokens that it proposes at once.
-        max_ngram: the longest suffix that it looks for, tried first.
-        min_ngram: the shortest one.
+        max_draft: the maximum number of tokens of a draft.
+        max_ngram: the longest suffix that is looked up; it is tried first.
+        min_ngram: the shortest suffix that is looked up.
 
     Raises:
         ArgumentError: the sizes are not 1 <= min_ngram <= max_ngram, or max_draft is below 1.

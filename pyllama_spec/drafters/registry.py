@@ -86,7 +86,7 @@ def register(arch: str, opener: Opener) -> None:
     """Adds a kind of draft, or replaces one.
 
     Args:
-        arch: the text of general.architecture in its files.
+        arch: the value of general.architecture in its files.
         opener: makes the drafter of a file.
 
     """
@@ -128,7 +128,7 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
     Args:
         draft: None, "none", "prompt-lookup", "suffix", "grammar", "mtp", the path of a GGUF, or a
             Drafter; "auto" is for automatic.make_drafter_for().
-        options: for those that are made here.
+        options: the options of the drafter that is made here.
 
     Raises:
         ArgumentError: it is not one of these, with a suggestion, or an option is not for

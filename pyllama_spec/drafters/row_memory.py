@@ -37,12 +37,12 @@ class SequenceMemory:
     """The memory of one sequence.
 
     Attributes:
-        tokens: x[0 ..], the last one pending.
+        tokens: the tokens x[0], x[1], ...; the last one is pending.
         rows: features of the newest tokens.
         n_fed: the rows of positions 0 .. n_fed - 1 were fed.
-        first: those before that one have left the window.
+        first: the first position that has not left the window.
         n_skipped: the rows of positions 0 .. n_skipped - 1 were dropped in a pause of the draft.
-        ahead: the token that followed the kept ones before truncate() took it back.
+        ahead: the token after the kept ones, before truncate() removed it.
         pinned: the last two rows of each of the last prompts, by position.
 
     """
@@ -76,15 +76,14 @@ class RowMemory(ABC):
     """The rows of all sequences in a draft's context.
 
     Args:
-        context: the draft's.
-        n_features: the width of a row of features.
-        n_window: how many rows of a sequence fit.
-        lane: of a draft with several heads, each of which remembers a text of its own: which
-            of them this is.
-        n_lanes: how many there are.
+        context: the draft's context.
+        n_features: the width of a feature row.
+        n_window: the number of rows of a sequence that fit.
+        lane: the index of the head, for a draft with several heads that each remember a text.
+        n_lanes: the number of heads.
 
     Attributes:
-        n_calls: how many decodes were made, for callers that count the cost.
+        n_calls: the number of decodes, for callers that count the cost.
 
     """
 
@@ -194,8 +193,8 @@ class RowMemory(ABC):
         """Feeds all rows of some sequences that are ready.
 
         Args:
-            seqs: the sequences.
-            read: called for the last row of each one; None if no output is wanted.
+            seqs: numbers of the sequences.
+            read: called for the last row of each sequence; None if no output is wanted.
 
         """
         left = sorted(seqs)
@@ -221,8 +220,8 @@ class RowMemory(ABC):
         """Fills the batch with rows of these sequences, in order.
 
         Returns:
-            Of each that is in it: how many rows, and the batch's index of the last row of those
-            that are no longer left.
+            For each sequence in the batch its number, the number of its rows, and the index of the
+            last row in the batch if no row of it is left, else None.
 
         """
         batch = self._batch

@@ -21,7 +21,7 @@ def pack(facts: Mapping[str, object], parts: Sequence[bytes]) -> bytes:
     """Packs facts and parts into one block of bytes.
 
     Args:
-        facts: what JSON can hold.
+        facts: values that JSON can hold.
         parts: any bytes; unpack() gives them back in the same order.
 
     """
@@ -54,7 +54,7 @@ def fingerprint(model: Model, *settings: object) -> str:
 
     Args:
         model: the draft.
-        settings: what else a saved state depends on.
+        settings: further values that a saved state depends on.
 
     """
     import hashlib  # loads a library of its own

@@ -43,25 +43,25 @@ class DFlash(ModelDrafter[DFlashMemory]):
 
     Args:
         model: the draft, or the path of its GGUF (docs/dflash.md).
-        max_draft: the most tokens to draft at once; None for as many as a block was trained with,
-            up to 15: a longer block paid on no machine that was measured.
-        n_ctx: rows of a sequence that it remembers; None for as many as the target, or, where all
-            of its layers look back over a window, for that. Fewer make a window: the oldest are
-            forgotten, and it continues.
-        p_min: end a draft before a token of a lower probability.
-        n_output: how many ids of the vocabulary it chooses among, those of the text always among
-            them (output_part.py); 0 for all, None for a part where that was measured to be
-            cheaper when it is attached. A draft that knows a part of the vocabulary alone (d2t)
-            chooses among that.
-        n_gpu_layers, devices, rpc_servers, progress: for a draft given as a path, as of Model.
+        max_draft: the maximum number of tokens of a draft; None for the length of the blocks in
+            training, up to 15: a longer block paid on no machine that was measured.
+        n_ctx: the number of rows of each sequence that it remembers; None for as many as the
+            target, or for its window if all of its layers have one. With fewer, it drops the oldest
+            rows and continues.
+        p_min: end a draft before a token with a lower probability.
+        n_output: the number of vocabulary ids that the draft chooses among; those of the text are
+            always among them (output_part.py). 0 for all; None for a part if attach() measures that
+            to be cheaper. A draft with a reduced vocabulary (d2t) chooses among that.
+        n_gpu_layers, devices, rpc_servers, progress: arguments of Model, for a draft given as a
+            path.
 
     Raises:
         ModelLoadError: the file cannot be read, or its parts contradict each other.
-        ArgumentError: it is no DFlash draft, a number is out of range, or max_draft is more than a
-            block was trained with.
+        ArgumentError: the file is not a DFlash draft, a number is out of range, or max_draft is
+            larger than the blocks in training.
 
     Attributes:
-        block: how its blocks are made.
+        block: the layout of its blocks.
 
     """
 

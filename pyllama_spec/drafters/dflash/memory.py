@@ -16,9 +16,9 @@ class DFlashMemory(RowMemory):
     """The rows of all sequences in a draft's context, and the blocks after them.
 
     Args:
-        context: the draft's.
-        n_features: the width of a row of features.
-        n_window: how many rows of a sequence fit.
+        context: the draft's context.
+        n_features: the width of a feature row.
+        n_window: the number of rows of a sequence that fit.
         block: the block of the draft.
 
     """
@@ -44,12 +44,12 @@ class DFlashMemory(RowMemory):
         be read until the next decode.
 
         Args:
-            seqs: the sequences.
-            n: how many tokens to guess for each one: lengths are equal, since the heads of some
-                drafts count on it, and others see a block only as a whole.
+            seqs: numbers of the sequences.
+            n: the number of tokens to guess for each sequence; equal for all, since the heads of
+                some drafts require it and other drafts read a block as a whole.
 
         Returns:
-            For each sequence the row of the first guess; the others follow it.
+            For each sequence the row of its first guess; the others follow.
 
         """
         self.note_asked(len(seqs))

@@ -37,19 +37,19 @@ class Eagle3(ChainDrafter[Eagle3Memory]):
 
     Args:
         model: the head, or the path of its GGUF (docs/eagle3.md).
-        max_draft: the most tokens to draft at once.
-        n_ctx: pairs of a sequence that the head remembers; None for as many as the target. Fewer
-            make a window: the oldest are forgotten, and the head continues.
-        p_min: end a draft before a token that the head gives a lower probability.
-        n_output: how many ids of the vocabulary the head chooses among, those of the text always
-            among them (output_part.py); 0 for all, None for a part where that was measured to be
-            cheaper when it is attached. A head that knows a part of the vocabulary alone (d2t)
-            chooses among that.
-        n_gpu_layers, devices, rpc_servers, progress: for a head given as a path, as of Model.
+        max_draft: the maximum number of tokens of a draft.
+        n_ctx: the number of pairs of each sequence that the head remembers; None for as many as the
+            target. With fewer, it drops the oldest pairs and continues.
+        p_min: end a draft before a token with a lower probability.
+        n_output: the number of vocabulary ids that the head chooses among; those of the text are
+            always among them (output_part.py). 0 for all; None for a part if attach() measures that
+            to be cheaper. A head with a reduced vocabulary (d2t) chooses among that.
+        n_gpu_layers, devices, rpc_servers, progress: arguments of Model, for a head given as a
+            path.
 
     Raises:
         ModelLoadError: the file cannot be read, or its parts contradict each other.
-        ArgumentError: it is no EAGLE-3 head, or a number is out of range.
+        ArgumentError: the file is not an EAGLE-3 head, or a number is out of range.
 
     """
 

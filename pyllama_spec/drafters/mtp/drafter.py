@@ -45,21 +45,22 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
     """Drafts with the MTP heads of the target's own file, in a chain.
 
     Args:
-        model: None for the head of the target, which has to be loaded with load_mtp=True; or a
-            file that holds the head of such a target, with the same embedding and output.
-        max_draft: the most tokens to draft at once; where the file has several heads, each drafts
-            one of them, and check() lowers max_draft to their number.
-        n_ctx: pairs of a sequence that the head remembers; None for as many as the target. Fewer
-            make a window: the oldest are forgotten, and the head continues.
-        p_min: end a draft before a token that the head gives a lower probability.
-        n_output: how many ids of the vocabulary the heads choose among, those of the text always
-            among them (output_part.py); 0 for all, None for a part where that was measured to be
-            cheaper when it is attached.
-        n_gpu_layers, devices, rpc_servers, progress: for a head given as a path, as of Model.
+        model: None for the target's own head, which has to be loaded with load_mtp=True; or a file
+            with the head of such a target, with the same embedding and output.
+        max_draft: the maximum number of tokens of a draft. If the file has several heads, each
+            drafts one token, and check() lowers max_draft to their number.
+        n_ctx: the number of pairs of each sequence that the head remembers; None for as many as the
+            target. With fewer, it drops the oldest pairs and continues.
+        p_min: end a draft before a token with a lower probability.
+        n_output: the number of vocabulary ids that the heads choose among; those of the text are
+            always among them (output_part.py). 0 for all; None for a part if attach() measures that
+            to be cheaper.
+        n_gpu_layers, devices, rpc_servers, progress: arguments of Model, for a head given as a
+            path.
 
     Raises:
         ModelLoadError: the file cannot be read, or its parts contradict each other.
-        ArgumentError: it has no head that this version knows, or a number is out of range.
+        ArgumentError: the file has no head that this version knows, or a number is out of range.
 
     """
 
@@ -117,7 +118,7 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
 
         Raises:
             ArgumentError: the target has no head, or the head was made for another one.
-            OutOfMemoryError: there is not enough memory for it.
+            OutOfMemoryError: there is not enough memory for its context.
 
         """
         if self.wants_head and isinstance(target, Context):
@@ -129,7 +130,7 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
         """Opens room for as many pairs as the target has tokens, and for guesses after them.
 
         Raises:
-            ArgumentError: several heads, and too many sequences for them.
+            ArgumentError: there are several heads, and too many sequences for them.
 
         """
         n_heads, n_seqs = self.model.info.n_heads, target.params.n_seq_max
@@ -198,7 +199,7 @@ def open_mtp(path: Path | None, options: DraftOptions) -> Drafter:
 
     Raises:
         ModelLoadError: the file cannot be read, or its parts contradict each other.
-        ArgumentError: it has no head that this version knows.
+        ArgumentError: the file has no head that this version knows.
 
     """
     head = Mtp(path, options.length(_MAX_DRAFT, _MAX_ADAPTIVE), **options.of_file())

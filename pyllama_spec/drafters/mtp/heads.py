@@ -46,14 +46,14 @@ class HeadsMemory:
     elsewhere. So a head has sequences of its own, its lane.
 
     Args:
-        context: the heads', with n_heads sequences for each of the target's.
+        context: the context of the heads, with n_heads sequences for each sequence of the target.
         n_features: the width of a row.
-        n_window: how many pairs of a sequence fit.
-        n_heads: how many heads the file has.
+        n_window: the number of pairs of a sequence that fit.
+        n_heads: the number of heads in the file.
         is_short: see MtpMemory.
 
     Attributes:
-        n_calls: how many decodes were made, to count the cost.
+        n_calls: the number of decodes, to count the cost.
 
     """
 

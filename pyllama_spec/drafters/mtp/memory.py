@@ -25,11 +25,11 @@ class MtpMemory(ChainMemory):
     `ahead`, which truncate() has removed.
 
     Args:
-        context: the head's.
+        context: the head's context.
         n_features: the width of a row.
-        n_window: how many pairs of a sequence fit.
-        is_short: a text may be longer than that. The rows of a prompt wait for its end then, so
-            that none is fed which has left the window by that time.
+        n_window: the number of pairs of a sequence that fit.
+        is_short: whether a text may be longer than the window. The rows of a prompt then wait for
+            its end, so that no row is fed that has left the window by that time.
         lanes: see RowMemory.
 
     """

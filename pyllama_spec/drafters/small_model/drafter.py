@@ -43,15 +43,16 @@ class SmallModel(ChainDrafter[TokenMemory]):
 
     Args:
         model: the small model, or the path of its GGUF.
-        max_draft: the most tokens to draft at once.
-        n_ctx: tokens of a sequence that it remembers; None for as many as the target. Fewer make a
-            window: the oldest are forgotten, and it continues.
-        p_min: end a draft before a token that it gives a lower probability.
-        n_gpu_layers, devices, rpc_servers, progress: for a model given as a path, as of Model.
+        max_draft: the maximum number of tokens of a draft.
+        n_ctx: the number of tokens of each sequence that it remembers; None for as many as the
+            target. With fewer, it drops the oldest tokens and continues.
+        p_min: end a draft before a token with a lower probability.
+        n_gpu_layers, devices, rpc_servers, progress: arguments of Model, for a model given as a
+            path.
 
     Raises:
         ModelLoadError: the file cannot be read, or its parts contradict each other.
-        ArgumentError: it does not generate text, or a number is out of range.
+        ArgumentError: the model does not generate text, or a number is out of range.
 
     """
 
@@ -103,7 +104,7 @@ class SmallModel(ChainDrafter[TokenMemory]):
         """Raises unless the draft shares enough of the target's vocabulary.
 
         Raises:
-            ArgumentError: it shares next to nothing of it, with the numbers.
+            ArgumentError: the vocabularies share next to nothing; the message has the numbers.
 
         """
         if self._vocab is None or self._vocab.target is not target.vocab:
@@ -169,7 +170,7 @@ def open_small_model(path: Path, options: DraftOptions) -> Drafter:
 
     Raises:
         ModelLoadError: the file cannot be read, or its parts contradict each other.
-        ArgumentError: it does not generate text.
+        ArgumentError: the model does not generate text.
         UnsupportedError: the engine has no such architecture.
 
     """

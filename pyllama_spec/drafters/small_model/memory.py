@@ -38,17 +38,18 @@ class SequenceText:
     """The memory of one sequence.
 
     Attributes:
-        tokens: ids of the target, the last one pending.
-        ids: the same text in ids of the draft; the same list where the vocabularies are one.
-        ends: [len(tokens)] how many ids the text has after each token; unused where they are one.
-        held: of the ids of the text those that the draft's memory holds, but for the oldest; then
-            guesses.
-        n_equal: so many of these are known to be the text's, and need not be compared again.
-        base: which of them stands at position 0 of the memory: with a text that is longer than a
-            window it begins anew.
-        first: those before this one have left the window, or were never read.
+        tokens: the ids of the target, the last one pending.
+        ids: the same text in ids of the draft; the same list if the vocabularies are equal.
+        ends: [len(tokens)] the number of ids up to the end of each token; unused if the
+            vocabularies are equal.
+        held: the ids in the draft's memory: those of the text without the oldest, then guesses.
+        n_equal: the number of `held` ids that are known to equal the text's and are not compared
+            again.
+        base: the index of the id at position 0 of the memory: after a text longer than the window,
+            the memory begins anew.
+        first: the index of the first id that is in the window and was read.
         checkpoint: the recurrent state after the first n_checkpoint of those ids.
-        is_torn: a decode was interrupted: the memory may hold more than recorded here.
+        is_torn: whether a decode was interrupted: the memory may hold more than recorded here.
 
     """
 
@@ -68,16 +69,16 @@ class TokenMemory:
     """The texts of all sequences, in a draft model's context.
 
     Args:
-        context: the draft's.
-        vocab: between the target's ids and the draft's.
-        n_window: how many tokens of a sequence fit, guesses included.
-        n_guesses: the most guesses that may stand after a text.
+        context: the draft's context.
+        vocab: the map between the target's ids and the draft's.
+        n_window: the number of tokens of a sequence that fit, guesses included.
+        n_guesses: the maximum number of guesses after a text.
 
     Attributes:
-        n_calls: how many decodes were made, for callers that count the cost.
-        n_read: how many tokens were decoded.
-        draws: of the sequences whose tokens are drawn at random, what with; set while they are
-            drafted.
+        n_calls: the number of decodes, for callers that count the cost.
+        n_read: the number of decoded tokens.
+        draws: by sequence, the random numbers of requests whose tokens are drawn; set while they
+            are drafted.
 
     """
 
@@ -246,8 +247,8 @@ class TokenMemory:
         """Fills the batch with unread ids of these sequences, in order.
 
         Returns:
-            Of each that is in it: how many tokens, and the batch's index of the last one of those
-            that are no longer left.
+            For each sequence in the batch its number, the number of its tokens, and the index of
+            the last token in the batch if no token of it is left, else None.
 
         """
         batch = self._batch
@@ -270,8 +271,8 @@ class TokenMemory:
         """Feeds guesses after the texts of some sequences; returns the guess after each.
 
         Args:
-            guesses: for each sequence the draft's ids, at least one.
-            batch: with room for them.
+            guesses: for each sequence its ids of the draft, at least one.
+            batch: a batch with room for them.
 
         """
         batch.clear()
@@ -290,8 +291,8 @@ class TokenMemory:
 
         Args:
             guesses: for each sequence the target's id that choice() gave last.
-            goes_on: told of what follows the newest guess of one of them, counted from 0; whether
-                it is a guess as well.
+            goes_on: called with the index of a sequence and the choice after its newest guess;
+                returns whether that is a guess as well.
 
         """
         texts = [self._sequences[seq] for seq in guesses]

@@ -31,9 +31,9 @@ class VocabMap:
 
     Attributes:
         target: the vocabulary of the target.
-        is_identity: the ids are the same, but for padding.
-        n_target: ids of the target.
-        n_shared: those of them that have a counterpart in the draft.
+        is_identity: whether the ids are equal, except for padding.
+        n_target: the number of the target's ids.
+        n_shared: the number of the target's ids with a counterpart in the draft.
 
     """
 
@@ -82,7 +82,7 @@ class VocabMap:
         """Raises unless enough of the target's ids have a counterpart.
 
         Raises:
-            ArgumentError: they have next to none.
+            ArgumentError: next to no ids have a counterpart.
 
         """
         if self.coverage < _LEAST_SHARE:

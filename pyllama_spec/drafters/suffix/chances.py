@@ -38,12 +38,12 @@ class CopyKind(NamedTuple):
     """The features of a copied token before it is verified.
 
     Attributes:
-        match_length: how many tokens before it are equal, those of the draft among them.
-        n_places: how many places continue up to it as the draft does.
-        n_agree: how many of those have this token.
-        is_own: whether the copy is of the text itself, and of no other one.
-        n_gap: of a copy that resumed after a difference, how many tokens the text has there; None
-            for a match.
+        match_length: the number of equal tokens before it, drafted ones included.
+        n_places: the number of places whose text equals the draft up to here.
+        n_agree: the number of those places with this token.
+        is_own: whether the copy is from the text itself.
+        n_gap: for a copy that resumed after a difference, the number of tokens in the text there;
+            None for a match.
 
     """
 
@@ -72,8 +72,8 @@ class Chances:
         """Learns from the outcome of a draft.
 
         Args:
-            kinds: of its tokens, as far as they have met the text.
-            n_right: how many of them, from the first on, were right.
+            kinds: the facts of the draft's tokens that have been compared with the text.
+            n_right: the number of correct ones, from the first on.
 
         """
         for i, kind in enumerate(kinds[: n_right + 1]):

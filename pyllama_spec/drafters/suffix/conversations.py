@@ -67,14 +67,14 @@ def with_their_conversations(
     A beginning that others share is of the conversation that had it first, and stays with that.
 
     Args:
-        texts: all of a store, the oldest first.
-        parents: parents_of() all of them.
-        found: places of some of them, by what they say.
-        is_before: of a found text, whether that stands in its first n tokens; then what goes on
-            from there has read it.
+        texts: all texts of a store, oldest first.
+        parents: the result of parents_of() for all of them.
+        found: places of some of the texts, by their content.
+        is_before: whether the searched content stands in the first n tokens of a found text; a text
+            that continues after these has read it.
 
     Returns:
-        The places of all parts.
+        The places of all parts of these conversations.
 
     """
     # Of a shorter text than what leads on, what continues it has all.

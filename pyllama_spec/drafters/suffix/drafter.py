@@ -52,14 +52,14 @@ class OwnText:
     """The text of one sequence and its user.
 
     Attributes:
-        index: its tokens.
+        index: the index of its tokens.
         user: the user of its request.
         remembers: whether later requests may copy from its new tokens.
-        n_settled: how many of its tokens were remembered already, or must not be.
-        n_private: how many of those must not be.
+        n_settled: the number of its tokens that were remembered already, or must not be.
+        n_private: the number of those that must not be remembered.
         origins: TokenOrigin of each token.
         gap: the newest difference from what was copied, while a copy may resume after it.
-        lengths: of the last difference after which a copy was right.
+        lengths: the lengths of the last difference after which a copy was right.
 
     """
 
@@ -104,14 +104,14 @@ class _Copied(NamedTuple):
     """A draft whose tokens were not compared with the text yet.
 
     Attributes:
-        ids: the tokens, and after them the one that was too unlikely for the draft, if one was.
-        kinds: the known facts of each.
-        p: for each token of the draft its chance given that those before are right.
-        n_expected: how many of them are right, if the chances are.
-        source: where it was copied from; None for the text itself.
-        at: the index of the first one there.
-        match_length: how many tokens before it are equal.
-        resumed: where it resumed after a difference; None for a match.
+        ids: the tokens of the draft, then the token that was too unlikely for it, if any.
+        kinds: the known facts of each token.
+        p: for each token of the draft its probability, given that those before it are right.
+        n_expected: the expected number of correct tokens.
+        source: the text that was copied from; None for the text itself.
+        at: the index of the first copied token in the source.
+        match_length: the number of equal tokens before it.
+        resumed: the place where the copy resumed after a difference; None for a match.
 
     """
 
@@ -129,14 +129,14 @@ class Suffix(Drafter):
     """Proposes the tokens after the longest match in the text itself and in earlier ones.
 
     Args:
-        max_draft: the most tokens that it proposes at once.
-        min_match: how many of the last tokens have to be the same.
-        remembers: whether texts of this drafter's own earlier requests are copied from. They are
-            kept in this process's memory and apart for each user.
-        store: a store's file, which outlives the process, instead of that memory; or what behaves
-            like one.
-        least_chance: a draft ends before a token whose chance, with all before it, is lower.
-        first_chance: there is no draft whose first token has a lower chance.
+        max_draft: the maximum number of tokens of a draft.
+        min_match: the number of last tokens that have to be equal.
+        remembers: whether drafts are copied from texts of this drafter's earlier requests. They are
+            kept in the memory of the process, apart for each user.
+        store: the file of a store, which outlives the process, in place of that memory; or an
+            object with a store's methods.
+        least_chance: end a draft before a token if the probability of all tokens up to it is lower.
+        first_chance: propose nothing if the first token's probability is lower.
         resumes: whether a copy that went wrong resumes after the difference, with fewer equal
             tokens than min_match.
 
@@ -469,7 +469,7 @@ def _votes(
     """The most frequent next tokens among the places that agreed so far, one by one.
 
     Yields:
-        The token, what is known of it, and the newest of those places.
+        The token, its known facts, and the newest place with it.
 
     """
     match_length = found[0].match_length

@@ -36,9 +36,9 @@ class Gap(NamedTuple):
     """A difference between a text and the text it was copied from.
 
     Attributes:
-        source: where that is; None for the text itself.
-        at: the index of the token there that did not come.
-        begin: the index of the one that came instead, in the text.
+        source: the text that was copied from; None for the text itself.
+        at: the index in that text of the token that did not come.
+        begin: the index in the own text of the token that came instead.
 
     """
 
@@ -51,9 +51,9 @@ class ResumePoint(NamedTuple):
     """A position at which a copy may resume.
 
     Attributes:
-        at: the index of its next token, in the copied text.
-        n_equal: how many tokens before it are equal, of those after the difference.
-        lengths: of the difference, if the copy is right to resume here.
+        at: the index of the next token in the copied text.
+        n_equal: the number of equal tokens before it, after the difference.
+        lengths: the lengths of the difference if the copy is right to resume here.
 
     """
 

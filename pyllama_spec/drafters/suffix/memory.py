@@ -59,11 +59,11 @@ class RememberedText:
     """A remembered text.
 
     Attributes:
-        ids: [n] int32, a view.
+        ids: [n] int32 view of its tokens.
         at: the index of its first token.
-        minute: when it came, in minutes since 1970.
-        n_used: how many of its tokens were copied and turned out right.
-        packed_origins: of its tokens, as they lie in the log; empty where all were given.
+        minute: the time when it was added, in minutes since 1970.
+        n_used: the number of its tokens that were copied and accepted.
+        packed_origins: the origins of its tokens as stored in the log; empty if all were given.
 
     """
 
@@ -252,9 +252,9 @@ def fill(index: TokenIndex, texts: Sequence[RememberedText], *, ages: bool) -> N
     """Writes texts into an empty index.
 
     Args:
-        index: where to.
-        texts: those.
-        ages: their counts of uses are halved from here on.
+        index: the index to write to.
+        texts: the texts to add.
+        ages: whether their counts of uses are halved.
 
     """
     if texts:
@@ -285,12 +285,13 @@ def entry_of(
     """The new part of a text in the log's format; empty for none.
 
     Args:
-        index: what is there already.
-        ids: the text. Of one that is longer than a quarter of the memory, only the end counts.
-        max_tokens: the most that there may be, headers and all.
-        minute: when it came, in minutes since 1970; None for now.
-        n_used: how many of its tokens were copied and turned out right.
-        origins: [len(ids)] TokenOrigin of each token; () where all were given.
+        index: the index to write to.
+        ids: the tokens of the text. Of a text longer than a quarter of the memory only the end is
+            added.
+        max_tokens: the maximum number of tokens, headers included.
+        minute: the time of the text, in minutes since 1970; None for now.
+        n_used: the number of its tokens that were copied and accepted.
+        origins: [len(ids)] TokenOrigin of each token; () if all were given.
 
     """
     room = int(_NEWEST_SHARE * max_tokens) - HEADER_TOKENS
@@ -314,9 +315,10 @@ class Room(NamedTuple):
     """The replacement for an index that is too small.
 
     Attributes:
-        texts: those that it begins with; the ids are views of the one before.
-        capacity: of how many tokens.
-        is_full: it cannot grow: other texts were dropped, and the uses of these are halved.
+        texts: the texts that it begins with; their ids are views of the index before.
+        capacity: the number of tokens that fit.
+        is_full: whether it cannot grow: other texts were dropped, and the counts of uses of these
+            halved.
 
     """
 
@@ -331,10 +333,10 @@ def room_for(
     """A larger index for more tokens, or one with the most useful texts; None if they fit.
 
     Args:
-        index: the present one. What it says of its size may be forged: its texts count.
-        n_more: how many tokens more.
-        max_tokens: the most that there may be, headers and all.
-        is_due: whether it is replaced where they fit, too.
+        index: the present index. Its recorded size may be forged, so its texts are counted.
+        n_more: the number of tokens to add.
+        max_tokens: the maximum number of tokens, headers included.
+        is_due: whether the index is replaced even if they fit.
 
     """
     if index.n + n_more <= index.capacity and not is_due:
@@ -351,7 +353,7 @@ class Memory:
     """Texts in this process's memory; they are lost when it ends.
 
     Args:
-        max_tokens: the most tokens, headers and all.
+        max_tokens: the maximum number of tokens, headers included.
 
     """
 

@@ -94,15 +94,15 @@ class Store:
     Args:
         path: its file, or a link to it. It is made where there is none, with mode 0600, and its
             mode is set to that.
-        digest: the digest of the vocabulary, [32] bytes; None for whatever it was made for.
-        max_bytes: to which a new one may grow; None for DEFAULT_BYTES, 256 MiB.
-        is_read_only: whether nothing may be written.
-        whose: whose vocabulary `digest` is of, for messages.
+        digest: the digest of the vocabulary, [32] bytes; None to accept any vocabulary.
+        max_bytes: the size to which a new store may grow; None for DEFAULT_BYTES, 256 MiB.
+        is_read_only: whether the file is opened for reading only.
+        whose: the owner of the vocabulary, for messages.
 
     Raises:
-        ArgumentError: it was made for another vocabulary, or there is none and nothing says which
-            one is wanted.
-        ModelLoadError: it cannot be opened or made, is not a store, or is damaged.
+        ArgumentError: the store was made for another vocabulary, or there is no store and no digest
+            for a new one.
+        ModelLoadError: the file cannot be opened or made, is not a store, or is damaged.
 
     """
 
@@ -251,8 +251,8 @@ class Store:
         """Adds the text of an ended request; it may be written later, or never.
 
         Args:
-            ids: the text.
-            origins: [len(ids)] TokenOrigin of each token; () where they are unknown.
+            ids: the tokens of the text.
+            origins: [len(ids)] TokenOrigin of each token; () if they are unknown.
 
         """
         if self._is_read_only:
@@ -283,10 +283,11 @@ class Store:
         """Holds the lock, which excludes other writers.
 
         Raises:
-            ArgumentError: it was opened to be read, or this user may only read it.
-            BusyError: another process writes now.
-            ForkedError: it was opened before this process was forked: its lock is the parent's.
-            OSError, ModelLoadError: the file is gone, or what has its name is not a store.
+            ArgumentError: the store was opened read-only, or this user may only read it.
+            BusyError: another process is writing.
+            ForkedError: the store was opened before this process was forked: the parent has its
+                lock.
+            OSError, ModelLoadError: the file is gone, or another file has its name.
 
         """
         import fcntl  # on systems that have it
@@ -359,8 +360,8 @@ class Store:
         """Writes texts now.
 
         Raises:
-            BusyError: another process writes.
-            OSError: there is no room on the disk.
+            BusyError: another process is writing.
+            OSError: the disk is full.
 
         """
         with self.locked():
@@ -371,12 +372,13 @@ class Store:
         """Writes texts of other stores of the same vocabulary now, all or none.
 
         Returns:
-            How many were new.
+            The number of new texts.
 
         Raises:
-            BusyError: another process writes.
-            OSError: there is no room on the disk.
-            Exception: what `texts` raises. Then the store is as it was, as with the others.
+            BusyError: another process is writing.
+            OSError: the disk is full.
+            Exception: what iterating `texts` raised. The store is unchanged then, as after the
+                others.
 
         """
         with self.locked():
@@ -426,7 +428,8 @@ class Store:
         What it held is overwritten on the disk.
 
         Raises:
-            ArgumentError: the file has another name too, a hard link, which would lose all texts.
+            ArgumentError: the file has a second name, a hard link; replacing it would lose all
+                texts there.
 
         """
         n_names = self.path.stat().st_nlink

@@ -40,8 +40,8 @@ class Facts(NamedTuple):
     """The facts in the header.
 
     Attributes:
-        capacity: tokens that there is room for.
-        max_tokens: to which it may grow.
+        capacity: the number of tokens that fit.
+        max_tokens: the number of tokens to which it may grow.
         digest: the digest of the vocabulary.
 
     """
@@ -67,7 +67,7 @@ class _Held:
     replaced mapped, and on the disk.
 
     Attributes:
-        number: the descriptor; -1 once it is closed.
+        number: the file descriptor; -1 once it is closed.
 
     """
 
@@ -102,17 +102,17 @@ class StoreFile:
     """An open, mapped store file.
 
     Args:
-        number: its descriptor, which belongs to this object from here on.
-        path: its name, for messages.
+        number: the file descriptor, which this object owns from here on.
+        path: the path of the file, for messages.
         is_writable: whether it was opened for writing.
 
     Raises:
-        ModelLoadError: it is not a store, or a damaged one.
+        ModelLoadError: the file is not a store, or is damaged.
 
     Attributes:
-        facts: its header.
-        index: what lies in it, as far as it was written when refresh() was called last.
-        has_holes: whether the disk held less of it than its size when it was opened.
+        facts: the header of the file.
+        index: the index in the file, as written at the last refresh().
+        has_holes: whether the file was sparse when it was opened.
 
     """
 
@@ -266,10 +266,10 @@ def create_file(path: Path, facts: Facts) -> int:
     """Creates an empty store and reserves all its room: a full disk raises here.
 
     Returns:
-        The descriptor.
+        The file descriptor.
 
     Raises:
-        OSError: it exists, cannot be made, or there is no room. Nothing is left of it then.
+        OSError: the file exists, cannot be made, or the disk is full. No file is left then.
 
     """
     number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
@@ -298,7 +298,7 @@ def capacity_of(n_bytes: int) -> int:
     """The number of tokens that a store of n bytes has room for.
 
     Raises:
-        ArgumentError: it is too small for any.
+        ArgumentError: the size is too small for a store.
 
     """
     low, high = 0, MAX_CAPACITY

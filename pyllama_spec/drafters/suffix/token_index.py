@@ -42,8 +42,8 @@ class Place(NamedTuple):
     """A place in a text, with the length of its match.
 
     Attributes:
-        match_length: how many tokens before it are equal, up to MAX_MATCH.
-        at: the index of the token after them.
+        match_length: the number of equal tokens before it, up to MAX_MATCH.
+        at: the index of the token after the equal ones.
 
     """
 
@@ -66,16 +66,16 @@ class TokenIndex:
     """Tokens, and the places of each of their n-grams.
 
     Args:
-        block: index_bytes(capacity) bytes; zeros for none. Bytes that cannot be written to make an
-            index that only answers.
-        capacity: the most tokens.
-        n: how many tokens it holds.
-        held: the parts of the block that are stored, if it is a file that may have holes: what is
-            looked through as a whole is looked through there alone. None for all of it.
+        block: index_bytes(capacity) bytes; all zeros for an empty index. With read-only bytes the
+            index only answers.
+        capacity: the maximum number of tokens.
+        n: the number of tokens that it holds.
+        held: the stored parts of the block, if it is a sparse file: scans of the whole block read
+            only these. None for the whole block.
 
     Attributes:
         tokens: [capacity] int32, of which the first n count.
-        n: how many there are. Places from there on are never given.
+        n: the number of tokens. Places from there on are never returned.
 
     """
 
@@ -234,10 +234,10 @@ class TokenIndex:
         """The places where the text has the tokens of `tail`, those with the longest match only.
 
         Args:
-            tail: the end of a text, the last token last. More than MAX_MATCH are of no use.
+            tail: the end of a text, the last token last. At most MAX_MATCH tokens are used.
 
         Returns:
-            The newest first; [] where fewer tokens are alike than the least of ORDERS.
+            The newest first; [] if fewer tokens are equal than the least of ORDERS.
 
         """
         for k in ORDERS:

@@ -41,9 +41,9 @@ class Played(NamedTuple):
     """The result of a drafter on known answers.
 
     Attributes:
-        n_rounds: how many rounds they took.
-        n_drafted: how many tokens were drafted.
-        n_accepted: and right.
+        n_rounds: the number of rounds.
+        n_drafted: the number of drafted tokens.
+        n_accepted: the number of correct ones among them.
 
     """
 
@@ -70,8 +70,8 @@ class Found(NamedTuple):
     """The files that the user named.
 
     Attributes:
-        files: named, or in named folders; in order.
-        n_links: links in the folders, to files or folders: they are left out.
+        files: the files that were named, or lie in named folders; in order.
+        n_links: the number of links in the folders, to files or folders; they are left out.
 
     """
 
@@ -85,7 +85,7 @@ def files_below(paths: Iterable[Path]) -> Found:
     A link that is named is followed. One in a folder is not: it may lead out of what was named.
 
     Raises:
-        ArgumentError: there is no such file or folder, or this user may not read it.
+        ArgumentError: a file or folder does not exist, or this user may not read it.
 
     """
     found: list[Path] = []
@@ -140,18 +140,18 @@ def build(
     """Adds files to a store; measures it on every tenth file before adding those.
 
     Args:
-        store: where to.
-        vocab: whose ids.
-        files: as files_below() finds them.
+        store: the store to write to.
+        vocab: the vocabulary of the ids.
+        files: the result of files_below().
         progress: called with 0.0 .. 1.0.
 
     Returns:
-        How many files had text, and how the store would have done on the first tokens of the
-        tenth; None where there are too few files to hold any out.
+        The number of files with text, and what the store would have drafted of the first tokens of
+        every tenth file; None if there are too few files to hold any out.
 
     Raises:
-        BusyError: another process writes to the store.
-        OSError: there is no room on the disk.
+        BusyError: another process is writing to the store.
+        OSError: the disk is full.
 
     """
     n_texts = 0
@@ -176,8 +176,8 @@ def play(
     """Replays a known answer with a drafter, as if a target generated it.
 
     Args:
-        drafter: it may learn from this one.
-        prompt: what comes before.
+        drafter: the drafter to ask; it may learn from this text.
+        prompt: the tokens before the answer.
         answer: one token or more, of which the prompt gives the first.
         told: what it is told as tokens are committed; None for a drafter that reads no rows, which
             is told the tokens.
@@ -282,8 +282,8 @@ def borders_of(
     """The borders at which one text of a store continues in another.
 
     Args:
-        texts: all of a store, the oldest first.
-        parents: parents_of() all of them.
+        texts: all texts of a store, oldest first.
+        parents: the result of parents_of() for all of them.
 
     Yields:
         The places of both, and how many tokens of the first come before the border and how many of
@@ -344,11 +344,12 @@ def forget(store: Store, vocab: Vocab, text: str) -> tuple[int, int]:
     together.
 
     Returns:
-        How many texts had it, and how many others were parts of the same conversations.
+        The number of texts that had it, and of other texts that were parts of the same
+        conversations.
 
     Raises:
         ArgumentError: the text is empty.
-        BusyError: another process writes to the store.
+        BusyError: another process is writing to the store.
 
     """
     wanted = text.encode()
@@ -378,13 +379,14 @@ def prune(store: Store, *, max_tokens: int | None = None, days: float | None = N
     """Removes old texts, then the least useful until the rest fits; returns how many.
 
     Args:
-        store: of which.
-        max_tokens: from now on it holds no more, headers and all; None for as many as before.
-        days: texts that came earlier go; None for none.
+        store: the store to reduce.
+        max_tokens: the maximum number of tokens from now on, headers included; None for as many as
+            before.
+        days: drop texts older than this many days; None to drop none by age.
 
     Raises:
         ArgumentError: days is not a finite number of at least 0: it would take out everything.
-        BusyError: another process writes to the store.
+        BusyError: another process is writing to the store.
 
     """
     if days is not None:
