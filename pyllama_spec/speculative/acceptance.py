@@ -32,12 +32,12 @@ class TokenSampler(Protocol):
         """Calls sample() and accept() at row, row + 1, ... while the tokens equal the draft.
 
         Args:
-            context: whose last batch it is.
-            row: the pending token's row.
-            draft: what was verified after it.
+            context: the context that computed the batch.
+            row: the row of the pending token.
+            draft: the verified tokens after it.
 
         Returns:
-            The tokens. Where it raises, those before are in the error's partial_tokens.
+            The tokens. If an error is raised, its partial_tokens has those before it.
 
         """
         ...
@@ -83,12 +83,12 @@ def sample_and_match(
 
     Args:
         sampler: the sampler of the sequence.
-        target: whose last batch holds the rows.
-        row: see above.
+        target: the context whose last batch holds the rows.
+        row: the row of the pending token.
         draft: the verified tokens.
-        out: takes the committed tokens: the accepted ones and then one of the target's own, or up
+        out: takes the committed tokens: the accepted ones and one of the target's own, or those up
             to the first one that ends the generation.
-        observe: sees each row with its token.
+        observe: called with each row and its token.
 
     """
     if observe is not None:

@@ -24,7 +24,7 @@ class Checkpoint(NamedTuple):
     """The state of a sequence after its first n_tokens.
 
     Attributes:
-        is_part: whether its prompt continued there.
+        is_part: whether the sequence's prompt continued there.
         is_border: whether another prompt continued differently there.
 
     """
@@ -40,8 +40,8 @@ class Checkpoints:
 
     Args:
         target: the target's context.
-        n_kept: how many of each sequence are kept; each takes ModelInfo.state_bytes, and what
-            sliding-window layers hold.
+        n_kept: the number of checkpoints of each sequence; each takes ModelInfo.state_bytes, and
+            the contents of sliding-window layers.
 
     """
 

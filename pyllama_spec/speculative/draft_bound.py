@@ -18,8 +18,8 @@ class DraftBound(NamedTuple):
     """The maximum number of tokens that a sequence may draft in a round.
 
     Attributes:
-        max_draft: the number, from 0 on.
-        reason: the bound that it comes from, in words, in the singular.
+        max_draft: the bound, at least 0.
+        reason: what sets the bound, in words, as a singular noun.
 
     """
 
@@ -31,7 +31,7 @@ def drafter_bound(drafter: Drafter) -> DraftBound:
     """The drafter's own maximum, which a user may have set.
 
     Raises:
-        ArgumentError: it is not a whole number from 0 on.
+        ArgumentError: it is not an integer of at least 0.
 
     """
     max_draft = count(drafter.max_draft, f"max_draft of the drafter {drafter.name!r}", 0)
@@ -55,19 +55,19 @@ def draft_bound(
     round.
 
     Args:
-        bound: what holds already: the drafter's own number, or all that hold for the context.
-        n_draft: what the caller allows, of the context or of a request.
-        n_snapshots: how many tokens a recurrent state can roll back (Rollback.max_draft).
+        bound: the bound so far: the drafter's own, or that of the context.
+        n_draft: the caller's limit, of the context or of a request.
+        n_snapshots: the number of tokens that a recurrent state can roll back (Rollback.max_draft).
         snapshots: the reason for that limit, in words (Rollback.max_draft_reason).
-        n_rows: the rows of a decode that verifies: those that are computed as single ones are, that
-            have logits, and that a batch takes (Limits.width). The pending token needs one.
-        n_seqs: how many sequences share those rows.
-        n_left: the tokens that the request may still generate. A round gives one more than it
-            accepts.
-        n_free: the positions of the context that are free. The pending token needs one.
+        n_rows: the rows of a verify batch: those that are exact, that have logits, and that a batch
+            takes (Limits.width). The pending token needs one.
+        n_seqs: the number of sequences that share those rows.
+        n_left: the number of tokens that the request may still generate. A round commits one more
+            than it accepts.
+        n_free: the number of free positions of the context. The pending token needs one.
 
     Raises:
-        ArgumentError: n_draft is not a whole number from 0 on.
+        ArgumentError: n_draft is not an integer of at least 0.
 
     """
     max_draft, reason = bound

@@ -17,10 +17,10 @@ class SourceCounts:
     """The counts of one source.
 
     Attributes:
-        rounds: rounds whose draft came from it: a round has at most one.
-        proposed: tokens of these drafts.
-        drafted: of those, the tokens that the target verified.
-        accepted: of those, the tokens that the target's own choice confirmed.
+        rounds: the number of rounds with a draft of this source; a round has at most one draft.
+        proposed: the number of tokens of these drafts.
+        drafted: the number of those tokens that the target verified.
+        accepted: the number of those that equal the target's own choice.
 
     """
 
@@ -74,10 +74,10 @@ def sources_in_words(by_source: Mapping[str, Mapping[str, Any]]) -> str:
     """Accepted of drafted tokens by source: "copy 26 of 28, model 2 of 12".
 
     Args:
-        by_source: of sources_as_dict().
+        by_source: the result of sources_as_dict().
 
     Returns:
-        "" where all drafts came from the model, or nothing was verified: the sum says it then.
+        "" if all drafts came from the model, or nothing was verified: the sum says it then.
 
     """
     verified = {name: one for name, one in by_source.items() if one["drafted"]}

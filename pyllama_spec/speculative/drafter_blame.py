@@ -27,9 +27,9 @@ class Blame(NamedTuple):
     """The drafter that an error is attributed to.
 
     Attributes:
-        author: the class or function, with its module.
-        module: that module's name.
-        place: the file and the line, from 1; None where Python knows neither, as of compiled code.
+        author: the name of the class or function, with its module.
+        module: the name of that module.
+        place: the file and the line, from 1; None if Python knows neither, as for compiled code.
 
     """
 
@@ -42,9 +42,9 @@ def blame(drafter: Drafter, what: str, error: Exception) -> Blame:
     """Attributes an error to the drafter, or to the wrapped drafter or callable inside.
 
     Args:
-        drafter: that failed.
+        drafter: the drafter that failed.
         what: the method that was called: "propose", "commit", "resume_at" and others.
-        error: what came of it, with the traceback if it was raised.
+        error: the error, with its traceback if it was raised.
 
     """
     frames = [

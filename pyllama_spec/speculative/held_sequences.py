@@ -23,10 +23,10 @@ class HeldSequences:
     """The sequences of a context between decodes.
 
     Args:
-        target: the context.
+        target: the target's context.
         rollback: the rollback of its memory.
-        drafter: what it knows of a sequence goes with it.
-        prefixes: the holders of prompts' beginnings.
+        drafter: the drafter, whose state of a sequence is copied and restored too.
+        prefixes: the beginnings of prompts that sequences hold.
 
     """
 
@@ -100,7 +100,7 @@ class HeldSequences:
         """Copies a sequence to the host's memory.
 
         Raises:
-            OutOfMemoryError: there is no room for it.
+            OutOfMemoryError: there is no memory for the copy.
 
         """
         memory = self._target.memory.save(state.seq_id) if state.n_decoded else b""

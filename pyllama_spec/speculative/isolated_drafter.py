@@ -42,7 +42,7 @@ class DrafterFailure(Exception):  # noqa: N818 - it is a record, never raised
     """The error that disabled a drafter.
 
     Attributes:
-        reason: in words.
+        reason: why the drafter is disabled, in words.
         error: what the drafter raised, with its traceback.
 
     """
@@ -109,8 +109,8 @@ class IsolatedDrafter:
         """How many of the first n_keep tokens the target need not decode again for the drafter.
 
         Args:
-            seq: the sequence, which begins a request: a failure in the last one is forgotten.
-            n_keep: how many tokens the target could keep.
+            seq: the sequence, which begins a request: a failure of the last one is forgotten.
+            n_keep: the number of tokens that the target could keep.
             tokens: those tokens.
 
         """
@@ -345,7 +345,8 @@ class IsolatedDrafter:
         """Counts a draft without any valid id, in a text without other drafts.
 
         Raises:
-            ValueError: there were too many: it looks as if it proposed nothing, and costs as much.
+            ValueError: there were too many: such a drafter costs as much as it did before, and
+                gives nothing.
 
         """
         if seq not in self._n_foreign:
@@ -476,7 +477,7 @@ def _distributions(draft: Draft, n: int) -> list[Distribution] | None:
 
     Raises:
         ValueError: there are not as many.
-        ArgumentError: one is no Distribution.
+        ArgumentError: one is not a Distribution.
 
     """
     if draft.distributions is None:

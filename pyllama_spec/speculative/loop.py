@@ -22,9 +22,9 @@ class SpeculativeLoop:
 
     Args:
         target: the target's context, opened with the drafter's target_layers.
-        drafter: who proposes.
-        n_draft: the most tokens to draft per round; None for the drafter's max_draft.
-        controller: how many of them are drafted and verified; None for all, in every round.
+        drafter: the drafter to ask.
+        n_draft: the maximum number of tokens to draft per round; None for the drafter's max_draft.
+        controller: decides how many of them are drafted and verified; None for all, in every round.
 
     Raises:
         ArgumentError: the context does not keep the layer inputs that the drafter wants, or the
@@ -83,13 +83,13 @@ class SpeculativeLoop:
         Afterwards the target's last batch ends with the logits of the prompt's last token.
 
         Args:
-            seq: the sequence.
-            prompt: its tokens.
+            seq: number of the sequence.
+            prompt: the ids of the prompt.
             remember: whether a drafter may keep the text for later requests.
 
         Raises:
             ContextFullError: the prompt does not fit the context.
-            ArgumentError: it is empty, or an id is outside the vocabulary.
+            ArgumentError: the prompt is empty, or an id is outside the vocabulary.
 
         """
         run = SequenceRun(seq, prompt, remember=remember)
@@ -110,12 +110,12 @@ class SpeculativeLoop:
         """Generates after prefill(). Closing the generator leaves the sequence consistent.
 
         Args:
-            seq: the sequence.
+            seq: number of the sequence.
             sampler: chooses tokens.
-            max_tokens: the most tokens to generate.
-            observe: sees each committed token with its row.
+            max_tokens: the maximum number of tokens to generate.
+            observe: called with each committed token and its row.
             rejection: accepts what the drafter draws; None for sample_and_match() alone.
-            noise: of a sampler that draws by shared noise.
+            noise: the noise of a sampler that draws by shared noise; else None.
 
         Yields:
             A Step per round, the first one with the token that the prompt's last row gave. The
@@ -149,7 +149,7 @@ class SpeculativeLoop:
         """Copies a sequence to another number, so that two texts share a prefix.
 
         Raises:
-            ArgumentError: it is the same number, or the context has no such sequence.
+            ArgumentError: the two numbers are equal, or the context has no such sequence.
 
         """
         return self.round.sequences.fork(seq, seq_id)

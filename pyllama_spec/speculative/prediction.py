@@ -23,8 +23,8 @@ class Prediction:
     """See the module's docstring.
 
     Args:
-        tokens: the text's ids.
-        n_prompt: how many tokens the sequence has before the request's own text begins.
+        tokens: the ids of the predicted text.
+        n_prompt: the number of tokens of the sequence before the request's own text.
 
     """
 

@@ -30,12 +30,12 @@ class StoredPrefix:
     """A copy of a sequence.
 
     Attributes:
-        tokens: [n] int32, those that its memory holds.
-        key: what it was computed with.
-        first: the first position that it holds; windows forget others.
-        memory: the engine's bytes.
-        drafter: the drafter's; None where it is told the tokens again.
-        checkpoints: of a recurrent state, earlier ones.
+        tokens: [n] int32, the tokens in its memory.
+        key: the settings that it was computed with.
+        first: the first position that it holds; a window drops earlier ones.
+        memory: the engine's bytes of it.
+        drafter: the drafter's bytes; None if the drafter is told the tokens again.
+        checkpoints: earlier checkpoints of a recurrent state.
 
     """
 
@@ -63,10 +63,10 @@ class PrefixStore:
     """Copies of sequences in order of last use, the newest last.
 
     Args:
-        max_bytes: what they may take together; 0 to keep none.
+        max_bytes: the maximum size of all copies together; 0 to keep none.
 
     Raises:
-        ArgumentError: max_bytes is no such number.
+        ArgumentError: max_bytes is not an integer of at least 0.
 
     """
 
@@ -127,11 +127,12 @@ class PrefixStore:
         Args:
             tokens: the tokens of a prompt.
             key: the key of the settings that it is computed with.
-            reach: returns how many tokens a copy can give, from it and its common prefix's length.
+            reach: returns the number of tokens that a copy can restore, given the copy and the
+                length of the common prefix.
 
         Returns:
-            The copy or None; how many tokens it gives; and the longest common prefix of the prompt
-            with any copy, usable or not.
+            The copy or None; the number of tokens that it restores; and the longest common prefix
+            of the prompt with any copy, usable or not.
 
         """
         best: StoredPrefix | None = None

@@ -37,10 +37,11 @@ class _Holder:
 
     Attributes:
         state: the sequence.
-        key: what its memory was computed with.
+        key: the settings that its memory was computed with.
         run: the last request that began on it.
-        order: how many requests began before that one.
-        source: the run that computes what the request waits for; None where it does not wait.
+        order: the number of requests that began before that one.
+        source: the run that computes the prefix that the request waits for; None if it does not
+            wait.
 
     """
 
@@ -66,9 +67,9 @@ class _Beginning:
     """The longest stored or computed prefix of a prompt.
 
     Attributes:
-        n: how many tokens can be kept of it.
-        holder, entry: of these tokens; both None for the own sequence.
-        n_known: how many tokens of the prompt are held anywhere, whether they can be kept or not.
+        n: the number of tokens that can be kept.
+        holder, entry: who holds these tokens; both None for the own sequence.
+        n_known: the number of the prompt's tokens that are held anywhere, usable or not.
 
     """
 
@@ -82,10 +83,11 @@ class Prefixes:
     """Finds prefixes of prompts in a context's sequences and in its store.
 
     Args:
-        target: the context.
+        target: the target's context.
         rollback: the rollback of its memory.
-        drafter: what goes with it.
-        store: for what no sequence holds any more; None to reuse nothing but the own sequence's.
+        drafter: the drafter, whose state of a sequence is copied too.
+        store: keeps beginnings that no sequence holds any more; None to reuse only the own
+            sequence's.
 
     """
 
@@ -110,8 +112,9 @@ class Prefixes:
         any sequence does.
 
         Args:
-            run: the run; of one that has waited this is called again.
-            beside: then the runs of the round, of which it may wait for another one.
+            run: the run; this is called again for one that has waited.
+            beside: the runs of the round if the run has waited: it may wait for another one of
+                them.
 
         """
         state = run.state

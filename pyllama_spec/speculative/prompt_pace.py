@@ -22,11 +22,11 @@ class PromptPace:
     """Learns the seconds per prompt token.
 
     Args:
-        max_part: the most tokens of a part.
-        max_pause_s: what a part should take at most.
+        max_part: the maximum number of tokens of a part.
+        max_pause_s: the maximum seconds that a part should take.
 
     Attributes:
-        token_s: seconds for a token of a prompt; None before the first part was read.
+        token_s: the seconds per token of a prompt; None before the first part was read.
 
     """
 
@@ -47,9 +47,9 @@ class PromptPace:
         """Learns the seconds of a part.
 
         Args:
-            n_tokens: how many it had. A few tell nothing: a decode takes some
+            n_tokens: the number of tokens of the part. A few are no measure: a decode takes some
                 time whatever it computes.
-            seconds: how long it took, with what the drafter does after it.
+            seconds: its seconds, including the drafter's commit().
 
         """
         if n_tokens < min(_STEP, self._max_part):

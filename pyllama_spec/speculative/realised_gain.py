@@ -23,7 +23,7 @@ class RealisedGain:
     """The gain of some rounds, in rounds of plain decoding.
 
     Attributes:
-        n_rounds: how many rounds were measured.
+        n_rounds: the number of measured rounds.
         total: the sum of their gains.
         squares: the sum of the gains' squares.
 

@@ -31,7 +31,8 @@ def why_exact(params: SamplerParams, acceptance: str = "distribution") -> str | 
 
     Args:
         params: the parameters of the request.
-        acceptance: its option: "distribution", or "noise", which works with grammars too.
+        acceptance: the request's `acceptance`: "distribution", or "noise", which works with
+            grammars too.
 
     """
     if params.is_greedy:
@@ -50,9 +51,9 @@ def accepting_sampler(
 
     Args:
         model: the target.
-        params: of the request.
+        params: the parameters of the request.
         acceptance: "exact", "noise" or "distribution".
-        why: why drafts are accepted exactly all the same; None for no reason.
+        why: the reason to accept drafts exactly all the same; None for no reason.
 
     """
     if acceptance == "exact" or why is not None:
@@ -72,10 +73,10 @@ def accept_or_redraw(
 
     Args:
         p: the target's distribution.
-        q: the one that the token was drawn from.
-        token: what was drawn.
-        u: a random number, from 0 to 1, without 1: whether it is accepted.
-        v: another one: what is drawn where it is not.
+        q: the distribution that the token was drawn from.
+        token: the drawn token.
+        u: a random number in [0, 1) that decides whether it is accepted.
+        v: a random number in [0, 1) that draws another token if it is not.
 
     Returns:
         The token, and whether it is the drawn one. Over q, u and v it has the distribution p.
@@ -92,9 +93,8 @@ class RejectionSampling:
     """Accepts the drafts of one request by rejection sampling.
 
     Args:
-        sampler: the request's, whose chain leaves a distribution: why_exact() of its parameters is
-            None.
-        draws: what its drafts are drawn with.
+        sampler: the sampler of the request; why_exact() of its parameters is None.
+        draws: the random numbers that its drafts are drawn with.
 
     """
 
@@ -113,13 +113,13 @@ class RejectionSampling:
         """Accepts a drawn draft, as sample_and_match() does a chosen one.
 
         Args:
-            target: whose last batch holds the rows.
+            target: the context whose last batch holds the rows.
             row: the row of the pending token; row + 1 + i is that of draft[i].
             draft: the verified tokens.
-            distributions: [len(draft) or more] what each of them was drawn from.
-            out: takes the accepted tokens and then one of the target's own, or the accepted ones up
-                to the first that ends the generation.
-            observe: sees each row with its token.
+            distributions: [len(draft) or more] the distribution that each token was drawn from.
+            out: takes the accepted tokens and one of the target's own, or the accepted ones up to
+                the first that ends the generation.
+            observe: called with each row and its token.
 
         """
         is_eog, draws = target.model.vocab.is_eog, self.draws

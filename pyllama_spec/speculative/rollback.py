@@ -24,7 +24,8 @@ class Rollback:
     """The rollback of a memory of positions: any number of last tokens.
 
     Attributes:
-        max_draft: the most tokens that can be rolled back after a round; None for any number.
+        max_draft: the maximum number of tokens that can be rolled back after a round; None for any
+            number.
         max_draft_reason: the reason for that limit, in words.
         needs_equal_rows: whether a common decode can be rolled back only if its sequences had
             equally many tokens and consecutive sequence ids.
@@ -61,7 +62,7 @@ class Rollback:
         """Rolls back the tokens after the last committed one that was decoded.
 
         Raises:
-            PyllamaSpecError: the engine refuses.
+            PyllamaSpecError: the engine refuses it.
 
         """
         if not self._target.memory.rollback(state.seq_id, state.n_decoded):
@@ -80,8 +81,8 @@ class Rollback:
 
         Args:
             state: the sequence.
-            is_end: whether it is the prompt's end.
-            is_border: whether it is where another prompt is known to continue differently.
+            is_end: whether this is the end of the prompt.
+            is_border: whether another prompt is known to continue differently here.
 
         """
 
@@ -89,8 +90,8 @@ class Rollback:
         """Rolls the memory back to the first n_keep tokens.
 
         Returns:
-            How many it holds now: n_keep, or fewer where it can go back further only, or 0 where it
-            holds too little; then it is to be emptied.
+            The number of tokens that it holds now: n_keep, or fewer if it can only roll back
+            further, or 0 if it holds too little; then it has to be emptied.
 
         """
         memory = self._target.memory
@@ -107,10 +108,10 @@ class Rollback:
         """The number of the first n tokens that a copy of a sequence can keep.
 
         Args:
-            first: the first position that it holds.
-            n_decoded: how many tokens it holds.
-            n: how many are wanted, at most n_decoded.
-            checkpoints: what checkpoints_of() says of it.
+            first: the first position that the sequence holds.
+            n_decoded: the number of tokens that it holds.
+            n: the number of wanted tokens, at most n_decoded.
+            checkpoints: the result of checkpoints_of() for it.
 
         """
         return n if self._is_whole(first, n) else 0
@@ -126,8 +127,8 @@ class Rollback:
         """Restores a sequence after a failed round: to its committed tokens, or before, or to 0.
 
         Args:
-            state: the sequence; n_decoded becomes what it holds.
-            is_computed: whether the last decode succeeded, and something after it failed.
+            state: the sequence; n_decoded is set to the number of tokens that it holds.
+            is_computed: whether the last decode succeeded, and a later step failed.
 
         """
         try:
@@ -167,7 +168,8 @@ class StateRollback(Rollback):
 
     Args:
         target: the target's context.
-        n_checkpoints: how many copies of a sequence's state are kept, at the ends of prompts.
+        n_checkpoints: the number of copies of a sequence's state that are kept, at the ends of
+            prompts.
 
     """
 

@@ -74,21 +74,22 @@ class Round:
 
     Args:
         target: the target's context, opened with the drafter's target_layers.
-        drafter: who proposes.
-        n_draft: the most tokens to draft per round and sequence; None for the drafter's max_draft.
-        controller: how many of them are drafted and verified; None for all, in every round.
-        max_rows: the most rows of a decode that verifies; None for as many as the context computes
-            as single ones are.
-        max_chunk: the most tokens of a prompt that a decode reads; None for a physical batch, so
+        drafter: the drafter to ask.
+        n_draft: the maximum number of tokens to draft per round and sequence; None for the
+            drafter's max_draft.
+        controller: decides how many of them are drafted and verified; None for all, in every round.
+        max_rows: the maximum number of rows of a verify batch; None for as many as are exact in
+            this context.
+        max_chunk: the maximum number of prompt tokens per decode; None for a physical batch, so
             that Ctrl-C is answered within one.
-        max_stepwise: prompts with no more tokens left than this are read a token a round beside
-            the others (Limits.max_stepwise).
-        store: where beginnings of prompts are kept that no sequence holds any more; None to reuse
-            nothing but what the run's own sequence holds.
+        max_stepwise: read prompts with at most this many tokens left one token a round, beside the
+            other sequences (Limits.max_stepwise).
+        store: keeps beginnings of prompts that no sequence holds any more; None to reuse only the
+            run's own sequence.
 
     Attributes:
         sequences: the contents of the context's sequences: copies, cuts and stores them.
-        max_draft: the most tokens that a sequence drafts in a round.
+        max_draft: the maximum number of tokens that a sequence drafts in a round.
         max_draft_reason: the reason for that limit, in words (draft_bound()).
         decode_counts: counts of the target's decodes.
 
@@ -188,7 +189,7 @@ class Round:
 
         Raises:
             ContextFullError: the prompt does not fit the context.
-            ArgumentError: it is empty, or an id is outside the vocabulary.
+            ArgumentError: the prompt is empty, or an id is outside the vocabulary.
 
         """
         prompt, state = run.prompt, run.state
@@ -251,7 +252,7 @@ class Round:
 
         Raises:
             ArgumentError: a sequence has not begun, is over, or waits for draw_first().
-            BaseException: what no sequence is to blame for, such as Ctrl-C. Every sequence is as it
+            BaseException: an error that no sequence caused, such as Ctrl-C. Every sequence is as it
                 was before the round, or after it.
 
         """
@@ -304,7 +305,7 @@ class Round:
         """Drafts, verifies and settles. If it raises, no sequence has changed.
 
         Returns:
-            The seconds of propose(), those in the drafter, and those in the target.
+            The seconds of propose(), of the drafter, and of the target.
 
         """
         try:
@@ -382,8 +383,8 @@ class Round:
         """Runs one decode of the target, and settles it.
 
         Returns:
-            The seconds in the target, and those in the drafter after it. A decode that failed, and
-            its sequences with it, counts none.
+            The seconds of the target, and of the drafter after it. A decode that failed counts
+            none.
 
         """
         self._forget_rows()

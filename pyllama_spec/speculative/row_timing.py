@@ -20,12 +20,12 @@ def measure_rows(target: Context, max_rows: int, budget_s: float = _BUDGET_S) ->
     and never quicker.
 
     Args:
-        target: nothing of a text may be in it.
-        max_rows: the widest batch.
-        budget_s: seconds after which no further width is begun.
+        target: a context without any tokens.
+        max_rows: the number of rows of the widest batch.
+        budget_s: the seconds after which no further width is timed.
 
     Returns:
-        Seconds by rows.
+        The seconds by number of rows.
 
     """
     max_rows = min(max_rows, target.n_batch, target.n_ctx_seq)

@@ -54,20 +54,21 @@ class Limits:
     """The limits of a round.
 
     Attributes:
-        n_ctx: positions of a sequence.
-        n_batch: the most tokens of a decode.
-        n_outputs: the most tokens of a decode with logits.
-        draft_bound: the most tokens that a sequence drafts in any round, and the reason.
-        max_rows: the most rows of a decode that verifies: up to this many, rows are computed as
-            single ones are (docs/measurements/), so that text does not depend on company.
-        max_chunk: the most tokens of a prompt that a decode reads. Without a pace prompts are
+        n_ctx: the number of positions of a sequence.
+        n_batch: the maximum number of tokens of a decode.
+        n_outputs: the maximum number of tokens of a decode with logits.
+        draft_bound: the maximum number of tokens that a sequence drafts in any round, and the
+            reason.
+        max_rows: the maximum number of rows of a verify batch: up to this many are exact
+            (docs/measurements/), so that a text does not depend on the other sequences.
+        max_chunk: the maximum number of prompt tokens per decode. Without a pace, prompts are
             always cut at the same places, whatever runs beside them.
-        max_stepwise: prompts with no more tokens left than this are read a token a round beside
-            the others, which costs no pass of its own; 0 to read them at once.
-        mixes_prompts: whether parts of prompts go into the decode that verifies. Their rows are
-            computed otherwise then than alone; it pays where all sequences share one cache, which
-            the engine goes through once for all of them.
-        has_streams: whether each sequence has a stream of its own in the memory.
+        max_stepwise: read prompts with at most this many tokens left one token a round beside the
+            other sequences, which needs no further pass over the weights; 0 to read them at once.
+        mixes_prompts: whether parts of prompts go into the verify batch. Their rows then differ
+            from those of a decode alone; it pays if all sequences share one cache, which the engine
+            reads once for all of them.
+        has_streams: whether each sequence has its own stream in the memory.
         needs_equal_rows, keeps_whole, goes_alone, can_fill: see Rollback.
 
     """
@@ -102,7 +103,7 @@ class Decode:
     """The spans and padding of one target decode.
 
     Attributes:
-        spans: in the order of the batch.
+        spans: the spans in the order of the batch.
         fill: idle sequences that get `n_fill` tokens each.
         n_fill: see fill.
 
@@ -117,9 +118,9 @@ class Scheduler:
     """The policy. Its answers depend on the runs, in the order in which they are given.
 
     Args:
-        limits: what rounds must keep to.
-        controller: how long drafts are; None for as long as they may be.
-        pace: how much of prompts is read beside texts; None for max_chunk.
+        limits: the limits of every round.
+        controller: decides how long drafts are; None for as long as the limits allow.
+        pace: decides how much of prompts is read beside texts; None for max_chunk.
 
     """
 
@@ -167,8 +168,8 @@ class Scheduler:
 
         Args:
             span: the span.
-            tokens: the sequence's.
-            draws: what the tokens are drawn with; None for the likeliest ones.
+            tokens: the tokens of the sequence.
+            draws: the random numbers that the tokens are drawn with; None for the likeliest tokens.
 
         """
         decision = span.decision
@@ -200,7 +201,7 @@ class Scheduler:
         """Reports the outcome of a round to the controller.
 
         Returns:
-            The spans that it had decided on, with what it expected of them.
+            The spans that the controller decided on, with its expected gains.
 
         """
         decided = [span for span in spans if span.decision is not None]
@@ -355,10 +356,10 @@ def n_passes(ids: Sequence[int], rows: Sequence[int], keeps_whole: bool = False)
     each as many tokens as the one with the fewest has (llama_batch_allocr::split_equal).
 
     Args:
-        ids: the sequences, rising.
-        rows: how many tokens of each.
-        keeps_whole: see Rollback; of those together then the first ones that end together, or the
-            first one alone.
+        ids: numbers of the sequences, ascending.
+        rows: the number of tokens of each sequence.
+        keeps_whole: see Rollback; of the sequences together, then the first ones that end together,
+            or the first one alone.
 
     """
     left = dict(zip(ids, rows, strict=True))

@@ -25,13 +25,13 @@ class SequenceState:
     """The tokens and counts of one sequence of a context. It outlasts its requests.
 
     Attributes:
-        seq_id: its number in the context.
-        tokens: prompt and committed tokens.
-        n_decoded: how many of them, from the first on, the target's memory holds. While text is
+        seq_id: the number of the sequence in the context.
+        tokens: the prompt and the committed tokens.
+        n_decoded: the number of them, from the first on, in the target's memory. While text is
             generated it is one less than all: the last committed token is pending.
-        n_given: how many of those the text has that was given to the caller; None for all. A draft
-            may lead past a stop string, or past where the caller stopped reading.
-        adapters: what its memory was computed with.
+        n_given: the number of those that were given to the caller; None for all. A draft may go
+            past a stop string, or past the place where the caller stopped reading.
+        adapters: the adapters that its memory was computed with.
 
     """
 
@@ -51,9 +51,9 @@ class SavedSequence(NamedTuple):
     """A sequence in the host's memory, for Round.resume() and HeldSequences.restore().
 
     Attributes:
-        tokens, n_decoded, n_given, adapters: of its SequenceState.
-        memory: the engine's bytes; b"" where nothing was decoded.
-        drafter: the drafter's bytes; None if it has none, and is told the tokens again.
+        tokens, n_decoded, n_given, adapters: see SequenceState.
+        memory: the engine's bytes; b"" if nothing was decoded.
+        drafter: the drafter's bytes; None if it saved none and is told the tokens again.
 
     """
 
@@ -79,12 +79,12 @@ class Step(NamedTuple):
 
     Attributes:
         tokens: the committed tokens, in order.
-        n_drafted: how many tokens were verified.
-        n_accepted: how many of `tokens`, from the first on, were drafted.
+        n_drafted: the number of verified tokens.
+        n_accepted: the number of `tokens`, from the first on, that were drafted.
         finish_reason: "stop" for an end-of-generation token, "length" for a limit, None to
             continue, and None where there is an error.
-        error: what ended the request; its tokens before that are committed.
-        who: who drafted, as in RoundCounts.
+        error: the error that ended the request; the tokens before it are committed.
+        who: the source of the draft, as in RoundCounts.
 
     """
 
@@ -102,33 +102,36 @@ class SequenceRun:
 
     Args:
         state: the sequence.
-        prompt: its tokens.
-        sampler: chooses tokens; None to have the prompt decoded and nothing generated yet.
-        max_tokens: the most tokens to generate.
-        observe: sees each committed token with its row.
-        forced: given a number of tokens, some, at most so many, that have to follow, or are likely
-            to: they are verified and nobody else is asked. None for never.
-        adapters: what its rows are computed with.
-        max_draft: the most tokens that it drafts in a round; None for as many as the round allows.
+        prompt: the ids of the prompt.
+        sampler: chooses tokens; None to decode the prompt and generate nothing yet.
+        max_tokens: the maximum number of tokens to generate.
+        observe: called with each committed token and its row.
+        forced: called with a number; returns at most so many tokens that have to follow, or are
+            likely to. They are verified, and the drafter is not asked. None for no such tokens.
+        adapters: the adapters that its rows are computed with.
+        max_draft: the maximum number of tokens to draft per round; None for the round's own
+            maximum.
         remember: whether a drafter may keep its text for later requests.
-        user: whose request it is; "" where it was not said.
-        prediction: what its text is said to repeat; asked before the drafter. None for nothing.
-        rejection: accepts what a drafter has drawn; None for sample_and_match() alone.
-        noise: what the sampler draws by, if it draws by shared noise, for drafters that draw.
+        user: the user of the request; "" if it was not given.
+        prediction: the text that the answer is expected to repeat; asked before the drafter. None
+            for no prediction.
+        rejection: accepts the drafter's drawn tokens; None for sample_and_match() alone.
+        noise: the noise of a sampler that draws by shared noise, for drafters that draw; else None.
 
     Attributes:
-        stats, timing: of this request alone.
-        borders: numbers of tokens of the prompt after which a part of it ends when it is read,
-            since other prompts continue differently there.
-        max_held: of the prompt, how many tokens may be held and not read again, by this sequence
-            alone; None for as many as anybody holds.
-        n_cached: tokens of the prompt that were not read, since they were held already.
-        n_generated: tokens that were generated.
-        n_passed: rounds since a part of its prompt was read, in which others' were.
+        stats, timing: the figures of this request alone.
+        borders: numbers of prompt tokens after which a part ends when the prompt is read, since
+            other prompts continue differently there.
+        max_held: the maximum number of prompt tokens to reuse, from this sequence alone; None for
+            as many as any sequence holds.
+        n_cached: the number of prompt tokens that were not read, since they were held already.
+        n_generated: the number of generated tokens.
+        n_passed: the number of rounds, since a part of its prompt was read, in which other prompts
+            were read.
         is_cancelled: set from any thread; the round ends the request before its next decode.
-        ready_row: without a sampler: the row of the last batch that follows the prompt, while no
-            other batch came after it; else None.
-        finish_reason, error: as in the last Step.
+        ready_row: without a sampler, the row of the last batch that follows the prompt, until
+            another batch is decoded; else None.
+        finish_reason, error: see Step; of the last one.
 
     """
 

@@ -25,14 +25,14 @@ class RoundCounts(NamedTuple):
     """The counts of one sequence in one round.
 
     Attributes:
-        n_requested: the most tokens that were asked for; a chain may be ended before.
-        n_proposed: how many came.
-        n_verified: how many of those were verified.
-        n_accepted: and accepted.
-        n_expected: how many of them were expected to be; 0 of a controller that expects nothing.
-        who: "model", "copy" of the text itself or of the request's prediction, "memory" for a copy
-            of an earlier text, "grammar" for text that has to follow, or "nobody" where nothing
-            was proposed.
+        n_requested: the maximum number of tokens that were asked for; a chain may be ended before.
+        n_proposed: the number of proposed tokens.
+        n_verified: the number of those that were verified.
+        n_accepted: the number of those that were accepted.
+        n_expected: the expected number of accepted ones; 0 for a controller without expectations.
+        who: "model"; "copy" for a copy of the text itself or of the request's prediction; "memory"
+            for a copy of an earlier text; "grammar" for forced text; or "nobody" if nothing was
+            proposed.
 
     """
 
@@ -54,32 +54,32 @@ class SpeculationStats:
     Attributes:
         drafter: the drafter's name.
         note: a remark on it, such as why it was chosen; "" for none.
-        rounds: decodes of the target after the prompt.
-        drafted: tokens that were proposed and verified, of all sources.
-        accepted: of those, the ones that the target's own choice confirmed.
-        accepted_histogram: how many rounds accepted 0, 1, 2 ... tokens.
-        controller: the name of what said how long drafts are.
-        asked: rounds in which a draft was asked for: of the drafter, be it for copies alone, or of
-            the request's prediction. A drafter that failed is not asked again.
-        asked_copies: of those, the rounds in which only copies were asked for: a draft model with
-            copies beside it was disabled, or the prediction answered.
-        copied: of `asked`, the rounds with a lookup hit.
-        probes: of `asked`, the retries of a drafter that was off.
-        proposed: tokens that were proposed; `drafted` of them were verified.
-        forced, forced_accepted: of `drafted` and `accepted`, the tokens of text that the request's
-            grammar leaves no choice about: no drafter was asked.
-        by_source: the same counts for each source of drafts that proposed something: see
-            SourceCounts and SOURCES.
-        verified_histogram: how many rounds verified 0, 1, 2 ... drafted tokens.
-        expected: how many tokens the controller expected to be accepted; 0 for one that expects
-            nothing.
-        gain_expected: what the rounds that verified a draft were expected to save once it was
-            there, in rounds of plain decoding. 0 where nothing was verified, and of a controller
-            that compares nothing, such as "fixed".
-        gain_realised: what these rounds saved by the clock. as_dict() has None for it until its
+        rounds: the number of decodes of the target after the prompt.
+        drafted: the number of tokens that were proposed and verified, from all sources.
+        accepted: the number of those that equal the target's own choice.
+        accepted_histogram: the number of rounds that accepted 0, 1, 2 ... tokens.
+        controller: the name of the controller.
+        asked: the number of rounds in which a draft was asked for, of the drafter (even if for
+            copies alone) or of the request's prediction. A drafter that failed is not asked again.
+        asked_copies: the number of those rounds in which only copies were asked for: a draft model
+            with copies beside it was disabled, or the prediction answered.
+        copied: the number of `asked` rounds with a lookup hit.
+        probes: the number of `asked` rounds that were retries of a disabled drafter.
+        proposed: the number of proposed tokens; `drafted` of them were verified.
+        forced, forced_accepted: the numbers of `drafted` and `accepted` tokens that the request's
+            grammar forces: no drafter was asked.
+        by_source: the same counts for each source that proposed something: see SourceCounts and
+            SOURCES.
+        verified_histogram: the number of rounds that verified 0, 1, 2 ... drafted tokens.
+        expected: the number of tokens that the controller expected to be accepted; 0 for a
+            controller without expectations.
+        gain_expected: the expected savings of the rounds that verified a draft, once it was there,
+            in rounds of plain decoding. 0 if nothing was verified, and for a controller that
+            compares nothing, such as "fixed".
+        gain_realised: the measured savings of these rounds. as_dict() has None for it until its
             sign is certain: see RealisedGain.
         probe_s: seconds of drafting in retries.
-        round_counts: what each round asked for and got, in order; not in as_dict().
+        round_counts: the counts of each round, in order; not in as_dict().
         reason_off: why the drafter was disabled in the last round; None if it was not. A text that
             it made faster may end so: `state` says what counts.
         reason_off_error: what the drafter raised, with its traceback; None if it raised nothing.
@@ -87,13 +87,13 @@ class SpeculationStats:
         acceptance: how drafts of the drafter are accepted: "exact"; "noise" where the target draws
             by shared noise; or "distribution" where the drafter draws its tokens and rejection
             sampling accepts them. Copies and forced text are always accepted exactly.
-        why_exact: why it is "exact" though the request asked for another; None where it did not, or
-            is not.
+        why_exact: why it is "exact" though the request asked for another acceptance; else None.
         why_not_asked: why the controller did not ask the drafter's model at first though it was
             not off; "" where it asked, or had no reason.
-        rounds_off: rounds in which it was off, or retried, and no copy was verified either.
-        off_since: after how many rounds it was off to the end, 0 for from the beginning; None where
-            it was not, and in the sum of several requests.
+        rounds_off: the number of rounds in which it was disabled, or retried, and no copy was
+            verified.
+        off_since: the number of rounds after which it was disabled to the end, 0 for from the
+            beginning; None if it was not, and in the sum of several requests.
 
     """
 
@@ -167,8 +167,8 @@ class SpeculationStats:
 
         Args:
             reason: see reason_off.
-            is_plain: it was a round that verified nothing and asked the drafter for nothing but
-                copies, or for a retry.
+            is_plain: whether the round verified nothing and asked the drafter only for copies, or
+                for a retry.
 
         """
         self.rounds_off += is_plain and self.off_since is not None
@@ -399,16 +399,17 @@ class Timing:
     """Seconds of one generation, without the time of a stream's consumer.
 
     Attributes:
-        load_s: loading the files, the draft's too.
-        draft_load_s: of that, the draft: opening it, and measuring verify batches for it.
-        prompt_s: the prompt, to its first token.
-        decode_s: all rounds.
-        draft_s: of those, in the drafter.
-        verify_s: of those, in the target's decode.
-        n_decoded: tokens committed by the rounds.
-        queue_s: from the call that asked for it to when it began to be computed: what it waited for
-            other requests, and a stream for its reader.
-        first_token_s: from that call to the first token; 0 until there is one.
+        load_s: the seconds of loading the files, the draft's too.
+        draft_load_s: the part of that for the draft: opening it, and measuring verify batches for
+            it.
+        prompt_s: the seconds of the prompt, to its first token.
+        decode_s: the seconds of all rounds.
+        draft_s: the part of those in the drafter.
+        verify_s: the part of those in the target's decode.
+        n_decoded: the number of tokens that the rounds committed.
+        queue_s: the seconds from the call to the start of its computation: waiting for other
+            requests, and for a stream also for its reader.
+        first_token_s: the seconds from the call to the first token; 0 until there is one.
 
     """
 

@@ -54,8 +54,8 @@ class TargetBatch:
         """Decodes a batch. Rolls back idle sequences that were used for padding.
 
         Args:
-            decode: what the scheduler says.
-            runs: by sequence, whose text it is.
+            decode: the batch that the scheduler planned.
+            runs: the run of each sequence.
 
         Raises:
             PyllamaSpecError: whatever Context.decode raises.

@@ -20,14 +20,14 @@ class ControllerLimits:
     """The bounds of a controller's decisions.
 
     Attributes:
-        max_draft: the most tokens that a sequence drafts in a round.
+        max_draft: the maximum number of tokens that a sequence drafts in a round.
         is_stepwise: whether each drafted token has a cost of its own (Drafter.is_stepwise).
         has_lookup: whether the drafter can be asked for lookups alone (Drafter.has_lookup).
-        is_padded: whether sequences of a batch are padded to equal length, so that it is the
-            longest draft that costs.
-        max_rows: the most rows of a decode that verifies.
-        step_share: what drafting a token takes, over a decode of one row, as far as that can be
-            told before one was drafted (Drafter.step_share).
+        is_padded: whether the sequences of a batch are padded to equal length, so that the longest
+            draft decides the cost.
+        max_rows: the maximum number of rows of a verify batch.
+        step_share: the cost of drafting a token in decodes of one row, if it is known before the
+            first draft (Drafter.step_share); else 0.
 
     """
 
@@ -43,11 +43,11 @@ class DraftDecision(NamedTuple):
     """How many tokens a controller wants for one sequence in one round.
 
     Attributes:
-        n_requested: how many tokens the drafter is asked for; 0 for not at all.
-        n_lookup: how many it is asked for where they can be looked up; 0 for n_requested.
-        lookup_only: whether only drafts without a call of a model are wanted.
-        is_retry: whether the drafter was off and is tried again.
-        reason: why the drafter's model is not asked though it is not off; "" for no reason.
+        n_requested: the number of tokens that the drafter is asked for; 0 to not ask it.
+        n_lookup: the number of tokens of a lookup hit that it is asked for; 0 for n_requested.
+        lookup_only: whether only drafts without a model call are wanted.
+        is_retry: whether the drafter was disabled and is tried again.
+        reason: why the drafter's model is not asked though it is not disabled; "" for no reason.
 
     """
 
@@ -65,10 +65,10 @@ class DraftGain(NamedTuple):
     """A controller's expectation of a draft and its outcome, for the statistics.
 
     Attributes:
-        n_expected: how many of the verified tokens were expected to be accepted.
-        gain_expected: in plain rounds, what asking for a draft was expected to save once it was
-            there.
-        gain_realised: what it saved by the clock; None where that was not measured.
+        n_expected: the expected number of accepted tokens among the verified ones.
+        gain_expected: the expected gain of asking for a draft, once the draft is there, in plain
+            rounds.
+        gain_realised: the measured gain, in plain rounds; None if it was not measured.
 
     """
 
@@ -87,23 +87,25 @@ class Span:
     The scheduler makes it, the controller decides on it, the round fills in what came of it.
 
     Attributes:
-        seq: the sequence.
-        n_past: tokens of it in the target's memory.
-        n_prompt: tokens of a prompt that are read; 0 to verify the pending token and its draft.
-        max_draft: the most tokens that may be drafted (draft_bound()).
-        decision: what the controller wants; None where it is not asked: for a prompt, for text that
-            has to follow, and where nothing is ever drafted.
-        n_requested: how many tokens the drafter is asked for; see decide().
-        asks_model: whether it is asked for more than lookups.
-        asked_of: who was asked for a draft: "drafter", "copies" where only copies were asked for or
-            the request's prediction answered, or "" for nobody, as after a failure of the drafter.
-        draft: all that was proposed.
-        is_predicted: whether the request's prediction gave that.
-        n_verified: how many of them are verified; see verify().
-        ids: those that are verified.
-        n_pad: tokens after those that nobody reads.
-        first_row: its first row in the decode's batch.
-        tokens: what the round committed; () for a prompt, and where it failed.
+        seq: number of the sequence.
+        n_past: the number of its tokens in the target's memory.
+        n_prompt: the number of prompt tokens that are read; 0 to verify the pending token and its
+            draft.
+        max_draft: the maximum number of drafted tokens (draft_bound()).
+        decision: the controller's decision; None if it is not asked: for a prompt, for forced text,
+            and if nothing is ever drafted.
+        n_requested: the number of tokens that the drafter is asked for; see decide().
+        asks_model: whether the drafter is asked for more than lookups.
+        asked_of: who was asked for a draft: "drafter"; "copies" if only copies were asked for or
+            the request's prediction answered; "" for nobody, such as after a failure of the
+            drafter.
+        draft: the proposed draft.
+        is_predicted: whether the draft is from the request's prediction.
+        n_verified: the number of its tokens that are verified; see verify().
+        ids: the tokens that are verified.
+        n_pad: the number of padding tokens after those.
+        first_row: the span's first row in the batch.
+        tokens: the tokens that the round committed; () for a prompt, and after a failure.
 
     """
 
@@ -158,10 +160,10 @@ class Spent:
     """The seconds of a round.
 
     Attributes:
-        draft_s: in propose().
-        verify_s: in decodes of the target that verify.
-        rest_s: in all else: sampling, bookkeeping, commit().
-        is_pure: whether nothing but these sequences was computed: no prompt was read beside them.
+        draft_s: the seconds in propose().
+        verify_s: the seconds in verify batches of the target.
+        rest_s: the seconds of the rest: sampling, bookkeeping, commit().
+        is_pure: whether the round computed only these sequences, and read no prompt.
 
     """
 
@@ -181,9 +183,9 @@ class KnownCosts:
     """Measured seconds for one sequence in a short context, with which a controller starts.
 
     Attributes:
-        verify: of a verify batch, by its rows.
-        draft: of a draft, by its tokens.
-        rest: of all else, by the number of sequences.
+        verify: the seconds of a verify batch, by its rows.
+        draft: the seconds of a draft, by its tokens.
+        rest: the seconds of the rest of a round, by the number of sequences.
 
     """
 
@@ -199,9 +201,9 @@ class Controller:
     for one that rejection sampling accepts.
 
     Attributes:
-        name: what the statistics call it; the name of its class if it sets none.
-        wants_costs: whether learn_costs() is to be told what verify batches cost when a target is
-            opened.
+        name: its name in the statistics; by default that of its class.
+        wants_costs: whether learn_costs() is called with the costs of verify batches when a target
+            is opened.
 
     """
 

@@ -197,10 +197,10 @@ class Watched:
 
     Attributes:
         ids: the tokens.
-        rates: what the calibration says of each, given those before; without the text's ratio.
-        probabilities: the draft's own, of a copy too; None where it has none.
-        match_length: of a copy, how long its match was; 0 for the model's.
-        n_met: how many were compared with the text and were right.
+        rates: the calibrated rate of each token, given those before it; without the text's ratio.
+        probabilities: the draft's own probabilities, also those of a copy; None for none.
+        match_length: the match length of a copy; 0 for a model's draft.
+        n_met: the number of tokens that have been compared with the text and were right.
 
     """
 
@@ -216,8 +216,8 @@ class TextState:
     """The statistics of one sequence's text.
 
     Attributes:
-        watched: drafts that continue beyond what was committed.
-        model, lookups: how the two kinds of drafts do here.
+        watched: the drafts that continue beyond the committed tokens.
+        model, lookups: how good the two kinds of drafts are in this text.
 
     """
 
@@ -234,9 +234,9 @@ def survivals_in(rates: Sequence[float], text: TextState, draft: Draft) -> list[
     row of right ones hardly predicts when the text will differ.
 
     Args:
-        rates: the chance of each, given those before, in no text in particular.
-        text: the text.
-        draft: whose tokens they are.
+        rates: the rate of each token, given those before it, over all texts.
+        text: the state of the text.
+        draft: the draft with these tokens.
 
     """
     ratio = min(text.lookups.ratio, 1.0) if draft.match_length else text.model.ratio

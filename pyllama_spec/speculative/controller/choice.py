@@ -23,7 +23,7 @@ def make_controller(choice: ControllerChoice, p_min: float | None = None) -> Con
 
     Args:
         choice: see ControllerChoice.
-        p_min: of the caller; one that is given by hand says where drafts end.
+        p_min: the caller's p_min; a given one says where drafts end.
 
     Raises:
         ArgumentError: the name is unknown, or the value is not a Controller.

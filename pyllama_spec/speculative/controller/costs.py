@@ -42,8 +42,8 @@ class Curve:
         is_proportional: whether the cost beyond the largest size grows in proportion to the size;
             else it is constant.
         is_line: whether the cost is linear in the size: a size with few samples then costs at most
-            what the line through frequent sizes gives. A draft's first call is slow; a length
-            with one slow sample would otherwise never be requested again.
+            what the line through frequent sizes gives. A draft's first call is slow; without this,
+            a length with one slow sample would never be requested again.
         start: an initial curve, each of whose points counts as one sample.
 
     """

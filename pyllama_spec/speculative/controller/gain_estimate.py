@@ -20,11 +20,12 @@ class GainEstimate:
     another program left behind, would be held against a drafter long after it is known better.
 
     Attributes:
-        gain: tokens beyond those of plain decoding in the same time, drafting left out, in plain
-            rounds.
-        weight: the rounds.
-        n_drafts: those in which a model drafted; the others were looked up.
-        n_steps: tokens that it drafted.
+        gain: the tokens beyond those of plain decoding in the same time, without the time of
+            drafting, in plain rounds.
+        weight: the number of rounds.
+        n_drafts: the number of rounds in which a model drafted; in the others copies were looked
+            up.
+        n_steps: the number of tokens that it drafted.
 
     """
 

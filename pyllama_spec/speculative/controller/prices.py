@@ -22,15 +22,15 @@ class Prices:
     seconds over many rounds largest (Dinkelbach's method, with the ratio of the last rounds).
 
     Attributes:
-        verify: [0 .. n] a round's decode with n drafted tokens.
-        draft: [0 .. n] drafting them.
-        rest: all else of a round.
-        token_s: what a token more is worth.
-        ends: thresholds() by the kind of the last token (calibration.next_kind), as they were
-            asked for.
-        n_requested: how many tokens of a block to ask for.
-        lookup_s: asking for a lookup, whether it hits or not.
-        knows_plain: whether verify[0] was timed often enough for a bad moment to count for little.
+        verify: [0 .. n] the seconds of a decode with n drafted tokens.
+        draft: [0 .. n] the seconds of drafting them.
+        rest: the seconds of the rest of a round.
+        token_s: the value of one more token, in seconds.
+        ends: the results of thresholds() so far, by the kind of the last token
+            (calibration.next_kind).
+        n_requested: the number of tokens of a block to ask for.
+        lookup_s: the seconds of a lookup, whether it hits or not.
+        knows_plain: whether verify[0] was timed so often that one slow sample counts for little.
 
     """
 
@@ -70,8 +70,8 @@ class Prices:
         """The seconds that a draft needs to read n tokens at once, from the target's cost of rows.
 
         Args:
-            n_tokens: of a prompt.
-            step_share: of ControllerLimits.
+            n_tokens: the number of tokens of the prompt.
+            step_share: see ControllerLimits.
 
         """
         n_rows = len(self.verify) - 1
@@ -87,9 +87,10 @@ class Prices:
         """The number of a draft's tokens to verify, and the seconds it is expected to save.
 
         Args:
-            survivals: of the tokens of a draft that is there: what it has cost does not count.
-            switch_s: what a batch costs more that is not as wide as the one before.
-            last: how many tokens that had.
+            survivals: for each token of the draft, the probability that it and all before it are
+                accepted. The draft is there: its cost does not count.
+            switch_s: the additional seconds of a batch whose width differs from the one before.
+            last: the number of drafted tokens in the batch before.
 
         """
         verify, value = self.verify, self.token_s
@@ -112,9 +113,9 @@ class Prices:
         that is, the last drafts say.
 
         Args:
-            drafts: survivals of the tokens of the last drafts.
-            means: the chance of each token, given that those before are right: of what a draft was
-                too short for, and of all where there was none.
+            drafts: the survivals of the tokens of the last drafts.
+            means: the acceptance rate of each token, given that those before it are accepted; used
+                for tokens that a draft was too short for, and without drafts for all.
 
         """
         max_draft = len(means)
@@ -150,7 +151,7 @@ def thresholds(
         verify: see Prices.
         draft: see Prices.
         token_s: see Prices.
-        chance: of each further token to be accepted, given that those before are.
+        chance: the probability that each further token is accepted, given that those before it are.
 
     """
     n = len(verify) - 1
@@ -174,13 +175,13 @@ def lengths_together(
     """The lengths for sequences that share a batch: the likeliest tokens of all come first.
 
     Args:
-        prices: of n_seqs sequences.
-        drafts: survivals of the drafts of those that have one.
-        n_seqs: how many share the batch.
-        limits: whether they are padded.
+        prices: the prices for n_seqs sequences.
+        drafts: the survivals of each sequence that has a draft.
+        n_seqs: the number of sequences in the batch.
+        limits: says whether they are padded.
 
     Returns:
-        How many tokens of each draft to verify.
+        The number of tokens of each draft to verify.
 
     """
     curve, best_gain = prices.verify, 0.0

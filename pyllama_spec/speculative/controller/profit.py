@@ -97,21 +97,22 @@ class _Sequence:
     """The state of one sequence.
 
     Attributes:
-        text: what its text says of drafts.
-        worth: what rounds gained in which the model was asked.
+        text: how good drafts are in its text.
+        worth: the gains of rounds in which the model was asked.
         is_on: whether the model is asked.
-        wait, interval: rounds until it is tried again, and between retries.
-        earned: gains since it was on.
-        last: how many drafted tokens were in the last round's batch.
-        regret_s: seconds that its width has cost, beside the best ones, since it was changed.
-        n_expected: how many of this round's are expected to be accepted.
-        since_plain: rounds since one without a draft.
-        n_waiting: tokens since the model was asked.
-        n_tokens: of the answer.
+        wait, interval: the rounds until the next retry, and between retries.
+        earned: the gains since it was enabled.
+        last: the number of drafted tokens in the last round's batch.
+        regret_s: the seconds that the batch's width has cost since it was changed, compared with
+            the best widths.
+        n_expected: the expected number of accepted tokens of this round.
+        since_plain: the number of rounds since one without a draft.
+        n_waiting: the number of tokens since the model was asked.
+        n_tokens: the number of tokens of the answer.
         was_asked: whether the model was asked in this text.
-        patience: plain rounds that the model may lose before it is off.
-        is_trial: whether it is on, or was asked, for a retry that has not paid yet.
-        stop: of the chain that is being drafted.
+        patience: the number of plain rounds that the model may lose before it is disabled.
+        is_trial: whether it is enabled, or was asked, for a retry that has not paid yet.
+        stop: the stop function of the chain that is being drafted.
 
     """
 
@@ -391,9 +392,9 @@ class ProfitController(Controller):
         where it drafts for a single sequence; several together have too many widths to time.
 
         Args:
-            spans: all of the round.
-            survivals_of: of the drafts of those that have one.
-            chosen: how many tokens of each of these drafts pay.
+            spans: all spans of the round.
+            survivals_of: the survivals of each span that has a draft.
+            chosen: for each of these, the number of tokens that pay.
 
         """
         drafts = [span.draft for span in spans if span.draft.ids]

@@ -73,8 +73,8 @@ class RoundCosts:
         """Whether a batch width has too few samples for a price, and may be timed.
 
         Args:
-            spans: all of the round.
-            lengths: how many tokens of the drafts of those that have one are verified.
+            spans: all spans of the round.
+            lengths: for each span with a draft, the number of verified tokens.
 
         """
         rows = self._n_rows(len(spans), lengths)
@@ -135,9 +135,9 @@ class RoundCosts:
         """Learns the seconds of a round.
 
         Args:
-            spans: all of it.
-            spent: its seconds.
-            n_waiting: tokens of each one since its model was asked.
+            spans: all spans of the round.
+            spent: the seconds of the round.
+            n_waiting: for each span, the number of tokens since its model was asked.
 
         """
         n_seqs = len(spans)
