@@ -72,10 +72,10 @@ def complete_all(
     counts, and the seconds of the whole with the tokens per second of all together.
 
     Args:
-        completions: none of them has begun.
+        completions: the completions, of which none has begun.
         envelope: the envelope of the response.
         show: whether to draw a progress bar on a terminal.
-        n: how many of them, one after the other, are answers to one prompt.
+        n: the number of consecutive completions that answer one prompt.
 
     Raises:
         PyllamaSpecError: what the first one that failed raised, after the others were answered,
@@ -132,12 +132,12 @@ def merged(
     """Merges several answers to one chat into one response, with a choice for each.
 
     Args:
-        begun: a generation for each that has not begun, and who reads it.
-        whole: the response of one, which has one choice.
-        begin: when they were asked for.
+        begun: the generations, of which none has begun, each with its reader.
+        whole: returns the response of one generation, which has one choice.
+        begin: when the generations were asked for.
 
     Raises:
-        PyllamaSpecError: what the first one that fails raises; the others are ended.
+        PyllamaSpecError: the error of the first one that fails; the others are ended.
 
     """
     records = [generation.record for generation, _ in begun]
@@ -161,7 +161,7 @@ def sums(records: Sequence[GenerationRecord], begin: float, n: int = 1) -> Respo
     Args:
         records: the records of the choices, in their order.
         begin: when it began.
-        n: how many of them, one after the other, are answers to one prompt.
+        n: the number of consecutive records that answer one prompt.
 
     """
     stats = SpeculationStats()

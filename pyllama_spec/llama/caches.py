@@ -68,7 +68,7 @@ class BaseLlamaCache(ABC):
     another model or other adapters, has given none: the text is read.
 
     Args:
-        capacity_bytes: what the states may take together.
+        capacity_bytes: the maximum size of all states together.
 
     """
 
@@ -139,8 +139,8 @@ class LlamaDiskCache(BaseLlamaCache):
     The states are pickled: a folder that others can write to can run their code.
 
     Args:
-        cache_dir: the folder; it is made.
-        capacity_bytes: what the states may take together.
+        cache_dir: the folder; it is created if missing.
+        capacity_bytes: the maximum size of all states together.
 
     Raises:
         UnsupportedError: diskcache is not installed.

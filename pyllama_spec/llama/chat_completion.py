@@ -68,9 +68,9 @@ class ChatForm:
         name: the name of the form.
         template_name: the name of a template in the file; None for its default one.
         source: Jinja text in place of the file's.
-        stops: what ends an answer, beside the model's own end.
-        template: made of these, once it is needed or where its faults are to show.
-        tools: chats with tools by this template, once there is one.
+        stops: strings that end an answer, beside the model's own end.
+        template: the compiled template, once it is needed or its faults have to show.
+        tools: writes chats with tools by this template, once there is one.
 
     """
 
@@ -88,7 +88,7 @@ class ChatForm:
         A template that is named is made now, so that its faults show.
 
         Raises:
-            ArgumentError: there is no such form, or both are given.
+            ArgumentError: no form has that name, or both a form and a template are given.
             UnsupportedError: the template cannot be compiled.
 
         """
@@ -141,13 +141,13 @@ class ChatCompletions:
 
     Args:
         opened: the model.
-        low_level: begins the generations.
-        completions: does what happens around a request.
-        chat_format: name of the form.
-        chat_template: Jinja text in place of the file's.
+        low_level: starts the generations.
+        completions: does the work around a request.
+        chat_format: the name of the form.
+        chat_template: Jinja text in place of the file's template.
 
     Attributes:
-        form: how chats are written.
+        form: the form in which chats are written.
 
     """
 
@@ -390,7 +390,7 @@ def _for_handler(more: Mapping[str, Any]) -> dict[str, Any]:
     """The options that a handler gets although it may not know them.
 
     Raises:
-        UnsupportedError: one of them asks for what a handler is not told.
+        UnsupportedError: an option asks for something that a chat handler is not told.
 
     """
     for name in _NOT_FOR_HANDLERS:

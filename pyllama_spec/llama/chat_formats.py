@@ -18,7 +18,7 @@ class NamedFormat:
 
     Attributes:
         source: Jinja text.
-        stop: what ends an answer, beside the model's own end.
+        stop: strings that end an answer, beside the model's own end.
 
     """
 
@@ -42,15 +42,16 @@ def _turns(  # noqa: D417 - the like share a line
     """The Jinja text of turns that all have the same form.
 
     Args:
-        user, assistant: what a turn of each begins with.
-        system: the same; None for one that stands in `head` alone.
-        head: what the chat begins with; {system} stands for the first system message.
-        between: between a turn's beginning and its text.
-        after: after a turn.
-        after_answer: after every second one, if that is another.
-        end: what asks for the answer; None for `assistant`.
-        end_between: after that.
-        default_system: of chats without a system message.
+        user, assistant: the beginning of a turn of each.
+        system: the beginning of a system turn; None for a form that has the system message in
+            `head`.
+        head: the beginning of the chat; {system} stands for the first system message.
+        between: the text between a turn's beginning and its message.
+        after: the text after a turn.
+        after_answer: the text after every second turn, if it differs.
+        end: the text that asks for the answer; None for `assistant`.
+        end_between: the text after `end`.
+        default_system: the system message of chats without one.
 
     """
     before, has_system, behind = head.partition("{system}")
@@ -250,7 +251,7 @@ def named_format(name: str) -> NamedFormat | None:
     """The chat format of a name.
 
     Raises:
-        UnsupportedError: llama-cpp-python has it, and it is not supported here.
+        UnsupportedError: llama-cpp-python has that form, and this package does not.
 
     """
     if name in _REFUSED:

@@ -19,8 +19,8 @@ def options_of_choices(request: RequestOptions, seeds: SeedStream) -> list[Reque
     """The options of each answer; a request draws one seed from the model's stream.
 
     Args:
-        request: the caller's options.
-        seeds: the model's stream of seeds.
+        request: the options of the caller.
+        seeds: the stream of seeds of the model.
 
     """
     if request.n == 1:
@@ -51,8 +51,8 @@ def choice_chunks(
 
     Args:
         generations: the generations of the choices.
-        chunks_of: the chunks of choice i.
-        width: how many are read in turns, as many as are computed side by side.
+        chunks_of: returns the chunks of choice i.
+        width: the number of choices that are read in turns, as many as are computed side by side.
 
     """
     if len(generations) == 1:

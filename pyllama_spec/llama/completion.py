@@ -77,7 +77,7 @@ class Completions:
 
     Args:
         opened: the model.
-        low_level: begins the generations.
+        low_level: starts the generations.
 
     Attributes:
         thoughts: the tags of thoughts in the model's answers.
@@ -210,12 +210,12 @@ class Completions:
         """The handle of a prepared request, with its cache and its log line.
 
         Args:
-            llm: that it is made on.
+            llm: the Llama that the call is made on.
             generations: the generations of its choices, in their order.
-            chunks_of: the chunks of choice i.
-            whole: the whole response.
+            chunks_of: returns the chunks of choice i.
+            whole: returns the whole response.
             envelope: the envelope of the response.
-            report: what it tells beside the text.
+            report: what the response says beside the text.
 
         """
         kept: list[KeptState | None] = [None for _ in generations]

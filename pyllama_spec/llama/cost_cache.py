@@ -38,8 +38,8 @@ class CostCache:
     """The cost file of a context and its drafter.
 
     Args:
-        context: the target's.
-        drafter: who drafts.
+        context: the target's context.
+        drafter: the drafter.
 
     """
 

@@ -42,7 +42,7 @@ class Embedder:
 
     Args:
         model: the model.
-        params: of the context; n_ctx counts for a batch, and n_batch is what a batch takes.
+        params: the parameters of the context; n_ctx is that of a batch, and n_batch its tokens.
 
     """
 
@@ -79,18 +79,18 @@ class Embedder:
         """A vector per text, or one per token if the model does not pool.
 
         Args:
-            texts: what to embed, each as text or as its ids.
-            normalize: to a length of 1.
-            truncate: cut texts that are too long; else refuse them.
+            texts: the texts to embed, each as text or as ids.
+            normalize: whether to scale each vector to a length of 1.
+            truncate: whether to cut texts that are too long; else they are refused.
 
         Returns:
-            For each text a list of [n_embd] floats, or such a list per token; and how many tokens
-            were read.
+            For each text a list of [n_embd] floats, or one such list per token; and the number of
+            tokens that were read.
 
         Raises:
-            ArgumentError: one is not a text, or has no tokens.
-            ContextFullError: one is too long.
-            CancelledError: cancel() was called meanwhile.
+            ArgumentError: a value is not a text, or has no tokens.
+            ContextFullError: a text is too long.
+            CancelledError: cancel() was called.
 
         """
         # Before the lock: in a forked child a thread may hold it that is not there.
@@ -174,7 +174,7 @@ class Embeddings:
     Args:
         model: the model.
         params: the parameters of the target's context.
-        is_wanted: whether the model was opened to give them.
+        is_wanted: whether the model was opened with embedding=True.
 
     """
 
@@ -289,7 +289,7 @@ def texts_of(texts: object) -> list[Text]:
     """The arguments of embed() as a list; reading a text checks its type.
 
     Raises:
-        ArgumentError: it is neither a text nor a list.
+        ArgumentError: the value is neither a text nor a list.
 
     """
     if is_one_text(texts):
@@ -319,12 +319,12 @@ class Pairs:
         """The tokens of a pair.
 
         Args:
-            query: what is looked for.
-            document: which may answer it.
-            most: the document is cut so that no more tokens are there; None for never.
+            query: the question.
+            document: the text that may answer it.
+            most: the maximum number of tokens, to which the document is cut; None for no limit.
 
         Raises:
-            ContextFullError: the query alone has too many.
+            ContextFullError: the query alone has too many tokens.
 
         """
         tokens = self._pair(query, document)

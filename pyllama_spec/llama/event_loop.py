@@ -42,11 +42,11 @@ async def answered(  # noqa: D417 - the like share a line
     """The result of a Llama.create_... call in an event loop.
 
     Args:
-        create: the call.
-        opened: what it is made on: the adapters of now are the request's.
+        create: the call to make.
+        opened: the model; the adapters that are set now apply to the request.
         options, more: its arguments; `timeout_s` counts from now.
-        stream: whether the handle is wanted, and not the whole response. Deferred.WHOLE for the
-            handle of what is computed as a whole.
+        stream: whether the handle is returned in place of the whole response. It is deferred;
+            Deferred.WHOLE gives the handle of a response that is computed as a whole.
 
     Raises:
         PyllamaSpecError: whatever the call and the request raise.

@@ -49,7 +49,7 @@ class KeptStates:
 
         Args:
             prompt: the prompt of the request.
-            state: what the cache had for it.
+            state: the state that the cache had for it.
 
         """
         kept = KeptState(self, self._opened, prompt, state)
@@ -77,13 +77,13 @@ class KeptState:
     """The keeper of a request: its cached state, and its state for the cache.
 
     Args:
-        all_: told when it begins, and what it leaves.
+        all_: the states of all requests, which are told of this one's begin and end.
         opened: the model.
-        prompt: its tokens.
-        state: what the cache had for them.
+        prompt: the tokens of the prompt.
+        state: the state that the cache had for them.
 
     Attributes:
-        behind_it: what its own sequence held when its text had come to its end; None before.
+        behind_it: the content of its sequence at the end of its text; None before.
 
     """
 

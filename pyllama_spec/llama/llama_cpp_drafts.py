@@ -87,11 +87,11 @@ def drafter_of(draft_model: object, draft: object = None) -> Drafter:
     """The drafter for a draft model of llama-cpp-python.
 
     Args:
-        draft_model: such a draft.
-        draft: what was given beside it, which is one too many.
+        draft_model: the draft in llama-cpp-python's form.
+        draft: the value of draft=, which must not be given as well.
 
     Raises:
-        ArgumentError: it is no such draft, or there is another.
+        ArgumentError: draft_model is not such a draft, or draft= is given too.
 
     """
     if draft is not None:

@@ -28,9 +28,9 @@ class LlamaFacts:
         """Token ids of a text.
 
         Args:
-            text: UTF-8.
-            add_bos: put in what the model wants around a text, such as its BOS token.
-            special: read the names of control tokens as those tokens.
+            text: the text in UTF-8.
+            add_bos: whether to add what the model expects around a text, such as its BOS token.
+            special: whether names of control tokens are read as those tokens.
 
         """
         return self._texts.tokenize(text, add_bos, special)

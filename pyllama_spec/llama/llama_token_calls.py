@@ -115,7 +115,7 @@ class LlamaTokenCalls(LlamaFacts):
         """Reads tokens after those in memory.
 
         Raises:
-            ContextFullError: they do not fit.
+            ContextFullError: the tokens do not fit.
             ArgumentError: an id is outside the vocabulary.
             BusyError: called by a callback of a running request.
 
@@ -170,8 +170,8 @@ class LlamaTokenCalls(LlamaFacts):
         Stops after an end token, which it yields too, and at the end of the context.
 
         Args:
-            tokens: the prompt.
-            reset: start a new text; False continues after the tokens in memory.
+            tokens: the ids of the prompt.
+            reset: whether to start a new text; False continues after the tokens in memory.
             penalize_nl: no effect: the engine no longer has this exception.
             top_k, top_p, min_p, typical_p, temp, repeat_penalty, frequency_penalty,
                 presence_penalty, tfs_z, mirostat_mode, mirostat_tau, mirostat_eta,

@@ -62,7 +62,7 @@ def check_target(model: Model) -> None:
     """Refuses models that cannot generate text alone.
 
     Raises:
-        UnsupportedError: with the reason.
+        UnsupportedError: the model cannot generate; the message has the reason.
 
     """
     info, name = model.info, model.path.name
@@ -124,7 +124,8 @@ def check_parallel(n_parallel: object, params: ContextParams) -> None:
     """Refuses more parallel requests than the engine allows.
 
     Raises:
-        ArgumentError: n_parallel is not a number, too large for the engine, or larger than n_batch.
+        ArgumentError: n_parallel is not an integer, too large for the engine, or larger than
+            n_batch.
 
     """
     n = count(n_parallel, "n_parallel", 1, _MAX_PARALLEL)
@@ -140,7 +141,7 @@ def check_options(options: OpenOptions) -> None:
 
     Raises:
         ArgumentError: a value has a wrong type, or is out of range.
-        UnsupportedError: a tokenizer of another vocabulary.
+        UnsupportedError: the tokenizer has another vocabulary.
 
     """
     options.check()
@@ -164,7 +165,7 @@ def open_pair(
     """Opens the target and the drafter of Llama's `draft=`.
 
     Returns:
-        Both, and the seconds that opening the drafter took.
+        Both, and the seconds of opening the drafter.
 
     Raises:
         PyllamaSpecError: whatever open_model() and make_drafter() raise.
@@ -207,15 +208,15 @@ def open_runtime(
     Args:
         model: the target.
         params: the parameters of its context; n_ctx is that of one request.
-        drafter: who proposes.
-        n_draft: the most tokens to draft per round; None for the drafter's own number.
-        n_parallel: how many requests are computed side by side.
-        controller: how long drafts are; None for as long as n_draft says.
-        wants_rows: make room for the logits of every token of a batch.
-        max_waiting: the most requests that may wait for a place; None for any number.
-        store: for beginnings of prompts that no request's place holds any more; None for none, and
-            no copies between places.
-        acceptance: of drafts, for requests that do not say; see Llama.
+        drafter: the drafter to ask.
+        n_draft: the maximum number of tokens to draft per round; None for the drafter's own number.
+        n_parallel: the number of requests that are computed side by side.
+        controller: decides how long drafts are; None for n_draft tokens in every round.
+        wants_rows: whether to make room for the logits of every token of a batch.
+        max_waiting: the maximum number of requests that wait for a place; None for any number.
+        store: keeps beginnings of prompts that no request's place holds any more; None for no such
+            copies, and none between places.
+        acceptance: the acceptance of drafts, for requests without that option; see Llama.
 
     Raises:
         UnsupportedError: the model cannot generate.
@@ -291,7 +292,7 @@ def _n_snapshots(model: Model, max_draft: int, n_ubatch: int) -> int:
     Args:
         model: the target.
         max_draft: the maximum number of tokens that a round drafts.
-        n_ubatch: tokens of a physical batch, at most the context length.
+        n_ubatch: the number of tokens of a physical batch, at most the context length.
 
     """
     info = model.info

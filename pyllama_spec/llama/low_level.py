@@ -83,7 +83,7 @@ class LowLevel:
 
     Args:
         opened: the model.
-        logits_all: keep the logits of every token that eval() reads.
+        logits_all: whether to keep the logits of every token that eval() reads.
 
     """
 
@@ -306,7 +306,7 @@ class LowLevel:
         """Prepares a request. It draws its seed now, in the order of the calls.
 
         Raises:
-            ArgumentError: it asks for several answers.
+            ArgumentError: the request asks for several answers.
 
         """
         if request.n > 1:

@@ -29,15 +29,15 @@ class LlamaState:
     """The state that Llama.save_state() returns: the tokens and the engine's memory.
 
     Attributes:
-        tokens: ids, the last of them perhaps not decoded yet.
-        n_decoded: how many of them the memory holds.
+        tokens: the ids; the last one may not be decoded yet.
+        n_decoded: the number of them that the memory holds.
         memory: the engine's bytes.
-        drafter: the drafter's, if it has any.
-        seed: the position of the model's stream of seeds.
+        drafter: the drafter's bytes, if it saved any.
+        seed: the position in the model's stream of seeds.
         model: a digest of the model's files and keys; "" in states from before this was there.
-        n_given: how many of those in the memory the text has that was given; None for all.
-        settings: what else the memory depends on, by name: types of the KV cache, positions,
-            adapters and their scales; None in states from before this was there.
+        n_given: the number of tokens in the memory that were given to the caller; None for all.
+        settings: the other settings that the memory depends on, by name: types of the KV cache,
+            positions, adapters and their scales; None in states from before this was there.
 
     """
 
@@ -95,10 +95,10 @@ class SeedStream:
     threads have no order.
 
     Args:
-        seed: where it begins; None or -1 for anywhere.
+        seed: where the stream begins; None or -1 for a random place.
 
     Attributes:
-        state: where it is; None where requests are given no seed at all, and draw their own.
+        state: the position in the stream; None if requests get no seed and draw their own.
 
     """
 
@@ -110,7 +110,7 @@ class SeedStream:
         """Restarts the stream from a seed.
 
         Raises:
-            ArgumentError: it is not a seed.
+            ArgumentError: the value is not a seed.
 
         """
         checked = check_seed(seed)
@@ -146,9 +146,9 @@ class OpenModel(Closeable):
 
     Args:
         model: the target.
-        generating: what requests use; None for a model that is open without.
-        why_not: the message for a request then.
-        own_drafter: a drafter to close with the model, if any.
+        generating: the parts that requests use; None for a model that is opened without them.
+        why_not: the message for a request to such a model.
+        own_drafter: a drafter to close with the model; None for none.
         seed: where the model's stream of seeds begins.
 
     """
@@ -183,7 +183,7 @@ class OpenModel(Closeable):
         """Sets the adapters within the block, for this thread or task alone.
 
         Raises:
-            ArgumentError: these are not pairs of an Adapter and a scale.
+            ArgumentError: the values are not pairs of an Adapter and a scale.
 
         """
         return self._with_pairs(_pairs(adapters))
@@ -204,7 +204,7 @@ class OpenModel(Closeable):
         """The runtime that requests use; raises if the model is closed.
 
         Raises:
-            UnsupportedError: the model is open without, and why.
+            UnsupportedError: the model is opened without them; the message has the reason.
 
         """
         if self.generating is None:
@@ -247,8 +247,8 @@ class OpenModel(Closeable):
         """Sets the adapters of later requests; empties the idle sequences.
 
         Raises:
-            ArgumentError: these are no pairs of a file or an Adapter and a scale, or one was loaded
-                for another model.
+            ArgumentError: the values are not pairs of a file or an Adapter and a scale, or an
+                adapter was loaded for another model.
             ModelLoadError: a file is missing, or made for another model.
             BusyError: called by a callback of a running request.
 
@@ -298,9 +298,9 @@ class OpenModel(Closeable):
         """Restores a sequence's state. The caller has exclusive use of it.
 
         Args:
-            sequence: what it holds is kept where other prompts find it.
-            state: what it will hold.
-            adapters: what that was computed with.
+            sequence: the sequence; its content is kept for other prompts.
+            state: the state to restore.
+            adapters: the adapters that the state was computed with.
 
         Raises:
             ArgumentError: the state is damaged or of other settings; the sequence is empty then.

@@ -232,8 +232,8 @@ class OpenOptions:
         Called by check_options(), which Llama.__init__ calls: the warning counts frames.
 
         Raises:
-            ArgumentError: a wrong type.
-            UnsupportedError: a tokenizer of another vocabulary.
+            ArgumentError: a value has a wrong type.
+            UnsupportedError: the tokenizer has another vocabulary.
 
         """
         for name in (*_FLAGS, *_FLAGS_OR_NONE):
@@ -284,7 +284,7 @@ class OpenOptions:
         """The name of the mode that splits the model over several GPUs.
 
         Raises:
-            ArgumentError: no such number.
+            ArgumentError: split_mode is not a known mode.
 
         """
         return _by_number(self.split_mode, "split_mode", dict(enumerate(SPLIT_MODES)))
@@ -293,7 +293,7 @@ class OpenOptions:
         """The number of past tokens that penalties read.
 
         Raises:
-            ArgumentError: last_n_tokens_size is no such number.
+            ArgumentError: last_n_tokens_size is not such a number.
 
         """
         return count(self.last_n_tokens_size, "last_n_tokens_size", -1)
@@ -302,7 +302,7 @@ class OpenOptions:
         """The maximum number of requests in the queue; None for no limit.
 
         Raises:
-            ArgumentError: max_waiting is no such number.
+            ArgumentError: max_waiting is not such a number.
 
         """
         return None if self.max_waiting is None else count(self.max_waiting, "max_waiting")

@@ -31,7 +31,7 @@ class OverridableTokens(Protocol):
 
     Attributes:
         last_n_tokens_size: see Llama.
-        n_tokens: how many tokens the memory holds of the last text.
+        n_tokens: the number of tokens of the last text in the memory.
 
     """
 

@@ -24,11 +24,11 @@ def fetch(
     """Downloads a model's file and further ones.
 
     Returns:
-        Where the file lies.
+        The path of the file.
 
     Raises:
         UnsupportedError: huggingface_hub is not installed.
-        ArgumentError: a name or pattern fits no file, or several.
+        ArgumentError: a name or pattern fits no file, or several files.
 
     """
     try:

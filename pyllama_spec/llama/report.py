@@ -36,7 +36,7 @@ class Report:
         """The fields that the options request.
 
         Raises:
-            ArgumentError: they have stream_options, and it is not a stream.
+            ArgumentError: the request has stream_options and is not a stream.
 
         """
         if request.stream_options is not None and not stream:
@@ -55,7 +55,7 @@ class Report:
         """A function that adds the fields to a whole response.
 
         Args:
-            whole: gives it without.
+            whole: returns the response without these fields.
             generations: the generations of its choices, in their order.
 
         """
@@ -65,7 +65,7 @@ class Report:
         """Adds the fields to each choice of a whole response.
 
         Args:
-            response: changed, and given back.
+            response: the response, which is changed and returned.
             records: the records of its choices, in their order.
 
         """
@@ -87,7 +87,7 @@ class Report:
 
         Args:
             chunks: the chunks of the choice, each computed when it is asked for.
-            record: the record of its generation.
+            record: the record of the choice's generation.
 
         """
         n_told, n_sources, is_first = 0, 0, True
@@ -120,8 +120,9 @@ class Report:
         """Adds the usage to the chunks of a response, if requested.
 
         Args:
-            chunks: the last of each of n choices has a usage, and the last of all that of all.
-            n: how many choices there are.
+            chunks: the chunks; the last one of each of n choices has its usage, and the last of all
+                has the usage of all.
+            n: the number of choices.
 
         """
         n_left = n

@@ -51,8 +51,8 @@ class Result(dict[str, Any]):
     follow. `dict(result)` is a copy that is shown as any dict.
 
     Args:
-        response: what it holds.
-        records: the records of the generations that its choices come from, all of them ended.
+        response: the content.
+        records: the records of the generations of its choices, all of them ended.
 
     """
 
@@ -108,7 +108,7 @@ class Envelope:
     """The fields that all objects of a response share.
 
     Attributes:
-        id: of the response.
+        id: the id of the response.
         created: when it began, in seconds since 1970.
         model: what the caller calls the model.
 
@@ -147,7 +147,7 @@ def check_stream(stream: object) -> bool:
     """Whether a request is read in chunks.
 
     Raises:
-        ArgumentError: it is not a bool or a Deferred.
+        ArgumentError: the value is not a bool or a Deferred.
 
     """
     return stream.value if isinstance(stream, Deferred) else boolean(stream, "stream")
@@ -162,14 +162,14 @@ class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
     it; in an event loop by abort(), `async with`, or by being cancelled. See Generation.
 
     Args:
-        generations: what computes it; several for a list of prompts, which has no chunks, and for
-            several answers to one.
+        generations: the generations that compute it; several for a list of prompts, which has no
+            chunks, and for several answers to one prompt.
         chunks: its chunks.
-        whole: all of it, after the generations were read or not.
-        id_: of the response.
+        whole: returns the whole response, whether or not the generations were read.
+        id_: the id of the response.
 
     Attributes:
-        id: that of the response and of every chunk.
+        id: the id of the response and of every chunk.
 
     """
 
@@ -217,7 +217,7 @@ class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
         """Queues the request; it is then computed whether or not it is read.
 
         Args:
-            is_whole: to its end; else no more than some pieces ahead of its reader.
+            is_whole: whether to compute it to its end; else only some pieces ahead of its reader.
 
         Raises:
             QueueFullError: as many requests wait as Llama(max_waiting=) allows.
@@ -319,12 +319,13 @@ class Completion:
     """A text completion.
 
     Attributes:
-        generation: computes it.
+        generation: computes the text.
         vocab: the vocabulary of the model.
-        echo: what its text begins with.
+        echo: the text that comes before the generated one.
         has_logprobs: whether it reports log-probabilities.
-        offset: where its text begins after the prompt's, which counts without echo too.
-        prompt_logprobs: of the prompt's tokens, None for its first, where they are reported too.
+        offset: the position of its text after the prompt's text, which counts even without echo.
+        prompt_logprobs: the log-probabilities of the prompt's tokens if they are reported, None for
+            the first token.
 
     """
 

@@ -28,7 +28,7 @@ class ThoughtTags:
     """The tags of thoughts in a model's answers.
 
     Args:
-        model: whose template says them.
+        model: the model, whose template has the tags.
 
     """
 
@@ -44,13 +44,13 @@ class ThoughtTags:
         """The options of a text, with the tags for a budget.
 
         Args:
-            llm: whose chat template it is.
+            llm: the Llama with the chat template.
             tokens: the tokens of the prompt.
             request: the request of the caller.
 
         Raises:
-            ArgumentError: an option is of chats alone.
-            UnsupportedError: there is a budget, and the template marks no thoughts.
+            ArgumentError: an option is for chats only.
+            UnsupportedError: the request has a budget, and the template marks no thoughts.
 
         """
         for name in OF_CHATS:
@@ -78,14 +78,15 @@ class ThoughtTags:
         """The options of a chat, with the tags for a budget.
 
         Args:
-            llm: whose chat template it is.
+            llm: the Llama with the chat template.
             request: the request of the caller.
             unread: see Effort.
-            answer: what the prompt has of the answer already.
+            answer: the beginning of the answer in the prompt.
             own_grammar: see bounded().
 
         Raises:
-            UnsupportedError: there is a budget or an effort, and the template marks no thoughts.
+            UnsupportedError: the request has a budget or an effort, and the template marks no
+                thoughts.
 
         """
         if unread is None and request.thinking_token_budget is None:
@@ -135,14 +136,14 @@ def bounded(
     """The options with a budget and its tags.
 
     Args:
-        request: with thinking_token_budget.
+        request: the request, with thinking_token_budget.
         vocab: the vocabulary of the model.
         tags: see ChatSession.thought_tags.
         is_open: whether the prompt ends within a thought.
-        own_grammar: whether its grammar is of the answer alone, and knows no thoughts.
+        own_grammar: whether the request's grammar is for the answer alone, without thoughts.
 
     Raises:
-        UnsupportedError: there are no tags.
+        UnsupportedError: the template has no tags.
 
     """
     if not tags:
@@ -172,7 +173,8 @@ class Effort(NamedTuple):
     """The effect of reasoning_effort on a template.
 
     Attributes:
-        keywords: of a chat's RequestOptions, without it, perhaps with a budget.
+        keywords: the keywords of a chat's RequestOptions, without reasoning_effort, and with the
+            budget that replaces it if there is one.
         variables: the variables of the template.
         unread: the effort, where the template has no variable for it; else None.
 
@@ -187,12 +189,12 @@ class Effort(NamedTuple):
         """The effect of an effort on a template.
 
         Args:
-            keywords: the keywords of a chat's RequestOptions. A budget of the caller's goes before.
-            variables: the variables of the template, from the caller, whose own word goes before.
+            keywords: the keywords of a chat's RequestOptions. A budget in them takes precedence.
+            variables: the caller's variables of the template. One for the effort takes precedence.
             source: the source of the template.
 
         Raises:
-            ArgumentError: there is no such effort.
+            ArgumentError: reasoning_effort has an unknown value.
 
         """
         keywords, variables = dict(keywords), dict(variables)

@@ -88,8 +88,9 @@ class _Deltas:
     """The new parts of an answer since the last call.
 
     Args:
-        answer_id: of the answer; those of its calls are made of it.
-        has_function: say the first call in OpenAI's older form as well, as a whole answer does.
+        answer_id: the id of the answer, from which those of its calls are made.
+        has_function: whether the first call is also given in OpenAI's older form, as in a whole
+            answer.
 
     """
 

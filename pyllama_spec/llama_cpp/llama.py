@@ -67,8 +67,8 @@ class MinTokensLogitsProcessor:
     """Forbids end tokens before the text has a minimum number of tokens.
 
     Args:
-        min_tokens: how many.
-        token_eos: the id that ends it.
+        min_tokens: the minimum number of tokens.
+        token_eos: the id of the end token.
 
     """
 

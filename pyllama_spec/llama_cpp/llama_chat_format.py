@@ -51,9 +51,9 @@ class ChatFormatterResponse:
 
     Attributes:
         prompt: the chat as text.
-        stop: what ends an answer.
-        stopping_criteria: functions that do.
-        added_special: whether the text begins with the name of the BOS token already.
+        stop: the strings that end an answer.
+        stopping_criteria: functions that end an answer.
+        added_special: whether the text already begins with the name of the BOS token.
 
     """
 
@@ -75,9 +75,9 @@ class Jinja2ChatFormatter:
 
     Args:
         template: Jinja text.
-        eos_token, bos_token: their names.
-        add_generation_prompt: end with the beginning of the answer.
-        stop_token_ids: ids that end an answer.
+        eos_token, bos_token: the names of these tokens.
+        add_generation_prompt: whether the text ends with the beginning of the answer.
+        stop_token_ids: the ids that end an answer.
 
     """
 
@@ -266,7 +266,7 @@ def hf_tokenizer_config_to_chat_formatter(
     """A formatter from a tokenizer_config.json.
 
     Raises:
-        ArgumentError: it has no template, or no end of a text.
+        ArgumentError: the model has no template, or no end token.
 
     """
     for key in ("chat_template", "bos_token", "eos_token"):

@@ -110,12 +110,12 @@ def llama_token_to_piece(
     """Writes a token's bytes to a ctypes buffer; returns their number, or minus the needed size.
 
     Args:
-        vocab: as llama_model_get_vocab() gives it.
-        token: its id.
+        vocab: the result of llama_model_get_vocab().
+        token: the id of the token.
         buf: an array of ctypes.c_char.
-        length: the room in it.
-        lstrip: spaces to leave out at the beginning, at most.
-        special: give the names of control tokens.
+        length: the size of `buf`.
+        lstrip: the maximum number of leading spaces to remove.
+        special: whether to return the names of control tokens.
 
     """
     data = vocab.piece(int(getattr(token, "value", token)), special=bool(special))
@@ -153,8 +153,8 @@ def llama_log_set(log_callback: Any, user_data: Any) -> None:
     """Does nothing: Llama(verbose=True) and engine.set_log_level() control the log.
 
     Args:
-        log_callback: what would be given its lines; programs silence llama.cpp so.
-        user_data: of the callback.
+        log_callback: a function that is never called; programs silence llama.cpp with one.
+        user_data: an argument of the callback.
 
     """
     del log_callback, user_data

@@ -44,7 +44,7 @@ class LlamaGrammar:
         """A grammar from a file of GBNF rules.
 
         Raises:
-            ArgumentError: it cannot be read, or is empty.
+            ArgumentError: the file cannot be read, or is empty.
 
         """
         try:

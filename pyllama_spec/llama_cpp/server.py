@@ -115,7 +115,7 @@ class Plan(NamedTuple):
     Attributes:
         keywords: the keywords of Llama(), for the first model.
         settings: the settings of the server.
-        listening: where it listens.
+        listening: the address that the server listens on.
         models: of a file with several; one of them is loaded at a time, as with llama-cpp-python,
             and the first one answers to names that there are not.
 
@@ -133,8 +133,9 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     HOST and PORT of the environment count before the file, as with llama-cpp-python.
 
     Raises:
-        UnsupportedError: an option asks for what is not done here, or the extra is missing.
-        ArgumentError: an option is not known, or its value is of a wrong form.
+        UnsupportedError: an option asks for something that this server does not do, or the extra is
+            missing.
+        ArgumentError: an option is unknown, or its value has a wrong form.
 
     """
     from pyllama_spec.server import (

@@ -16,8 +16,8 @@ class Piece:
     """Text of a generation, in order, with the tokens that it comes from.
 
     Attributes:
-        text: whole characters; "" only for the last piece.
-        tokens: the ids of the text: several where a character is split across tokens.
+        text: whole characters; "" only in the last piece.
+        tokens: the ids of the text: several if a character is split across tokens.
         from_draft: for each token, whether it was drafted and accepted.
         finish_reason: "stop" or "length" on the last piece, else None.
 
@@ -65,15 +65,15 @@ class Detokenizer:
     round committed.
 
     Attributes:
-        stop: the stop string that came up; what follows it is not for the user. None before.
-        n_fed: how many tokens it has taken.
+        stop: the stop string that occurred; the text after it is not for the user. None before.
+        n_fed: the number of tokens that it has taken.
 
     Args:
         vocab: the vocabulary of the model.
-        stops: strings that end the text. The first one to begin wins; of those that begin at one
+        stops: strings that end the text. The one that begins first wins; of those that begin at one
             place the longest.
-        keep_stop: whether it is part of the text.
-        min_tokens: a stop string that is whole within so many tokens does not count.
+        keep_stop: whether the stop string is part of the text.
+        min_tokens: a stop string that ends within so many tokens has no effect.
 
     """
 

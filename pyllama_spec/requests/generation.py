@@ -31,7 +31,7 @@ class Runtime:
 
     Attributes:
         on_close: called before the model is closed; may be None.
-        acceptance: of drafts, for requests that do not say; see Llama.
+        acceptance: the acceptance of drafts, for requests without that option; see Llama.
 
     """
 
@@ -50,21 +50,22 @@ class GenerationRecord:
     Attributes:
         prompt_tokens: the prompt's ids.
         text: the generated text, without stop strings and end tokens.
-        tokens: its ids, up to the last one with a part of the text; without an end token.
-        from_draft: for each of them, whether it was drafted and accepted.
-        logprobs: for each of them, if the request asked for it.
+        tokens: the ids of the text, up to the last one with a part of it; without an end token.
+        from_draft: for each id, whether it was drafted and accepted.
+        logprobs: for each id, its log-probabilities if the request asked for them.
         finish_reason: "stop" or "length" at the end, else None.
-        stop_reason: the stop string or the id of stop_token_ids that ended it; None for anything
-            else.
-        n_shifts: how often the older half of the text was forgotten, with context_shift.
+        stop_reason: the stop string or the id of stop_token_ids that ended it; None for another
+            end.
+        n_shifts: the number of times that the older half of the text was dropped, with
+            context_shift.
         stats: counts of all rounds, including tokens after a stop string.
         timing: seconds.
-        n_cached: tokens of the prompt that were not read: another request had read them.
+        n_cached: the number of prompt tokens that were not read: another request had read them.
         note: a remark on the prompt for the caller, such as tools that the chat template does not
             show; "" for none.
-        token_sources: the text in pieces, each with who drafted its tokens: "model", "copy" of
-            the text itself, "memory" for a copy of an earlier one, "grammar", or
-            "target" for the target's own choice, and where not all were drafted.
+        token_sources: the text in pieces, each with the source of its tokens: "model", "copy" of
+            the text itself, "memory" for a copy of an earlier one, "grammar", or "target" for the
+            target's own choice, and for a piece of which not all tokens were drafted.
 
     """
 
@@ -134,17 +135,17 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
     that wait for one, and resumes with the same text once it is read again.
 
     Attributes:
-        record: what it has given so far; complete after the last piece.
+        record: the record of what it has given so far; complete after the last piece.
 
     Raises:
         ContextFullError: the prompt does not fit.
         CancelledError: abort() or Llama.cancel() was called.
-        DeadlineError: its timeout_s is over.
+        DeadlineError: timeout_s has passed.
         QueueFullError: as many requests wait as Llama(max_waiting=) allows.
-        ClosedError: Llama.close() was called, before it or meanwhile.
-        BusyError: a callback of a running generation reads it: it would wait for itself.
-        Exception: what a logits processor or a stopping criterion raised.
-            All of them carry partial_text and partial_tokens.
+        ClosedError: Llama.close() was called, before the request or during it.
+        BusyError: a callback of a running generation reads it, and would wait for itself.
+        Exception: the error of a logits processor or a stopping criterion. All of these carry
+            partial_text and partial_tokens.
 
     """
 
@@ -195,9 +196,9 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
         """Queues the request before it is read, so that a runner thread can compute it.
 
         Args:
-            is_whole: compute it to its end, for a reader of the whole text; else a stream does
-                not run ahead of its reader by more than some pieces.
-            is_detached: compute it with n_parallel=1 too before anybody reads it.
+            is_whole: whether it is computed to its end, for a reader of the whole text; else a
+                stream runs ahead of its reader by no more than some pieces.
+            is_detached: whether it is computed before anybody reads it, with n_parallel=1 too.
 
         """
         with self.reading():
@@ -245,8 +246,8 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
         """Lets one thread at a time read or close the generation.
 
         Raises:
-            BusyError: a callback of a running generation calls, in the thread that computes.
-            ForkedError: it is of the process that this one was forked from.
+            BusyError: a callback of a running generation calls it, in the thread that computes.
+            ForkedError: it belongs to the parent of this forked process.
 
         """
         self._runner.check_reader()
@@ -267,9 +268,9 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
         """The result of a blocking read of this generation, without blocking the event loop.
 
         Args:
-            advance: reads, and gives `pending` where PENDING is all that there is to read.
+            advance: reads; returns `pending` if PENDING is all that there is to read.
             pending: see advance.
-            others: what it reads as well: further answers to one request.
+            others: further answers to the request, which it reads too.
 
         Raises:
             StopAsyncIteration: there is nothing more to read.

@@ -73,9 +73,9 @@ class GuidedSampler(StepSampler):
     """A sampler constrained by a guide.
 
     Args:
-        model: whose tokens they are.
-        sampler: draws.
-        guide: what the text has to follow.
+        model: the model that has the tokens.
+        sampler: the sampler that draws.
+        guide: the guide that the text has to follow.
 
     Raises:
         ArgumentError: the guide is malformed, or too large.

@@ -75,7 +75,7 @@ def _called(function: Callable[..., Any], kind: str, ids: Ids, logits: Any) -> A
     """Calls a user function; returns its result.
 
     Raises:
-        ArgumentError: it raised an exception that would end a generator silently.
+        ArgumentError: the callback raised an exception that would end a generator silently.
 
     """
     try:
@@ -194,23 +194,23 @@ class Job:
     """A request's work on the model, and the text of its tokens.
 
     Args:
-        model, context: of the target.
-        prompt: its tokens.
+        model, context: the target's model and context.
+        prompt: the tokens of the prompt.
         options: the options of the request.
-        seed: for requests without one.
-        last_n: tokens that penalties see, for requests that do not say.
-        by_token: give each token at once, instead of whole characters.
-        adapters: what it is computed with.
-        acceptance: for requests that do not say; see Llama.
+        seed: the seed for requests without one.
+        last_n: the number of tokens that penalties see, for requests without that option.
+        by_token: whether each token is given at once, instead of whole characters.
+        adapters: the adapters that it is computed with.
+        acceptance: the acceptance for requests without that option; see Llama.
 
     Attributes:
         keeper: loads and stores the content of its sequence; None for none.
-        run: its run, once it has begun.
-        end_token: the token that ended the text, which is not part of it; None where none did.
-        stop_reason: what of the request ended the text: a stop string or the id of a token.
-        n_shifts: how often the older half of the text was forgotten.
-        sources: of each token of the text, and of what of the last round is not in it, who drafted
-            it; TARGET for the target's own choice.
+        run: its SequenceRun, once it has begun.
+        end_token: the token that ended the text, which is not part of it; else None.
+        stop_reason: the stop string or the id of the token, of the request's, that ended the text.
+        n_shifts: the number of times that the older half of the text was dropped.
+        sources: the source of each token of the text, and of those of the last round that are not
+            in it; TARGET for the target's own choice.
 
     """
 
@@ -484,7 +484,7 @@ class Job:
 
         Args:
             piece: what is delivered.
-            in_sequence: whether the sequence is still that of this request, and nobody's else.
+            in_sequence: whether the sequence still belongs to this request.
 
         """
         self._n_delivered += len(piece.tokens)

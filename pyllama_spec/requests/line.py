@@ -28,15 +28,15 @@ class Line:
     """The queued, placed and suspended requests, and the places themselves.
 
     Args:
-        n_places: how many sequences the context has.
+        n_places: the number of sequences of the context.
 
     Attributes:
-        waiting: those in line, the oldest first.
-        placed: those that have a place.
-        aside: those that have begun, and have no place and are not in line: nobody reads them.
+        waiting: the requests in line, oldest first.
+        placed: the requests that have a place.
+        aside: the requests that have begun, have no place and are not in line: nobody reads them.
         idle: sequences without a request, the one that was used last at the end.
-        n_visits: how many others want an idle sequence for themselves.
-        max_copies_bytes: the most memory for what those have that were put aside.
+        n_visits: the number of callers that want an idle sequence for themselves.
+        max_copies_bytes: the maximum size of the copies of requests that were set aside.
 
     A request that is asked for in an event loop is made in a thread, and comes into line later, at
     the place of its call: those after it leave a place for it.
@@ -69,7 +69,7 @@ class Line:
         """Notes a call that will create a request, which keeps the call's queue position.
 
         Args:
-            is_slow: whether that may take long, so that only its like wait for it.
+            is_slow: whether the work may take long, so that only slow requests wait for it.
 
         """
         arrival = self._arrival(is_slow)

@@ -20,7 +20,8 @@ class TokenLogprob:
     Attributes:
         token: its id.
         logprob: natural logarithm.
-        top: the likeliest ids with theirs, likeliest first; the token itself need not be there.
+        top: the likeliest ids with their logprobs, likeliest first; the token itself may be
+            missing.
 
     """
 
@@ -35,7 +36,7 @@ def token_logprob(logits: npt.NDArray[np.float32], token: int, n_top: int) -> To
     Args:
         logits: [n_vocab] float32.
         token: the id that was chosen.
-        n_top: how many others to report.
+        n_top: the number of other ids to report.
 
     """
     row = logits.astype(np.float64)

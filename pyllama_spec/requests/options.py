@@ -311,7 +311,7 @@ class RequestOptions:
         """Reads the options from a call's keywords.
 
         Raises:
-            UnknownKeywordError: there is no such keyword, with the ones that look like it.
+            UnknownKeywordError: there is no such keyword; the message names similar ones.
 
         """
         known = [field.name for field in fields(cls)]
@@ -337,8 +337,8 @@ class RequestOptions:
         """The options of answer i of n.
 
         Args:
-            i: from 0.
-            seed: where the request has none; None for one of its own.
+            i: the index of the answer, from 0.
+            seed: the seed for requests without one; None for a seed of its own.
 
         """
         begin = seed if self.seed is None else self.seed
@@ -375,9 +375,9 @@ class RequestOptions:
         """The parameters of the engine's sampler.
 
         Args:
-            vocab: checks the ids of logit_bias.
-            seed: where the request has none.
-            last_n: where the request has no penalty_last_n.
+            vocab: the vocabulary, which checks the ids of logit_bias.
+            seed: the seed for requests without one.
+            last_n: the value for requests without penalty_last_n.
 
         """
         bias = _bias(self.logit_bias)
@@ -436,13 +436,13 @@ def check_keywords(
     """Refuses unknown keywords.
 
     Args:
-        keywords: what the caller wrote.
-        known: what there is.
-        what: what they are, in the message's words.
-        hints: what to say of some that do not exist.
+        keywords: the keywords of the caller.
+        known: the known keywords.
+        what: the name of such a keyword in the message.
+        hints: the remarks on some unknown keywords.
 
     Raises:
-        UnknownKeywordError: names the first unknown one, and what looks like it.
+        UnknownKeywordError: a keyword is unknown; the message names the first one and similar ones.
 
     """
     for keyword in keywords:

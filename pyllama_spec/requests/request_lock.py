@@ -35,8 +35,8 @@ class RequestLock:
 
         Raises:
             BusyError: this thread has the turn, and would wait for itself.
-            ClosedError: the model is closed, or was closed meanwhile.
-            CancelledError: cancel() was called meanwhile.
+            ClosedError: the model is closed, or was closed while the call waited.
+            CancelledError: cancel() was called while the call waited.
 
         """
         me = threading.get_ident()

@@ -45,12 +45,12 @@ class Runner(Visits):
     """Runs as many requests in parallel as the context has sequences.
 
     Args:
-        round_: computes.
-        max_waiting: the most requests that may wait for a place; None for any number.
-        attach_s: seconds that making the round took, in which the drafter gets to know the target.
+        round_: the round that computes the requests.
+        max_waiting: the maximum number of requests that wait for a place; None for any number.
+        attach_s: the seconds of making the round, in which the drafter is attached to the target.
 
     Attributes:
-        loaded: the seconds that loading took, with which the figures of each request begin.
+        loaded: the seconds of loading, with which the figures of each request begin.
 
     """
 
@@ -83,7 +83,7 @@ class Runner(Visits):
         """Notes a call whose request another thread will create; it keeps its queue position.
 
         Args:
-            is_slow: whether that may take long; then only its like wait for it.
+            is_slow: whether the work may take long; then only slow requests wait for it.
 
         """
         with self._lock:
@@ -126,8 +126,8 @@ class Runner(Visits):
 
         Args:
             ticket: the ticket of the request.
-            is_whole: whether it is computed to its end even if it is not read.
-            is_detached: whether it is computed by no thread that reads it, with one place too.
+            is_whole: whether it is computed to its end even if nobody reads it.
+            is_detached: whether no thread that reads it computes it, with one place too.
 
         """
         if self._line.n_places == 1 and not is_detached:
@@ -140,8 +140,8 @@ class Runner(Visits):
         """Checks that a stream may be read or closed now.
 
         Raises:
-            BusyError: this thread computes, and calls back: it would wait for itself.
-            ForkedError: this process was forked: the computing thread is in its parent.
+            BusyError: a callback of this thread's computation calls it, and would wait for itself.
+            ForkedError: this process was forked: the computing thread belongs to its parent.
 
         """
         self._round.target.check_process()
@@ -392,7 +392,7 @@ class Runner(Visits):
         """Assigns places, computes a round and delivers its tokens.
 
         Args:
-            reader: the request that its reader computes; None in the thread.
+            reader: the request that its reader computes; None in the computing thread.
 
         """
         target, line, me = self._round.target, self._line, threading.get_ident()

@@ -24,9 +24,9 @@ class Arrival:
     """The call that will create a request, perhaps in another thread.
 
     Attributes:
-        number: of the call: the lower, the earlier it came.
-        at: when it came, by time.monotonic().
-        is_slow: whether making it may take long.
+        number: the number of the call; lower is earlier.
+        at: the time of the call, by time.monotonic().
+        is_slow: whether making the request may take long.
 
     """
 
@@ -44,12 +44,12 @@ class RequestStatus:
     """The state of a request.
 
     Attributes:
-        stage: "new" before it is read or started; "queued" for a place, the first time or after it
-            was put aside; "reading" its prompt; "generating"; "aside" while nobody reads it and
-            others have its place; "ended".
-        queue_position: how many requests are before it in line; None where it is not in line.
-        n_prompt, n_read: tokens of its prompt, and those of them that the model has read.
-        n_generated: tokens of its text, those that nobody has read yet too.
+        stage: "new" before it is read or started; "queued" while it waits for a place, the first
+            time or after it was set aside; "reading" its prompt; "generating"; "aside" while nobody
+            reads it and others have its place; "ended".
+        queue_position: the number of requests before it in line; None if it is not in line.
+        n_prompt, n_read: the number of tokens of its prompt, and of those that the model has read.
+        n_generated: the number of tokens of its text, including those that nobody has read yet.
 
     """
 
@@ -66,25 +66,26 @@ class Ticket:
 
     Attributes:
         job: the request.
-        ready: notified when there are pieces, or it is over.
-        number: of those that came into line: the lower, the earlier. -1 until it is in line.
+        ready: notified when there are pieces, or the request has ended.
+        number: the position of its arrival in line; lower is earlier. -1 until it is in line.
         arrival: the call that asked for it; None until it is in line, unless a thread made it.
-        is_inline: whether the thread that reads it computes it.
-        max_ahead: how many pieces it may be ahead of its reader; None for a text that is read as a
-            whole.
+        is_inline: whether the thread that reads the request computes it.
+        max_ahead: the maximum number of pieces that it may be ahead of its reader; None for a text
+            that is read as a whole.
         reader: the thread that read it last.
-        deadline: when it has to have ended, by time.monotonic(); None for never.
-        polls: whether its reader, who asks now, gets PENDING instead of waiting.
-        wake: called when `ready` is notified, for a reader who does not wait; must not wait either.
-        pieces: computed, not read.
-        state: the sequence that it has; None without a place.
-        saved: what it needs to continue, while others have its place.
-        unread_since: since when it waits for its reader, by time.monotonic(); None while it is to
-            be computed.
-        finish: why its text ends; None before.
-        error: what ended it instead.
+        deadline: the time at which it has to have ended, by time.monotonic(); None for never.
+        polls: whether its reader gets PENDING now instead of waiting.
+        wake: called when `ready` is notified, for a reader that does not wait; it must not wait
+            either.
+        pieces: the pieces that are computed and not read.
+        state: its sequence; None without a place.
+        saved: what it needs to continue while others have its place.
+        unread_since: the time since which it waits for its reader, by time.monotonic(); None while
+            it is to be computed.
+        finish: the reason why its text ends; None before.
+        error: the error that ended it.
         reason: the reader's message in place of a plain CancelledError.
-        n_read: tokens of the prompt that were read, once it is over; -1 before.
+        n_read: the number of prompt tokens that were read, once it has ended; -1 before.
         is_pinned: whether it keeps its place though nobody reads it, since it could not be copied.
 
     """

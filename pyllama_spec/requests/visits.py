@@ -24,7 +24,7 @@ class Visits(ABC):
     """A context for one thread at a time: the runner's rounds, or a visitor.
 
     Args:
-        round_: computes.
+        round_: the round that computes the requests.
 
     """
 
@@ -76,8 +76,8 @@ class Visits(ABC):
 
         Raises:
             BusyError: called by a callback of a running request.
-            ClosedError: the model is closed, or was closed meanwhile.
-            CancelledError: cancel() was called meanwhile.
+            ClosedError: the model is closed, or was closed while the call waited.
+            CancelledError: cancel() was called while the call waited.
 
         """
         self._round.target.check_process()
@@ -114,7 +114,7 @@ class Visits(ABC):
         """exclusive() with a sequence that has no request: waits in the queue for one.
 
         Args:
-            oldest: the one that was not used for longest; else that of the last request.
+            oldest: whether to take the sequence unused for longest; else that of the last request.
 
         """
         self._round.target.check_process()
@@ -142,7 +142,7 @@ class Visits(ABC):
         """The sequence of the newest request.
 
         Raises:
-            BusyError: there are several, and all of them have a request.
+            BusyError: there are several sequences, and all of them have a request.
 
         """
         line = self._line
