@@ -46,7 +46,7 @@ class Guide(NamedTuple):
     """A grammar that llguidance follows.
 
     Attributes:
-        kind: what the text is.
+        kind: the form of the text.
         text: a regular expression in the syntax of Rust's regex crate, which the whole answer
             matches; Lark rules with a rule `start`; or a JSON schema.
 
@@ -121,7 +121,7 @@ def schema_of(response_format: Mapping[str, Any] | None) -> Any:
     for each keyword of that.
 
     Raises:
-        ArgumentError: it is malformed.
+        ArgumentError: the response_format is malformed.
 
     """
     if response_format is None:
@@ -177,10 +177,11 @@ def schema_grammar(schema: Any, *, is_strict: bool = True) -> str:
 
     Args:
         schema: the JSON schema.
-        is_strict: refuse what a grammar cannot hold; else it is left out, with a UserWarning.
+        is_strict: whether to refuse what a grammar cannot enforce; else it is left out, with a
+            UserWarning.
 
     Raises:
-        SchemaError: it is malformed, or asks for what a grammar cannot hold: `keyword` and `path`
+        SchemaError: the schema is malformed, or a grammar cannot enforce it: `keyword` and `path`
             say what and where.
         ArgumentError: it is not a schema.
 
@@ -206,7 +207,7 @@ def call_rules(tools: Sequence[Mapping[str, Any]], schema: Any = None) -> list[d
         for each schema {"schema", "rules", "properties"}, as ChatParser.begin() takes them.
 
     Raises:
-        SchemaError: a schema is malformed, or has to be kept and cannot be.
+        SchemaError: a schema is malformed, or must be enforced and cannot be.
 
     """
     from hashlib import sha256

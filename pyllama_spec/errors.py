@@ -70,9 +70,9 @@ class PyllamaSpecError(Exception):
     """The root of every error that pyllama_spec raises on purpose.
 
     Attributes:
-        partial_text: what had been generated when the error happened, as text; "" if nothing.
-        partial_tokens: the same as token ids.
-        partial_choices: of a list of prompts: the choices that were whole, None for the others.
+        partial_text: the text that was generated before the error; "" if none.
+        partial_tokens: the ids of that text.
+        partial_choices: for a list of prompts, the complete choices, None for the others.
 
     """
 
@@ -140,9 +140,9 @@ def prompt_too_long(n_tokens: int, n_ctx: int, how: str = "") -> ContextFullErro
     """The message for a prompt that leaves no room for a token.
 
     Args:
-        n_tokens: of the prompt.
-        n_ctx: of the context.
-        how: the source of the number, if it was not counted.
+        n_tokens: the number of tokens of the prompt.
+        n_ctx: the context length.
+        how: the source of n_tokens, if it was not counted.
 
     """
     why = "is too long" if n_tokens > n_ctx else "fills it"
@@ -206,8 +206,8 @@ def no_room(why: str, what: str, smaller: Sequence[str], more: str = "") -> OutO
 
     Args:
         why: the engine's message.
-        what: whose memory of past tokens it is, and for how many tokens.
-        smaller: the caller's names of what could be smaller.
+        what: the memory of past tokens that does not fit, and the number of tokens.
+        smaller: the caller's names of the sizes that could be smaller.
         more: further advice.
 
     """

@@ -27,12 +27,12 @@ def read_text(path: Path, what: str, *, encoding: str = "utf-8") -> str:
     """Reads a text file of the user's.
 
     Args:
-        path: the path of the file; a pipe will do if a program writes to it.
-        what: it is, in the words of the error: "the prompt".
-        encoding: its own.
+        path: the path of the file, or a pipe that a program writes to.
+        what: the content in the words of the error, such as "the prompt".
+        encoding: the encoding of the text.
 
     Raises:
-        ArgumentError: it cannot be read, is not a text, or has more than MAX_TEXT_BYTES.
+        ArgumentError: the file cannot be read, is not text, or has more than MAX_TEXT_BYTES.
 
     """
     try:
@@ -62,7 +62,7 @@ def _read_pipe(path: Path, most: int) -> bytes:
     """What a pipe holds until its writers close it, up to `most` bytes.
 
     Raises:
-        OSError: nobody writes to it: opening it as a file would wait for ever.
+        OSError: nobody writes to the pipe: opening it as a file would wait forever.
 
     """
     number, parts, n = os.open(path, os.O_RDONLY | os.O_NONBLOCK), [], 0
@@ -111,7 +111,7 @@ def open_plain(path: Path) -> BinaryIO:
     """Opens a regular file; refuses pipes and devices, which may never end.
 
     Raises:
-        OSError: it cannot be opened, or is something else.
+        OSError: the path cannot be opened, or is something else.
 
     """
     # Where nobody writes to a pipe, opening it waits too; Windows has none of these.
@@ -126,8 +126,8 @@ def read_plain(path: Path) -> str:
     """Reads the text of a regular file, such as JSON beside a model.
 
     Raises:
-        OSError: it cannot be read, is not a file, or has more than MAX_TEXT_BYTES.
-        UnicodeDecodeError: it is not UTF-8.
+        OSError: the file cannot be read, is not a regular file, or has more than MAX_TEXT_BYTES.
+        UnicodeDecodeError: the text is not UTF-8.
 
     """
     with open_plain(path) as file:
@@ -157,8 +157,8 @@ def whole_file(path: Path) -> Iterator[Path]:
     is replaced, and the link stays.
 
     Raises:
-        OSError: the file cannot be written to the disk, or not be moved, or `path` is a device, a
-            pipe or a folder, which a file would take the place of.
+        OSError: the file cannot be written or moved, or `path` is a device, a pipe or a folder,
+            which a file would replace.
 
     """
     path = Path(os.path.realpath(path))

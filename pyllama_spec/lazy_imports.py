@@ -16,9 +16,9 @@ def lazy_names(
     """__getattr__ and __dir__ of a package; type checkers are told the names by an import.
 
     Args:
-        package: its __name__.
+        package: the __name__ of the package.
         names: name -> the module that has it.
-        packages: those below it that are for users.
+        packages: subpackages that are for users.
         theirs: the module with the names of another package, which users look for here; "" for
             none.
 
@@ -58,7 +58,7 @@ def public_names(package: str, more: Sequence[str] = ()) -> Callable[[], list[st
     """__dir__ of a package: what is in __all__, and nothing that only its own code needs.
 
     Args:
-        package: its __name__.
+        package: the __name__ of the package.
         more: names beside those of __all__.
 
     """

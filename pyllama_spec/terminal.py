@@ -82,7 +82,7 @@ class ProgressBar:
 
     Args:
         label: the name of the task.
-        stream: where it is drawn.
+        stream: the stream to draw on.
 
     """
 

@@ -33,8 +33,8 @@ class Call(NamedTuple):
     Attributes:
         name: the function's name.
         arguments: JSON text; incomplete if the answer was cut.
-        id: the model's own id; "" for none.
-        is_open: whether more of it may follow.
+        id: the model's own id of the call; "" for none.
+        is_open: whether more of the call may follow.
 
     """
 
@@ -59,8 +59,8 @@ class Answer:
 
     Attributes:
         content: the text for the user.
-        reasoning: what the model thought before, where it comes apart.
-        calls: the calls of functions.
+        reasoning: the model's thought before it, if that is kept apart.
+        calls: the function calls.
 
     """
 
@@ -78,7 +78,7 @@ class AnswerReader(Protocol):
     """Parses answers.
 
     Attributes:
-        options: what the request has to ask for beside its own.
+        options: the options that the request needs beside its own.
 
     """
 
@@ -93,7 +93,7 @@ class AnswerReader(Protocol):
 
         Args:
             text: the text of the answer, with the names of the tokens that are `shown`.
-            has_ended: whether nothing follows.
+            has_ended: whether the answer has ended.
 
         """
 
@@ -103,10 +103,10 @@ class AnswerText:
 
     Args:
         vocab: the vocabulary of the model.
-        shown: ids whose names the text has.
+        shown: ids whose names are part of the text.
 
     Attributes:
-        text: what there is of it.
+        text: the text so far.
 
     """
 
@@ -158,11 +158,11 @@ class EngineReader:
     """Parses answers in the format of the model's own template, with the engine's parser.
 
     Args:
-        session: the chat's.
-        at_once: the grammar makes the answer begin with a call.
+        session: the session of the chat.
+        at_once: whether the grammar makes the answer begin with a call.
         single: the answer has at most one call.
         is_apart: whether the thought is kept out of the text.
-        grammar: rules that replace the session's.
+        grammar: the rules in place of the session's.
 
     """
 

@@ -23,10 +23,10 @@ def field_to_continue(messages: Sequence[Message], which: bool | str) -> str:
 
     Args:
         messages: the messages of the chat.
-        which: one of these, or True for its content if it has one.
+        which: "content" or "reasoning_content", or True for the content if there is one.
 
     Raises:
-        ArgumentError: the last message is no assistant's, or has no such text.
+        ArgumentError: the last message is not an assistant's, or has no such text.
 
     """
     last = check_messages(messages)[-1]
@@ -68,12 +68,12 @@ def render_continued(
         template: the template of the model.
         messages: the messages of the chat; the last one continues.
         name: see field_to_continue().
-        tools: shown to the template.
+        tools: the tools that the template shows.
         variables: the variables of the template.
 
     Raises:
         ArgumentError: the template refuses the messages.
-        UnsupportedError: it does not show what the last one thinks.
+        UnsupportedError: the template does not show the thought of the last message.
 
     """
     checked = check_messages(messages)
@@ -98,7 +98,7 @@ def check_continued(prompt: str, messages: Sequence[Message], name: str) -> None
     """Checks a chat that the engine has rendered up to the last message's end.
 
     Raises:
-        UnsupportedError: it does not end with the text that continues.
+        UnsupportedError: the prompt does not end with the text that continues.
 
     """
     text = str(check_messages(messages)[-1][name])

@@ -31,8 +31,8 @@ def tokenize_chat(vocab: Vocab, text: str, caller: PromptProvenance) -> list[int
 
     Args:
         vocab: the vocabulary of the model.
-        text: the chat.
-        caller: the known places of the caller's text in it.
+        text: the text of the chat.
+        caller: the known spans of the caller's text in it.
 
     """
     # What Vocab does with lone surrogates, done before names are looked for: "?" may be in one.

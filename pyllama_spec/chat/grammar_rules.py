@@ -32,8 +32,8 @@ def calls_grammar(rules: str, *, single: bool, at_once: bool) -> str:
 
     Args:
         rules: the rules of the engine.
-        single: one call at most.
-        at_once: nothing before the call, and its JSON on one line.
+        single: whether the answer has at most one call.
+        at_once: whether nothing comes before the call, and its JSON is on one line.
 
     """
     rules = _NULLABLE_LOOP.sub(r"(\1 space)*", rules)
@@ -75,7 +75,7 @@ def named_calls(arguments: Mapping[str, str]) -> str:
     """Rules for {"name": ..., "arguments": ...}.
 
     Args:
-        arguments: for each function by its name, the rules of what it takes.
+        arguments: for each function name, the rules of its arguments.
 
     """
     names = {name: f"call-{i}-" for i, name in enumerate(arguments)}

@@ -14,8 +14,8 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
     """Checks messages, and makes the content of each one text.
 
     Raises:
-        ArgumentError: they are malformed; the text names the first one that is.
-        UnsupportedError: one has more than text.
+        ArgumentError: the messages are malformed; the error names the first such message.
+        UnsupportedError: a message has more than text.
 
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):

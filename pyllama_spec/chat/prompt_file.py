@@ -37,11 +37,11 @@ class Prompt:
     """A line of a prompts file.
 
     Attributes:
-        id: unique in its file; the number of its line where it has none.
-        category: prompts of one are summed up together; "" where the line has none.
-        messages: the messages of a chat; () where the line has a prompt.
-        text: to continue; "" where the line has messages.
-        tools: descriptions of functions that a chat may call; () where the line has none.
+        id: a unique name in its file; by default the number of its line.
+        category: prompts of one category are summed up together; "" if the line has none.
+        messages: the messages of a chat; () if the line has a prompt.
+        text: the text to continue; "" if the line has messages.
+        tools: descriptions of functions that a chat may call; () if the line has none.
 
     """
 
@@ -64,15 +64,15 @@ class Prompt:
         """Token ids, exactly as Llama makes them.
 
         Args:
-            vocab: of the model.
-            template: of its chats.
-            n_ctx: of the context: a prompt that is longer by its bytes alone is not tokenized;
-                None for any.
+            vocab: the vocabulary of the model.
+            template: the template of the model's chats.
+            n_ctx: the context length: a prompt that is too long by its bytes alone is not
+                tokenized; None for no limit.
 
         Raises:
             ArgumentError: the template refuses the messages, or there is nothing to continue; the
                 message names the prompt.
-            ContextFullError: it is too long by its bytes; the message names it too.
+            ContextFullError: the prompt is too long by its bytes; the message names it too.
 
         """
         try:
@@ -93,11 +93,11 @@ def read_prompt_file(path: Path, *, are_named: bool = True) -> tuple[Prompt, ...
 
     Args:
         path: the path of the file.
-        are_named: every line must have an id and a category.
+        are_named: whether every line must have an id and a category.
 
     Raises:
         ArgumentError: the file cannot be read, holds no prompt, or a line is malformed; the message
-            names the first such line, all that is wrong with it, and what a right one looks like.
+            names the first such line, its faults, and an example of a correct line.
 
     """
     lines = read_text(path, "the prompts file", encoding="utf-8-sig").split("\n")

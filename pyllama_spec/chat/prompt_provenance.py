@@ -45,10 +45,11 @@ class Substitution(NamedTuple):
     """The set of characters that one rendering replaces by stand-ins.
 
     Attributes:
-        located: what is known if it gives the same text.
-        signs_only: leave letters, digits and white space as they are.
-        has_marks: put a mark before and after the content of each message.
-        keeps_lookups: leave what the template looks for in texts, such as "</think>".
+        located: the spans that are known if it gives the same text.
+        signs_only: whether letters, digits and white space stay as they are.
+        has_marks: whether a mark is put before and after the content of each message.
+        keeps_lookups: whether strings that the template looks for in texts, such as "</think>",
+            stay as they are.
 
     """
 
@@ -78,13 +79,13 @@ class PromptProvenance:
     """The caller's text in a rendered chat, as far as it is known.
 
     Attributes:
-        located: how much.
-        spans: [start, end) of the characters that are known to be the caller's, rising.
-        lookups: [start, end) of what the template looks for in texts and the caller's text has as
-            well: either may have written it.
-        caller_strings: all strings of the caller.
-        blank: where nothing is located, the chat with a letter for each of the caller's signs, if
-            the template takes that.
+        located: how much of the caller's text is located.
+        spans: [start, end) of the characters that are known to be the caller's, ascending.
+        lookups: [start, end) of strings that the template looks for in texts and that the caller's
+            text has too: either may have written them.
+        caller_strings: all strings from the caller.
+        blank: if nothing is located, the chat with a letter for each of the caller's signs, if the
+            template takes that.
 
     """
 
@@ -104,9 +105,9 @@ class _Alphabet(dict[int, int]):
     """The stand-in of each character, for str.translate(); created on demand.
 
     Args:
-        stand_in_of: of a character.
-        signs_only: letters, digits and white space stand for themselves.
-        keeps_escaped: what JSON escapes stands for itself.
+        stand_in_of: returns the stand-in of a character.
+        signs_only: whether letters, digits and white space stay as they are.
+        keeps_escaped: whether characters that JSON escapes stay as they are.
 
     """
 
@@ -151,12 +152,12 @@ class _OneForEach:
     """Maps each requested character to a free stand-in.
 
     Args:
-        taken: characters that may not stand for others.
-        letter: stands for every character, if it is not "".
+        taken: characters that must not be stand-ins.
+        letter: the stand-in for every character; "" for different ones.
 
     Attributes:
-        free: characters that stand for none yet.
-        by_char: what stands for the characters that were asked for.
+        free: characters that are no stand-ins yet.
+        by_char: the stand-ins of the characters that were asked for.
 
     """
 
@@ -177,13 +178,13 @@ class StandIns:
     """The stand-ins of one rendering.
 
     Args:
-        substitution: which are exchanged.
-        taken: characters that may not stand for others.
-        words: values that stay as they are, if they are words: the template compares with them.
-        lookups: what the template looks for in texts.
-        letter: stands for every character, if it is not "".
-        form: who renders. The engine's filters do not see through stand-ins: it escapes a quote in
-            JSON, and no stand-in for one.
+        substitution: says which characters are exchanged.
+        taken: characters that must not be stand-ins.
+        words: values that stay as they are if they are words: the template compares with them.
+        lookups: strings that the template looks for in texts.
+        letter: the stand-in for every character; "" for different ones.
+        form: the renderer. The engine's filters do not know stand-ins: they escape a quote in JSON,
+            and no stand-in for one.
 
     """
 
@@ -212,7 +213,8 @@ class StandIns:
         """Replaces the characters of a caller's value, at all depths, by stand-ins.
 
         Raises:
-            NotTrackedError: it holds something that templates print and that is not plain data.
+            NotTrackedError: the value holds something that templates print and that is not plain
+                data.
 
         """
         if isinstance(value, str):
@@ -299,7 +301,7 @@ class StandIns:
         """Restores the characters of the rendering, and says which are the caller's.
 
         Returns:
-            The text and the spans that are the caller's; None where marks are not in pairs.
+            The text and the caller's spans in it; None if marks are not in pairs.
 
         """
         if self._form != "jinja2":
@@ -414,13 +416,13 @@ def locate(
     """Finds the caller's text in a rendered chat.
 
     Args:
-        text: the chat as the template gave it.
-        caller_strings: all strings of the caller.
+        text: the rendered text of the chat.
+        caller_strings: all strings from the caller.
         source: the template's text.
         words: strings of the template that are words.
         lookups: strings that the template looks for in texts.
-        render: renders with stand-ins; None where the template fails on them.
-        form: who renders.
+        render: renders with stand-ins; returns None if the template fails on them.
+        form: the renderer.
 
     """
     taken = set(text).union(source, *caller_strings)

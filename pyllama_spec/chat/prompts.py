@@ -22,10 +22,10 @@ def check_fits(vocab: Vocab, text: object, n_ctx: int) -> None:
     Args:
         vocab: the vocabulary of the model.
         text: the text of a prompt, or its ids; values of other types are ignored.
-        n_ctx: tokens of the context.
+        n_ctx: the context length in tokens.
 
     Raises:
-        ContextFullError: it leaves no room for a token.
+        ContextFullError: the prompt leaves no room for a token.
 
     """
     if not isinstance(text, (str, bytes)):
@@ -45,12 +45,12 @@ def prompt_tokens(vocab: Vocab, prompt: object) -> list[int]:
 
     Args:
         vocab: the vocabulary of the model.
-        prompt: text, in which the names of control tokens are those tokens, as in
-            llama-cpp-python; or ids, which are taken as they are.
+        prompt: text, in which names of control tokens are read as those tokens, as in
+            llama-cpp-python; or ids, which are used unchanged.
 
     Raises:
-        ArgumentError: it is neither, it is empty and the model has no BOS token to begin with, or
-            an id is outside the vocabulary.
+        ArgumentError: the prompt is neither, it is empty and the model has no BOS token, or an id
+            is outside the vocabulary.
 
     """
     if isinstance(prompt, (str, bytes)):
@@ -79,8 +79,8 @@ def fim_tokens(vocab: Vocab, prompt: object, suffix: object, *, is_spm: bool = F
     Args:
         vocab: the vocabulary of the model.
         prompt: the text before the gap.
-        suffix: the text after it; "" for none, which needs no tokens for it.
-        is_spm: suffix, prefix, middle instead, as some models learned it.
+        suffix: the text after the gap; "" for none, which needs no tokens for a gap.
+        is_spm: whether the order is suffix, prefix, middle, as some models learned it.
 
     Raises:
         ArgumentError: prompt or suffix is not text.
@@ -144,7 +144,7 @@ def template_variables(variables: Mapping[str, Any] | None) -> dict[str, Any]:
     """The caller's variables for the chat template.
 
     Raises:
-        ArgumentError: they are not a dict of names, or take a name that has its own argument.
+        ArgumentError: the variables are not a dict of names, or one has the name of an argument.
 
     """
     if variables is None:

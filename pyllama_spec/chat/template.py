@@ -62,13 +62,12 @@ class RenderedChat:
     """A chat as one text.
 
     Attributes:
-        text: what the template gave.
-        parts: the same, split where the caller's stretches begin and end; one part if that is not
+        text: the rendered text.
+        parts: the same text, split at the borders of the caller's text; one part if these are not
             known.
         starts_with_bos: whether the text begins with the name of the BOS token already.
-        caller: what is known of the caller's text in it.
-        note: a remark for the caller, such as tools that the template left out; "" for
-            nothing.
+        caller: the known places of the caller's text.
+        note: a remark for the caller, such as tools that the template left out; "" for no remark.
 
     """
 
@@ -108,8 +107,9 @@ class RenderedChat:
         """The chat up to a place.
 
         Args:
-            at: of the first character that is left out.
-            n_left_out: how many from there on were the caller's; the rest is the template's.
+            at: the position of the first character that is left out.
+            n_left_out: the number of characters from there on that are the caller's; the others are
+                the template's.
 
         """
         caller, blank = self.caller, self.caller.blank
@@ -163,9 +163,9 @@ class ChatTemplate:
     """A compiled template.
 
     Args:
-        source: Jinja text, with what the transformers library gives to templates.
-        bos_token, eos_token: their names.
-        note: what a user should know about where the template comes from; "" for nothing.
+        source: Jinja text, with the functions that the transformers library gives to templates.
+        bos_token, eos_token: the names of these tokens.
+        note: a remark on where the template comes from; "" for no remark.
 
     Raises:
         UnsupportedError: the text is not a template that jinja2 can compile.
@@ -190,12 +190,12 @@ class ChatTemplate:
         """The chat template of a model.
 
         Args:
-            model: whose file is asked.
+            model: the model whose file has the templates.
             chat_format: "chatml", or the name of one of the file's named templates.
-            chat_template: Jinja text that is used instead of the file's.
+            chat_template: Jinja text in place of the file's.
 
         Raises:
-            ArgumentError: both were given, or the file has no template of that name.
+            ArgumentError: both are given, or the file has no template of that name.
 
         """
         vocab = model.vocab
@@ -234,9 +234,9 @@ class ChatTemplate:
 
         Args:
             messages: dicts with "role" and "content": a str, or a list of {"type": "text", ...}.
-            add_generation_prompt: end with the beginning of the assistant's answer.
-            tools: descriptions of functions, for templates that know them.
-            variables: further ones of the template, such as enable_thinking.
+            add_generation_prompt: whether to end with the beginning of the assistant's answer.
+            tools: descriptions of functions, for templates that show them.
+            variables: further variables of the template, such as enable_thinking.
 
         Raises:
             ArgumentError: messages are malformed, or the template refuses them.
@@ -283,9 +283,10 @@ class ChatTemplate:
         """A chat that another renderer made, with the caller's text located in it.
 
         Args:
-            text: what `run` gave for these messages and variables.
-            messages: as check_messages() gives them.
-            caller_variables: the variables of the template that come from the caller, tools too.
+            text: the result of `run` for these messages and variables.
+            messages: the result of check_messages().
+            caller_variables: the variables of the template that come from the caller, including the
+                tools.
             run: renders this chat with other messages and variables.
             form: the renderer.
 
@@ -300,7 +301,7 @@ class ChatTemplate:
 
         Args:
             text: the text of the chat.
-            tools: what the template was given.
+            tools: the tools that the template was given.
 
         """
         names = [_name_of(tool) for tool in tools or ()]

@@ -42,8 +42,8 @@ class TemplateProgram:
         source: Jinja text.
 
     Attributes:
-        words: the strings in it.
-        lookups: those of them that it does not merely print.
+        words: the strings in the template.
+        lookups: the strings that it does not only print.
 
     Raises:
         UnsupportedError: the text is not a template that jinja2 can compile.
@@ -74,7 +74,7 @@ class TemplateProgram:
 
         Raises:
             ArgumentError: the template refuses the messages, or fails on them.
-            UnsupportedError: it leaves its sandbox, or does not come to an end.
+            UnsupportedError: the template leaves its sandbox, or does not come to an end.
 
         """
         try:

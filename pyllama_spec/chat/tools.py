@@ -40,11 +40,11 @@ class ToolRequest:
     """A chat's tools, by either generation of OpenAI's API.
 
     Attributes:
-        tools: descriptions; () for none.
+        tools: descriptions of functions; () for none.
         choice: "auto", "none", "required", or the name of a function after "=".
-        is_legacy: given as functions= and function_call=.
-        parallel: whether several calls may be made at once; None for what the template can.
-        reasoning: one of REASONING; None for apart where there are tools.
+        is_legacy: whether they were given as functions= and function_call=.
+        parallel: whether several calls may be made at once; None for the template's own choice.
+        reasoning: one of REASONING; None to keep thoughts apart if there are tools.
 
     """
 
@@ -67,7 +67,8 @@ class ToolRequest:
         """Checks the arguments of a request.
 
         Raises:
-            ArgumentError: they are malformed, or name a function that is not offered.
+            ArgumentError: the tools are malformed, or tool_choice names a function that is not
+                offered.
 
         """
         is_legacy = functions is not None
@@ -183,11 +184,11 @@ class ToolChats:
 
         Args:
             messages: the messages of the chat.
-            request: its tools.
+            request: the tools of the request.
             variables: the variables of the template.
-            schema: what the content has to be, where no tool is called.
-            going_on: "content" or "reasoning_content" of the last message, where that is the
-                beginning of the answer.
+            schema: the schema of the content if no tool is called.
+            going_on: "content" or "reasoning_content" of the last message, if the answer continues
+                that.
 
         Raises:
             ArgumentError: the template refuses the messages, or they are malformed.
@@ -241,11 +242,11 @@ class _Chat:
     """One chat as a request to the engine.
 
     Attributes:
-        parser: asked.
+        parser: the parser of the engine.
         request: the request of the chat.
-        schema: what the content has to be, where no tool is called.
-        going_on: which part of the last message the answer continues; None for a new one.
-        rules: of the schemas of the tools and of the content, in place of what the engine makes.
+        schema: the schema of the content if no tool is called.
+        going_on: the part of the last message that the answer continues; None for a new answer.
+        rules: the rules for the schemas of the tools and of the content, in place of the engine's.
 
     """
 
@@ -268,10 +269,10 @@ class _Chat:
 
         Args:
             messages: the messages of the chat.
-            values: the caller's variables of the template, tools too.
-            choice: in place of the request's; the answer may then have any form.
-            reasoning: in place of the request's.
-            is_plain: for the prompt alone: schemas are not read.
+            values: the caller's variables of the template, including the tools.
+            choice: the choice in place of the request's; the answer may then have any form.
+            reasoning: the mode in place of the request's.
+            is_plain: whether only the prompt is wanted: schemas are not read.
 
         """
         request = self.request

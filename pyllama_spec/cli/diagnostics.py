@@ -145,9 +145,9 @@ def measure_verify_cost(
         model: the target.
         max_rows: the widest batch.
         repeats: passes over all widths; medians are given, after one pass that is not counted.
-        n_threads: as for a context.
-        budget_s: seconds after which it ends, in the middle of a decode if need be; None for
-            VERIFY_S. What was measured until then is given.
+        n_threads: the threads of the context.
+        budget_s: the seconds after which it ends, even during a decode; None for VERIFY_S. The
+            result has what was measured until then.
         progress: called with 0.0 .. 1.0.
 
     Raises:
@@ -243,7 +243,8 @@ def describe_draft(
     it drafted at most; where that is 0, the times are those of asking it.
 
     Raises:
-        ArgumentError: it was made for another target, with the first difference, or it failed.
+        ArgumentError: the draft was made for another target, with the first difference; or it
+            failed.
 
     """
     check_fits_target(drafter, target)
@@ -299,8 +300,8 @@ def pays_above(verify_ms: dict[int, float], draft_ms: list[float]) -> list[dict[
     (verify(1 + n) + draft(n)) / verify(1): what the round takes, in tokens of plain decoding.
 
     Args:
-        verify_ms: milliseconds of a verify batch by its rows; 1 is among them.
-        draft_ms: milliseconds of drafts of 1, 2 ... tokens, of as many as are verified.
+        verify_ms: the milliseconds of a verify batch, by its rows; 1 is among them.
+        draft_ms: the milliseconds of drafts of 1, 2 ... tokens, up to the number that is verified.
 
     """
     verify_ms = _as_widths_grow(verify_ms)

@@ -119,10 +119,10 @@ def note_twice(dest: str, value: object, namespace: argparse.Namespace, option: 
     """Notes the value of an option; check_pairs() tells of another one in another spelling.
 
     Args:
-        dest: of the action.
-        value: that is stored.
-        namespace: of the command.
-        option: as it was spelt; None for an argument without a name.
+        dest: the name of the option in the namespace.
+        value: the value to store.
+        namespace: the namespace of the command.
+        option: the spelling of the option; None for an argument without a name.
 
     """
     if option is None:

@@ -27,7 +27,8 @@ def own_draft(draft: str) -> str | Drafter:
     function too, if it takes no arguments.
 
     Raises:
-        ArgumentError: there is no such module or function, it fails, or it gives no drafter.
+        ArgumentError: there is no such module or function, it fails, or it does not return a
+            Drafter.
 
     """
     found = OWN_DRAFTER.fullmatch(draft)

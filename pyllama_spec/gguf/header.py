@@ -21,8 +21,8 @@ class Header(NamedTuple):
     """The counts in a file's header, and its size.
 
     Attributes:
-        n_tensors, n_keys: entries of its tables.
-        n_bytes: its size.
+        n_tensors, n_keys: the number of entries of its tables.
+        n_bytes: the size of the file.
 
     """
 
@@ -35,7 +35,7 @@ def check_header(path: Path) -> Header:
     """Refuses a file that is not GGUF, with a remedy.
 
     Raises:
-        ModelLoadError: the path is missing, a folder, unreadable, empty, cut off or something else.
+        ModelLoadError: the path is missing, a folder, unreadable, empty, cut off or not a GGUF.
 
     """
     try:

@@ -33,7 +33,7 @@ class GgufKey:
     """One key with its value.
 
     Attributes:
-        type_id: the format's number of the value's type.
+        type_id: the number of the value's type in the format.
         item_type: the type of an array's items; None for other values.
         value: an int, float, bool, bytes, or a list of them.
 
@@ -49,10 +49,10 @@ class GgufTensor:
     """One entry of the tensor table.
 
     Attributes:
-        name: as in the file.
-        shape: as NumPy writes it, `[out, in]` for a matrix.
-        type_id: ggml's number of the type.
-        offset: where in the file its bytes begin.
+        name: the name in the file.
+        shape: the shape in NumPy's order, `[out, in]` for a matrix.
+        type_id: the number of the type in ggml.
+        offset: the position of its bytes in the file.
 
     """
 
@@ -68,9 +68,9 @@ class GgufFile:
 
     Attributes:
         path: the path of the file.
-        n_bytes: its size.
-        keys: those that were asked for.
-        tensors: the table, in its order.
+        n_bytes: the size of the file.
+        keys: the keys that were asked for.
+        tensors: the entries of the table, in its order.
 
     """
 
@@ -84,7 +84,7 @@ def read_keys(path: Path, wanted: Callable[[str], bool]) -> dict[str, GgufKey]:
     """Reads the keys of a file with the wanted names.
 
     Raises:
-        ModelLoadError: the file is missing, cut off, damaged or no GGUF.
+        ModelLoadError: the file is missing, cut off, damaged or not a GGUF.
 
     """
     header = check_header(path)
@@ -96,7 +96,7 @@ def read_key(path: Path, wanted: str) -> GgufKey | None:
     """Reads one key and stops there: a vocabulary takes a third of a second.
 
     Raises:
-        ModelLoadError: the file is missing, cut off before the key, damaged or no GGUF.
+        ModelLoadError: the file is missing, cut off before the key, damaged or not a GGUF.
 
     """
     header = check_header(path)
@@ -112,7 +112,7 @@ def read_gguf(path: Path, wanted: Callable[[str], bool] = lambda _: True) -> Ggu
     """Reads the keys with the wanted names, and the tensor table.
 
     Raises:
-        ModelLoadError: the file is missing, cut off, damaged or no GGUF.
+        ModelLoadError: the file is missing, cut off, damaged or not a GGUF.
 
     """
     header = check_header(path)
@@ -131,7 +131,7 @@ def read_table(path: Path) -> GgufFile:
     its types, its bytes and its output matrix, and reading past a vocabulary takes half a second.
 
     Raises:
-        ModelLoadError: the file is missing, cut off, damaged or no GGUF.
+        ModelLoadError: the file is missing, cut off, damaged or not a GGUF.
 
     """
     try:

@@ -93,7 +93,7 @@ def bytes_per_token(sizes: Mapping[str, int], metadata: Mapping[str, str]) -> in
 
     Args:
         sizes: the sizes of tensor_bytes().
-        metadata: the model's, as text.
+        metadata: the metadata of the model, as text.
 
     """
     arch = metadata.get("general.architecture", "")
@@ -115,9 +115,9 @@ def block_bytes(
 
     Args:
         sizes: the sizes of tensor_bytes().
-        metadata: the model's, as text.
-        first: of the blocks.
-        end: after the last of them; None for all from the first one on.
+        metadata: the metadata of the model, as text.
+        first: the index of the first block.
+        end: the index after the last block; None for all blocks from `first` on.
 
     """
     arch = metadata.get("general.architecture", "")

@@ -18,11 +18,11 @@ class Target:
     """The facts of a target.
 
     Attributes:
-        n_layer: decoder layers; those that predict further tokens (MTP) do not count.
-        n_embd: width of its rows.
-        n_vocab: tokens of its vocabulary.
+        n_layer: the number of decoder layers, without those that predict further tokens (MTP).
+        n_embd: the width of its rows.
+        n_vocab: the number of tokens of its vocabulary.
         tokenizer: the keys tokenizer.*, to be copied into the draft.
-        arch: its architecture, such as "qwen3"; of a folder, what config.json calls it.
+        arch: its architecture, such as "qwen3"; for a folder, the name in config.json.
         has_mrope: whether its RoPE gives a token several positions.
 
     """
@@ -39,7 +39,8 @@ def read_target(path: Path) -> Target:
     """Reads the facts from a target's GGUF.
 
     Raises:
-        ModelLoadError: it is missing, damaged, no language model, or lacks one of the facts.
+        ModelLoadError: the file is missing, damaged, not a language model, or lacks one of the
+            facts.
 
     """
     return target_of(path, read_keys(path, is_fact))
@@ -58,10 +59,10 @@ def target_of(path: Path, keys: Mapping[str, GgufKey]) -> Target:
 
     Args:
         path: the file, for messages.
-        keys: those of which is_fact() is true.
+        keys: the keys of which is_fact() is true.
 
     Raises:
-        ModelLoadError: it is not a language model, or lacks one of the facts.
+        ModelLoadError: the file is not a language model, or lacks one of the facts.
 
     """
     arch = keys.get("general.architecture")

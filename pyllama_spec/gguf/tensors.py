@@ -39,9 +39,9 @@ class SourceTensor:
     """A tensor of a source such as a checkpoint.
 
     Attributes:
-        name: the checkpoint's name of the tensor.
+        name: the name of the tensor in the checkpoint.
         dtype: a key of STORED.
-        shape: as PyTorch writes it, `[out, in]` for a matrix.
+        shape: the shape in PyTorch's order, `[out, in]` for a matrix.
         read: returns the stored data, of that shape and of type STORED[dtype].
 
     """
@@ -65,7 +65,7 @@ class SourceTensor:
         """The data as int64 of the tensor's shape; a mask gives 0 and 1.
 
         Raises:
-            ConversionError: they are stored as floats.
+            ConversionError: the values are stored as floats.
 
         """
         if self.is_float:
@@ -81,12 +81,12 @@ class PlannedTensor:
     """One tensor of a GGUF to be written.
 
     Attributes:
-        name, shape: of the GGUF, the shape as NumPy writes it.
-        source: where its numbers come from; None for `values`.
+        name, shape: the name and shape in the GGUF, in NumPy's order.
+        source: the tensor with its numbers; None for `values`.
         rows: the source's rows in the GGUF's order, int `[shape[0]]`; None for all as they are.
-        values: the numbers themselves, of tensors that no checkpoint holds.
-        stored: the type, by gguf's name, that `values` are the bytes of, uint8
-            `[*shape[:-1], bytes per row]`; "" where they are the numbers.
+        values: the numbers, for tensors that no checkpoint holds.
+        stored: the type, by gguf's name, if `values` are its bytes, uint8 `[*shape[:-1], bytes per
+            row]`; "" if they are numbers.
 
     """
 

@@ -22,8 +22,7 @@ def read_floats(path: Path, tensor: GgufTensor) -> Floats:
         tensor: an entry of its table.
 
     Raises:
-        ModelLoadError: they are of a type that the package gguf cannot read, or the file is cut
-            off.
+        ModelLoadError: the package gguf cannot read the type, or the file is cut off.
 
     """
     import gguf
@@ -67,7 +66,7 @@ def read_ids(path: Path, tensor: GgufTensor) -> Ids:
     """Reads an int64 tensor.
 
     Raises:
-        ModelLoadError: they are of another type, or the file is cut off.
+        ModelLoadError: the values have another type, or the file is cut off.
 
     """
     import gguf

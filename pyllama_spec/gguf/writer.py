@@ -39,10 +39,11 @@ class Output:
     Attributes:
         arch: general.architecture.
         name: general.name.
-        keys: the architecture's and ours, with str, bool, int, float or a list of ints or bools.
-        tokenizer: keys that are copied as they are.
-        tensors: in their order.
-        kind: type of the matrices; None for each source's own.
+        keys: the keys of the architecture and of this package, with str, bool, int, float or a list
+            of ints or bools.
+        tokenizer: keys that are copied unchanged.
+        tensors: the tensors in their order.
+        kind: the type of the matrices; None for the type of each source.
 
     """
 
@@ -59,9 +60,9 @@ class Written:
     """The result of a write.
 
     Attributes:
-        n_bytes: size of the file.
+        n_bytes: the size of the file.
         type_name: the type of most weights, such as "BF16".
-        notes: what the user should know.
+        notes: remarks for the user.
 
     """
 
@@ -74,7 +75,7 @@ def import_gguf() -> Any:
     """Imports the package gguf.
 
     Raises:
-        ConversionError: it is not installed.
+        ConversionError: the package gguf is not installed.
 
     """
     try:
@@ -109,9 +110,9 @@ def write_gguf(
     """Writes the file atomically: its name never holds a partial file.
 
     Args:
-        path: where to.
-        output: what.
-        progress: called with the share that is done, 0.0 .. 1.0.
+        path: the file to write.
+        output: the content.
+        progress: called with the share that is written, 0.0 .. 1.0.
 
     Raises:
         ConversionError: a weight is not a number or does not fit the type, or the file cannot be

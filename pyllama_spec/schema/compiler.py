@@ -53,8 +53,8 @@ class SchemaRules(NamedTuple):
 
     Attributes:
         grammar: GBNF, which begins with the rule `root`, after the prefix.
-        properties: the same for each property of the schema that a value may have.
-        unknown: names in the schema that are not keywords, each with one of its places.
+        properties: the same for each property that a value may have.
+        unknown: names in the schema that are not keywords, each with one place.
 
     """
 
@@ -67,9 +67,9 @@ class Loosened(NamedTuple):
     """A schema without the keywords that a grammar cannot express.
 
     Attributes:
-        schema: what is left.
-        rules: the rules of that.
-        left_out: why each of the others is not in them.
+        schema: the schema without the parts that were left out.
+        rules: the rules of that schema.
+        left_out: for each part that was left out, the reason.
 
     """
 
@@ -82,9 +82,9 @@ def schema_rules(schema: Any, prefix: str = "", *, by_property: bool = False) ->
     """Compiles the rules of a schema's JSON texts.
 
     Args:
-        schema: of JSON: a dict, True or False. It is only read.
+        schema: the JSON schema: a dict, True or False. It is not changed.
         prefix: the prefix of all names in the rules.
-        by_property: make the rules of each property by itself as well.
+        by_property: whether to make the rules of each property by itself as well.
 
     Raises:
         SchemaError: it is malformed, no value fits it, or a grammar cannot hold what it asks for.

@@ -153,7 +153,7 @@ class Document:
         """The target of a node's $ref.
 
         Raises:
-            SchemaError: nowhere, or out of the document.
+            SchemaError: the reference leads nowhere, or out of the document.
 
         """
         ref = node.schema[keyword]

@@ -73,9 +73,9 @@ class _Branch:
     """A case under construction.
 
     Attributes:
-        pending: what is left to look at, each with the subschemas that it stands in.
+        pending: the subschemas to look at, each with those that it stands in.
         case: the conditions so far.
-        seen: the subschemas that are looked at.
+        seen: the subschemas that were looked at.
         is_alive: whether it can still become a case.
 
     """
@@ -176,7 +176,7 @@ class Expansion:
         """The cases of a value of one type that matches all subschemas.
 
         Raises:
-            SchemaError: a schema is malformed, or cannot be kept.
+            SchemaError: a schema is malformed, or cannot be enforced.
             TooLargeError: there are too many cases.
 
         """

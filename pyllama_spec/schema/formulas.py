@@ -282,7 +282,7 @@ def opposite(formula: Formula) -> Formula:
     """The negated formula.
 
     Raises:
-        SchemaError: a grammar cannot hold that.
+        SchemaError: a grammar cannot enforce it.
 
     """
     if isinstance(formula, And):

@@ -100,8 +100,8 @@ class Grammar:
     """A grammar's rules by name.
 
     Attributes:
-        budget: what all of it may take.
-        rules: the alternatives of each.
+        budget: the limit of the whole grammar.
+        rules: the alternatives of each rule.
 
     """
 

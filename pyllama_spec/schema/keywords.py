@@ -198,7 +198,7 @@ def check_keywords(node: Node) -> list[str]:
     """Refuses unsupported keywords of a schema; returns the unknown ones.
 
     Raises:
-        SchemaError: a keyword has a value that it cannot have, or is refused.
+        SchemaError: a keyword has an invalid value, or is refused.
 
     """
     unknown = []
@@ -228,7 +228,7 @@ class Meaning:
 
     Args:
         document: the schema.
-        are_apart: whether no value of a type fits two subschemas; it may say no where it is so.
+        are_apart: whether no value of a type fits two subschemas; False if that is unknown.
         spend: counts steps.
 
     """
@@ -248,7 +248,7 @@ class Meaning:
         """The formula of a subschema for a value of a type in formulas.TYPES.
 
         Raises:
-            SchemaError: it is malformed, or cannot be kept.
+            SchemaError: it is malformed, or cannot be enforced.
 
         """
         formula = self._made.get((number, kind))

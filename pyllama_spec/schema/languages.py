@@ -420,13 +420,13 @@ def explored(
     """The automaton of all reachable states.
 
     Args:
-        first: where a text begins.
-        leaving: of a state, characters and where they lead.
+        first: the state at the beginning of a text.
+        leaving: returns the characters that lead on from a state, and the state they lead to.
         may_end: whether a text may end in a state.
-        max_states: the most that there may be.
+        max_states: the maximum number of states.
 
     Raises:
-        TooLargeError: there are more.
+        TooLargeError: there are more states.
 
     """
     numbers, order = {first: 0}, [first]

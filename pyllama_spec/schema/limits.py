@@ -29,7 +29,7 @@ class OutOfStepsError(Exception):
     """The whole schema exceeds the limit of steps; no single part is the cause.
 
     Attributes:
-        most: how many are.
+        most: the maximum number.
 
     """
 
@@ -44,7 +44,7 @@ class Budget:
     Steps are counted and not seconds: whether a schema is refused must not depend on the machine.
 
     Args:
-        n: how many there are.
+        n: the number.
 
     """
 
@@ -55,7 +55,7 @@ class Budget:
         """Counts n steps.
 
         Raises:
-            OutOfStepsError: there were too many.
+            OutOfStepsError: there were too many steps.
 
         """
         self._left -= n
@@ -72,7 +72,7 @@ class Work(threading.local):
     """The work of a thread on a schema, and on one set of texts in it.
 
     Attributes:
-        n_spent: steps so far.
+        n_spent: the number of steps so far.
 
     """
 
@@ -98,7 +98,7 @@ class Work(threading.local):
         """Counts n parts of the current set of texts.
 
         Raises:
-            TooLargeError: it has too many.
+            TooLargeError: there are too many.
             OutOfStepsError: see Budget.spend.
 
         """

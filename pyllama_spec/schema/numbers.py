@@ -107,10 +107,11 @@ class _State(NamedTuple):
 
     Attributes:
         phase: "" at the beginning, "-", "0", "w" in whole digits, "." after the point, "f".
-        is_negative: of the number.
-        n_whole, n_fraction: digits, the first up to where they are told apart.
+        is_negative: whether the number is negative.
+        n_whole, n_fraction: the number of digits of each part; n_whole up to the largest number
+            that is told apart.
         sides: for each bound the digits so far beside its own: -1, 0 or 1.
-        rests: for each multiple, what remains.
+        rests: for each multiple, the remainder.
         has_value: whether some digit is not 0.
         has_fraction: whether some digit after the point is not 0.
 
@@ -195,8 +196,8 @@ class _Digits:
         """Groups of digits that lead to the same state.
 
         Args:
-            state: before them.
-            others: of each bound the digit at this place; "" for none.
+            state: the state before them.
+            others: for each bound its digit at this place; "" for none.
 
         """
         is_first, is_behind_point = state.phase in ("", "-"), state.phase in (".", "f")

@@ -62,7 +62,7 @@ def pattern_language(pattern: str) -> Lang:
     """The texts that contain a match of a pattern.
 
     Raises:
-        PatternError: it is not a pattern, or has what a set of texts cannot say.
+        PatternError: it is not a pattern, or needs more than a set of texts.
 
     """
     if len(pattern) > MAX_LENGTH:
