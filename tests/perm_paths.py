@@ -53,7 +53,7 @@ def along_restored_states(kind: RowDraft, make: Make) -> None:
     generate(loop, seq, kind.perm_prompt(60, seed=5), 9)
     for into in (loop, kind.perm_loop(make())):
         into.target.memory.restore(0, saved)
-        into.drafter.restore(0, state)
+        into.drafter.restore(0, state, len(run.text))
         there = SequenceState(0, list(run.text), len(run.text) - 1)
         check_perfect(generate(into, there, kind.further(run.text, 1), 21))
 

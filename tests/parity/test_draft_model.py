@@ -110,7 +110,7 @@ def along_saved_states(arch: str, make: Callable[[], SmallModel]) -> None:
     generate(loop, seq, prompt_tokens(31, seed=5), 9)
     for into in (loop, loop_of(arch, make(), **params)):
         into.target.memory.restore(0, saved)
-        into.drafter.restore(0, state)
+        into.drafter.restore(0, state, len(run.text))
         there = SequenceState(0, list(run.text), len(run.text) - 1)
         n_read = memory_of(into).n_read
         check_all_right(generate(into, there, [*run.text, 3], 12))
@@ -347,7 +347,7 @@ def test_a_damaged_state_is_refused(at: int) -> None:
     for bad in states:
         with pytest.raises(ArgumentError):
             drafter.restore(0, bad)
-    loop.drafter.restore(0, states[0])
+    loop.drafter.restore(0, states[0], len(run.text))
     generate(loop, seq, [*run.text, 1], 10, HOT)
     check_says_the_same(loop, seq)
     other = draft_of("llama", seed=8)

@@ -112,7 +112,7 @@ def test_save_and_restore(n_tokens: int) -> None:
     other = opened(eager())
     for into in (loop, other):
         into.target.memory.restore(0, saved)
-        into.drafter.restore(0, state)
+        into.drafter.restore(0, state, len(text))
         there = SequenceState(0, list(text), len(text) - 1)
         generate(into, there, [*text, 3, 4], 30, PARAMS)
         check_head_says_the_same(into, there)
@@ -127,7 +127,7 @@ def test_a_damaged_state_is_refused(at: int) -> None:
     for bad in states:
         with pytest.raises(ArgumentError):
             drafter.restore(0, bad)
-    loop.drafter.restore(0, states[0])
+    loop.drafter.restore(0, states[0], len(run.text))
     generate(loop, seq, [*run.text, 1], 30, PARAMS)
     check_head_says_the_same(loop, seq)
 

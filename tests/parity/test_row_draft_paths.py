@@ -152,7 +152,7 @@ def test_save_and_restore(name: str, variant: str, n_rounds: int) -> None:
     generate(loop, seq, prompt_tokens(50, seed=4), 20, PARAMS)
     for into in (loop, opened(name, variant)[0]):
         into.target.memory.restore(0, saved)
-        into.drafter.restore(0, state)
+        into.drafter.restore(0, state, len(run.text))
         there = SequenceState(0, list(run.text), len(run.text) - 1)
         kind.read(into.drafter._drafter, 0, there.tokens, n).check_equal(expected)
         generate(into, there, [*there.tokens, 3, 4], 12, PARAMS)
@@ -170,7 +170,7 @@ def test_a_damaged_state_is_refused(name: str, at: int) -> None:
         with pytest.raises(ArgumentError):
             drafter.restore(0, bad)
     # Through the loop it is a reason to begin anew, and no failure of the next request.
-    loop.drafter.restore(0, states[0])
+    loop.drafter.restore(0, states[0], len(run.text))
     generate(loop, seq, [*run.text, 1], 10, PARAMS)
     ROW_DRAFTS[name].check_says_the_same(loop, seq)
 
