@@ -226,13 +226,7 @@ def open_runtime(
     """
     check_target(model)
     check_fits_target(drafter, model)
-    with named_failure(drafter, "attached_to"):
-        attached = drafter.attached_to
-    if attached is not None and not attached.is_closed:
-        raise ArgumentError(
-            f"the drafter {drafter.name!r} drafts for another open model: close that one, or make "
-            "a drafter for each"
-        )
+    _check_is_free(drafter)
     max_draft, _ = draft_bound(drafter_bound(drafter), n_draft=n_draft, n_rows=params.n_batch)
     n_ctx = (params.n_ctx or model.info.n_ctx_train) * n_parallel
     params = replace(
@@ -251,6 +245,22 @@ def open_runtime(
         on_close = _learn_costs(round_, controller, drafter)
         runner = Runner(round_, max_waiting, attach_s=perf_counter() - begin)
         return Runtime(model, context, round_, runner, on_close, acceptance)
+
+
+def _check_is_free(drafter: Drafter) -> None:
+    """Raises unless the drafter may be attached to another target.
+
+    Raises:
+        ArgumentError: it drafts for another open model, or its attached_to raises.
+
+    """
+    with named_failure(drafter, "attached_to"):
+        attached = drafter.attached_to
+    if attached is not None and not attached.is_closed:
+        raise ArgumentError(
+            f"the drafter {drafter.name!r} drafts for another open model: close that one, or make "
+            "a drafter for each"
+        )
 
 
 def _open_context(model: Model, params: ContextParams) -> Context:
