@@ -92,8 +92,8 @@ def test_searches_lead_to_pages_that_there_are() -> None:
     ("json-schema", "json-schema"), ("draft  model", "draft model"),
     ("draft-max", "flags draft max "), ("draft_max", "draft_max"),
     ("write a drafter", "write drafter"), ("a", "a"),
-    ("Switch draft OFF", "title:disable^1000 Switch draft OFF"),
-    ("server out of memory", "title:memory^1000 title:out^1000 server out memory"),
+    ("Switch draft OFF", "title:disable^10000 Switch draft OFF"),
+    ("server out of memory", "title:memory^10000 title:out^10000 server out memory"),
 ])  # fmt: skip
 def test_the_search_takes_flags_and_questions(query: str, asked: str, tmp_path: Path) -> None:
     worker = tmp_path / "assets/javascripts/workers/search.0123.min.js"

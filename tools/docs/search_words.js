@@ -21,7 +21,7 @@
     if (found.length) return `flags ${found.join(" ")}`;
     const question = questions.find(([pattern]) => pattern.test(words.join(" ")));
     const rest = words.filter((word) => !small.has(word.toLowerCase()));
-    const titles = question ? question[1].split(" ").map((word) => `title:${word}^1000`) : [];
+    const titles = question ? question[1].split(" ").map((word) => `title:${word}^10000`) : [];
     return [...titles, ...(rest.length ? rest : words)].join(" ");
   };
   const listen = self.addEventListener;
