@@ -37,7 +37,7 @@ _BOOSTS: tuple[tuple[str, float], ...] = (
 # and so no tag begins with a word that questions are made of.
 SEARCHED_AS: Mapping[str, tuple[str, ...]] = {
     "start.md": ("huggingface", "quickstart"),
-    "moving.md": ("migrate", "migrating", "migration", "replacement", "switching"),
+    "moving.md": ("migrate", "migrating", "migration", "replacement"),
     "drafters.md": ("custom",),
     "limits.md": ("vision", "windows"),
     "embeddings.md": ("rag", "retrieval", "vectors"),
