@@ -77,7 +77,7 @@ QUESTIONS: tuple[tuple[str, str], ...] = (
     (r"\bslow(er)?$|low acceptance|no speed", "slower"),
     (r"speed ?up|faster", "pays"),
     (r"benchmark", "bench"),
-    (r"fine.?tun", "training draft"),
+    (r"fine.?tun|train (a|my|your) ", "training draft"),
     (r"(function|tool).?call", "tool calling"),
     (r"^images?$|image input|multimodal|\baudio", "limits"),
     (r"reasoning|thinking|thoughts?\b", "thinking"),
