@@ -21,6 +21,7 @@ from tools.docs.site_hooks import (
     SMALL_WORDS,
     as_page,
     begun,
+    broken_well,
     indented,
     items_in_text,
     linked,
@@ -109,6 +110,15 @@ def test_the_search_takes_flags_and_questions(query: str, asked: str, tmp_path: 
     context.eval(worker.read_text())
     context.eval(f"heed({{ data: {{ type: 2, data: {json.dumps(query)} }} }})")
     assert context.eval("heard") == asked
+
+
+def test_where_a_line_of_a_table_ends() -> None:
+    assert (
+        broken_well("<td><code>--draft-max</code>") == '<td><code class="option">--draft-max</code>'
+    )
+    long = "vllm:spec_decode_num_drafts_total"
+    assert broken_well(f"<code>{long}</code>").count("_<wbr>") == 4
+    assert broken_well("<td><code>n_draft</code></td>") == "<td><code>n_draft</code></td>"
 
 
 def test_what_is_taken_in() -> None:

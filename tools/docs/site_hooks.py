@@ -101,6 +101,10 @@ _GOES_ON = re.compile(
 _FLAG_ROW = re.compile(r"^\| (`-[^|]*) \|", re.MULTILINE)
 _FLAG = re.compile(r"`(-[\w-]+)`")
 _CODE = re.compile(r"<pre\b.*?</pre>", re.DOTALL)
+# Code in a table: an option, and a name too long for a column of a narrow screen.
+_CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
+_CODE_OF_OPTION = re.compile(r"<code>(?=--?\w[\w-]{0,23}</code>)")
+_CODE_OF_NAME = re.compile(r"(?<=<code>)[\w:./]{24,}(?=</code>)")
 _IMAGES = (".png", ".svg", ".jpg")
 # Browsers do not load a canonical link, nor those to the pages before and after.
 _FROM_ELSEWHERE = re.compile(
@@ -242,11 +246,17 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Warns of what a reader's browser would load from elsewhere."""
+    """Warns of what a reader's browser would load from elsewhere, and lets tables be narrow."""
     del config
     for address in _FROM_ELSEWHERE.findall(output):
         _LOG.warning("%s loads from elsewhere: %s", page.file.src_uri, address)
-    return output
+    return _CELL.sub(lambda cell: broken_well(cell[0]), output)
+
+
+def broken_well(cell: str) -> str:
+    """A cell of a table in which a line ends within no option, and after the words of a name."""
+    names = _CODE_OF_NAME.sub(lambda name: re.sub("(?<=[_:./])", "<wbr>", name[0]), cell)
+    return _CODE_OF_OPTION.sub('<code class="option">', names)
 
 
 def on_post_build(config: MkDocsConfig) -> None:
