@@ -103,8 +103,8 @@ _FLAG = re.compile(r"`(-[\w-]+)`")
 _CODE = re.compile(r"<pre\b.*?</pre>", re.DOTALL)
 # Code in a table: an option, and a name too long for a column of a narrow screen.
 _CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
-_CODE_OF_OPTION = re.compile(r"<code>(?=--?\w[\w-]{0,23}</code>)")
-_CODE_OF_NAME = re.compile(r"(?<=<code>)[\w:./]{24,}(?=</code>)")
+_CODE_OF_OPTION = re.compile(r"<code>(?=--?\w[\w.-]{0,23}</code>)")
+_CODE_OF_NAME = re.compile(r"(?<=<code>)[\w:./()]{24,}(?=</code>)")
 _IMAGES = (".png", ".svg", ".jpg")
 # Browsers do not load a canonical link, nor those to the pages before and after.
 _FROM_ELSEWHERE = re.compile(
