@@ -190,9 +190,9 @@ def _controller(result: BenchResult) -> list[str]:
             "expected", "state"]  # fmt: skip
     return [
         *_aligned([head, *rows]),
-        "asked: rounds that asked for a draft; retries: those of a disabled drafter; drafted: the",
-        "proposed tokens that the target verified; expected: accepted tokens that the controller",
-        "expected; state: disabled if it was in any repeat",
+        "asked: rounds that asked for a draft; retries: those of a disabled drafter;",
+        "drafted: the proposed tokens that the target verified; expected: accepted",
+        "tokens that the controller expected; state: disabled if it was in any repeat",
     ]
 
 

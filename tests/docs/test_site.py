@@ -15,10 +15,13 @@ from pyllama_spec import Llama
 from tools.docs.site_hooks import (
     _FENCE,
     _FROM_ELSEWHERE,
+    QUESTIONS,
     ROOT,
     SEARCHED_AS,
+    SMALL_WORDS,
     as_page,
     begun,
+    broken_well,
     indented,
     items_in_text,
     linked,
@@ -44,10 +47,6 @@ def test_where_a_link_leads(link: str, source: str, target: str | None) -> None:
     assert target_of(link, source) == target
 
 
-SMALL_WORDS = """a an and are as at be by can do for from get has have how i if in is it me my no
-not of on one or run set so that the this to up use we what when where which why with you"""
-
-
 @pytest.mark.parametrize("page", SEARCHED_AS)
 def test_what_a_page_is_searched_as(page: str) -> None:
     """A tag is a word of its page alone, and starts with no small word of the search."""
@@ -59,6 +58,22 @@ def test_what_a_page_is_searched_as(page: str) -> None:
         assert not [word for word in SMALL_WORDS.split() if tag.startswith(word)], tag
         assert tag not in others, tag
         assert tag not in title.split(), f"{tag} is in the title of {page} already"
+
+
+@pytest.mark.parametrize(("asked", "words"), QUESTIONS)
+def test_a_question_finds_a_heading(asked: str, words: str) -> None:
+    """The search reads each word as the beginning of one; lunr's own small words are not there."""
+    re.compile(asked)
+    headings = [
+        line.lower().split()
+        for path in [*(ROOT / "docs").glob("*.md"), ROOT / "CHANGELOG.md"]
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.startswith("#")
+    ]
+    assert any(
+        all(any(part.lstrip("(").startswith(word) for part in heading) for word in words.split())
+        for heading in headings
+    ), words
 
 
 def test_searches_lead_to_pages_that_there_are() -> None:
@@ -76,8 +91,12 @@ def test_searches_lead_to_pages_that_there_are() -> None:
     ("--cache_type_k", "flags cache type "), ("cache-type-k", "flags cache type "),
     ("-c 8192 -np 4", "flags  "), ("--max-waiting 9", "max-waiting 9"),
     ("json-schema", "json-schema"), ("draft  model", "draft model"),
+    ("draft-max", "flags draft max "), ("draft_max", "draft_max"),
+    ("write a drafter", "write drafter"), ("a", "a"),
+    ("Switch draft OFF", "title:disable^10000 Switch draft OFF"),
+    ("server out of memory", "title:memory^10000 title:out^10000 server out memory"),
 ])  # fmt: skip
-def test_the_search_takes_flags_of_llama_server(query: str, asked: str, tmp_path: Path) -> None:
+def test_the_search_takes_flags_and_questions(query: str, asked: str, tmp_path: Path) -> None:
     worker = tmp_path / "assets/javascripts/workers/search.0123.min.js"
     worker.parent.mkdir(parents=True)
     worker.write_text('addEventListener("message", (event) => { heard = event.data.data; });')
@@ -91,6 +110,15 @@ def test_the_search_takes_flags_of_llama_server(query: str, asked: str, tmp_path
     context.eval(worker.read_text())
     context.eval(f"heed({{ data: {{ type: 2, data: {json.dumps(query)} }} }})")
     assert context.eval("heard") == asked
+
+
+def test_where_a_line_of_a_table_ends() -> None:
+    assert (
+        broken_well("<td><code>--draft-max</code>") == '<td><code class="option">--draft-max</code>'
+    )
+    long = "vllm:spec_decode_num_drafts_total"
+    assert broken_well(f"<code>{long}</code>").count("_<wbr>") == 4
+    assert broken_well("<td><code>n_draft</code></td>") == "<td><code>n_draft</code></td>"
 
 
 def test_what_is_taken_in() -> None:

@@ -29,11 +29,11 @@ MARKS = {
 }
 INTRODUCTION = f"""# Libraries beside llama-cpp-python {environments.VERSION}
 
-Made by `python -m tools.comparison.apps`: each library from the index in an environment of
-its own, with llama-cpp-python, and with `pyllama_spec.llama_cpp.install()` in another process of
-it. Greedy, SmolLM2-135M in Q4_0; the calls are in tools/comparison/app_calls.py. Types, keys and
-values are compared, of calls of tools and of structured output types and keys alone, since their
-white space and their choices are near ties.
+Made by `python -m tools.comparison.apps`: each library from the index runs in an environment
+of its own, once with llama-cpp-python and once, in another process, with
+`pyllama_spec.llama_cpp.install()`. Texts are greedy, of SmolLM2-135M in Q4_0. The calls are in
+tools/comparison/app_calls.py. Types, keys and values are compared. Of tool calls and structured
+output only types and keys are, since their white space and their choices are near ties.
 """
 # What pyllama_spec needs itself.
 OURS = ("cffi", "numpy", "jinja2")

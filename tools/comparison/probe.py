@@ -88,15 +88,15 @@ def table(verdicts: dict[str, Verdict], signatures: list[str], version: str) -> 
     n_there = sum(counted[word] for word in WORDS)
     n_good = counted["same"] + counted["better"]
     origin = (
-        "Made by `python -m tools.comparison.probe`, which makes every call below in both "
-        "packages, in one environment and two processes, on SmolLM2-135M in Q4_0 and on toys, "
-        "and compares types, keys and values; floats to a quarter, streams by their text. "
-        "`speculation` and `timing`, and `usage` in the last chunk of a stream, are ours in "
-        "addition. What the names in the calls are, says tools/comparison/calls.py; which are "
-        "compared by types and keys alone, since their values are drawn or free, says `any` in "
-        "tools/comparison/calls.txt. The prompts are such that SmolLM2 is sure of what follows: "
-        "where two tokens are nearly as likely, the two builds' kernels round to different texts,"
-        " as two builds of the engine do."
+        "`python -m tools.comparison.probe` makes this page: it makes every call below in both "
+        "packages, in one environment and two processes, on SmolLM2-135M in Q4_0 and on toys. "
+        "It compares types, keys and values, floats to a quarter, and streams by their text. "
+        "`speculation` and `timing`, and `usage` in the last chunk of a stream, are additions "
+        "of this package. tools/comparison/calls.py says what the names in the calls are. "
+        "Calls that are marked `any` in tools/comparison/calls.txt are compared by types and "
+        "keys alone, since their values are drawn or free. The prompts are such that SmolLM2 "
+        "is sure of what follows. Where two tokens are nearly as likely, the kernels of the "
+        "two builds round to different texts, as two builds of the engine do."
     )
     summary = (
         f"{len(verdicts)} calls; {n_there} work there. Of those {n_good} are the same or better "

@@ -81,7 +81,7 @@ _OWN = {
     "--help": (SAME, "`--help`"), "--version": (SAME, "`pyllama-spec --version`"),
 }  # fmt: skip
 _HEAD = """# From llama-server, flag by flag
-`python -m tools.docs.llama_server_flags` makes this page from the source of the pinned llama-server and from the table of `pyllama-spec-llama-server`. What differs in practice, with an example, is on [From llama-server](moving.md#from-llama-server); the server under its own options is [An OpenAI server](server.md).
+`python -m tools.docs.llama_server_flags` makes this page from the source of the pinned llama-server and from the table of `pyllama-spec-llama-server`. What differs in practice, with an example, is on [From llama-server](moving-server.md); the server under its own options is [An OpenAI server](server.md).
 
 - `pyllama-spec-llama-server` takes llama-server's command line as it is. **The same**: the flag does what it does there, and so does its variable of the environment. **No effect**: it is accepted, and stderr says why it changes nothing. **Refused**: the program ends with the reason.
 - `pyllama-spec serve` has options of its own, in the last column. "Of a request" is a field that clients send. A key "in `--config`" is one of a [file of models](server-models.md#the-file), and a file may list a single model.

@@ -37,7 +37,7 @@ _BOOSTS: tuple[tuple[str, float], ...] = (
 # and so no tag begins with a word that questions are made of.
 SEARCHED_AS: Mapping[str, tuple[str, ...]] = {
     "start.md": ("huggingface", "quickstart"),
-    "moving.md": ("migrate", "migrating", "migration", "replacement", "switching"),
+    "moving.md": ("migrate", "migrating", "migration", "replacement"),
     "drafters.md": ("custom",),
     "limits.md": ("vision", "windows"),
     "embeddings.md": ("rag", "retrieval", "vectors"),
@@ -45,12 +45,48 @@ SEARCHED_AS: Mapping[str, tuple[str, ...]] = {
     "parallel.md": ("concurrency", "concurrent", "continuous"),
     "server-service.md": ("logging", "deploy", "deployment", "prometheus"),
     "server-models.md": ("lora",),
-    "llama-server-flags.md": ("flags",),  # see search_flags.js
+    "llama-server-flags.md": ("flags",),  # see search_words.js
     "train.md": ("finetune", "finetuning"),
     "suffix.md": ("ngram",),
     "troubleshooting.md": ("faq", "crash", "problems"),
     "repository/CHANGELOG.md": ("versions",),
 }
+# Words that a question is made of, and no answer is about: a search leaves them out.
+SMALL_WORDS = (
+    "a an and are as at be by can do does for from get has have how i if in is it me my of on one"
+    " or run set should so that the this to up use we what when where which why will with you your"
+)
+# Questions as readers ask them (regular expressions), and the words of the heading that answers.
+QUESTIONS: tuple[tuple[str, str], ...] = (
+    (r"draft.*\boff\b|\boff\b.*draft|\b(disable|without)\b.*draft|\bn_draft ?= ?0", "disable"),
+    (r"\b(is|does|do|will)\b.*draft.*(help|pay|worth|work)|drafts? pays?", "brought speedup"),
+    (r"(which|choose|best|compare) drafts?", "compare"),
+    (r"(two|several|many|multiple|more) models", "several models"),
+    (r"(wrong|invalid|bad) (api.?)?key|unauthorized|\b(4[012]|50)\d\b", "errors server"),
+    (r"api.?key|\bcors\b", "tls networks"),
+    (
+        r"memory (short|low|full)|(out of|not enough|short of|reduce|less) memory|\boom\b",
+        "memory out",
+    ),
+    (r"quanti[sz]ed (kv|cache)|(kv|cache).*(quant|type)", "cache types"),
+    (r"kv.?cache", "caching"),
+    (r"rate.?limit|too many requests", "overload"),
+    (r"^install", "install"),
+    (r"(stop|shut ?down|restart).*server", "stopping"),
+    (r"too long|exceeds?\b", "context grammars"),
+    (r"\bslow(er)?$|low acceptance|no speed", "slower"),
+    (r"speed ?up|faster", "pays"),
+    (r"benchmark", "bench"),
+    (r"fine.?tun|train (a|my|your) ", "training draft"),
+    (r"(function|tool).?call", "tool calling"),
+    (r"^images?$|image input|multimodal|\baudio", "limits"),
+    (r"reasoning|thinking|thoughts?\b", "thinking"),
+    (r"system prompt", "beginning"),
+    (r"seed|reproduc|determinis|same output", "same text"),
+    (r"claude|anthropic", "anthropic"),
+    (r"web.?ui|langchain|llama.?index|litellm|aider", "clients"),
+    (r"upgrad|release notes|what.?s new", "changelog"),
+)
 _LINK = re.compile(r"(!?\[[^\[\]]*\]\()([^()\s#]+)(#[^()\s]*)?(\))")
 _DRAWING = re.compile(r"^!\[[^\]]*\]\((assets/[\w-]+\.svg)\)$", re.MULTILINE)
 _FENCE = re.compile(r"^( *)(`{3,})[^\n]*\n.*?^\1\2`* *$", re.MULTILINE | re.DOTALL)
@@ -65,6 +101,10 @@ _GOES_ON = re.compile(
 _FLAG_ROW = re.compile(r"^\| (`-[^|]*) \|", re.MULTILINE)
 _FLAG = re.compile(r"`(-[\w-]+)`")
 _CODE = re.compile(r"<pre\b.*?</pre>", re.DOTALL)
+# Code in a table: an option, and a name too long for a column of a narrow screen.
+_CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
+_CODE_OF_OPTION = re.compile(r"<code>(?=--?\w[\w.-]{0,23}</code>)")
+_CODE_OF_NAME = re.compile(r"(?<=<code>)[\w:./()]{24,}(?=</code>)")
 _IMAGES = (".png", ".svg", ".jpg")
 # Browsers do not load a canonical link, nor those to the pages before and after.
 _FROM_ELSEWHERE = re.compile(
@@ -206,18 +246,25 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Warns of what a reader's browser would load from elsewhere."""
+    """Warns of what a reader's browser would load from elsewhere, and lets tables be narrow."""
     del config
     for address in _FROM_ELSEWHERE.findall(output):
         _LOG.warning("%s loads from elsewhere: %s", page.file.src_uri, address)
-    return output
+    return _CELL.sub(lambda cell: broken_well(cell[0]), output)
+
+
+def broken_well(cell: str) -> str:
+    """A cell of a table in which a line ends within no option, and after the words of a name."""
+    names = _CODE_OF_NAME.sub(lambda name: re.sub("(?<=[_:./])", "<wbr>", name[0]), cell)
+    return _CODE_OF_OPTION.sub('<code class="option">', names)
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Lets the search understand pasted flags of llama-server: search_flags.js."""
+    """Lets the search understand questions and pasted flags: search_words.js."""
     page = (ROOT / DOCS / "llama-server-flags.md").read_text(encoding="utf-8")
     names = sorted({name for row in _FLAG_ROW.findall(page) for name in _FLAG.findall(row)})
-    script = Path(__file__).with_name("search_flags.js").read_text(encoding="utf-8")
-    script = script.replace("FLAGS", json.dumps(names), 1)
+    script = Path(__file__).with_name("search_words.js").read_text(encoding="utf-8")
+    given = {"flags": names, "questions": QUESTIONS, "small": SMALL_WORDS.split()}
+    script = script.replace("GIVEN", json.dumps(given), 1)
     for worker in (Path(config.site_dir) / "assets/javascripts/workers").glob("search.*.min.js"):
         worker.write_text(script + worker.read_text(encoding="utf-8"), encoding="utf-8")
