@@ -210,9 +210,9 @@ class Table:
 
 
 def in_categories(files: Sequence[Sequence[Result]]) -> list[list[Result]]:
-    """For each file of several drafts: its runs, and those of other files over the same prompts.
+    """The runs of several drafts over the same prompts, of one file or of several.
 
-    Answers have the same length in all of them, and rows the same kernels.
+    Answers have the same length in all runs of a group, and rows the same kernels.
     """
 
     def what(run: Result) -> tuple[str, int, list[str], str]:
@@ -221,7 +221,11 @@ def in_categories(files: Sequence[Sequence[Result]]) -> list[list[Result]]:
         return target, run["settings"]["n_tokens"], ids, kernels(run)
 
     every = [run for runs in files for run in runs]
-    return [[run for run in every if what(run) == what(runs[0])] for runs in files if len(runs) > 1]
+    groups: list[list[Result]] = []
+    for first in [runs[0] for runs in files if len(runs) > 1]:
+        if not any(what(group[0]) == what(first) for group in groups):
+            groups.append([run for run in every if what(run) == what(first)])
+    return groups
 
 
 def table_of(runs: Sequence[Result]) -> Table:

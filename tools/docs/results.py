@@ -27,7 +27,7 @@ _HEAD = """# Results
 
 A speed is total tokens over total seconds of decoding, never a mean of rates. Plain decoding and decoding with the drafts are interleaved, prompt by prompt, greedy, with the chat template and the controller. No draft was trained on these prompts.
 
-There are two sets of prompts: the 27 of the package, and the first ones of `benchmarks/field_prompts.jsonl`, which has 80 prompts in eight categories that alternate. Each run says how many were measured. `make models/Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf models/SmolLM2-135M-Instruct.Q4_0.gguf` fetches both models. The DFlash draft that some commands name [is no longer shipped](../examples/drafts/README.md).
+There are two sets of prompts: the 27 of the package, and the first ones of `benchmarks/field_prompts.jsonl`, which has 80 prompts in eight categories that alternate. Each run says how many were measured. `make models/Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf models/SmolLM2-135M-Instruct.Q4_0.gguf` fetches both models. The DFlash drafts that some commands name [are not shipped](../examples/drafts/README.md).
 
 The speed of a run is by the clock. If other programs used the machine meanwhile, it is by processor time, which they change less, and the name of the run says so. Tokens per second, and end to end, are always by the clock.
 """  # noqa: E501 - a paragraph of a page is a line
