@@ -193,6 +193,35 @@ def test_a_prompt_is_read_at_once_for_what_may_pay(share: float, n_prompt: int) 
     assert best / median(found) > 0.95
 
 
+@pytest.mark.parametrize(
+    ("share", "rate", "n_prompt", "n_answer", "least"),
+    [
+        (0.15, 0.5, 350, 40, 0.95),  # it gains, but less than reading the prompt costs
+        (0.15, 0.5, 1000, 250, 0.95),
+        (0.35, 0.2, 1000, 1000, 0.95),
+        (0.35, 0.7, 350, 250, 0.95),
+        (0.35, 0.9, 350, 250, 1.08),  # where it pays it is read early
+        (0.15, 0.9, 1000, 250, 1.30),
+    ],
+)
+def test_the_reading_of_prompts_follows_the_texts_before(
+    share: float, rate: float, n_prompt: int, n_answer: int, least: float
+) -> None:
+    """The draft's gain and the lengths of texts decide whether it reads a prompt."""
+    costs = Costs(
+        lambda rows, n: 20 * (1 + 0.2 * (rows - 1)), lambda k: 20 * share * k, read=4 * share
+    )
+    for seed in SEEDS[:2]:
+        written = [
+            made_up(n_answer, lambda at: rate, 100 * seed + i)
+            for i in range(max(3000 // n_answer, 4))
+        ]
+        out = simulate(
+            ProfitController(), written, costs, seed=seed, step_share=share, n_prompt=n_prompt
+        )
+        assert plain(written, costs, n_prompt=n_prompt) / out.seconds > least
+
+
 def test_a_long_answer_is_worth_the_reading() -> None:
     """A longer text is expected to continue longer."""
     written, costs = [[Place(8, [0.95] * 8)] * 1500], reads(0.45)

@@ -34,6 +34,7 @@ from pyllama_spec.speculative.controller.prices import (
     lengths_together,
     thresholds,
 )
+from pyllama_spec.speculative.controller.reading_hope import ReadingHope
 from pyllama_spec.speculative.controller.round_costs import RoundCosts
 from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound
 
@@ -81,10 +82,6 @@ _IDLE_EVERY = 4
 _LATE = 8
 # Rounds from which on what was learnt of costs is worth keeping for another program.
 _KEEP_AFTER = 64
-# A text that begins is thought to become at least so long, and an older one as long again as it is.
-_LEAST_LENGTH = 64
-# And half of what a draft gains where it is always right may be hoped for.
-_HOPE = 0.5
 REASON = "it does not pay here: plain decoding is faster; it is retried periodically"
 
 
@@ -186,6 +183,7 @@ class ProfitController(Controller):
         self._blocks: deque[list[float]] = deque(maxlen=_N_BLOCKS)
         self._sequences: dict[int, _Sequence] = {}
         self._worth = prior_gain()
+        self._hope = ReadingHope()
         # The cost of retries, in plain rounds, that gains have not made up for yet.
         self._debt = 0.0
         # Seconds and tokens of the last rounds, faded.
@@ -221,6 +219,8 @@ class ProfitController(Controller):
 
     def begin(self, seq: int) -> None:
         """Starts a new text with the statistics of all other texts."""
+        if (last := self._sequences.get(seq)) is not None:
+            self._hope.end_text(last.n_tokens)
         state = self._sequences[seq] = _Sequence()
         state.is_on = self._worth.per_round(self._prices_of_last) >= 0.0
         # Not every short text is worth a trial draft.
@@ -281,8 +281,7 @@ class ProfitController(Controller):
         """Whether a text is too short for the draft to read its prompt."""
         if state.was_asked or not self._limits.step_share:
             return False
-        n_hoped = state.n_tokens + _LEAST_LENGTH
-        hoped_s = _HOPE * prices.most_gain * n_hoped * prices.plain_s
+        hoped_s = self._hope.seconds(state.n_tokens, self._worth, prices)
         return prices.reading_s(state.n_waiting, self._limits.step_share) > hoped_s
 
     def stop_of(self, span: Span) -> DraftStop | None:
