@@ -383,8 +383,7 @@ class Round:
         """Runs one decode of the target, and settles it.
 
         Returns:
-            The seconds of the target, and of the drafter after it. A decode that failed counts
-            none.
+            The seconds of the target and of the drafter after it; none of a failed decode.
 
         """
         self._forget_rows()
