@@ -7,14 +7,15 @@ requests as to any other server (peer.py).
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +32,9 @@ _DRAFTS = {
     "llama-server": ("model", "mtp", "eagle3", "dflash", "dspark", "lookup"),
     "llama-cpp-python": ("lookup",),
 }
-_LOADING_S = 300.0
+_LOADING_S, _END_S = 300.0, 10.0
+# The bytes of a server's output that are searched for its errors.
+_MOST_WORDS = 2**20
 # The time, the level and the place of a line of llama.cpp's log.
 _LOG_HEAD = re.compile(r"^[\d.]+ [A-Z] (\w+ )?\s*\w+: ")
 # llama-server serves on without a draft that it cannot use.
@@ -138,13 +141,11 @@ def serving(python: str, job: dict[str, Any]) -> Iterator[subprocess.Popen[bytes
                 [python, str(_PROGRAM), json.dumps(job)],
                 stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True,
             )  # fmt: skip
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
             raise PeerError(f"beside_python={python!r} cannot be run: {error}") from None
         try:
             _wait_for(f"http://127.0.0.1:{job['port']}", process, said, job["system"])
-            # Not seek(): the server writes at the same place.
-            log = os.pread(said.fileno(), os.fstat(said.fileno()).st_size, 0)
-            refused = _DRAFT_REFUSED.search(log.decode(errors="replace"))
+            refused = _DRAFT_REFUSED.search(_words(said))
             if job["draft_kind"] != "none" and refused:
                 raise _EndedError(f"{job['system']} serves without it: {refused[0]}")
             yield process
@@ -157,13 +158,18 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], said: Any, system: str
     until = monotonic() + _LOADING_S
     while monotonic() < until:
         if process.poll() is not None:
-            said.seek(0)
-            raise _ended(system, said.read().decode(errors="replace"), process.returncode)
-        with contextlib.suppress(OSError, urllib.error.URLError):
+            raise _ended(system, _words(said), process.returncode)
+        with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
             opener.open(f"{url}/v1/models", timeout=5).close()
             return
         sleep(0.1)
     raise PeerError(f"{system} did not serve within {_LOADING_S:.0f} s")
+
+
+def _words(said: Any) -> str:
+    """The beginning of what the server wrote."""
+    # Not seek(): the server writes at the same place.
+    return os.pread(said.fileno(), _MOST_WORDS, 0).decode(errors="replace")
 
 
 def _ended(system: str, words: str, code: int) -> PeerError:
@@ -185,9 +191,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(OSError):
             process.stdin.close()
     try:
-        process.wait(10)
+        process.wait(_END_S)
     except subprocess.TimeoutExpired:
-        process.kill()
+        if sys.platform == "win32":
+            process.kill()
+        else:  # with what it started: an interpreter may be a script
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import os
 import urllib.error
 import urllib.parse
@@ -19,6 +20,7 @@ from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 
 _TIMEOUT_S = 600.0
 _CONNECT_TIMEOUT_S = 10.0
+_MOST_TOKENS = 2**31
 
 
 class PeerError(PyllamaSpecError):
@@ -140,13 +142,14 @@ class Peer:
         timings = completion.get("timings")
         if isinstance(timings, Mapping) and _is_positive(timings.get("predicted_ms")):
             # llama-server's clock starts with the first token, which it counts.
-            n = int(timings.get("predicted_n") or 0) - 1
+            n = (_count(timings.get("predicted_n")) or 0) - 1
             run = PeerRun(
                 str(text or ""), n, float(timings["predicted_ms"]) / 1e3, True, wall_s,
                 _count(timings.get("draft_n")), _count(timings.get("draft_n_accepted")),
             )  # fmt: skip
         else:
-            n = _count((completion.get("usage") or {}).get("completion_tokens")) or 0
+            usage = completion.get("usage")
+            n = _count(usage.get("completion_tokens") if isinstance(usage, Mapping) else None) or 0
             run = PeerRun(str(text or ""), n, wall_s, False, wall_s)
         if run.n_tokens < 1:
             raise PeerError(
@@ -178,7 +181,7 @@ class Peer:
             ) from None
         try:
             answer = json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise PeerError(f"{self.url}{path} answered {raw[:60]!r}, not JSON") from None
         if not isinstance(answer, dict):
             raise PeerError(f"{self.url}{path} answered {answer!r:.60}, not an object")
@@ -190,11 +193,14 @@ class _RefusedError(PeerError):
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, (int, float)) and value > 0
+    return isinstance(value, (int, float)) and 0 < value < math.inf
 
 
 def _count(value: object) -> int | None:
-    return int(value) if isinstance(value, (int, float)) else None
+    """A number of tokens; None for what cannot be one."""
+    if not isinstance(value, (int, float)) or not 0 <= value <= _MOST_TOKENS:
+        return None
+    return int(value)
 
 
 def _cpu_s(pid: int | None) -> float | None:

@@ -34,6 +34,8 @@ _IS_TOLD_AGAIN = ("save", "restore", "end_request")
 _MAX_REASON = 500
 # What a drafter says of itself stands in every result.
 _MAX_NAME, _MAX_NOTE, _MAX_ERROR = 100, 1000, 2000
+# A match that is longer than any text.
+_MOST_MATCH = 2**31
 # Probabilities of float32 may be rounded to a little more than 1.
 _MOST = 1.0 + 1e-4
 
@@ -327,8 +329,9 @@ class IsolatedDrafter:
                 break
         if ids:
             self._n_foreign.pop(request.seq, None)
-        if match_length < 0:
-            raise ValueError(f"match_length={match_length} of a draft is below 0")
+        if not 0 <= match_length <= _MOST_MATCH:
+            what = "below 0" if match_length < 0 else f"above {_MOST_MATCH}"
+            raise ValueError(f"match_length={shown(match_length)} of a draft is {what}")
         # Controllers calculate with them: a value that is not a number fails here, as the drafter's
         # fault.
         if p is not None:

@@ -195,3 +195,33 @@ def test_one_that_ends_at_once_leaves_its_words(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused(tmp_path: Path, options: dict[str, Any], says: str) -> None:
     with pytest.raises(ArgumentError, match=says):
         tiny_config(tmp_path, **options)
+
+
+def test_an_interpreter_that_is_a_script_leaves_nothing_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyllama_spec.bench.beside._LOADING_S", 0.5)
+    monkeypatch.setattr("pyllama_spec.bench.beside._END_S", 0.5)
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nsleep 600 & echo $! > {shlex.quote(str(tmp_path))}/pid\nwait\n")
+    python.chmod(0o755)
+    with pytest.raises(PeerError, match="did not serve within"):
+        bench.run(tiny_config(tmp_path, beside="llama-server", beside_python=python))
+    assert is_gone(int((tmp_path / "pid").read_text()))
+
+
+def test_a_server_that_speaks_no_http_is_waited_for_and_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyllama_spec.bench.beside._LOADING_S", 3.0)
+    program = (
+        "import json, socket, sys\n"
+        "with socket.create_server(('127.0.0.1', json.loads(sys.argv[2])['port'])) as server:\n"
+        "    while True:\n"
+        "        with server.accept()[0] as one:\n"
+        "            one.sendall(b'garbage\\r\\n\\r\\n')\n"
+    )
+    with pytest.raises(PeerError, match="did not serve within"):
+        bench.run(
+            tiny_config(tmp_path, beside="llama-server", beside_python=stand_in(tmp_path, program))
+        )

@@ -66,6 +66,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(400, b"unknown field cache_prompt")
         elif mood == "no json":
             self._send(200, b"<html>hello</html>")
+        elif mood[0] in "{[":
+            self._send(200, mood.encode())
         elif mood == "no choice":
             self._send(200, b'{"choices": []}')
         else:
@@ -159,6 +161,21 @@ def test_a_strict_server_is_asked_without_what_it_refuses(server: _FakeServer) -
 def test_faults_say_what_came(server: _FakeServer, mood: str, says: str) -> None:
     server.mood = mood
     with pytest.raises(PeerError, match=says):
+        connected(server).ask(CHAT_PROMPT, 20, 0.0, 7)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '{"usage": {"completion_tokens": NaN}}', '{"usage": {"completion_tokens": Infinity}}',
+        '{"usage": {"completion_tokens": 1e308}}', '{"usage": [1]}',
+        '{"timings": {"predicted_ms": 5, "predicted_n": "abc"}}',
+        '{"timings": {"predicted_ms": Infinity}}', "[" * 100_000,
+    ],
+)  # fmt: skip
+def test_figures_that_are_none_are_a_fault(server: _FakeServer, raw: str) -> None:
+    server.mood = raw.replace("{", '{"choices": [{"text": "a", "message": {"content": "a"}}], ', 1)
+    with pytest.raises(PeerError, match=r"nothing to measure|not JSON"):
         connected(server).ask(CHAT_PROMPT, 20, 0.0, 7)
 
 

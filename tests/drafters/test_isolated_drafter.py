@@ -185,7 +185,7 @@ NO_COLUMNS: list[Any] = [
             [[(1.5, 0.5)], []],
         )
     ),
-    *(Draft([1, 2], match_length=n) for n in (-3, "x", 2.5, float("nan"), None)),  # type: ignore[arg-type]
+    *(Draft([1, 2], match_length=n) for n in (-3, 10**400, "x", 2.5, float("nan"), None)),  # type: ignore[arg-type]
 ]
 
 
