@@ -88,7 +88,8 @@ def run(
                 other = beside.running(config, n_ctx, setups[0].n_threads)
                 server = stack.enter_context(other)
                 peer = _connected(server.url, server.pid)
-                setups = [replace(one, notes=(*one.notes, server.note)) for one in setups]
+                # Its draft is the first one's counterpart.
+                setups[0] = replace(setups[0], notes=(*setups[0].notes, server.note))
             if template.note and any(prompt.messages for prompt in prompts):
                 setups = [replace(one, notes=(*one.notes, template.note)) for one in setups]
             measurement = _Measurement(config, plain, specs, peer, progress, on_prompt, span)

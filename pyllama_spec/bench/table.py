@@ -74,7 +74,8 @@ def _head(result: BenchResult) -> list[str]:
 
 def _prompts(result: BenchResult) -> list[str]:
     """The table of prompts with its total."""
-    with_peer = result.config.peer_name is not None
+    # With several drafts the first one's result has the peer's answers.
+    with_peer = bool(result.peer_failures) or any(prompt.peer for prompt in result.prompts)
     rows = [_row(prompt, with_peer) for prompt in result.prompts]
     all_answers = [answer for prompt in result.prompts for answer in prompt.peer]
     n_same_text = sum(prompt.fork is None for prompt in result.prompts)
