@@ -60,6 +60,7 @@ _HELP = {
 _OF_SETTINGS = {
     "allowed_hosts": "--allowed-hosts", "cors_origins": "--cors-origin", "has_slots": "--slots",
     "has_metrics": "--metrics", "has_page": "--page",
+    "max_body_bytes": "--max-body",
 }  # fmt: skip
 FLAGS = {
     **_OF_SETTINGS, "embedding=True": "--embeddings", "n_ctx": "--n-ctx",

@@ -209,9 +209,12 @@ class Exchange:
         """
         settings = self.serving.settings
         most, parts, n = settings.max_body_bytes, list[bytes](), 0
+        mib, rest = divmod(most, 1 << 20)
+        told = f"{most} bytes" if rest else f"{mib} MiB"
         too_large = ApiError(
-            413, f"the body has more than the {most} bytes that this server takes", "too_large"
-        )
+            413, f"the body has more than the {told} that this server takes", "too_large",
+            option="max_body_bytes",
+        )  # fmt: skip
         length = self.header("content-length")
         if length is not None and length.isdigit() and int(length) > most:
             raise too_large
@@ -441,8 +444,8 @@ class Exchange:
         complete(told, self._given)
         note_failure(error)
         self.note["error"] = code = told.code or told.type
-        if told.option:
-            self.note["option"] = settings.flags.get(told.option, told.option)
+        if option := settings.flags.get(told.option, told.option):
+            self.note["option"] = option
         used = self._used.model if self._used is not None else self.models.only
         self.serving.metrics.note_error("" if used is None else used.name, code)
         _let_go(error)

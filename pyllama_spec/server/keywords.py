@@ -66,8 +66,6 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
         keywords["prediction"] = _predicted(request.prediction.content)
     if request.logit_bias is not None:
         keywords["logit_bias"] = _bias(request.logit_bias)
-    if (n := request.n) is not None and n > settings.max_choices:
-        raise beyond("n", f"is {n}", settings.max_choices)
     if keywords.get("max_completion_tokens") is not None:
         keywords["max_tokens"] = keywords.pop("max_completion_tokens")
     _bound(keywords, "max_tokens", settings.max_tokens)

@@ -58,7 +58,8 @@ _OF_SETTINGS = ("send_timeout_s", "ping_s", "has_slots", "has_metrics", "has_pag
 _TOLD = {"embedding=True": "--embeddings", "n_ctx": "-c", "n_batch": "-b",
          "pooling_type": "--pooling", "allowed_hosts": "--allowed-hosts",
          "cors_origins": "--cors-origins", "has_slots": "--slots",
-         "has_metrics": "--metrics", "has_page": "--ui"}  # fmt: skip
+         "has_metrics": "--metrics", "has_page": "--ui", "max_body_bytes": "",
+         "max_waiting": "-np"}  # fmt: skip
 _LOAD_MODES = {
     "auto": (True, False), "none": (False, False), "mmap": (True, False), "mlock": (False, True),
     "mmap+mlock": (True, True),

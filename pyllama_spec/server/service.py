@@ -15,6 +15,7 @@ from pyllama_spec.errors import CancelledError, QueueFullError, UnsupportedError
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.responses import Deferred, Response, Stream
 from pyllama_spec.llama.thoughts import ThoughtTags
+from pyllama_spec.requests.options import MAX_CHOICES
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.keywords import NOTE, beyond, cut_note, keywords_of
 from pyllama_spec.server.metrics import ModelMetrics
@@ -79,14 +80,21 @@ class Service:
 
     def _check_line(self, n_prompts: int, keywords: Mapping[str, Any]) -> None:
         """Refuses a request that does not fit even an empty queue, so a retry is useless."""
-        most = self.llm.max_waiting
-        n = keywords.get("n") or 1
-        if most is not None and n_prompts * n > self.llm.n_parallel + most:
-            raise ApiError(
-                400, f"prompts={n_prompts} with n={n} are {n_prompts * n} texts; this server "
-                f"computes {self.llm.n_parallel} at once, and {most} may wait: ask for them in "
-                "several requests", "beyond_bound", "prompt" if n_prompts > 1 else "n",
-            )  # fmt: skip
+        waiting, at_once, n = self.llm.max_waiting, self.llm.n_parallel, keywords.get("n", 1)
+        most = MAX_CHOICES if waiting is None else min(MAX_CHOICES, at_once + waiting)
+        is_many = waiting is not None and n_prompts * n > at_once + waiting
+        if 1 <= n <= most and not is_many:
+            return
+        told = f"Invalid 'n': expected a value from 1 to {most}, but got {n} instead"
+        if n_prompts > 1 and 1 <= n <= most:
+            told = f"{n_prompts} prompts with n={n} are {n_prompts * n} texts"
+        if not is_many:
+            raise ApiError(400, told, "invalid_value", "n")
+        raise ApiError(
+            400, f"{told}; this server computes {at_once} at once, and {waiting} may wait: ask for "
+            "them in several requests", "beyond_bound", "prompt" if n_prompts > 1 else "n",
+            option="max_waiting",
+        )  # fmt: skip
 
     def chat_keywords(self, request: ChatRequest) -> dict[str, Any]:
         """The keywords of a chat within the limits.

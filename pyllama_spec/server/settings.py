@@ -37,7 +37,6 @@ class ServerSettings:
         max_messages: the most messages of a chat.
         max_inputs: the most texts in one request for embeddings, documents in one to rank, and
             prompts in one completion.
-        max_choices: the largest n.
         max_tokens: the most tokens of an answer; None for the context's length.
         max_time_s: the most seconds of a request, waiting included; None for no bound.
         body_timeout_s: seconds for a body to arrive.
@@ -53,7 +52,7 @@ class ServerSettings:
         logs_checks: whether the log has a line for each answer of /health, /ready and /metrics;
             otherwise only for errors.
         flags: the serving program's names for keywords of Llama() and for these attributes; for a
-            refused request, the log names the one that would allow it.
+            refused request, the log names the one that would allow it; "" for none.
 
     Raises:
         ArgumentError: a limit is not a number or too low, or an origin is invalid.
@@ -71,7 +70,6 @@ class ServerSettings:
     max_body_bytes: int = 8 << 20
     max_messages: int = 2048
     max_inputs: int = 2048
-    max_choices: int = 16
     max_tokens: int | None = None
     max_time_s: float | None = 3600.0
     body_timeout_s: float = 30.0

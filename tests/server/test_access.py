@@ -307,7 +307,7 @@ def test_an_address_that_cannot_be_had(listening: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_body_bytes": 0}, {"max_tokens": -1}, {"ping_s": "a"}, {"max_choices": 1.5}]
+    "wrong", [{"max_body_bytes": 0}, {"max_tokens": -1}, {"ping_s": "a"}, {"max_inputs": 1.5}]
 )
 def test_bounds_that_are_none(wrong: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=next(iter(wrong))):

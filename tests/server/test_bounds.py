@@ -115,8 +115,20 @@ def test_the_bounds_themselves_are_taken(client: Client) -> None:
         ("/completion", {"prompt": ["a"] * 6}), (CHAT, {"messages": [USER], "n": 6}),
     ],
 )  # fmt: skip
-def test_more_texts_than_the_line_takes(client: Client, path: str, body: Any) -> None:
+def test_more_texts_than_the_line_takes(
+    client: Client, path: str, body: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "pyllama_spec.server")
     refused(client, path, {**body, "max_tokens": 1}, "several requests")
+    until(lambda: "error=beyond_bound option=max_waiting\n" in caplog.text)
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("n", [-1, 0, 6, 1025])
+def test_each_message_says_the_same_bound_of_n(client: Client, path: str, n: int) -> None:
+    body = {"messages": [USER]} if path == CHAT else {"prompt": "a"}
+    said = f"Invalid 'n': expected a value from 1 to 5, but got {n} instead"
+    refused(client, path, {**body, "n": n, "max_tokens": 1}, said)
 
 
 @pytest.mark.parametrize("body", [{"prompt": ["a"] * 5}, {"prompt": "a", "n": 5}])

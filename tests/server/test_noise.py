@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pyllama_spec.cli.serve import FLAGS
 from tests.faces.tools import open_tiny
 from tests.server.world import Client, is_idle, raw_exchange, served, until
 
@@ -166,7 +167,7 @@ def client() -> Iterator[Client]:
         ("/v1/chat/completions", b"{}", "messages"),
         ("/v1/chat/completions", b'{"messages": [3]}', "messages"),
         ("/v1/chat/completions", b'{"messages": []}', "messages"),
-        ("/v1/chat/completions", b'{"messages": [{"role": "user"}], "n": 99}', "n is 99"),
+        ("/v1/chat/completions", b'{"messages": [{"role": "user"}], "n": 1025}', "got 1025"),
         ("/v1/completions", b'{"prompt": [1, "a"]}', "prompt"),
         ("/v1/completions", b'{"prompt": "a", "max_tokens": "b"}', "max_tokens"),
         ("/v1/completions", b'{"prompt": "a", "best_of": 4}', "best_of"),
@@ -206,8 +207,10 @@ def test_a_value_out_of_range_is_said_as_openai_says_it(
 
 
 @pytest.mark.parametrize("is_told", [True, False], ids=["length", "chunked"])
-def test_a_body_that_is_too_large(is_told: bool) -> None:
-    with served(open_tiny(), max_body_bytes=1000, max_messages=3) as client:
+def test_a_body_that_is_too_large(is_told: bool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "pyllama_spec.server")
+    limits: dict[str, Any] = {"max_body_bytes": 1000, "max_messages": 3}
+    with served(open_tiny(), flags=FLAGS, **limits) as client:
         large = b'{"prompt": "' + b"a" * 2000 + b'"}'
         if is_told:
             head = f"Content-Length: {len(large)}\r\n\r\n".encode()
@@ -217,9 +220,17 @@ def test_a_body_that_is_too_large(is_told: bool) -> None:
         head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
         answer = raw_exchange(client, head + raw, leaves=False)
         assert answer.startswith(b"HTTP/1.1 413")
+        until(lambda: "error=too_large option=--max-body\n" in caplog.text)
         messages = [{"role": "user", "content": "a"}] * 4
         status, told = client.post("/v1/chat/completions", {"messages": messages})
         assert (status, told["error"]["param"]) == (400, "messages")
+
+
+def test_a_body_above_the_limit_is_told_in_the_unit_of_its_option() -> None:
+    with served(open_tiny(), max_body_bytes=1 << 20) as client:
+        status, answer = client.post("/v1/completions", b" " * ((1 << 20) + 1))
+    assert status == 413
+    assert answer["error"]["message"] == "the body has more than the 1 MiB that this server takes"
 
 
 def test_bytes_that_are_no_http() -> None:

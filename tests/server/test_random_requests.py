@@ -34,7 +34,7 @@ Json = dict[str, Any]
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     llm = open_tiny("prompt-lookup", n_ctx=512, n_parallel=3, max_waiting=64, kv_overrides=FILLS)
-    with served(llm, alias="m", max_choices=4) as client:
+    with served(llm, alias="m") as client:
         yield client
 
 
