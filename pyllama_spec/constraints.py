@@ -147,7 +147,7 @@ def schema_of(response_format: Mapping[str, Any] | None) -> Any:
             )
         return _loosened(schema) if inner.get("strict") is False else schema
     raise ArgumentError(
-        f"response_format has type {shown(kind)}; there are text, json_object, json_schema, "
+        f"response_format.type is {shown(kind)}; there are text, json_object, json_schema, "
         "regex and grammar"
     )
 

@@ -37,7 +37,17 @@ def check_fits(vocab: Vocab, text: object, n_ctx: int) -> None:
     # One more: the prefix may merge with one of its tokens.
     n = vocab.fewest_tokens(text) - 1
     if n >= n_ctx:
-        raise prompt_too_long(n, n_ctx, " (at least so many by its bytes: it was not tokenized)")
+        raise prompt_too_long(n, n_ctx, at_least(n))
+
+
+def at_least(n: int) -> str:
+    """What an error says of a text that was not tokenized.
+
+    Args:
+        n: the fewest tokens that its bytes make.
+
+    """
+    return f": its bytes make at least {n} tokens (it was not tokenized)"
 
 
 def prompt_tokens(vocab: Vocab, prompt: object) -> list[int]:

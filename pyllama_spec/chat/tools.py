@@ -73,13 +73,13 @@ class ToolRequest:
         """
         is_legacy = functions is not None
         if is_legacy:
-            offered = [
-                {"type": "function", "function": one} for one in _dicts(functions, "functions")
-            ]
+            given = _dicts(functions, "functions")
+            offered = [{"type": "function", "function": one} for one in given]
             tool_choice = tool_choice if function_call is None else function_call
         else:
             offered = [dict(one) for one in _dicts(tools, "tools")]
-        names = [_name(tool) for tool in offered]
+        place = "functions[{}]" if is_legacy else "tools[{}].function"
+        names = [_name(tool, place.format(i)) for i, tool in enumerate(offered)]
         if reasoning_format not in (None, *REASONING):
             raise ArgumentError(
                 f"reasoning_format={reasoning_format!r} is not one of {', '.join(REASONING)}"
@@ -127,13 +127,11 @@ def _dicts(value: object, name: str) -> list[Mapping[str, Any]]:
     return list(value)
 
 
-def _name(tool: Mapping[str, Any]) -> str:
+def _name(tool: Mapping[str, Any], place: str = "") -> str:
     function = tool.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not name:
-        raise ArgumentError(
-            f'the tool {shown(tool)} is not {{"type": "function", "function": {{"name": ...}}}}'
-        )
+        raise ArgumentError(f'{place} is {shown(function)}; expected {{"name": ...}}')
     return name
 
 

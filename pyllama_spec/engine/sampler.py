@@ -129,7 +129,7 @@ class SamplerParams:
         is_int = isinstance(self.seed, int) and not isinstance(self.seed, bool)
         if self.seed is not None and not (is_int and 0 <= self.seed < 2**32):
             raise ArgumentError(
-                f"seed={shown(self.seed)} is not None or an int from 0 to 2**32 - 1"
+                f"seed={shown(self.seed)} is not None or an int from 0 to {2**32 - 1}"
             )
         if 0 < self.temperature < MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)

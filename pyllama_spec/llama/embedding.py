@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.chat.prompts import LONG_TEXT, check_fits
+from pyllama_spec.chat.prompts import LONG_TEXT, at_least, check_fits
 from pyllama_spec.engine import Batch, Context, ContextParams, Model
 from pyllama_spec.engine.context_params import POOLING
 from pyllama_spec.errors import (
@@ -114,7 +114,7 @@ class Embedder:
         if isinstance(text, str):
             if not truncate and len(text) >= LONG_TEXT:
                 n = self._vocab.fewest_tokens(text)
-                self._check_length(n, " (at least so many by its bytes: it was not tokenized)")
+                self._check_length(n, at_least(n))
             tokens = self._vocab.tokenize(text)
         elif is_ids(text):
             if truncate:

@@ -461,7 +461,7 @@ def check_seed(seed: object) -> int | None:
     if number in _RANDOM_SEEDS:
         return -1
     if not 0 <= number < 2**32:
-        raise ArgumentError(f"seed={shown(seed)} is not None, -1 or an int from 0 to 2**32 - 1")
+        raise ArgumentError(f"seed={shown(seed)} is not None, -1 or an int from 0 to {2**32 - 1}")
     return number
 
 
@@ -515,7 +515,8 @@ def _bias(bias: Mapping[int | str, float] | None) -> dict[int, float]:
             out[token] = float(value)
         except Exception:  # noqa: BLE001 - of anyone's; also an int that no float can hold
             raise ArgumentError(
-                f"logit_bias has {shown(key)}: {shown(value)}; expected id: number"
+                f"logit_bias has {shown(key)}: {shown(value)}; its keys are token ids, and its values "
+                "numbers"
             ) from None
         if math.isnan(out[token]):
             raise ArgumentError(f"logit_bias of id {key} is NaN")

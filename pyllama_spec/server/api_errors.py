@@ -19,6 +19,8 @@ from pyllama_spec.errors import (
     UnsupportedError,
 )
 
+from pyllama_spec.server.shapes import Speculation
+
 
 class ApiError(Exception):
     """An error as the answer to a request.
@@ -72,7 +74,8 @@ _BEYOND = re.compile(r"(\S+) is outside (\S+) \.\. (\S+)")
 # The words of msgspec for JSON's types, in what it expects and got.
 _KINDS_OF_JSON = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _EXPECTED = re.compile(rf"\b(?:{'|'.join(_KINDS_OF_JSON)})\b(?=[^`]*`(?:[^`]*`[^`]*`)*[^`]*$)")
-_LACKING = re.compile(r"Object (?:missing required|contains unknown) field `(.+)`")
+_LATER = re.compile(r"\btry again later$")
+_LACKING = re.compile(r"Object (missing required|contains unknown) field `(.+)`")
 _FIELDS = {
     "penalty_last_n": "repeat_last_n", "mirostat_mode": "mirostat", "timeout_s": "timeout",
 }  # fmt: skip
@@ -100,6 +103,8 @@ _ADVICE: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
         ("^there are no embeddings without embedding=True: .*", "this server gives no embeddings",
          "embedding=True"),
         (": open it with pooling_type=mean or last$", "", "pooling_type"),
+        (r"^the queue is full \(.*\): max_waiting=\d+ allows no more", "the queue is full",
+         "max_waiting"),
         (r"max_waiting=\d+", "the server", "max_waiting"),
         (r" \(memory_mib\): allow more, .*$", "", "memory_mib"),
         ("; choose a smaller n_ctx.*$", "", "n_ctx"),
@@ -118,6 +123,7 @@ def api_error(error: BaseException, retry_after_s: int) -> ApiError:
     told = error if isinstance(error, ApiError) else _of_kind(error)
     if told.status in (429, 503):
         told.headers["Retry-After"] = str(retry_after_s)
+        told.message = _LATER.sub(f"try again in {retry_after_s} s", told.message)
     elif told.status == 504:
         told.headers.update(NO_RETRY)
     return told
@@ -165,7 +171,7 @@ def for_client(message: str) -> tuple[str, str]:
 
 
 def invalid_type(error: Exception) -> ApiError:
-    """The error for a field of a wrong type.
+    """The error for a field of a wrong type, and for one that is missing or unknown.
 
     Args:
         error: msgspec's ValidationError.
@@ -174,8 +180,13 @@ def invalid_type(error: Exception) -> ApiError:
     text, _, where = str(error).partition(" - at `$")
     param = where.rstrip("`").lstrip(".") or None
     if lacking := _LACKING.fullmatch(text):
-        whole = lacking[1] if param is None else f"{param}.{lacking[1]}"
-        return ApiError(400, f"{text}, in {param}" if param else text, "invalid_type", whole)
+        whole = lacking[2] if param is None else f"{param}.{lacking[2]}"
+        if lacking[1] == "missing required":
+            return ApiError(400, f"{whole} is missing", "invalid_value", whole)
+        known = ", ".join(Speculation.__struct_fields__)  # of the only shape that refuses others
+        return ApiError(
+            400, f"there is no field {whole}; {param} takes {known}", "invalid_value", whole
+        )
     if text.startswith("Expected"):
         text = _EXPECTED.sub(lambda kind: _KINDS_OF_JSON[kind[0]], text)
     return ApiError(400, f"{text}, in {param}" if param else text, "invalid_type", param)

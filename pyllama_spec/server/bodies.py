@@ -117,6 +117,8 @@ def _decoded_large(raw: bytes, shape: type[_T], max_inputs: int) -> _T:
 
 def decoded(raw: bytes, shape: type[_T]) -> _T:
     """See read()."""
+    if not raw:
+        raise ApiError(400, "the body is empty", "invalid_json")
     try:
         return msgspec.json.decode(raw, type=shape)
     except msgspec.ValidationError as error:

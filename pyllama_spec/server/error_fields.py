@@ -6,10 +6,13 @@ the keyword; the others are listed here.
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 from collections.abc import Collection
+from contextlib import suppress
 
-from pyllama_spec.errors import MAX_MESSAGE
+from pyllama_spec.errors import MAX_MESSAGE, MAX_SHOWN
 from pyllama_spec.server import shapes
 from pyllama_spec.server.api_errors import ApiError
 
@@ -34,7 +37,6 @@ _OTHERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("the prompt", ("prompt", "messages", "input")),
     ("prompt ", ("prompt",)),
     ("the last message ", ("messages",)),
-    ("the tool ", ("tools", "functions")),
     ("the JSON schema ", _SCHEMAS),
     ("the schema ", _SCHEMAS),
     ("a JSON schema ", _SCHEMAS),
@@ -54,6 +56,9 @@ _NAMES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # A text in quotes, whose words stay; and not the apostrophe of "the model's".
 _QUOTED = re.compile(r"""((?<!\w)'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", re.DOTALL)
+_DICT_OR_TEXT = re.compile(rf"(?P<dict>\{{(?='))|{_QUOTED.pattern}", re.DOTALL)
+# The dicts and texts of a message that are looked at.
+_MAX_PARTS = 20
 _KINDS = {
     "str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object",
     "list": "array", "tuple": "array", "NoneType": "null",
@@ -78,7 +83,7 @@ def complete(error: ApiError, given: Collection[str]) -> None:
         error.message = f"{error.message[: MAX_MESSAGE - 250]} ... {error.message[-200:]}"
     if error.status == 400:
         _name_field(error, given)
-    error.message = json_words(error.message)
+    error.message = json_words(json_objects(error.message))
 
 
 def _name_field(error: ApiError, given: Collection[str]) -> None:
@@ -105,6 +110,31 @@ def _field_in(message: str, given: Collection[str]) -> str | None:
             there = [name for name in names if name in given]
             return there[0] if len(there) == 1 else None
     return None
+
+
+def json_objects(message: str) -> str:
+    """A message with its dicts as JSON; texts in quotes stay."""
+    out, at = "", 0
+    for _ in range(_MAX_PARTS):
+        if (found := _DICT_OR_TEXT.search(message, at)) is None:
+            break
+        end, told = found.end(), found[0]
+        if found["dict"]:
+            end, told = _dict_at(message, found.start())
+        out += message[at : found.start()] + told
+        at = end
+    return out + message[at:]
+
+
+def _dict_at(message: str, begin: int) -> tuple[int, str]:
+    """The end of the dict that begins at a place, and its JSON."""
+    most = end = begin + MAX_SHOWN  # the library's messages show no more of a value
+    while (end := message.rfind("}", begin, end)) > 0:
+        with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            return end + 1, json.dumps(ast.literal_eval(message[begin : end + 1]))
+    cut = message[begin:most]  # its end is not there
+    is_simple = len(cut) == MAX_SHOWN and not re.search(r"[\"\\]", cut)
+    return (most, cut.replace("'", '"')) if is_simple else (begin + 1, message[begin])
 
 
 def json_words(message: str) -> str:

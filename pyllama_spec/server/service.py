@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -25,6 +26,9 @@ from pyllama_spec.server.shapes import ChatRequest, CompletionRequest
 from pyllama_spec.speculative.stats import plural
 
 _T = TypeVar("_T")
+# Of OpenAI's API.
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_MAX_ROLE = 64
 
 
 class Service:
@@ -104,6 +108,7 @@ class Service:
 
         """
         self.check_n_messages("messages", request.messages)
+        self._check_roles(request.messages)
         return keywords_of(request, self.settings, self.name)
 
     def check_n_messages(self, field: str, messages: object) -> None:
@@ -116,6 +121,21 @@ class Service:
         most = self.settings.max_messages
         if isinstance(messages, list) and len(messages) > most:
             raise beyond(field, f"has {len(messages)} entries", most)
+
+    def _check_roles(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Refuses a role that the chat template does not name: mostly it is misspelt."""
+        if self.llm.chat_handler is not None:
+            return
+        for i, message in enumerate(messages):
+            role = message.get("role")
+            if not isinstance(role, str) or not role or role in _ROLES:
+                continue
+            quoted = rf"""(['"]){re.escape(role)}\1"""
+            if len(role) > _MAX_ROLE or not re.search(quoted, self.llm.template.source):
+                raise ApiError(
+                    400, f"messages[{i}].role is {role!r:.60}; expected {', '.join(_ROLES)}, or a "
+                    "role that the chat template names", "invalid_value", f"messages[{i}].role",
+                )  # fmt: skip
 
     def unstarted(self, request: ChatRequest) -> Stream:
         """A handle that is never started, for the chat's prompt; takes milliseconds.

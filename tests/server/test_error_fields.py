@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec.server.error_fields import json_words
+from pyllama_spec.server.error_fields import json_objects, json_words
 from tests.faces.tools import open_tiny
 from tests.server.world import Client, served
 
@@ -33,9 +33,20 @@ def client() -> Iterator[Client]:
     ("/v1/chat/completions", {"messages": [{"content": "a"}]}, "messages[0]", "role null"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 9999}]}, "messages",
      "Requested tokens"),
+    ("/v1/chat/completions", {"messages": [*USER, {"role": "usr", "content": "a"}]},
+     "messages[1].role", "expected system, developer, user,"),
+    ("/apply-template", {"messages": [{"role": "ser", "content": "a"}]}, "messages[0].role", ""),
     ("/v1/chat/completions", {"messages": USER, "stop": [""]}, "stop", ""),
-    ("/v1/chat/completions", {"messages": USER, "tools": [{"x": 1}]}, "tools", "the tool"),
-    ("/v1/chat/completions", {"messages": USER, "functions": [{"x": 1}]}, "functions", "the tool"),
+    ("/v1/chat/completions", {"messages": USER, "tools": [{"type": "function"}]}, "tools[0].function",
+     'tools[0].function is null; expected {"name": ...}'),
+    ("/v1/chat/completions", {"messages": USER, "response_format": {"type": "a"}},
+     "response_format.type", "response_format.type is 'a'; there are"),
+    ("/v1/chat/completions", {"messages": USER, "tool_choice": {"type": "x" * 90}}, "tool_choice",
+     'tool_choice={"type": "xxx'),
+    ("/v1/completions", {"prompt": "a", "seed": 2**32}, "seed", "from 0 to 4294967295"),
+    ("/v1/completions", {}, "prompt", "prompt is missing"),
+    ("/v1/chat/completions", {"messages": USER, "functions": [{"x": 1}]}, "functions[0]",
+     "functions[0] is"),
     ("/v1/chat/completions", {"messages": USER, "tools": [TOOL], "tool_choice": "required"},
      "tools", "the JSON schema"),
     ("/v1/chat/completions", {"messages": USER, "response_format": SCHEMA}, "response_format", ""),
@@ -48,15 +59,16 @@ def client() -> Iterator[Client]:
     ("/v1/chat/completions", {"messages": USER, "reasoning_effort": "None True"},
      "reasoning_effort", "='None True' is not one of null, none,"),
     ("/v1/chat/completions", {"messages": USER, "stream_options": {}}, "stream_options",
-     "'include_usage': false"),
+     '"include_usage": false'),
     ("/v1/chat/completions",
      {"messages": USER, "functions": [{"name": "a"}], "function_call": {"name": "b"}},
-     "function_call", "function_call={'name': 'b'}"),
+     "function_call", 'function_call={"name": "b"}'),
     ("/v1/completions", {"prompt": [10**7]}, "prompt", ""),
     ("/v1/completions", {"prompt": ["a", [10**7]]}, "prompt", ""),
     ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix", ""),
     ("/v1/completions", {"prompt": "a", "stop_token_ids": [-5]}, "stop_token_ids", ""),
-    ("/v1/completions", {"prompt": "a", "logit_bias": {"a b": 1}}, "logit_bias", ""),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {"a b": 1}}, "logit_bias",
+     "its keys are token ids"),
     ("/v1/completions", {"prompt": "a", "temperature": "x"}, "temperature",
      "Expected `number | null`, got `string`, in temperature"),
     ("/v1/completions", {"prompt": "a", "max_tokens": 1.5}, "max_tokens",
@@ -64,7 +76,7 @@ def client() -> Iterator[Client]:
     ("/v1/completions", {"prompt": "a", "speculation": {"n_draft": -1}}, "speculation.n_draft",
      "Invalid 'speculation.n_draft'"),
     ("/v1/completions", {"prompt": "a", "speculation": {"int": 1}}, "speculation.int",
-     "unknown field `int`"),
+     "there is no field speculation.int; speculation takes draft, n_draft,"),
     ("/completion", {"prompt": "a", "n_probs": -1}, "n_probs", "Invalid 'n_probs'"),
     ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix", ""),
     ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [{}]},
@@ -95,6 +107,22 @@ def test_an_error_names_its_field(
 ])  # fmt: skip
 def test_words_of_python_are_those_of_json(message: str, told: str) -> None:
     assert json_words(message) == told
+
+
+@pytest.mark.parametrize("message, told", [
+    ("a={'b': True, 'c': [None, {'d': \"e\"}]} is", 'a={"b": true, "c": [null, {"d": "e"}]} is'),
+    ("the text \"{'a': 1}\" is {'a': 1}", "the text \"{'a': 1}\" is {\"a\": 1}"),
+    ("a={'b' is 1}", "a={'b' is 1}"),
+    ("a={'b': '" + "c" * 60 + " is", 'a={"b": "' + "c" * 60 + " is"),
+])  # fmt: skip
+def test_a_dict_of_python_is_an_object_of_json(message: str, told: str) -> None:
+    assert json_objects(message) == told
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
+def test_an_empty_body_is_said(client: Client, path: str) -> None:
+    status, answer = client.post(path, b"")
+    assert (status, answer["error"]["message"]) == (400, "the body is empty")
 
 
 def test_a_long_value_costs_no_time(client: Client) -> None:
