@@ -106,7 +106,7 @@ _DEFAULTS: Mapping[str, Any] = {
 
 # The server's options in messages, for keywords of Llama().
 _TOLD = {"embedding=True": "--embedding true", "n_ctx": "--n_ctx", "n_batch": "--n_batch",
-         "max_waiting": "--max_waiting"}  # fmt: skip
+         "max_waiting": "--max_waiting", "max_body_bytes": ""}  # fmt: skip
 
 
 class Plan(NamedTuple):

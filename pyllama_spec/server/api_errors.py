@@ -34,6 +34,9 @@ class ApiError(Exception):
         option: what the operator can change, for the log: a name in ServerSettings, a keyword of
             Llama() or a key in a models file; "" for nothing.
 
+    Attributes:
+        request_id: the id of the request in the log; None before it is sent.
+
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.option = option
+        self.request_id: str | None = None
         self.status, self.message, self.code, self.param = status, message, code, param
         self.headers = dict(headers or {})
 

@@ -103,6 +103,8 @@ class _Endpoint:
         method = "GET" if exchange.method == "HEAD" else exchange.method
         route = self._by_method.get(method)
         form = openai_error if route is None else route.error_form
+        if route is not None:
+            exchange.id_headers = route.id_headers
         NOTE.set(exchange.note)
         begin, task = perf_counter(), asyncio.current_task()
         assert task is not None

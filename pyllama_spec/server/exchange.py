@@ -71,7 +71,8 @@ class Exchange:
         models: see above.
         serving: the server's run.
         path, method: the request's path and method.
-        request_id: the id in the log line and in the answer's header x-request-id.
+        request_id: the id in the log line and in the answer's headers.
+        id_headers: the names of these headers.
         status: the HTTP status of the answer, once it has begun; 0 before.
         note: figures about the answer for the log: counts, never text.
         is_large: whether the body is large enough to be processed in a thread.
@@ -89,6 +90,7 @@ class Exchange:
         self.method: str = scope["method"]
         # Ours alone: a client's would be its text in the log.
         self.request_id = secrets.token_hex(8)
+        self.id_headers: Sequence[bytes] = (b"x-request-id",)
         self.status = 0
         self.note: dict[str, Any] = {}
         self._headers: dict[str, str] = {}
@@ -314,8 +316,8 @@ class Exchange:
         await self._deliver({"type": "http.response.body", "body": b""})
 
     async def _begin(self, status: int, kind: bytes, more: list[tuple[bytes, bytes]]) -> None:
-        own = (b"x-request-id", self.request_id.encode())
-        headers = [(b"content-type", kind), *more, own, *self.extra_headers]
+        own = [(name, self.request_id.encode()) for name in self.id_headers]
+        headers = [(b"content-type", kind), *more, *own, *self.extra_headers]
         self.status = status
         await self._deliver({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -443,6 +445,7 @@ class Exchange:
         told.message = self.models.without_paths(told.message)
         complete(told, self._given)
         note_failure(error)
+        told.request_id = self.request_id
         self.note["error"] = code = told.code or told.type
         if option := settings.flags.get(told.option, told.option):
             self.note["option"] = option
@@ -505,6 +508,7 @@ class Route:
         handler: the function that answers.
         error_form: the format of its errors.
         is_open: whether it needs no key, and answers while the server stops.
+        id_headers: the headers of its answers with the request's id.
 
     """
 
@@ -513,6 +517,7 @@ class Route:
     handler: Callable[[Exchange], Awaitable[None]]
     error_form: Callable[[ApiError], dict[str, Any]] = openai_error
     is_open: bool = False
+    id_headers: Sequence[bytes] = (b"x-request-id",)
 
 
 def stopping() -> ApiError:

@@ -42,7 +42,7 @@ def thoughts_of(service: Service) -> Thoughts:
 async def _chat(
     exchange: Exchange,
     translate: Callable[[object, Thoughts], Json],
-    failed: Callable[[Json], Callable[[int, str], Iterable[Event]]] | None = None,
+    failed: Callable[[Json], Callable[[ApiError], Iterable[Event]]] | None = None,
 ) -> tuple[Json, ChatRequest]:
     """The body, and the equivalent chat request.
 
@@ -87,11 +87,11 @@ async def _events(
         yield sse(data, name)
 
 
-def _last_event(failed: Callable[[int, str], Iterable[Event]]) -> Callable[[ApiError], bytes]:
+def _last_event(failed: Callable[[ApiError], Iterable[Event]]) -> Callable[[ApiError], bytes]:
     """The error event that ends a stream."""
 
     def event(error: ApiError) -> bytes:
-        return b"".join(sse(data, name) for name, data in failed(error.status, error.message))
+        return b"".join(sse(data, name) for name, data in failed(error))
 
     return event
 
@@ -100,13 +100,20 @@ def _last_event(failed: Callable[[int, str], Iterable[Event]]) -> Callable[[ApiE
 
 
 def _messages_error(error: ApiError) -> Json:
-    return messages_answer.error(error.status, error.message)
+    return messages_answer.error(error.status, error.message, error.request_id)
+
+
+def _messages_failed(
+    events: messages_answer.MessageEvents,
+) -> Callable[[ApiError], Iterable[Event]]:
+    return lambda error: events.failed(error.status, error.message, error.request_id)
 
 
 async def messages(exchange: Exchange) -> None:
     """POST /v1/messages."""
     body, request = await _chat(
-        exchange, messages_request.chat_request, lambda _: messages_answer.MessageEvents().failed
+        exchange, messages_request.chat_request,
+        lambda _: _messages_failed(messages_answer.MessageEvents()),
     )
     answer = await exchange.prepared(exchange.service.chat, request)
     answer.shown_id = messages_answer.message_id
@@ -114,7 +121,7 @@ async def messages(exchange: Exchange) -> None:
     if request.stream:
         events = messages_answer.MessageEvents(shows_thoughts=shows)
         made = _events(answer, events.of, events.end)
-        await exchange.send_events(made, _last_event(events.failed))
+        await exchange.send_events(made, _last_event(_messages_failed(events)))
         return
     whole = await exchange.watched(answer.whole())
     await exchange.send_json(messages_answer.message(whole, shows_thoughts=shows))
@@ -143,24 +150,32 @@ async def count_input_tokens(exchange: Exchange) -> None:
     await exchange.send_json({"object": "response.input_tokens", "input_tokens": n})
 
 
+def _responses_failed(
+    events: responses_answer.ResponseEvents,
+) -> Callable[[ApiError], Iterable[Event]]:
+    return lambda error: events.failed(error.status, error.message)
+
+
 async def responses(exchange: Exchange) -> None:
     """POST /v1/responses."""
     body, request = await _chat(
         exchange, responses_request.chat_request,
-        lambda body: responses_answer.ResponseEvents(body).failed,
+        lambda body: _responses_failed(responses_answer.ResponseEvents(body)),
     )  # fmt: skip
     answer = await exchange.prepared(exchange.service.chat, request)
     answer.shown_id = responses_answer.response_id
     if request.stream:
         events = responses_answer.ResponseEvents(body)
         made = _events(answer, events.of, events.end)
-        await exchange.send_events(made, _last_event(events.failed))
+        await exchange.send_events(made, _last_event(_responses_failed(events)))
         return
     whole = await exchange.watched(answer.whole())
     await exchange.send_json(responses_answer.response(whole, body))
 
 
-_of_messages = partial(Route, error_form=_messages_error)
+_of_messages = partial(
+    Route, error_form=_messages_error, id_headers=(b"x-request-id", b"request-id")
+)
 ROUTES = (
     _of_messages("POST", "/v1/messages", messages),
     _of_messages("POST", "/v1/messages/count_tokens", count_tokens),
