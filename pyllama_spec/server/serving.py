@@ -21,6 +21,8 @@ from pyllama_spec.speculative.stats import plural
 log = logging.getLogger("pyllama_spec.server")
 # How often a running stop looks whether all have ended.
 _LOOK_S = 0.05
+# So long a cut request may take to end before the last line of the log.
+_LAST_S = 2.0
 
 
 class Serving:
@@ -71,6 +73,8 @@ class Serving:
         self.is_cutting = True
         for task in left:
             task.cancel()
+        if left:  # their lines come before the last one
+            await asyncio.wait(left, timeout=_LAST_S)
         if running:
             log.info("%s", stopped_in_words(len(running), len(left)))
         return len(running), len(left)
@@ -105,11 +109,11 @@ def stopped_in_words(n: int, n_cut: int) -> str:
     """
     if not n:
         return "stopped: no request was running"
-    running = plural(n, "running request")
+    requests = plural(n, "request")
     if not n_cut:
-        return f"stopped after {running} finished"
+        return f"stopped after {requests} finished"
     cut = f"{n_cut} {'was' if n_cut == 1 else 'were'} cut"
-    return f"stopped: {running}, {n - n_cut} finished, {cut}"
+    return f"stopped: {requests} ran or waited, {n - n_cut} finished, {cut}"
 
 
 def note_failure(error: BaseException) -> None:

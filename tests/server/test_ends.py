@@ -292,8 +292,9 @@ def test_a_signal_ends_the_command(
     assert b'"stopping"' in told
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
-    assert out == "stopped: 1 running request, 0 finished, 1 was cut\n"
+    assert out == "stopped: 1 request ran or waited, 0 finished, 1 was cut\n"
     assert f" {out}" in err  # the log
+    assert 0 < err.find(f" POST {TEXT} 200 ") < err.index(f" {out}")
     assert "Traceback" not in err
     assert (tmp_path / "kept").is_dir()
     assert "the cat" not in err  # no text in the log
@@ -302,10 +303,10 @@ def test_a_signal_ends_the_command(
 
 @pytest.mark.parametrize("n, n_cut, said", [
     (0, 0, "stopped: no request was running"),
-    (1, 0, "stopped after 1 running request finished"),
-    (3, 0, "stopped after 3 running requests finished"),
-    (1, 1, "stopped: 1 running request, 0 finished, 1 was cut"),
-    (5, 2, "stopped: 5 running requests, 3 finished, 2 were cut"),
+    (1, 0, "stopped after 1 request finished"),
+    (3, 0, "stopped after 3 requests finished"),
+    (1, 1, "stopped: 1 request ran or waited, 0 finished, 1 was cut"),
+    (5, 2, "stopped: 5 requests ran or waited, 3 finished, 2 were cut"),
 ])  # fmt: skip
 def test_the_last_line_says_what_became_of_running_requests(n: int, n_cut: int, said: str) -> None:
     assert stopped_in_words(n, n_cut) == said
