@@ -241,6 +241,7 @@ class Models:
             settings = replace(self.serving.settings, defaults=defaults, chat_defaults=chats)
             told = {name: self.without_paths(why) for name, why in opened.failures.items()}
             one.opened, one.failure = opened._replace(failures=told), None
+            one.missing = []
             one.service = Service(opened.llm, settings, one.name, metrics.of(one.name))
             one.loaded_at = monotonic()
             self._released(one)
@@ -292,7 +293,9 @@ class Models:
             "pyllama_spec:model_load_failures", "Loads of a model that failed."
         )
         counter.labels(one.name).inc()
-        if is_ours:
+        if isinstance(error, _MissingError):
+            _log_missing(one, error.missing)
+        elif is_ours:
             log.warning("%s cannot be loaded: %s", one.name, why)
 
     def _note_missing(self, one: ServedModel) -> None:
@@ -303,8 +306,7 @@ class Models:
             if is_missing(path):
                 log.warning("the adapter %s cannot be loaded: %s does not exist", name, path)
         missing = one.spec.missing_files()
-        for key, path in missing:
-            log.warning("%s cannot be loaded: its %s, %s, does not exist", one.name, key, path)
+        _log_missing(one, missing)
         if missing:
             one.failure = Failure(_lacks(missing), -math.inf)  # a request looks again at once
 
@@ -354,7 +356,7 @@ class Models:
         """
         WATCH.set(self._watch)
         if missing := spec.missing_files():
-            raise ModelLoadError(_lacks(missing))
+            raise _MissingError(missing)
         llm = Llama(**spec.keywords)
         with closed_on_failure(llm):
             adapters, failures = load_adapters(llm, spec)
@@ -555,6 +557,22 @@ class _UnwantedError(Exception):
 
 class _NeverFitsError(OutOfMemoryError):
     """A model takes more than all models together may."""
+
+
+class _MissingError(ModelLoadError):
+    """Files of a model do not exist."""
+
+    def __init__(self, missing: list[tuple[str, Path]]) -> None:
+        super().__init__(_lacks(missing))
+        self.missing = missing
+
+
+def _log_missing(one: ServedModel, missing: list[tuple[str, Path]]) -> None:
+    """Names a model's missing files in the log, unless the last such lines named the same."""
+    if missing != one.missing:
+        for key, path in missing:
+            log.warning("%s cannot be loaded: its %s, %s, does not exist", one.name, key, path)
+    one.missing = missing
 
 
 def _lacks(missing: Sequence[tuple[str, Path]]) -> str:

@@ -69,6 +69,7 @@ class ServedModel:
         service: its service; None while it is not loaded.
         opened: the model with its adapters.
         failure: the last load's failure; None if it succeeded, or before it.
+        missing: its missing files, as the log last named them.
         n_users: the number of requests that it is answering.
         n_waiting: the number of requests that wait for its load.
         n_bytes: the bytes that it takes, or took after its last load; 0 before the first.
@@ -85,6 +86,7 @@ class ServedModel:
         self.service: Service | None = None
         self.opened: Opened | None = None
         self.failure: Failure | None = None
+        self.missing: list[tuple[str, Path]] = []
         self.n_users = self.n_waiting = self.n_bytes = 0
         self.waits_for_room = False
         self.draining: asyncio.Future[None] | None = None

@@ -489,6 +489,9 @@ def test_files_that_are_not_there_are_said_at_the_start(
         assert (status, answer["error"]["code"]) == (500, "model_not_loaded")
         assert "the file of its draft does not exist" in answer["error"]["message"]
         assert str(tmp_path) not in str(answer)
+        # The second time the log is silent, unless another file is missing.
+        assert sum("c cannot be loaded" in one for one in caplog.messages) == 1
         late.write_bytes(model_path("llama", seed=1).read_bytes())
         assert asked(client, "b")[0] == 200
         assert states(client)["b"] == "loaded"
+        assert "b cannot be loaded" not in "".join(caplog.messages[3:])
