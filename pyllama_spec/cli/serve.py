@@ -52,6 +52,11 @@ _OF_FIELDS = {
     "tls_cert": "--tls-cert", "tls_key": "--tls-key", "cors_origins": "--cors-origin",
     "send_timeout_s": "--send-timeout", "is_silent": "--quiet",
 }  # fmt: skip
+# What serve has for further flags of llama-server.
+_OTHERWISE = {
+    "--no-ui": "--no-page", "--no-webui": "--no-page", "--ui": "--page", "--webui": "--page",
+    "--log-file": "2>>FILE of the shell",
+}
 _HELP = {
     "n_ctx": "context length of each request; the KV cache has --parallel times as much",
     "quiet": "no line for each request",
@@ -214,9 +219,11 @@ def _serve_several(
     args.names_keys = True  # in what is said from here on: with_options()
     misplaced = [name for name, default in args.of_models.items() if getattr(args, name) != default]
     if misplaced:
-        told = ", ".join(f"{_IN_FILE.get(one, one)} for {args.options[one]}" for one in misplaced)
+        keys = " and ".join(_IN_FILE.get(one, one) for one in misplaced)
+        flags = " and ".join(args.options[one] for one in misplaced)
+        do = "does" if len(misplaced) == 1 else "do"
         raise ArgumentError(
-            f"with --config, {args.config.name} says this of each model: set {told} in it"
+            f"put {keys} into {args.config.name}: {flags} {do} not go with --config"
         )
     models = read_models(args.config)
     _warn(args, settings)
@@ -320,6 +327,8 @@ def _instead_of(flag: str) -> str:
     from pyllama_spec.server.llama_server_flags import BY_NAME, IDLE, REFUSED, key_of_flag, spelt
 
     flag = spelt(flag)
+    if flag in _OTHERWISE:
+        return f"{flag} is {_OTHERWISE[flag]} here"
     if flag in BY_NAME and (option := _OF_FIELDS.get(BY_NAME[flag].field)):
         return f"{flag} is {option} here"
     if flag in IDLE:

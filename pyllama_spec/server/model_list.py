@@ -153,6 +153,8 @@ class _Own(Struct, kw_only=True, forbid_unknown_fields=True):
 
 _KEYS = (*_Own.__struct_fields__, *(key for key in KEYWORDS if key not in _NOT_IN_FILE))
 
+_UNKNOWN_AT_TOP = re.compile(r"Object contains unknown field `([^`]+)`")
+
 
 class _File(Struct, kw_only=True, forbid_unknown_fields=True):
     models: dict[_Name, dict[str, Any]]
@@ -200,7 +202,14 @@ def _decoded(text: str) -> _File:
     try:
         return msgspec.toml.decode(text, type=_File)
     except msgspec.ValidationError as error:
-        raise ArgumentError(f"{error}") from None
+        key = _UNKNOWN_AT_TOP.fullmatch(str(error))
+        if key is None:
+            raise ArgumentError(f"{error}") from None
+        where = ": put it into [defaults], or into [models.NAME] of a model"
+        raise ArgumentError(
+            f"there is no {key[1]} at the top"
+            f"{where if key[1] in _KEYS else meant(key[1], _File.__struct_fields__)}"
+        ) from None
     except ImportError:
         raise UnsupportedError(
             "Python 3.10 reads TOML by the package tomli: pip install tomli"

@@ -22,6 +22,7 @@ from tests.server.test_their_command_lines import options_of
     ("--slot-save-path d", ("--slot-save-path: slots are not saved", "pyllama-spec-llama-server")),
     ("-ctk q8_0 -fa on", ("-ctk is type_k in a file of --config", "-fa is --flash-attn here")),
     ("-md draft.gguf --cache_type_v q8_0", ("-md is -d here", "--cache-type-v is type_v in a")),
+    ("--no-webui --log_file f", ("--no-webui is --no-page here", "--log-file is 2>>FILE of the")),
     ("-n 5", ("-n is requests.max_tokens in a file of --config",)),  # and not -ngl 5
     ("-cb -cmoe", ("leave out -cb: requests are always batched", "-cmoe: whole layers lie on a")),
 ])  # fmt: skip

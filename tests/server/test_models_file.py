@@ -216,20 +216,30 @@ def test_a_list_in_a_program() -> None:
         ModelList(specs=(spec("a"), spec("a")), default="a")
 
 
-@pytest.mark.parametrize("words, key", [
-    ("-c 5", "n_ctx for --n-ctx"), ("-d auto", "draft for --draft"), ("-t 1", "n_threads for"),
-    ("--parallel 2", "n_parallel for --parallel"), ("--alias x", "aliases for --alias"),
-    ("--lora x", "lora_path for"), ("--embeddings", "embedding for"),
-    ("--max-waiting 9", "max_waiting for --max-waiting"), ("-ngl 3", "n_gpu_layers for"),
-    ("--draft-memory s", "draft_memory for"), ("--flash-attn on", "flash_attn for --flash-attn"),
+@pytest.mark.parametrize("words, key, flag", [
+    ("-c 5", "n_ctx", "--n-ctx"), ("-d auto", "draft", "--draft"), ("-t 1", "n_threads", ""),
+    ("--parallel 2", "n_parallel", "--parallel"), ("--alias x", "aliases", "--alias"),
+    ("--lora x", "lora_path", ""), ("--embeddings", "embedding", "--embeddings"),
+    ("--max-waiting 9", "max_waiting", "--max-waiting"), ("-ngl 3", "n_gpu_layers", ""),
+    ("--draft-memory s", "draft_memory", ""), ("--flash-attn on", "flash_attn", "--flash-attn"),
 ])  # fmt: skip
 def test_what_is_of_one_model_stands_in_the_file(
-    words: str, key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: str, key: str, flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = written(tmp_path, A)
     assert command_line(["serve", "--config", str(file), *words.split()]) == 1
     said = capsys.readouterr().err
-    assert f"with --config, {file.name} says this of each model: set {key}" in said
+    assert f"put {key} into {file.name}: {flag}" in said
+    assert " does not go with --config" in said
+
+
+def test_a_key_of_a_model_at_the_top_is_sent_to_its_tables(tmp_path: Path) -> None:
+    for line, said in (
+        ("n_ctx = 5", r"no n_ctx at the top: put it into \[defaults\], or into \[models.NAME\]"),
+        ("memory_mb = 5", "no memory_mb at the top; did you mean memory_mib?"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            read_models(written(tmp_path, f"{line}\n{A}"))
 
 
 def test_errors_of_a_file_name_its_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
