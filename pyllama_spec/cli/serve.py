@@ -54,7 +54,10 @@ _OF_FIELDS = {
 }  # fmt: skip
 # What serve has for further flags of llama-server.
 _OTHERWISE = {
-    "--no-ui": "--no-page", "--no-webui": "--no-page", "--ui": "--page", "--webui": "--page",
+    "--no-ui": "--no-page",
+    "--no-webui": "--no-page",
+    "--ui": "--page",
+    "--webui": "--page",
     "--log-file": "2>>FILE of the shell",
 }
 _HELP = {

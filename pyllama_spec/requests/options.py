@@ -515,8 +515,8 @@ def _bias(bias: Mapping[int | str, float] | None) -> dict[int, float]:
             out[token] = float(value)
         except Exception:  # noqa: BLE001 - of anyone's; also an int that no float can hold
             raise ArgumentError(
-                f"logit_bias has {shown(key)}: {shown(value)}; its keys are token ids, and its values "
-                "numbers"
+                f"logit_bias has {shown(key)}: {shown(value)}; "
+                "its keys are token ids, and its values numbers"
             ) from None
         if math.isnan(out[token]):
             raise ArgumentError(f"logit_bias of id {key} is NaN")

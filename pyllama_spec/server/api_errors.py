@@ -18,7 +18,6 @@ from pyllama_spec.errors import (
     RemoteError,
     UnsupportedError,
 )
-
 from pyllama_spec.server.shapes import Speculation
 
 

@@ -10,8 +10,8 @@ from pyllama_spec.server.service import Service
 
 _Figures = list[tuple[tuple[str], float]]
 _RUNNING = "Requests that are computed."
-_WAITING = "Requests in line, or for a load."
-_SINCE = "per second, of requests that ended since the last look."
+_WAITING = "Requests that wait in the queue or for a load."
+_SINCE = "per second, of requests that ended since the last scrape."
 
 
 def add_gauges(metrics: Metrics, models: Sequence[ServedModel]) -> None:
@@ -53,13 +53,13 @@ def add_gauges(metrics: Metrics, models: Sequence[ServedModel]) -> None:
             of_services(lambda service: service.metrics.text_pace.read()),
         ),
         "pyllama_spec:model_memory_bytes": (
-            "What a loaded model takes.",
+            "Bytes of memory that a loaded model takes.",
             lambda: [((m.name,), m.n_bytes if m.service else 0) for m in models],
         ),
     })  # fmt: skip
     metrics.add_gauges(("model", "state"), {
         "pyllama_spec:model_state": (
-            "1 for the state that a model is in.",
+            "1 for the state of a model, 0 for its other states.",
             lambda: [((m.name, s), float(m.state == s)) for m in models for s in STATES],
         ),
     })  # fmt: skip

@@ -248,7 +248,8 @@ class Models:
             seconds = one.loaded_at - begin
             metrics.counter("pyllama_spec:model_loads", "Loads of a model.").labels(one.name).inc()
             metrics.histogram(
-                "pyllama_spec:model_load_seconds", "From asked for to loaded."
+                "pyllama_spec:model_load_seconds",
+                "Seconds of loading a model, with the wait for other loads.",
             ).labels(one.name).observe(seconds)
             log.info(
                 "%s was loaded in %.1f s and takes %d MiB", one.name, seconds, one.n_bytes // _MIB

@@ -112,7 +112,8 @@ def _messages_failed(
 async def messages(exchange: Exchange) -> None:
     """POST /v1/messages."""
     body, request = await _chat(
-        exchange, messages_request.chat_request,
+        exchange,
+        messages_request.chat_request,
         lambda _: _messages_failed(messages_answer.MessageEvents()),
     )
     answer = await exchange.prepared(exchange.service.chat, request)

@@ -494,8 +494,8 @@ def options_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 @pytest.mark.parametrize("message, told, keyword", [
     ("shorten the prompt or choose a larger n_ctx", "shorten the prompt", "n_ctx"),
-    ("the queue is full (1 waiting for a place, 0 for their reader): max_waiting=1 allows no more;"
-     " try again later", "the queue is full; try again later", "max_waiting"),
+    ("the queue is full (1 waiting for a place): max_waiting=1 allows no more; try again later",
+     "the queue is full; try again later", "max_waiting"),
     ("(1 waiting): max_waiting=2 allows no more", "(1 waiting): the server allows no more",
      "max_waiting"),
     ("the 8 that n_ctx and n_batch have room for (b); choose larger ones, or truncate=True",
