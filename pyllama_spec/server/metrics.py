@@ -112,9 +112,7 @@ class ModelMetrics:
 
         self._prompt = counter("vllm:prompt_tokens", "Tokens of prompts, computed or in memory.")
         self._read = counter("llamacpp:prompt_tokens", "Tokens of prompts that were computed.")
-        self._cached = counter(
-            "llamacpp:prompt_tokens_cached", "Tokens of prompts that were in memory."
-        )
+        self._cached = counter("llamacpp:prompt_tokens_cached", "Prompt tokens from memory.")
         self._generated = [
             counter("vllm:generation_tokens", "Tokens of texts."),
             counter("llamacpp:tokens_predicted", "Tokens of texts."),
@@ -125,15 +123,11 @@ class ModelMetrics:
         self._rounds = counter(
             "pyllama_spec:rounds", "Rounds of texts: a decode of n texts is n rounds."
         )
-        self._queries = counter(
-            "vllm:prefix_cache_queries", "Tokens of prompts that were looked up."
-        )
+        self._queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up in memory.")
         self._hits = counter("vllm:prefix_cache_hits", "Tokens of prompts that were in memory.")
         self._drafts = counters("spec_decode_num_drafts", "Rounds that verified a draft.")
         self._drafted = counters("spec_decode_num_draft_tokens", "Drafted tokens.")
-        self._accepted = counters(
-            "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted."
-        )
+        self._accepted = counters("spec_decode_num_accepted_tokens", "Accepted drafted tokens.")
         self._by_position = tuple(
             metrics.counter(
                 f"{family}:spec_decode_num_accepted_tokens_per_pos",
@@ -142,26 +136,17 @@ class ModelMetrics:
             for family in ("vllm", "llamacpp")
         )  # fmt: skip
         self._ended = metrics.counter(
-            "vllm:request_success", "Texts by how they ended.",
-            "finished_reason",
+            "vllm:request_success", "Texts by how they ended.", "finished_reason",
         )  # fmt: skip
         self._by_state = metrics.counter(
             "pyllama_spec:requests_by_draft_state",
             "Texts by the state of their draft: used, idle, disabled or none.", "state",
         )  # fmt: skip
-        self._first_s = histogram(
-            "vllm:time_to_first_token_seconds", "Seconds from request to first token."
-        )
-        self._queue_s = histogram(
-            "vllm:request_queue_time_seconds", "Seconds from request to first computation."
-        )
-        self._whole_s = histogram(
-            "vllm:e2e_request_latency_seconds", "Seconds from request to end."
-        )
+        self._first_s = histogram("vllm:time_to_first_token_seconds", "Seconds to the first token.")
+        self._queue_s = histogram("vllm:request_queue_time_seconds", "Seconds before computation.")
+        self._whole_s = histogram("vllm:e2e_request_latency_seconds", "Seconds of whole requests.")
         self._token_s = histogram(
-            "vllm:time_per_output_token_seconds",
-            "Seconds of each token after the first.",
-            _PER_TOKEN,
+            "vllm:time_per_output_token_seconds", "Seconds per token after the first.", _PER_TOKEN
         )
         self.prompt_pace, self.text_pace = Pace(), Pace()
         self._n_decodes = self._n_sequences = self.max_tokens = 0

@@ -72,7 +72,9 @@ def test_it_is_refused_before_it_is_tokenized(
     monkeypatch.setattr(Vocab, "fewest_tokens", lambda self, text: 0)
     with pytest.raises(ContextFullError, match=words) as late:
         CALLS[name](llm)
-    known = re.sub(r": its bytes make at least \d+ tokens \(it was not tokenized\)", "", str(early.value))
+    known = re.sub(
+        r": its bytes make at least \d+ tokens \(it was not tokenized\)", "", str(early.value)
+    )
     # Of a list the late one says it in other words, behind the tokens of all of them.
     assert name == "list" or _without_numbers(known) == _without_numbers(str(late.value))
     assert type(early.value) is type(late.value)
