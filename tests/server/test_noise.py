@@ -156,7 +156,7 @@ def client() -> Iterator[Client]:
 @pytest.mark.parametrize(
     ("path", "raw", "said"),
     [
-        ("/v1/chat/completions", b"", "not JSON"),
+        ("/v1/chat/completions", b"", "the body is empty"),
         ("/v1/chat/completions", b"nul", "not JSON"),
         ("/v1/chat/completions", b'{"messages": [], "n": NaN}', "not JSON"),
         ("/v1/chat/completions", b"\xff\xfe", "not JSON"),
