@@ -85,8 +85,7 @@ def run(
                 stack.enter_context(side)
             setups = _setups(config, model, specs, n_ctx)
             if config.beside is not None:
-                other = beside.running(config, n_ctx, setups[0].n_threads)
-                server = stack.enter_context(other)
+                server = stack.enter_context(beside.running(config, n_ctx, setups[0].n_threads))
                 peer = _connected(server.url, server.pid)
                 # Its draft is the first one's counterpart.
                 setups[0] = replace(setups[0], notes=(*setups[0].notes, server.note))
