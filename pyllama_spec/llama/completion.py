@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypedDict
 
 from pyllama_spec.chat.prompts import check_fits, fim_tokens, prompt_tokens
 from pyllama_spec.engine.checks import boolean, instance
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, ContextFullError, UnsupportedError
 from pyllama_spec.llama import responses
 from pyllama_spec.llama.batch import check_lengths, complete_all, each_prompt, is_list_of_prompts
 from pyllama_spec.llama.choices import choice_chunks, options_of_choices
@@ -255,7 +256,8 @@ class Completions:
         with self._opened.runtime.runner.visit() as sequence:
             n_held = n_common(sequence.tokens[: sequence.n_decoded], prompt)
         if n_common(state.tokens[: state.n_decoded], prompt) > n_held:
-            llm.load_state(state)
+            with suppress(ContextFullError):  # as without a cache: the prompt is read
+                llm.load_state(state)
 
     def _note(self, llm: Overridable, generation: Generation, kept: KeptState | None) -> None:
         """Stores the state after a request in the cache, and logs its figures."""

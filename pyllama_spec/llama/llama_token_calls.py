@@ -54,6 +54,7 @@ class LlamaTokenCalls(LlamaFacts):
         Raises:
             ArgumentError: the state is damaged or of another model or settings. What the model
                 held before may be forgotten then.
+            ContextFullError: the state has more tokens than n_ctx.
             BusyError: called by a callback of a running request.
 
         """

@@ -157,8 +157,8 @@ class LowLevel:
 
     def load_state(self, state: LlamaState) -> None:
         """Restores a saved state."""
-        self._n_back = None
         self._opened.load_state(state)
+        self._n_back = None
 
     def eval(self, llm: OverridableTokens, tokens: Sequence[int]) -> None:
         """Reads tokens after those in memory."""

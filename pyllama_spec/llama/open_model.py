@@ -18,7 +18,7 @@ from pyllama_spec.engine import Adapter, Model
 from pyllama_spec.engine.checks import instance, real
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.memory_settings import Settings, first_difference
-from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
+from pyllama_spec.errors import ArgumentError, ContextFullError, UnsupportedError, shown
 from pyllama_spec.requests.generation import Runtime
 from pyllama_spec.requests.options import check_seed
 from pyllama_spec.speculative import Adapters, SavedSequence, SequenceState
@@ -342,6 +342,7 @@ class OpenModel(Closeable):
         Raises:
             ArgumentError: the state is damaged, or of another model, other settings or adapters.
                 What the model held before may be forgotten then.
+            ContextFullError: the state has more tokens than n_ctx.
             BusyError: called by a callback of a running request.
 
         """
@@ -352,6 +353,13 @@ class OpenModel(Closeable):
         if misfit is not None:
             raise ArgumentError(f"{misfit}: read the text again")
         runtime = self.runtime
+        n_ctx = runtime.context.n_ctx_seq
+        if state.n_decoded > n_ctx:
+            # The engine rounds the size of its KV cache up, and refuses only what exceeds that.
+            raise ContextFullError(
+                f"the state has {state.n_decoded} tokens, and n_ctx={n_ctx}: open the model with a "
+                "larger n_ctx, or read a shorter text"
+            )
         with runtime.runner.visit(oldest=True) as sequence:
             self.restore(sequence, state, adapters)
             runtime.runner.note_latest(sequence)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pyllama_spec import Llama
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, ContextFullError
 from pyllama_spec.llama.caches import BaseLlamaCache, LlamaRAMCache, StateKey
 from pyllama_spec.llama.open_model import LlamaState
 from tests.faces.tools import GREEDY, open_tiny
@@ -262,6 +262,22 @@ def test_texts_of_a_list_are_embedded_as_each_alone(kind: str, pooling: int) -> 
         assert llm.embed(texts) == alone
         assert llm.embed(texts[::-1]) == alone[::-1]
         assert [one["embedding"] for one in llm.create_embedding(texts)["data"]] == alone
+
+
+@pytest.mark.parametrize("n_read", [60, 300], ids=["within the padding", "beyond it"])
+def test_a_state_with_more_tokens_than_the_context_is_refused(n_read: int) -> None:
+    with open_tiny(n_ctx=512) as long, open_tiny(n_ctx=16) as short:
+        long.eval([5 + i % 90 for i in range(n_read)])
+        short.eval(PROMPT[:4])
+        why = f"the state has {n_read} tokens, and n_ctx=16: open the model with a larger n_ctx"
+        with pytest.raises(ContextFullError, match=why):
+            short.load_state(long.save_state())
+        assert short.n_tokens == 4
+        short.sample(temp=0.0)
+        long.reset()
+        long.eval(list(range(5, 21)))
+        short.load_state(long.save_state())  # just fits
+        assert short.n_tokens == 16
 
 
 def test_a_key_is_tokens_to_those_who_do_not_ask() -> None:
