@@ -30,6 +30,7 @@ from pyllama_spec.engine import (
     supports_gpu,
     system_info,
 )
+from pyllama_spec.engine.checks import instance
 from pyllama_spec.engine.placement import in_words
 from pyllama_spec.engine.system import backends
 from pyllama_spec.errors import ArgumentError, CancelledError, EngineError, ModelLoadError
@@ -250,9 +251,12 @@ def describe_draft(
     check_fits_target(drafter, target)
     draft_ms, n_proposed = _measure_drafts(drafter, target, repeats, n_threads)
     initial_costs = _initial_costs(drafter, target, n_threads)
+    with named_failure(drafter, "describe"):
+        facts = drafter.describe()
+        instance(facts, dict, f"the result of {type(drafter).__name__}.describe()")
     return {
         "name": drafter.name,
-        **drafter.describe(),
+        **facts,
         "n_proposed": n_proposed,
         "note": drafter.note,
         "max_draft": drafter.max_draft,
@@ -260,7 +264,7 @@ def describe_draft(
         "step_ms": draft_ms[-1] / len(draft_ms),
         "draft_ms": draft_ms,
         "opening": pays_above(initial_costs, draft_ms),
-        "trained_acceptance": trained_acceptance(drafter.describe().get("path")),
+        "trained_acceptance": trained_acceptance(facts.get("path")),
     }
 
 
@@ -336,8 +340,10 @@ def _measure_drafts(
             (draft,) = asked.propose([DraftRequest(0, tokens, n)])
             times.append((perf_counter() - start) / max(len(draft.ids), 1))
             longest = max(longest, len(draft.ids))
-            if (failure := asked.failure(0)) is not None:
-                raise ArgumentError(failure.reason)
+            if (failed := asked.failure_in_full(0)) is not None:
+                raise ArgumentError(
+                    f"{failed}: mend it, or leave -d out to measure the target alone"
+                )
         return 1e3 * statistics.median(times[1:])
 
     with (

@@ -90,7 +90,7 @@ def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
             own = isinstance(draft, Drafter)  # opened already: no option is for it
             options = DraftOptions() if own else _draft_options(args)
             drafter = open_before(draft, args.model, options, _INSTEAD)
-            if drafter is not None:
+            if drafter is not None and not own:
                 opened.callback(drafter.close)
         bar = ProgressBar("loading the model")
         bar.draw(0.0)

@@ -20,6 +20,7 @@ from pyllama_spec.cli.doctor import add_doctor
 from pyllama_spec.cli.generate import add_generate
 from pyllama_spec.cli.memory import add_memory
 from pyllama_spec.cli.option_pairs import check_pairs
+from pyllama_spec.cli.own_draft import own_drafts_closed
 from pyllama_spec.cli.rpc_server import add_rpc_server
 from pyllama_spec.cli.serve import add_serve
 from pyllama_spec.cli.train import add_train
@@ -80,7 +81,7 @@ def _run(argv: Sequence[str] | None, args: argparse.Namespace) -> int:
     check_pairs(args)
     if getattr(args, "verbose", False):
         set_log_level("info")
-    with notes_on_stderr(args):
+    with notes_on_stderr(args), own_drafts_closed():
         code: int = args.run(args)
     return code
 

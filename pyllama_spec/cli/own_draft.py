@@ -7,17 +7,40 @@ comes here.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.drafters.base import check_proposes
 from pyllama_spec.drafters.registry import OWN_DRAFTER
-from pyllama_spec.errors import ArgumentError, PyllamaSpecError, shown
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError, shown, warn
 
 HELP = "or MODULE:FUNCTION, which makes a drafter of your own"
+# The drafters of the command that runs.
+_made: list[Drafter] = []
+
+
+@contextmanager
+def own_drafts_closed() -> Iterator[None]:
+    """Around a command: closes the drafters that it made, and warns of a close() that raises."""
+    try:
+        yield
+    finally:
+        while _made:
+            drafter = _made.pop()
+            try:
+                drafter.close()
+            except Exception as error:  # noqa: BLE001 - a user's code; the command has ended
+                kind, where = type(drafter).__name__, _place(error)
+                warn(
+                    f"the drafter {kind} failed in close(): {type(error).__name__}: "
+                    f"{error!s:.300} ({where}); what it holds is freed when the process ends"
+                )
 
 
 def own_draft(draft: str) -> str | Drafter:
@@ -32,6 +55,8 @@ def own_draft(draft: str) -> str | Drafter:
 
     """
     found = OWN_DRAFTER.fullmatch(draft)
+    if draft.endswith(":") and OWN_DRAFTER.fullmatch(f"{draft}x") and not Path(draft).exists():
+        raise ArgumentError(f"draft={draft}: the function's name is missing: give {draft}FUNCTION")
     if found is None or Path(draft).exists():
         return draft
     module, name = found.groups()
@@ -53,6 +78,7 @@ def own_draft(draft: str) -> str | Drafter:
         kind = type(function).__name__
         what = f"has no {name}" if function is None else f"has a {name} of type {kind}"
         raise ArgumentError(f"draft={draft}: the module {module} {what}; name a function of it")
+    _check_takes_nothing(function, draft, name)
     try:
         drafter = function()
         if isinstance(drafter, Drafter):
@@ -63,15 +89,40 @@ def own_draft(draft: str) -> str | Drafter:
         raise ArgumentError(
             f"draft={draft}: {name}() returns {shown(drafter)}, which is not a Drafter"
         )
+    _made.append(drafter)
     return drafter
+
+
+def _check_takes_nothing(function: Callable[[], object], draft: str, name: str) -> None:
+    """Raises if a function or class needs arguments.
+
+    Raises:
+        ArgumentError: it does.
+
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # Python does not know those of compiled code
+        return
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
+    if needed:
+        raise ArgumentError(
+            f"draft={draft}: {name}() is called without arguments, and needs {', '.join(needed)}: "
+            "write a function without arguments that returns the drafter"
+        )
+
+
+def _place(error: Exception) -> str:
+    """The file and the line that raised."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}, line {frame.lineno}"
 
 
 def _failed(draft: str, what: str, error: Exception) -> ArgumentError:
     """The error of a user's code in one line, with its place."""
     if isinstance(error, PyllamaSpecError):
         return ArgumentError(f"draft={draft}: {what} failed: {error}")
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{Path(frame.filename).name}, line {frame.lineno}"
     return ArgumentError(
-        f"draft={draft}: {what} failed: {type(error).__name__}: {error!s:.300} ({place})"
+        f"draft={draft}: {what} failed: {type(error).__name__}: {error!s:.300} ({_place(error)})"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.engine import Context, Model
-from pyllama_spec.engine.checks import boolean, instance, listed
+from pyllama_spec.engine.checks import boolean, instance, integer, listed
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, shown
@@ -465,11 +466,13 @@ def check_proposes(drafter: Drafter) -> None:
             )
     for name in _READ:
         _check_value(drafter, name, _read(drafter, name))
+    place = f"the drafter {kind} cannot be used: target_layers"
     try:
-        listed(drafter.target_layers, "target_layers", _MAX_LAYERS)
+        for i, layer in enumerate(listed(drafter.target_layers, place, _MAX_LAYERS)):
+            integer(layer, f"{place}[{i}]")
     except TypeError:
         layers = shown(drafter.target_layers)
-        raise ArgumentError(f"target_layers={layers} of a drafter is not a tuple of ints") from None
+        raise ArgumentError(f"{place}={layers} is not a tuple of ints") from None
     proposes = overrides(drafter, "propose_one", Drafter) or overrides(drafter, "propose", Drafter)
     if drafter.max_draft and not proposes:
         raise ArgumentError(
@@ -504,8 +507,8 @@ def _check_value(drafter: Drafter, name: str, value: object) -> None:
     """Raises unless an attribute has the type that Drafter says.
 
     Raises:
-        ArgumentError: it is a method where a value is expected, a flag is not True or False, or
-            attached_to is not a Context.
+        ArgumentError: it is a method where a value is expected, a flag is not True or False, name
+            or note is not a str, or attached_to is not a Context.
 
     """
     place = f"the drafter {type(drafter).__name__} cannot be used: {name}"
@@ -513,6 +516,8 @@ def _check_value(drafter: Drafter, name: str, value: object) -> None:
         raise ArgumentError(f"{place} is a method; make it a value, or add @property")
     if name in _FLAGS:
         boolean(value, place)
+    elif name in ("name", "note"):
+        instance(value, str, place)
     elif name == "attached_to":
         instance(value, (Context, type(None)), place)
 
@@ -540,8 +545,10 @@ def named_failure(drafter: Drafter, what: str) -> Iterator[None]:
         said = ""
         with contextlib.suppress(Exception):  # its class may be the user's too
             said = f": {error!s:.300}"
+        frame = traceback.extract_tb(error.__traceback__)[-1]
         raise ArgumentError(
             f"the drafter {type(drafter).__name__} failed in {what}(): {type(error).__name__}{said}"
+            f" ({Path(frame.filename).name}, line {frame.lineno})"
         ) from error
 
 

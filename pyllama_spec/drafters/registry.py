@@ -6,6 +6,7 @@ can add its own with register().
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -222,7 +223,7 @@ def _opener_of(file: Path) -> Opener | str:
         named = ", ".join(f'"{name}"' for name in names)
         raise ArgumentError(
             f"draft={str(file)!r} is no file that exists and no name of a draft"
-            f"{meant(str(file).replace('_', '-'), names)}; names are {named}"
+            f"; names are {named}{meant(str(file).replace('_', '-'), names)}"
         )
     if not file.exists():
         raise ModelLoadError(f"the draft {file} does not exist; check its path")
@@ -276,6 +277,9 @@ def _hint(draft: object) -> str:
         return f"draft={draft.__name__} is a class; give an object of it: {draft.__name__}()"
     if hasattr(draft, "create_completion"):
         return f"draft= takes the path of a GGUF, and no open model; {known_drafts()}"
+    if inspect.isroutine(draft):
+        name = getattr(draft, "__name__", "draft")
+        return f"draft={shown(draft)} is a function; give the drafter that it returns: {name}()"
     if callable(getattr(draft, "propose", None)):
         return (
             f"draft={shown(draft)} has a propose(), but is not a Drafter; let its class inherit "

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pyllama_spec.drafters.base import Drafter
-from pyllama_spec.engine.checks import count
+from pyllama_spec.engine.checks import count, real
 
 SNAPSHOTS = "the number of snapshots of the target's state"
 _ROWS = "the number of rows that a decode verifies (n_batch, n_outputs_max or max_rows)"
@@ -34,8 +34,18 @@ def drafter_bound(drafter: Drafter) -> DraftBound:
         ArgumentError: it is not an integer of at least 0.
 
     """
-    max_draft = count(drafter.max_draft, f"max_draft of the drafter {drafter.name!r}", 0)
+    max_draft = count(drafter.max_draft, f"the drafter {drafter.name} cannot be used: max_draft", 0)
     return DraftBound(max_draft, "max_draft of the drafter")
+
+
+def step_share(drafter: Drafter) -> float:
+    """The drafter's own step_share.
+
+    Raises:
+        ArgumentError: it is not a finite number of at least 0.
+
+    """
+    return real(drafter.step_share, f"the drafter {drafter.name} cannot be used: step_share", 0.0)
 
 
 def draft_bound(

@@ -19,10 +19,11 @@ from pyllama_spec.drafters.base import (
     SequenceErrors,
     check_proposes,
 )
-from pyllama_spec.engine.checks import count, instance, integer
+from pyllama_spec.engine.checks import boolean, count, instance, integer
 from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.errors import ArgumentError, shown, warn
-from pyllama_spec.speculative.drafter_blame import blame, chain_of
+from pyllama_spec.speculative.drafter_blame import Blame, blame, chain_of
+from pyllama_spec.speculative.stats import plural
 
 _T = TypeVar("_T")
 
@@ -46,12 +47,13 @@ class DrafterFailure(Exception):  # noqa: N818 - it is a record, never raised
     Attributes:
         reason: why the drafter is disabled, in words.
         error: what the drafter raised, with its traceback.
+        what: the method that failed.
 
     """
 
-    def __init__(self, reason: str, error: Exception) -> None:
+    def __init__(self, reason: str, error: Exception, what: str) -> None:
         super().__init__(reason)
-        self.reason, self.error = reason, error
+        self.reason, self.error, self.what = reason, error, what
 
 
 class IsolatedDrafter:
@@ -102,6 +104,15 @@ class IsolatedDrafter:
         """The error that disabled the drafter for a sequence; None while it is enabled."""
         return self._failures.get(seq) if self._failures else None
 
+    def failure_in_full(self, seq: int) -> str | None:
+        """What failure() says, with the drafter's name and the place in its code."""
+        failure = self.failure(seq)
+        if failure is None:
+            return None
+        why = failure.reason[:_MAX_REASON].removeprefix("the drafter ")
+        where, _ = _place(self._drafter, failure.what, failure.error)
+        return f"the drafter {self.name} {why} ({where})"
+
     @property
     def has_failed(self) -> bool:
         """Whether the drafter is disabled for any sequence."""
@@ -133,7 +144,13 @@ class IsolatedDrafter:
 
     def _resume_at(self, seq: int, n_keep: int) -> int:
         def resume() -> int:
-            return min(max(index(self._drafter.resume_at(seq, n_keep)), 0), n_keep)
+            n = integer(self._drafter.resume_at(seq, n_keep), "the result of resume_at()")
+            if not 0 <= n <= n_keep:
+                raise ValueError(
+                    f"resume_at() returned {shown(n)} for a text of {n_keep} tokens: return how "
+                    "many of its first tokens the drafter still knows"
+                )
+            return n
 
         n = self._call(seq, "resume_at", resume)
         return n_keep if n is None else n
@@ -278,10 +295,7 @@ class IsolatedDrafter:
         try:
             self._lend(self._borrower)
             proposed = self._drafter.propose(open_requests)
-            if len(proposed) != len(open_requests):
-                raise ValueError(
-                    f"propose() gave {len(proposed)} drafts for {len(open_requests)} requests"
-                )
+            _check_one_each(proposed, len(open_requests))
             if len(requests) == 1:
                 return [self._checked(proposed[0], requests[0])]
             drafts = dict(zip([r.seq for r in open_requests], proposed, strict=True))
@@ -315,13 +329,13 @@ class IsolatedDrafter:
                 n = max(n, request.n_lookup)
             # A copy: the drafter may continue writing to its own list, and what is verified must be
             # what is compared.
-            ids = list(islice(draft.ids, n))
-            match_length, p = index(draft.match_length), draft.probabilities
+            ids = _ids(draft.ids, n)
+            match_length, p = draft.match_length, draft.probabilities
         except AttributeError:
             raise TypeError(f"expected Draft(ids), not {draft!r:.60}") from None
         for i, token in enumerate(ids):
             if type(token) is not int:  # of NumPy, say
-                ids[i] = token = index(token)
+                ids[i] = token = _index(token, f"ids[{i}]")
             if not 0 <= token < self._n_vocab:
                 if i == 0:
                     self._note_foreign(request.seq, token)
@@ -329,9 +343,7 @@ class IsolatedDrafter:
                 break
         if ids:
             self._n_foreign.pop(request.seq, None)
-        if not 0 <= match_length <= _MOST_MATCH:
-            what = "below 0" if match_length < 0 else f"above {_MOST_MATCH}"
-            raise ValueError(f"match_length={shown(match_length)} of a draft is {what}")
+        match_length = _match_length(match_length, draft.is_remembered)
         # Controllers calculate with them: a value that is not a number fails here, as the drafter's
         # fault.
         if p is not None:
@@ -339,9 +351,12 @@ class IsolatedDrafter:
         if draft.candidates is not None:
             _check_candidates(draft.candidates, len(ids))
         is_drawn = request.draws is not None and request.draws.verifies_all
-        drawn_from = _distributions(draft, len(ids)) if is_drawn else None
+        drawn_from = _distributions(draft, len(ids))
         return draft.first(len(ids))._replace(
-            ids=ids, probabilities=p, match_length=match_length, distributions=drawn_from
+            ids=ids,
+            probabilities=p,
+            match_length=match_length,
+            distributions=drawn_from if is_drawn else None,
         )
 
     def _note_foreign(self, seq: int, token: int) -> None:
@@ -391,7 +406,7 @@ class IsolatedDrafter:
     def _fail(self, seq: int, what: str, error: Exception) -> None:
         said = f": {_said(error)[:_MAX_ERROR]}".removesuffix(": ")
         why = f"failed in {what}(): {type(error).__name__}{said}"
-        self._failures[seq] = DrafterFailure(f"the drafter {why}", error)
+        self._failures[seq] = DrafterFailure(f"the drafter {why}", error, what)
         self._n_known.pop(seq, None)
         if not self._has_warned:
             self._has_warned = True
@@ -404,12 +419,19 @@ def _mark(drafter: Drafter) -> bytes:
     return "/".join(kinds).encode("utf-8", "backslashreplace") + b"\0"
 
 
+def _place(drafter: Drafter, what: str, error: Exception) -> tuple[str, Blame]:
+    """The code that failed: its file and line, or its name where Python knows none."""
+    found = blame(drafter, what, error)
+    if found.place is None:
+        return found.author, found
+    return f"{Path(found.place[0]).name}, line {found.place[1]}", found
+
+
 def _warn(drafter: Drafter, name: str, why: str, what: str, error: Exception) -> None:
     """Warns that a drafter failed: a text without drafts looks like any other."""
     # A warning may raise, as filters say. The text depends on neither.
     with contextlib.suppress(Exception):
-        author, module, place = blame(drafter, what, error)
-        where = author if place is None else f"{Path(place[0]).name}, line {place[1]}"
+        where, (_, module, place) = _place(drafter, what, error)
         if what in _IS_TOLD_AGAIN:
             outcome = "is told the tokens again, at the next prompt at the latest"
             more = "The text does not change. This is said once"
@@ -427,6 +449,69 @@ def _warn(drafter: Drafter, name: str, why: str, what: str, error: Exception) ->
             warn(message)
         else:
             warnings.warn_explicit(message, UserWarning, *place, module)
+
+
+def _ids(given: Sequence[int], n: int) -> list[int]:
+    """At most the first n ids of a draft, in a list of its own.
+
+    Raises:
+        TypeError: it is not a list.
+
+    """
+    try:
+        return list(islice(given, n))
+    except TypeError:
+        raise TypeError(f"ids={given!r:.60} of a draft is not a list of ints") from None
+
+
+def _match_length(match_length: object, is_remembered: object) -> int:
+    """The match_length of a draft, checked with what says whose text was copied.
+
+    Raises:
+        TypeError: it is not an int.
+        ValueError: it is below 0.
+        ArgumentError: is_remembered is not a bool.
+
+    """
+    n = match_length if type(match_length) is int else _index(match_length, "match_length")
+    if not 0 <= n <= _MOST_MATCH:
+        what = "below 0" if n < 0 else f"above {_MOST_MATCH}"
+        raise ValueError(f"match_length={shown(n)} of a draft is {what}")
+    if is_remembered is not False and is_remembered is not True:
+        boolean(is_remembered, "a draft's is_remembered")
+    return n
+
+
+def _index(value: object, name: str) -> int:
+    """An int of a draft, of Python or NumPy.
+
+    Raises:
+        TypeError: it is not an int.
+
+    """
+    try:
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        kind = type(value).__name__
+        raise TypeError(f"{name}={value!r:.60} of a draft is a {kind}, not an int") from None
+
+
+def _check_one_each(proposed: Sequence[Draft], n: int) -> None:
+    """Raises unless propose() returned a draft for each of n requests.
+
+    Raises:
+        TypeError: it returned a Draft, which is a tuple too, or what has no length.
+        ValueError: there are not as many drafts.
+
+    """
+    remedy = "return a list with one Draft for each request"
+    if isinstance(proposed, Draft) or not hasattr(proposed, "__len__"):
+        raise TypeError(f"propose() returned {proposed!r:.60}; {remedy}")
+    if len(proposed) != n:
+        raise ValueError(
+            f"propose() returned {plural(len(proposed), 'draft')} for {plural(n, 'request')}; "
+            f"{remedy}"
+        )
 
 
 def _probabilities(given: Sequence[float], n: int) -> list[float]:

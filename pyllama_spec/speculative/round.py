@@ -30,7 +30,6 @@ from time import perf_counter
 
 from pyllama_spec.drafters.base import Committed, Draft, Drafter, named_failure
 from pyllama_spec.engine import Context
-from pyllama_spec.engine.checks import real
 from pyllama_spec.engine.exactness import FEW_ROWS
 from pyllama_spec.errors import (
     ArgumentError,
@@ -45,7 +44,7 @@ from pyllama_spec.speculative.controller.base import (
     Span,
     Spent,
 )
-from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound, drafter_bound
+from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound, drafter_bound, step_share
 from pyllama_spec.speculative.held_sequences import HeldSequences
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.prefix_store import PrefixStore
@@ -142,7 +141,7 @@ class Round:
                 self.drafter.has_lookup,
                 is_padded=limits.has_streams or limits.needs_equal_rows,
                 max_rows=limits.width,
-                step_share=real(drafter.step_share, "the drafter's step_share", 0.0),
+                step_share=step_share(drafter),
             )
         )
         self._batch = TargetBatch(target)

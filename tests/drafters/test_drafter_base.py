@@ -160,8 +160,10 @@ class _Says(Drafter):
     [
         ([[1, 2]], "expected Draft(ids), not [1, 2]"),
         ([None], "expected Draft(ids), not None"),
-        ([Draft([1])] * 2, "propose() gave 2 drafts for 1 requests"),
-        ([], "propose() gave 0 drafts for 1 requests"),
+        ([Draft([1])] * 2, "propose() returned 2 drafts for 1 request; return a list with one"),
+        ([], "propose() returned 0 drafts for 1 request; return a list with one Draft for each"),
+        (Draft([1]), "propose() returned Draft(ids=[1]"),
+        (None, "propose() returned None; return a list with one Draft for each request"),
     ],
 )
 def test_answers_that_are_no_drafts(answer: Any, why: str) -> None:
@@ -174,7 +176,7 @@ def test_answers_that_are_no_drafts(answer: Any, why: str) -> None:
 def test_max_draft_is_a_number(most: Any) -> None:
     drafter = _Says([])
     drafter.max_draft = most
-    with pytest.raises(ArgumentError, match="max_draft of the drafter '_Says'"):
+    with pytest.raises(ArgumentError, match="the drafter _Says cannot be used: max_draft"):
         open_tiny(drafter)
 
 

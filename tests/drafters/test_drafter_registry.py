@@ -275,12 +275,13 @@ def test_names_and_objects() -> None:
     ("draft", "words"),
     [
         (PromptLookup, r"is a class; give an object of it: PromptLookup\(\)"),
+        (model_path, r"is a function; give the drafter that it returns: model_path\(\)"),
         (7, "draft=7 is not None, " + ", ".join(f'"{n}"' for n in (*_NAMED, AUTO)) + ", a path"),
         ([], "draft=\\[\\] is not"),
         pytest.param(object(), "a path or a Drafter", id="object"),
         (b"x.gguf", "is not None"),
         ("nix", "names are " + ", ".join(f'"{n}"' for n in (*_NAMED, AUTO))),
-        ("promptlookup", "no name of a draft; did you mean prompt-lookup"),
+        ("promptlookup", "; did you mean prompt-lookup?"),
     ],
     ids=str,
 )  # fmt: skip
@@ -365,6 +366,10 @@ def test_an_attribute_that_raises_is_one_line(name: str) -> None:
         ("copy", True, "copy=True is not a method"),
         ("begin_request", None, "begin_request=None is not a method"),
         ("describe", {}, "describe={} is not a method"),
+        ("name", 5, "name must be a str, not int"),
+        ("note", b"x", "note must be a str, not bytes"),
+        ("target_layers", 5, "target_layers=5 is not a tuple of ints"),
+        ("target_layers", ("a",), "target_layers[0]='a' is a str, not an int"),
     ],
 )
 def test_an_attribute_of_another_type_is_one_line(name: str, value: Any, words: str) -> None:
@@ -410,5 +415,6 @@ def test_a_method_that_raises_before_a_text_is_one_line(method: str) -> None:
     bad = type("Bad", (PromptLookup,), {method: fail})
     with pytest.raises(ArgumentError) as error:
         open_tiny(bad())
-    assert str(error.value) == f"the drafter Bad failed in {method}(): KeyError: 'mine'"
+    said = f"the drafter Bad failed in {method}(): KeyError: 'mine' (test_drafter_registry.py, line"
+    assert str(error.value).startswith(said)
     assert isinstance(error.value.__cause__, KeyError)

@@ -220,11 +220,36 @@ def test_columns_of_other_types_and_lengths() -> None:
         (Draft([5], [0.5], [[(5, 0.5), (6, -1.0)]]), "candidates[0] of a draft has (6, -1.0)"),
         (Draft([5], [0.5], [[(5, 0.5, 1)]]), "candidates[0] of a draft is not a list of (tok"),  # type: ignore[list-item]
         (Draft([5], [0.5], [[5]]), "candidates[0] of a draft is not a list of (token, prob"),  # type: ignore[list-item]
+        (Draft(5), "ids=5 of a draft is not a list of ints"),  # type: ignore[arg-type]
+        (Draft([4, 1.5]), "ids[1]=1.5 of a draft is a float, not an int"),  # type: ignore[list-item]
+        (Draft([5], match_length="x"), "match_length='x' of a draft is a str, not an int"),  # type: ignore[arg-type]
+        (Draft([5], is_remembered="x"), "a draft's is_remembered='x' is not True or False"),  # type: ignore[arg-type]
+        (Draft([5], distributions=[3]), "a distribution of a draft must be a Distribution"),  # type: ignore[list-item]
     ],
     ids=str,
 )
 def test_a_column_that_is_none_is_named_with_its_value(draft: Any, why: str) -> None:
     assert why in str(ids_of(draft)[1])
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (None, "the result of resume_at()=None is a NoneType, not an int"),
+        (-1, "resume_at() returned -1 for a text of 2 tokens: return how many of its first"),
+        (3, "resume_at() returned 3 for a text of 2 tokens"),
+    ],
+)
+def test_a_result_of_resume_at_is_a_part_of_the_text(answer: Any, why: str) -> None:
+    drafter = Raising(ValueError())
+    drafter.commit = lambda done: None  # type: ignore[method-assign]
+    round_side = IsolatedDrafter(drafter, 320)
+    round_side.resume_at(0, 0, [])
+    round_side.commit([Committed(0, [7, 8], 0)])
+    drafter.resume_at = lambda seq, n_keep: answer  # type: ignore[method-assign]
+    assert round_side.resume_at(0, 2, [7, 8]) == 2
+    failure = round_side.failure(0)
+    assert failure is not None and why in failure.reason
 
 
 def test_probabilities_that_are_rounded_are_taken() -> None:
