@@ -215,8 +215,9 @@ class ChatTemplate:
         if chat_format is not None:
             raise ArgumentError(
                 f"chat_format={shown(chat_format)}: {model.path.name} has no template of that name "
-                f"(it has: {', '.join(template_names(model)) or 'none'}); 'chatml' is built in, "
-                "any other goes into chat_template= as Jinja text"
+                f"(it has: {', '.join(template_names(model)) or 'none'}); 'chatml' and the formats "
+                "of llama-cpp-python, such as 'llama-2', are built in; any other goes into "
+                "chat_template= as Jinja text"
             )
         note = f"{model.path.name} has no chat template; ChatML is used, which may not fit it"
         return cls(CHATML, **tokens, note=note)

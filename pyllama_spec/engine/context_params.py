@@ -124,8 +124,9 @@ class ContextParams:
                 continue
             low = 0 if name in may_be_0 else 1
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**31:
+                more = ", or None (of Llama() also 0) for that of the model" * (name == "n_ctx")
                 raise ArgumentError(
-                    f"{name}={shown(value)}: expected an int from {low} to 2147483647"
+                    f"{name}={shown(value)}: expected an int from {low} to 2147483647{more}"
                 )
 
     def fill(self, raw: Any) -> None:

@@ -129,6 +129,11 @@ class Model(Closeable):
             check(code, f"cannot load {self.path}")
         except BaseException as error:
             lib.llama_spec_model_free(out[0])
+            if "not within the file bounds" in str(error):
+                raise ModelLoadError(
+                    f"cannot load {self.path}: it is cut off, its tensors go beyond its end; "
+                    "download it again"
+                ) from None
             missing = re.search(r"tensor '([^']+)' not found", str(error))
             if missing is None or params.n_overrides or not isinstance(error, ModelLoadError):
                 raise

@@ -47,7 +47,9 @@ def check_header(path: Path) -> Header:
         with path.open("rb") as file:
             data = file.read(_HEADER.size)
     except FileNotFoundError:
-        raise ModelLoadError(f"{path} does not exist; check the path") from None
+        home = "; ~ is no folder here: write it out, or call Path(...).expanduser()"
+        more = home if path.parts[:1] == ("~",) else "; check the path"
+        raise ModelLoadError(f"{path} does not exist{more}") from None
     except PermissionError:
         raise ModelLoadError(
             f"{path} may not be read by this user; check its permissions"
@@ -58,7 +60,10 @@ def check_header(path: Path) -> Header:
     if size == 0:
         raise ModelLoadError(f"{path} is empty; download it again")
     if data[:4] != b"GGUF":
-        raise ModelLoadError(f"{path} is not a GGUF file: it starts with {data[:4]!r}, not b'GGUF'")
+        raise ModelLoadError(
+            f"{path} is not a GGUF file: it starts with {data[:4]!r}, not b'GGUF'; give the path "
+            "of a .gguf file, or download it again"
+        )
     if len(data) < _HEADER.size:
         raise ModelLoadError(f"{path} is cut off after {size} bytes; download it again")
     _, version, n_tensors, n_keys = _HEADER.unpack(data)
@@ -69,7 +74,7 @@ def check_header(path: Path) -> Header:
     if (n_tensors + n_keys) * _MIN_ENTRY_BYTES > size:
         raise ModelLoadError(
             f"{path} promises {n_tensors} tensors and {n_keys} metadata keys, more than its "
-            f"{size} bytes can hold; it is damaged"
+            f"{size} bytes can hold: it is cut off or damaged; download it again"
         )
     if n_keys > _MAX_KEYS:
         raise ModelLoadError(f"{path} has {n_keys} metadata keys; {_MAX_KEYS} are the most")

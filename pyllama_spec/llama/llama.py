@@ -278,7 +278,8 @@ class Llama(LlamaTokenCalls, Closeable):
             parallel_tool_calls: whether several calls may come at once; None for if it can be.
             reasoning_format: "auto" for what the model thinks before its answer apart, in
                 `reasoning_content`; "none" for it in the content; None for "auto" with tools alone.
-            logprobs, top_logprobs: report the tokens' log-probabilities, and so many alternatives.
+            logprobs, top_logprobs: report the tokens' log-probabilities, and so many alternatives;
+                top_logprobs alone has no effect.
             chat_template_kwargs: variables for the template, such as {"enable_thinking": False}.
             model: the name in the result; the path by default.
             max_tokens: None for up to the context's end.

@@ -22,7 +22,7 @@ from pyllama_spec.engine.context_params import ATTENTION, POOLING, ROPE_SCALING
 from pyllama_spec.engine.model import Progress, SplitMode
 from pyllama_spec.engine.overrides import Override
 from pyllama_spec.engine.system import memory_bytes
-from pyllama_spec.errors import ArgumentError, UnsupportedError, shown, warn
+from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError, shown, warn
 from pyllama_spec.requests.options import ACCEPTANCE, Acceptance
 from pyllama_spec.speculative import ControllerChoice
 
@@ -232,10 +232,13 @@ class OpenOptions:
         Called by check_options(), which Llama.__init__ calls: the warning counts frames.
 
         Raises:
+            ModelLoadError: model_path is empty.
             ArgumentError: a value has a wrong type.
             UnsupportedError: the tokenizer has another vocabulary.
 
         """
+        if self.model_path == "":
+            raise ModelLoadError('model_path="" is no file name; give the path of a .gguf file')
         for name in (*_FLAGS, *_FLAGS_OR_NONE):
             flag = getattr(self, name)
             if not isinstance(flag, bool) and (flag is not None or name in _FLAGS):
@@ -415,6 +418,8 @@ def warn_of_length(params: ContextParams, model: Model) -> None:
 
 def _by_number(value: object, name: str, known: Mapping[int, Any]) -> Any:
     """The value for a number of the engine's; other values unchanged."""
+    if isinstance(value, str) and name in ("pooling_type", "rope_scaling_type"):
+        one_of(value, known.values(), name)  # the engine's parameter has another name
     if value is None or isinstance(value, (str, bool)) or not hasattr(value, "__index__"):
         return value
     number = integer(value, name)

@@ -144,6 +144,11 @@ class _ProcessedSampler(StepSampler):
         shape = scores.shape
         for processor in self._processors:
             returned = _called(processor, "logits processor", self._history.view(), scores)
+            if returned is None:
+                raise ArgumentError(
+                    f"the logits processor {processor!r} returned None; return the scores, an "
+                    f"array of shape {shape}"
+                )
             try:
                 scores = np.asarray(returned, dtype=np.float32)
             except (TypeError, ValueError, OverflowError) as error:

@@ -36,7 +36,7 @@ MAX_LOGPROBS = 1000
 MAX_CHOICES = 1024
 _COUNTS = (
     ("logprobs", 0, MAX_LOGPROBS), ("penalty_last_n", -1, INT32_MAX), ("n", 1, MAX_CHOICES),
-    ("min_tokens", 0, INT32_MAX), ("thinking_token_budget", -1, INT32_MAX),
+    ("mirostat_mode", 0, 2), ("min_tokens", 0, INT32_MAX), ("thinking_token_budget", -1, INT32_MAX),
     ("n_keep", -1, INT32_MAX), ("n_draft", 0, INT32_MAX),
 )  # fmt: skip
 _FLAGS = (
@@ -215,6 +215,7 @@ class RequestOptions:
             # null is the default in OpenAI's requests too.
             if getattr(self, field.name) is None and field.name != "max_tokens":
                 self._set(field.name, field.default)
+        self._check_logprobs()
         for name in ("max_tokens", "max_completion_tokens", "min_tokens", "n", "top_k", "seed"):
             value: Any = getattr(self, name)
             if isinstance(value, float) and value.is_integer():  # as JSON of other programs has it
@@ -242,6 +243,13 @@ class RequestOptions:
         for name in ("logits_processor", "stopping_criteria"):
             self._set(name, _functions(getattr(self, name), name))
         self.sampler_params()  # checked before the request by its own rules
+
+    def _check_logprobs(self) -> None:
+        if isinstance(self.logprobs, bool):
+            raise ArgumentError(
+                f"logprobs={self.logprobs} of a text is not a number: give the number of "
+                "alternatives for each token, 0 for none"
+            )
 
     def _check_length(self) -> None:
         """Checks the minimum and maximum length of the text."""
@@ -448,9 +456,11 @@ def check_keywords(
     for keyword in keywords:
         if keyword in known:
             continue
+        longer = [name for name in known if len(keyword) > 3 and name.startswith(keyword)]
+        close = meant(keyword, known) or (f"; did you mean {longer[0]}?" if longer else "")
         if hints and keyword in hints:
             raise UnknownKeywordError(f"{keyword}: {hints[keyword]}")
-        raise UnknownKeywordError(f"there is no {what} {keyword!r}{meant(keyword, known)}")
+        raise UnknownKeywordError(f"there is no {what} {keyword!r}{close}")
 
 
 def check_seed(seed: object) -> int | None:

@@ -254,3 +254,29 @@ def test_a_load_can_be_ended_wherever_it_is(draft: str | None) -> None:
         with pytest.raises(CancelledError, match="enough"):
             open_it(n)
     assert open_it(n_calls + 1) == n_calls
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "why"),
+    [
+        (100_000, "it is cut off, its tensors go beyond its end; download it again"),
+        (100, "more than its 100 bytes can hold: it is cut off or damaged; download it again"),
+    ],
+)
+def test_a_file_that_is_cut_off_is_downloaded_again(n_bytes: int, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "half.gguf"
+    path.write_bytes(model_path("llama").read_bytes()[:n_bytes])
+    with pytest.raises(ModelLoadError, match=re.escape(why)):
+        Llama(path)
+
+
+def test_a_path_that_names_no_file(tmp_path: Path) -> None:
+    text = tmp_path / "text.gguf"
+    text.write_text("a text")
+    for path, why in (
+        (text, "give the path of a .gguf file, or download it again"),
+        ("", 'model_path="" is no file name'),
+        ("~/gone.gguf", "~ is no folder here: write it out"),
+    ):
+        with pytest.raises(ModelLoadError, match=re.escape(why)):
+            Llama(path)
