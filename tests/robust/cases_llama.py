@@ -134,7 +134,7 @@ CASES.table(
         "type_v": (_open(type_v=16), ArgumentError, "type_v=16"),
         "rope_freq_base": (_open(rope_freq_base=-1.0), ArgumentError, "rope_freq_base"),
         "rope_freq_scale": (_open(rope_freq_scale="x"), ArgumentError, "rope_freq_scale"),
-        "rope_scaling_type": (_open(rope_scaling_type="x"), ArgumentError, "rope_scaling='x'"),
+        "rope_scaling_type": (_open(rope_scaling_type="x"), ArgumentError, "rope_scaling_type='x'"),
         "split_mode_number": (_open(split_mode=7), ArgumentError, "split_mode=7"),
         "offload_kqv": (_open(offload_kqv="yes"), ArgumentError, "offload_kqv='yes'"),
         "swa_full": (_open(swa_full=3), ArgumentError, "swa_full=3"),
