@@ -505,7 +505,8 @@ def _check_one_each(proposed: Sequence[Draft], n: int) -> None:
 
     """
     remedy = "return a list with one Draft for each request"
-    if isinstance(proposed, Draft) or not hasattr(proposed, "__len__"):
+    # A Draft has a length too: it is a tuple with names.
+    if hasattr(proposed, "ids") or not hasattr(proposed, "__len__"):
         raise TypeError(f"propose() returned {proposed!r:.60}; {remedy}")
     if len(proposed) != n:
         raise ValueError(
