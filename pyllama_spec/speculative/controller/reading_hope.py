@@ -9,7 +9,7 @@ from pyllama_spec.speculative.controller.prices import Prices
 
 # The share of the most possible gain that is expected of an unknown draft, the rounds that weigh as
 # much as that expectation, and the share that is expected of any draft.
-_SHARE, _SHARE_ROUNDS, _LEAST_SHARE = 0.5, 80.0, 0.02
+_SHARE, _SHARE_ROUNDS, _LEAST_SHARE = 0.5, 80.0, 0.1
 # The expected length of a text that begins, the number of known lengths, and how many of them weigh
 # as much as the expectation without any.
 _LEAST_LENGTH, _N_LENGTHS, _LENGTH_WEIGHT = 64, 32, 4.0
