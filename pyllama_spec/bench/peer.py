@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import math
 import os
 import urllib.error
 import urllib.parse
@@ -20,7 +19,8 @@ from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 
 _TIMEOUT_S = 600.0
 _CONNECT_TIMEOUT_S = 10.0
-_MOST_TOKENS = 2**31
+# Larger figures in an answer are none.
+_MOST_TOKENS, _MOST_MS = 2**31, 1e12
 
 
 class PeerError(PyllamaSpecError):
@@ -193,7 +193,7 @@ class _RefusedError(PeerError):
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, (int, float)) and 0 < value < math.inf
+    return isinstance(value, (int, float)) and 0 < value < _MOST_MS
 
 
 def _count(value: object) -> int | None:

@@ -71,7 +71,7 @@ def _run_doctor(args: argparse.Namespace) -> int:
     if args.model is not None:
         _measure(args, result)
     if args.json:
-        print(json.dumps(result, indent=1))
+        print(json.dumps(result, indent=1, default=str))
         return 0
     if "verify_cost" in result:
         _print_costs(result["verify_cost"], args.max_rows, args.repeat)

@@ -108,7 +108,7 @@ def _with_fewer_states(lang: Lang, low: int, high: int | None) -> tuple[Lang, in
     if short is not None:
         lang, most = short, min(SHORT_LENGTH, most if high is None else high)
     most = min(most, MAX_STATES // len(table(lang).ends))
-    if most < max(low, 16):
+    if most < max(low, 16 if high is None else min(16, high)):
         n = f"at least {low:,}" if high is None else f"{low:,} to {high:,}"
         raise TooLargeError(f"texts of {n} characters that fit a pattern take too many states")
     return lang, most

@@ -16,6 +16,8 @@ _STAINLESS = (
     "arch", "async", "custom-poll-interval", "helper", "helper-method", "lang", "os",
     "package-version", "poll-helper", "retry-count", "runtime", "runtime-version", "timeout",
 )  # fmt: skip
+# Headers of an answer that these clients read.
+_READABLE = b"request-id, retry-after, x-request-id, x-should-retry"
 _PAGE_HEADERS = ", ".join((
     "authorization", "content-type", "user-agent", "idempotency-key", "x-api-key",
     "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access",
@@ -48,6 +50,7 @@ def check_page(exchange: Exchange, settings: ServerSettings) -> None:
         given = "*" if "*" in settings.cors_origins else origin
         exchange.extra_headers += [
             (b"access-control-allow-origin", given.encode("latin-1")), (b"vary", b"Origin"),
+            (b"access-control-expose-headers", _READABLE),
         ]  # fmt: skip
     elif _netloc(origin) != host.lower():
         raise ApiError(

@@ -259,8 +259,10 @@ class Exchange:
             self._given = frozenset(body)
             return body
         fields = await bodies.apart(names_of, raw) if self.is_large else names_of(raw)
-        self._given = frozenset(name for name, value in fields.items() if bytes(value) != b"null")
-        self.note_unknown(fields, shape.__struct_fields__)  # type: ignore[attr-defined]
+        self._given = frozenset(
+            name for name, value in fields.items() if memoryview(value) != memoryview(b"null")
+        )
+        self.note_unknown(self._given, shape.__struct_fields__)  # type: ignore[attr-defined]
         return body
 
     def note_unknown(self, names: Iterable[str], known: Collection[str]) -> None:

@@ -72,7 +72,7 @@ async def _chat(
         request = await service.in_thread(translated)
     except msgspec.ValidationError as error:
         raise invalid_type(error) from None
-    exchange.note_unknown(body, seen.names)
+    exchange.note_unknown([name for name in body if body[name] is not None], seen.names)
     return body, request
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 
 from pyllama_spec._version import __version__
 from pyllama_spec.engine import engine_version
+from pyllama_spec.engine.checks import meant
 from pyllama_spec.errors import CancelledError, QueueFullError, UnsupportedError
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.responses import Deferred, Response, Stream
@@ -28,7 +28,8 @@ from pyllama_spec.speculative.stats import plural
 _T = TypeVar("_T")
 # Of OpenAI's API.
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_MAX_ROLE = 64
+# The longest role, and how many unknown ones of a chat are looked at.
+_MAX_ROLE, _MOST_ROLES = 64, 8
 
 
 class Service:
@@ -96,7 +97,8 @@ class Service:
             raise ApiError(400, told, "invalid_value", "n")
         raise ApiError(
             400, f"{told}; this server computes {at_once} at once, and {waiting} may wait: ask for "
-            "them in several requests", "beyond_bound", "prompt" if n_prompts > 1 else "n",
+            "them in several requests", "beyond_bound",
+            "prompt" if n_prompts > 1 and 1 <= n <= most else "n",
             option="max_waiting",
         )  # fmt: skip
 
@@ -123,18 +125,21 @@ class Service:
             raise beyond(field, f"has {len(messages)} entries", most)
 
     def _check_roles(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Refuses a role that the chat template does not name: mostly it is misspelt."""
+        """Refuses a misspelt role: the chat template does not name it, and a known one is like it.
+
+        A template may write a role without naming it, so any other passes.
+        """
         if self.llm.chat_handler is not None:
             return
-        for i, message in enumerate(messages):
-            role = message.get("role")
-            if not isinstance(role, str) or not role or role in _ROLES:
-                continue
-            quoted = rf"""(['"]){re.escape(role)}\1"""
-            if len(role) > _MAX_ROLE or not re.search(quoted, self.llm.template.source):
+        given = [message.get("role") for message in messages]
+        odd = [one for one in dict.fromkeys(given) if isinstance(one, str) and one not in _ROLES]
+        for role in odd[:_MOST_ROLES]:
+            is_long = len(role) > _MAX_ROLE
+            if is_long or (meant(role.lower(), _ROLES) and role not in self.llm.template.source):
+                field = f"messages[{given.index(role)}].role"
                 raise ApiError(
-                    400, f"messages[{i}].role is {role!r:.60}; expected {', '.join(_ROLES)}, or a "
-                    "role that the chat template names", "invalid_value", f"messages[{i}].role",
+                    400, f"{field} is {role!r:.60}; expected {', '.join(_ROLES)}, or a role that "
+                    "the chat template names", "invalid_value", field,
                 )  # fmt: skip
 
     def unstarted(self, request: ChatRequest) -> Stream:

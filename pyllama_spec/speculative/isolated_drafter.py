@@ -459,9 +459,10 @@ def _ids(given: Sequence[int], n: int) -> list[int]:
 
     """
     try:
-        return list(islice(given, n))
+        ids = iter(given)
     except TypeError:
         raise TypeError(f"ids={given!r:.60} of a draft is not a list of ints") from None
+    return list(islice(ids, n))
 
 
 def _match_length(match_length: object, is_remembered: object) -> int:

@@ -233,7 +233,8 @@ class Prefixes:
                 tokens = entry.tokens.tolist()
                 memory.copy_in(seq, entry.memory)
                 self._rollback.take_over(seq, entry.checkpoints)
-                drafter.restore(seq, entry.drafter, len(tokens))
+                # It knows the pending token of its text too, which is not among these.
+                drafter.restore(seq, entry.drafter, len(tokens) + 1)
                 if best.n == entry.n_tokens:
                     store.remove(entry)  # the sequence continues with all of it
                 else:

@@ -251,7 +251,8 @@ class SpeculationStats:
         if not self.rounds:
             return "it was not asked: the text ended with its first token"
         if self.why_not_asked and self.asked == self.asked_copies:
-            who = "no copy was found, and its model" if self.asked else "it"
+            copies = "no copy was worth verifying" if self.proposed else "no copy was found"
+            who = f"{copies}, and its model" if self.asked else "it"
             return f"{who} was not asked: {self.why_not_asked}"
         return idle_in_words(self.asked, self.proposed)
 

@@ -275,7 +275,10 @@ def test_names_and_objects() -> None:
     ("draft", "words"),
     [
         (PromptLookup, r"is a class; give an object of it: PromptLookup\(\)"),
-        (model_path, r"is a function; give the drafter that it returns: model_path\(\)"),
+        pytest.param(
+            model_path, r"is a function; give the drafter that it returns: model_path\(\)",
+            id="function",
+        ),
         (7, "draft=7 is not None, " + ", ".join(f'"{n}"' for n in (*_NAMED, AUTO)) + ", a path"),
         ([], "draft=\\[\\] is not"),
         pytest.param(object(), "a path or a Drafter", id="object"),

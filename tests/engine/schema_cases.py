@@ -132,6 +132,10 @@ CASES: dict[str, list[Case]] = {
             ["a" * 57 + "@b.io"],
             ["a@b..io", "a" * 96 + "@b.io"],
         ),
+        *(
+            Case(_text(format="email", maxLength=n), ["a@b.io"], ["a" * n + "@b.io"])
+            for n in (12, 13, 15, 16)
+        ),
         Case(_text(format="hostname", maxLength=30), ["a" * 30, "a.b-c.de"], ["a" * 31, "a..b"]),
         Case(
             _text(format="uuid", minLength=36, maxLength=36),

@@ -148,3 +148,12 @@ def test_a_long_value_costs_no_time(client: Client) -> None:
             status, answer = client.post("/v1/embeddings", body)
             assert time.monotonic() - begin < 5
             assert (status, len(answer["error"]["message"]) < 3000) == (400, True)
+
+
+@pytest.mark.parametrize("role", ["observation", "ipython", "environment", "tool_response"])
+def test_a_role_that_a_template_may_write_without_naming_it_passes(
+    client: Client, role: str
+) -> None:
+    """Templates such as GLM-4's print any role; only a misspelt one is a fault."""
+    messages = [*USER, {"role": role, "content": "a"}]
+    assert client.ask("POST", "/apply-template", {"messages": messages})[0] == 200

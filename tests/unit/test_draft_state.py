@@ -225,6 +225,12 @@ def test_a_result_says_why_a_drafter_was_idle(stats: SpeculationStats, said: str
     assert total.idle_because == said
 
 
+def test_copies_that_were_not_worth_verifying_were_found() -> None:
+    stats = _idle("copies")
+    stats.proposed = 3
+    assert stats.idle_because.startswith("no copy was worth verifying, and its model was not asked")
+
+
 def test_only_an_idle_drafter_has_such_a_reason() -> None:
     for stats in (_stats([THREE]), _stats([OFF] * 10, before=WHY), SpeculationStats()):
         assert stats.idle_because == ""
