@@ -132,7 +132,8 @@ class Service:
         if self.llm.chat_handler is not None:
             return
         given = [message.get("role") for message in messages]
-        odd = [one for one in dict.fromkeys(given) if isinstance(one, str) and one not in _ROLES]
+        names = dict.fromkeys(role for role in given if isinstance(role, str))
+        odd = [name for name in names if name not in _ROLES]
         for role in odd[:_MOST_ROLES]:
             is_long = len(role) > _MAX_ROLE
             if is_long or (meant(role.lower(), _ROLES) and role not in self.llm.template.source):

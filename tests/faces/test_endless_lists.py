@@ -44,7 +44,10 @@ class NoLayers(Perfect):
         (lambda: Llama(model_path("llama"), devices=LONG), "devices"),
         (lambda: Llama(model_path("llama"), rpc_servers=LONG), "rpc_servers"),
         (lambda: open_tiny(ManyLayers([1], 2)), "target_layers=range(0, 1000000000000) has more"),
-        (lambda: open_tiny(NoLayers([1], 2)), "target_layers=3 of a drafter is not a tuple"),
+        (
+            lambda: open_tiny(NoLayers([1], 2)),
+            "the drafter NoLayers cannot be used: target_layers=3 is not a tuple",
+        ),
         (lambda: Batch(4).add(1, 0, LONG), "seq=range"),
     ],
 )

@@ -161,11 +161,11 @@ def test_coloured_stream_has_the_colours_of_generate() -> None:
     assert {who: number for who, (_, number, _) in SOURCE_COLOURS.items()} == COLOURS
     page = (ROOT / "docs/command-line.md").read_text()
     for who, words in (
-        ("model", "for the model"), ("copy", "for a copy of the text itself"),
-        ("memory", "for a copy of an earlier text"), ("grammar", "for forced tokens"),
+        ("model", "is the model"), ("copy", "a copy of the text itself"),
+        ("memory", "a copy of an earlier text"), ("grammar", "a token that a grammar forces"),
     ):  # fmt: skip
         name = SOURCE_COLOURS[who][0]
-        assert f"{name} {words}" in page
+        assert f"{name} {words}" in page.lower()
         assert name in (coloured_stream.__doc__ or "").lower()
 
 

@@ -101,7 +101,7 @@ def test_origins_that_pages_have() -> None:
     ("", "MODEL", "", "LLAMA_ARG_MODEL: the value is empty"),
     ("", "LOG_FILE", "", "LLAMA_ARG_LOG_FILE: the value is empty"),
     ("--min-p 7", "MIN_P", "0.5", "--min-p 7.0 is outside 0 .. 1"),
-    ("--mirostat 7", "", "", "--mirostat: mirostat=7 is outside 0 .. 2"),
+    ("--mirostat 7", "", "", "--mirostat 7 is outside 0 .. 2"),
     ("-s -9", "", "", "-s -9 is not None"),
     ('-j {"type":"zz"}', "", "", "-j: the JSON schema is malformed"),
     ("--lora-scaled a:nan", "", "", "--lora-scaled 'a:nan': FILE:SCALE"),
