@@ -18,7 +18,7 @@ from tests.wheel.environment import ROOT, run, tracked_files
 LEFT_OUT = (
     ".ci/", "examples/drafts/", "docs/images/", "docs/results/", "docs/results.md",
     "docs/parity-table.md", "docs/apps-table.md", "docs/measurements/", "benchmarks/",
-    "tools/comparison/", "tests/moving/", "tests/browser/",
+    "tools/comparison/", "tools/docs/", "tests/docs/", "tests/moving/", "tests/browser/",
 )  # fmt: skip
 # A repository keeps every version of a file for good.
 MAX_TRACKED_BYTES = 25_000_000
