@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 from pyllama_spec.bench import beside
 from pyllama_spec.bench.config import load_prompts
+from pyllama_spec.bench.machine import process_cpu_s
 from pyllama_spec.bench.sides import Side
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.drafters import NoDrafter, SmallModel
@@ -86,8 +87,9 @@ class Theirs:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def _cpu_s(self) -> float:
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        seconds = process_cpu_s(self._process.pid)
+        assert seconds is not None, "this benchmark needs Linux's /proc, and a running server"
+        return seconds
 
     def ask(self, ids: Sequence[int], n: int) -> Text:
         """See Asked."""

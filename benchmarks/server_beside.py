@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import http.client
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.bench import beside
+from pyllama_spec.bench.machine import process_cpu_s
 
 _SUBJECTS = (
     "the tides", "bread", "a bicycle", "sleep", "volcanoes", "paper", "bees", "a lighthouse",
@@ -65,8 +65,9 @@ class Server:
 
     def cpu_s(self) -> float:
         """Seconds of the processor that it has taken."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        seconds = process_cpu_s(self.process.pid)
+        assert seconds is not None, "this benchmark needs Linux's /proc, and a running server"
+        return seconds
 
     def ask(self, question: str, shared: str = "") -> tuple[str, float, dict[str, Any]]:
         """One streamed chat: its text, the seconds to its first token, and its usage."""

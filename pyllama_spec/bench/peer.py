@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from pyllama_spec.bench.machine import process_cpu_s
 from pyllama_spec.chat.prompt_file import Prompt
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 
@@ -120,18 +119,21 @@ class Peer:
                 body["tools"] = list(prompt.tools)
         else:
             path, body["prompt"] = "/v1/completions", prompt.text
-        cpu_s, start = _cpu_s(self._pid), perf_counter()
+        cpu_s, start = self._cpu_s(), perf_counter()
         try:
             completion = self._request(path, {**body, **self._extra}, self._timeout_s)
         except _RefusedError:
             if not self._extra:
                 raise
             self._extra = {}
-            cpu_s, start = _cpu_s(self._pid), perf_counter()
+            cpu_s, start = self._cpu_s(), perf_counter()
             completion = self._request(path, body, self._timeout_s)
         run = self._run(completion, perf_counter() - start)
-        end_s = _cpu_s(self._pid)
+        end_s = self._cpu_s()
         return run if cpu_s is None or end_s is None else replace(run, cpu_s=end_s - cpu_s)
+
+    def _cpu_s(self) -> float | None:
+        return None if self._pid is None else process_cpu_s(self._pid)
 
     def _run(self, completion: Mapping[str, Any], wall_s: float) -> PeerRun:
         try:
@@ -201,15 +203,3 @@ def _count(value: object) -> int | None:
     if not isinstance(value, (int, float)) or not 0 <= value <= _MOST_TOKENS:
         return None
     return int(value)
-
-
-def _cpu_s(pid: int | None) -> float | None:
-    """The processor time of a process until now, all threads; None where it is not known."""
-    if pid is None:
-        return None
-    try:
-        # The name in brackets may hold spaces; user and system time are fields 14 and 15.
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return None
