@@ -171,6 +171,8 @@ def measure_verify_cost(
                 seconds: dict[int, float] = {}
                 passes.append(seconds)
                 for n_rows, one in _one_pass(context, batch, token, max_rows):
+                    if perf_counter() - begun > budget_s:  # the timer's thread may be late
+                        raise CancelledError("out of time")
                     seconds[n_rows] = one
                     if progress is not None:
                         done = (i + len(seconds) / max_rows) / (repeats + 1)
