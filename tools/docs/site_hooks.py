@@ -64,6 +64,7 @@ QUESTIONS: tuple[tuple[str, str], ...] = (
     (r"(two|several|many|multiple|more) models", "several models"),
     (r"(wrong|invalid|bad) (api.?)?key|unauthorized|\b(4[012]|50)\d\b", "errors server"),
     (r"api.?key|\bcors\b", "tls networks"),
+    (r"(memory|\bram)\b.* drafts?\b|drafts? (memory us|ram)", "adds memory"),
     (
         r"memory (short|low|full)|(out of|not enough|short of|reduce|less) memory|\boom\b",
         "memory out",
