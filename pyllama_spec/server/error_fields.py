@@ -54,9 +54,12 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "tool_choice": ("function_call",), "tools": ("functions",), "n_draft": ("speculation",),
     "repeat_penalty": ("repetition_penalty",),
 }  # fmt: skip
-# A text in quotes, whose words stay; and not the apostrophe of "the model's".
-_QUOTED = re.compile(r"""((?<!\w)'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", re.DOTALL)
-_DICT_OR_TEXT = re.compile(rf"(?P<dict>\{{(?='))|{_QUOTED.pattern}", re.DOTALL)
+# Where a text in quotes begins, whose words stay; and not the apostrophe of "the model's".
+_QUOTE = re.compile(r'''(?<!\w)'|"''')
+_DICT_OR_QUOTE = re.compile(rf"\{{(?=')|{_QUOTE.pattern}")
+_TEXTS = {
+    quote: re.compile(rf"{quote}(?:[^{quote}\\]|\\.)*{quote}", re.DOTALL) for quote in ("'", '"')
+}
 # The dicts and texts of a message that are looked at.
 _MAX_PARTS = 20
 _KINDS = {
@@ -114,16 +117,42 @@ def _field_in(message: str, given: Collection[str]) -> str | None:
 
 def json_objects(message: str) -> str:
     """A message with its dicts as JSON; texts in quotes stay."""
-    out, at = "", 0
+    out, at, unclosed = "", 0, set[str]()
     for _ in range(_MAX_PARTS):
-        if (found := _DICT_OR_TEXT.search(message, at)) is None:
+        if (found := _next(message, at, _DICT_OR_QUOTE, unclosed)) is None:
             break
-        end, told = found.end(), found[0]
-        if found["dict"]:
-            end, told = _dict_at(message, found.start())
-        out += message[at : found.start()] + told
+        begin, end = found
+        told = message[begin:end]
+        if told == "{":
+            end, told = _dict_at(message, begin)
+        out += message[at:begin] + told
         at = end
     return out + message[at:]
+
+
+def _next(
+    message: str, at: int, opening: re.Pattern[str], unclosed: set[str]
+) -> tuple[int, int] | None:
+    """Where the next text in quotes begins and ends, or where a dict opens; None for no more.
+
+    Args:
+        message: the message.
+        at: where to begin.
+        opening: finds what opens a text, or a dict.
+        unclosed: the quotes that close no text any more, which it adds to. After one that is not
+            closed, all others of its kind are escaped, so none of them is closed either: to look
+            once keeps the time linear.
+
+    """
+    for found in opening.finditer(message, at):
+        if (quote := found[0]) == "{":
+            return found.span()
+        if quote in unclosed:
+            continue
+        if text := _TEXTS[quote].match(message, found.start()):
+            return text.span()
+        unclosed.add(quote)
+    return None
 
 
 def _dict_at(message: str, begin: int) -> tuple[int, str]:
@@ -139,9 +168,12 @@ def _dict_at(message: str, begin: int) -> tuple[int, str]:
 
 def json_words(message: str) -> str:
     """A message with JSON's words in the place of Python's; texts in quotes stay."""
-    parts = _QUOTED.split(message)
-    parts[::2] = [_WORD.sub(_in_json, part) for part in parts[::2]]
-    return "".join(parts)
+    out, at, unclosed = "", 0, set[str]()
+    while found := _next(message, at, _QUOTE, unclosed):
+        begin, end = found
+        out += _WORD.sub(_in_json, message[at:begin]) + message[begin:end]
+        at = end
+    return out + _WORD.sub(_in_json, message[at:])
 
 
 def _in_json(match: re.Match[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -148,6 +148,15 @@ def test_a_long_value_costs_no_time(client: Client) -> None:
             status, answer = client.post("/v1/embeddings", body)
             assert time.monotonic() - begin < 5
             assert (status, len(answer["error"]["message"]) < 3000) == (400, True)
+
+
+@pytest.mark.parametrize("words_of", [json_words, json_objects])
+@pytest.mark.parametrize("part", ["\\'", '\\"', "'\\", '"\\', "{'", "' \"", "int '"])
+def test_the_time_grows_with_the_length(words_of: Callable[[str], str], part: str) -> None:
+    """Quotes that nothing closes were each looked at to the end: five seconds."""
+    begin = time.process_time()
+    words_of(part * 10_000)
+    assert time.process_time() - begin < 1
 
 
 @pytest.mark.parametrize("role", ["observation", "ipython", "environment", "tool_response"])
