@@ -10,7 +10,6 @@ import ast
 import json
 import re
 from collections.abc import Collection
-from contextlib import suppress
 
 from pyllama_spec.errors import MAX_MESSAGE, MAX_SHOWN
 from pyllama_spec.server import shapes
@@ -56,12 +55,23 @@ _NAMES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # Where a text in quotes begins, whose words stay; and not the apostrophe of "the model's".
 _QUOTE = re.compile(r'''(?<!\w)'|"''')
-_DICT_OR_QUOTE = re.compile(rf"\{{(?=')|{_QUOTE.pattern}")
+# Where a dict or a list begins that the library wrote, and not an index: "tools[0]".
+_VALUE_OR_QUOTE = re.compile(
+    rf"""\{{(?=['"])|(?<![\w\]])\[(?=['"\[{{\d-]|None|True|False)|{_QUOTE.pattern}"""
+)
 _TEXTS = {
     quote: re.compile(rf"{quote}(?:[^{quote}\\]|\\.)*{quote}", re.DOTALL) for quote in ("'", '"')
 }
-# The dicts and texts of a message that are looked at.
+# The parts of such a value; the last one is incomplete where the value was cut.
+_PART = re.compile(
+    rf"""(?P<text>{"|".join(text.pattern for text in _TEXTS.values())})"""
+    r"""|(?P<cut>['"](?:[^\\]|\\[^xuU]|\\x.{2}|\\u.{4}|\\U.{8})*)(?:\\.{0,8})?\Z"""
+    r"""|[\[{]|(?P<end>[\]}])|, |: |-?\d[\d.e+-]*|(?P<word>[NTF][a-z]*)|[,:-]\Z""",
+    re.DOTALL,
+)
+# The values and texts of a message that are looked at.
 _MAX_PARTS = 20
+_OPENINGS = ("{", "[")
 _KINDS = {
     "str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object",
     "list": "array", "tuple": "array", "NoneType": "null",
@@ -116,15 +126,15 @@ def _field_in(message: str, given: Collection[str]) -> str | None:
 
 
 def json_objects(message: str) -> str:
-    """A message with its dicts as JSON; texts in quotes stay."""
+    """A message with its dicts and lists as JSON; texts in quotes stay."""
     out, at, unclosed = "", 0, set[str]()
     for _ in range(_MAX_PARTS):
-        if (found := _next(message, at, _DICT_OR_QUOTE, unclosed)) is None:
+        if (found := _next(message, at, _VALUE_OR_QUOTE, unclosed)) is None:
             break
         begin, end = found
         told = message[begin:end]
-        if told == "{":
-            end, told = _dict_at(message, begin)
+        if told in _OPENINGS:
+            end, told = _value_at(message, begin)
         out += message[at:begin] + told
         at = end
     return out + message[at:]
@@ -133,19 +143,19 @@ def json_objects(message: str) -> str:
 def _next(
     message: str, at: int, opening: re.Pattern[str], unclosed: set[str]
 ) -> tuple[int, int] | None:
-    """Where the next text in quotes begins and ends, or where a dict opens; None for no more.
+    """Where the next text in quotes begins and ends, or where a value opens; None for no more.
 
     Args:
         message: the message.
         at: where to begin.
-        opening: finds what opens a text, or a dict.
+        opening: finds what opens a text, or a dict or list.
         unclosed: the quotes that close no text any more, which it adds to. After one that is not
             closed, all others of its kind are escaped, so none of them is closed either: to look
             once keeps the time linear.
 
     """
     for found in opening.finditer(message, at):
-        if (quote := found[0]) == "{":
+        if (quote := found[0]) in _OPENINGS:
             return found.span()
         if quote in unclosed:
             continue
@@ -155,15 +165,25 @@ def _next(
     return None
 
 
-def _dict_at(message: str, begin: int) -> tuple[int, str]:
-    """The end of the dict that begins at a place, and its JSON."""
-    most = end = begin + MAX_SHOWN  # the library's messages show no more of a value
-    while (end := message.rfind("}", begin, end)) > 0:
-        with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            return end + 1, json.dumps(ast.literal_eval(message[begin : end + 1]))
-    cut = message[begin:most]  # its end is not there
-    is_simple = len(cut) == MAX_SHOWN and not re.search(r"[\"\\]", cut)
-    return (most, cut.replace("'", '"')) if is_simple else (begin + 1, message[begin])
+def _value_at(message: str, begin: int) -> tuple[int, str]:
+    """The end of the dict or list that begins at a place, and its JSON, whole or cut."""
+    shown = message[begin : begin + MAX_SHOWN]  # the library's messages show no more of a value
+    out, at, depth = "", 0, 0
+    while at < len(shown) and (part := _PART.match(shown, at)):
+        told, at = part[0], part.end()
+        if text := part["text"] or part["cut"]:
+            try:
+                told = json.dumps(ast.literal_eval(text if part["text"] else text + text[0]))
+            except (ValueError, SyntaxError):  # nothing that Python wrote
+                break
+            told = told if part["text"] else told[:-1]
+        if word := part["word"]:  # it may be cut
+            told = next((value for name, value in _VALUES.items() if name.startswith(word)), word)
+        out += told
+        depth += (told in _OPENINGS) - (part["end"] is not None)
+        if not depth:
+            return begin + at, out
+    return (begin + at, out) if at == MAX_SHOWN else (begin + 1, message[begin])
 
 
 def json_words(message: str) -> str:

@@ -127,9 +127,46 @@ def test_words_of_python_are_those_of_json(message: str, told: str) -> None:
     ("the text \"{'a': 1}\" is {'a': 1}", "the text \"{'a': 1}\" is {\"a\": 1}"),
     ("a={'b' is 1}", "a={'b' is 1}"),
     ("a={'b': '" + "c" * 60 + " is", 'a={"b": "' + "c" * 60 + " is"),
+    ("tools[0]=['a', None] is", 'tools[0]=["a", null] is'),
+    ("a=[1, [{'b': -2.5}]], ['it\\'s \"x\"'] is", 'a=[1, [{"b": -2.5}]], ["it\'s \\"x\\""] is'),
+    ("[a-z] is no [None of them], ['b' of c]", "[a-z] is no [None of them], ['b' of c]"),
+    ("(as {'name': ...}, or [1, ...])", "(as {'name': ...}, or [1, ...])"),
 ])  # fmt: skip
 def test_a_dict_of_python_is_an_object_of_json(message: str, told: str) -> None:
     assert json_objects(message) == told
+
+
+_VALUES: tuple[Any, ...] = (
+    ["a", None], {"b": ["it's", "c" * 60]}, [{"it's": "a\\b\n\u0007", "text": [None, True]}],
+    ["a" * 30, "b" * 30], {"a": "\U000e0001" * 9}, [[1.5, -2, True, *[None] * 20]],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", _VALUES)
+def test_a_value_is_json_up_to_where_it_is_cut(value: Any) -> None:
+    for n in range(20):  # each shifts the cut by one
+        one = ["a" * n, value]
+        told = json_objects(f"x={one!r:.60} is")
+        assert json.dumps(one).startswith(told[2:-3]), told
+        assert len(told) > 20
+
+
+@pytest.mark.parametrize("path, body", [
+    ("/v1/messages", {"messages": USER, "max_tokens": 2, "temperature": None}),
+    ("/v1/responses", {"input": "a", "temperature": None}),
+    ("/v1/chat/completions", {"messages": USER, "response_format": {"type": None}}),
+    ("/completion", {"prompt": "a", "response_format": {"type": None}}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": None}]}]}),
+])  # fmt: skip
+@pytest.mark.parametrize("value", _VALUES)
+def test_every_face_tells_a_value_in_json(
+    client: Client, path: str, body: dict[str, Any], value: Any
+) -> None:
+    raw = json.dumps(body).replace("null", json.dumps(value)).encode()
+    status, answer = client.post(path, raw)
+    told = answer["error"]["message"]
+    assert status == 400
+    assert json.dumps(value)[:40] in told
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
