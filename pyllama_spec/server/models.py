@@ -23,26 +23,32 @@ from typing import Any
 from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.errors import (
     CancelledError,
-    ModelLoadError,
     OutOfMemoryError,
     PyllamaSpecError,
-    RemoteError,
 )
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.loading import WATCH
-from pyllama_spec.server.api_errors import NO_RETRY, ApiError, for_client
+from pyllama_spec.server.api_errors import ApiError, for_client
 from pyllama_spec.server.error_fields import json_words
 from pyllama_spec.server.gauges import add_gauges
+from pyllama_spec.server.load_failures import (
+    Failure,
+    MissingError,
+    NeverFitsError,
+    lacks,
+    may_pass,
+    not_loaded,
+)
 from pyllama_spec.server.loader import expected_bytes, in_daemon, options_of
 from pyllama_spec.server.model_list import ModelList, ModelSpec, is_missing
 from pyllama_spec.server.served_model import (
     STATES,
     Adapters,
     ChosenModel,
-    Failure,
     Opened,
     ServedModel,
     load_adapters,
+    retry_adapter,
 )
 from pyllama_spec.server.service import Service
 from pyllama_spec.server.serving import Serving, log, note_failure
@@ -135,14 +141,41 @@ class Models:
         one = choice.model
         if not one.takes_requests:
             await self._wait_for(one)
-        if choice.adapter is not None:
-            assert one.opened is not None
-            why = one.opened.failures.get(choice.adapter)
-            if why is not None:
-                raise _not_loaded(choice.adapter, why, may_pass=False)
         one.n_users += 1
         one.cancel_expiry()
+        try:
+            if choice.adapter is not None:
+                await self._check_adapter(one, choice.adapter)
+        except BaseException:
+            self.done_with(one)
+            raise
         return choice
+
+    async def _check_adapter(self, one: ServedModel, name: str) -> None:
+        """Raises if an adapter of a loaded model cannot be loaded; it may try again."""
+        opened = one.opened
+        assert opened is not None
+        failure = opened.failures.get(name)
+        if failure is not None and (failure.may_pass or not self._is_recent(failure)):
+            if name not in one.retries:
+                one.retries[name] = self._begin(self._retry_adapter, one, opened, name)
+            await asyncio.wait({one.retries[name]})
+            failure = opened.failures.get(name)
+        if failure is not None:
+            raise not_loaded(name, failure.why, may_pass=failure.may_pass)
+
+    async def _retry_adapter(self, one: ServedModel, opened: Opened, name: str) -> None:
+        one.n_users += 1  # whoever waits for it may leave
+        spec = one.spec
+        assert spec is not None
+        try:
+            await in_daemon(
+                lambda: retry_adapter(opened, spec, name, self._failure), lambda _: None,
+                self._threads,
+            )  # fmt: skip
+        finally:
+            del one.retries[name]
+            self.done_with(one)
 
     def done_with(self, one: ServedModel) -> None:
         """Ends a use()."""
@@ -209,11 +242,13 @@ class Models:
             raise ApiError(503, "the server is stopping: it loads no model", "stopping")
         if one.failure is None:
             return
-        why, at, may_pass = one.failure
         # A file may appear a moment later; until then requests get the same error at once.
-        if monotonic() < at + self.serving.settings.retry_after_s:
-            raise _not_loaded(one.name, why, may_pass=may_pass)
+        if self._is_recent(one.failure):
+            raise not_loaded(one.name, one.failure.why, may_pass=one.failure.may_pass)
         one.failure = None
+
+    def _is_recent(self, failure: Failure) -> bool:
+        return monotonic() < failure.at + self.serving.settings.retry_after_s
 
     def _why_not_yet(self, one: ServedModel) -> tuple[str, str]:
         """The reason why a model is not loaded, and the keys that an operator could change."""
@@ -239,8 +274,7 @@ class Models:
             defaults = {**self.serving.settings.defaults, **one.spec.defaults}
             chats = {**self.serving.settings.chat_defaults, **one.spec.chat_defaults}
             settings = replace(self.serving.settings, defaults=defaults, chat_defaults=chats)
-            told = {name: self.without_paths(why) for name, why in opened.failures.items()}
-            one.opened, one.failure = opened._replace(failures=told), None
+            one.opened, one.failure = opened, None
             one.missing = []
             one.service = Service(opened.llm, settings, one.name, metrics.of(one.name))
             one.loaded_at = monotonic()
@@ -259,8 +293,6 @@ class Models:
                     "%s and %s are of one file: each counts its weights, though the pages of a "
                     "mapped file are shared", one.name, ", ".join(same),
                 )  # fmt: skip
-            for name, why in opened.failures.items():
-                log.warning("the adapter %s cannot be loaded: %s", name, why)
         except _UnwantedError:
             pass
         except Exception as error:  # noqa: BLE001 - reported to the model's requests, and logged
@@ -283,21 +315,22 @@ class Models:
         if self._is_ending:
             return
         note_failure(error)
-        is_ours = isinstance(error, PyllamaSpecError)
-        why = str(error) if is_ours else "it failed inside; the server's log says where"
-        may_pass = isinstance(error, (OutOfMemoryError, RemoteError))
-        may_pass = may_pass and not isinstance(error, _NeverFitsError)
-        one.failure = Failure(
-            json_words(self.without_paths(for_client(why)[0])), monotonic(), may_pass
-        )
+        one.failure = self._failure(error)
         counter = self.serving.metrics.counter(
             "pyllama_spec:model_load_failures", "Loads of a model that failed."
         )
         counter.labels(one.name).inc()
-        if isinstance(error, _MissingError):
+        if isinstance(error, MissingError):
             _log_missing(one, error.missing)
-        elif is_ours:
-            log.warning("%s cannot be loaded: %s", one.name, why)
+        elif isinstance(error, PyllamaSpecError):
+            log.warning("%s cannot be loaded: %s", one.name, error)
+
+    def _failure(self, error: Exception) -> Failure:
+        """What clients are told of a load's error."""
+        is_ours = isinstance(error, PyllamaSpecError)
+        why = str(error) if is_ours else "it failed inside; the server's log says where"
+        told = json_words(self.without_paths(for_client(why)[0]))
+        return Failure(told, monotonic(), may_pass(error))
 
     def _note_missing(self, one: ServedModel) -> None:
         """Reports missing files at the start; their paths go to the log only."""
@@ -309,7 +342,7 @@ class Models:
         missing = one.spec.missing_files()
         _log_missing(one, missing)
         if missing:
-            one.failure = Failure(_lacks(missing), -math.inf)  # a request looks again at once
+            one.failure = Failure(lacks(missing), -math.inf)  # a request looks again at once
 
     async def _opened(self, one: ServedModel, may_close_others: bool) -> Opened:
         """Loads a model within the common memory bound."""
@@ -357,10 +390,10 @@ class Models:
         """
         WATCH.set(self._watch)
         if missing := spec.missing_files():
-            raise _MissingError(missing)
+            raise MissingError(missing)
         llm = Llama(**spec.keywords)
         with closed_on_failure(llm):
-            adapters, failures = load_adapters(llm, spec)
+            adapters, failures = load_adapters(llm, spec, self._failure)
             self._watch(1.0)
             store_bytes = options_of(spec.keywords).store_bytes()
         llm.cache = self._listed.cache
@@ -401,13 +434,13 @@ class Models:
             turn_ends: the time from which busy models drain, on the clock of monotonic().
 
         Raises:
-            _NeverFitsError: the model does not fit even alone.
+            NeverFitsError: the model does not fit even alone.
             _UnwantedError: no request waits for it any more, or no other may be closed for it.
 
         """
         most = self._listed.memory_bytes
         if most is not None and n_bytes > most:
-            raise _NeverFitsError(
+            raise NeverFitsError(
                 f"it takes {'' if one.n_bytes else 'about '}{-(-n_bytes // _MIB)} MiB, and all "
                 f"models together may take {most // _MIB} (memory_mib): allow more, or give it a "
                 "smaller n_ctx, n_parallel or prefix_cache_bytes"
@@ -527,10 +560,11 @@ class Models:
         states = [one.state for one in self.all]
         return {state: states.count(state) for state in STATES}
 
-    def _begin(self, call: Callable[..., Any], *given: Any) -> None:
-        task = asyncio.ensure_future(call(*given))
+    def _begin(self, call: Callable[..., Any], *given: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(call(*given))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _stop_loading(self) -> None:
         """Stops the running load; its waiting requests get the error of a stopping server."""
@@ -556,43 +590,9 @@ class _UnwantedError(Exception):
     """A load was abandoned without a failure: no request waits, or a preload has no room."""
 
 
-class _NeverFitsError(OutOfMemoryError):
-    """A model takes more than all models together may."""
-
-
-class _MissingError(ModelLoadError):
-    """Files of a model do not exist."""
-
-    def __init__(self, missing: list[tuple[str, Path]]) -> None:
-        super().__init__(_lacks(missing))
-        self.missing = missing
-
-
 def _log_missing(one: ServedModel, missing: list[tuple[str, Path]]) -> None:
     """Names a model's missing files in the log, unless the last such lines named the same."""
     if missing != one.missing:
         for key, path in missing:
             log.warning("%s cannot be loaded: its %s, %s, does not exist", one.name, key, path)
     one.missing = missing
-
-
-def _lacks(missing: Sequence[tuple[str, Path]]) -> str:
-    """The message about missing files, without paths, for clients."""
-    keys = " and of its ".join(key for key, _ in missing)
-    return f"the file of its {keys} does not exist"
-
-
-def _not_loaded(name: str, why: str, *, may_pass: bool) -> ApiError:
-    """The error for a request to a model that cannot be loaded.
-
-    Args:
-        name: of the model or the adapter.
-        why: see Failure.
-        may_pass: see Failure; a client is only then told to come again.
-
-    """
-    message = f"the model {name!r} cannot be loaded: {why}"
-    if may_pass:
-        return ApiError(503, message, "model_not_loaded", "model")
-    message += "; whoever runs the server has to correct that"
-    return ApiError(500, message, "model_not_loaded", "model", headers=NO_RETRY)

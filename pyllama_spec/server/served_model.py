@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, time
 from typing import NamedTuple
 
 from pyllama_spec.engine import Adapter
-from pyllama_spec.errors import PyllamaSpecError
+from pyllama_spec.errors import OutOfMemoryError, PyllamaSpecError
 from pyllama_spec.llama import Llama
+from pyllama_spec.server.load_failures import Failure
 from pyllama_spec.server.model_list import ModelSpec
 from pyllama_spec.server.service import Service
+from pyllama_spec.server.serving import log
 
 Adapters = Sequence[tuple[Adapter, float]]
+Loaded = dict[str, Adapters]
+_NO_MEMORY = re.compile(r"\(the engine says: .*(?:failed to allocate|bad_alloc)", re.DOTALL)
 STATES = ("loaded", "loading", "unloaded", "failed")
 
 
-class Failure(NamedTuple):
-    """Why a model could not be loaded.
-
-    Attributes:
-        why: for clients, without paths.
-        at: when that was, on the clock of monotonic().
-        may_pass: whether a later load may succeed though nobody changes anything, as where other
-            programs have the memory.
-
-    """
-
-    why: str
-    at: float
-    may_pass: bool = False
+Failures = dict[str, Failure]
+# What clients are told of an error.
+Told = Callable[[Exception], Failure]
 
 
 class Opened(NamedTuple):
@@ -42,15 +36,15 @@ class Opened(NamedTuple):
     Attributes:
         llm: the model.
         adapters: its loaded adapters by name.
-        failures: the reasons why other adapters could not be loaded.
+        failures: why other adapters could not be loaded, by name.
         n_bytes: the bytes that it took when loaded, see ModelList.memory_bytes.
         store_bytes: the part of n_bytes for copies of prompts.
 
     """
 
     llm: Llama
-    adapters: dict[str, Adapters]
-    failures: dict[str, str]
+    adapters: Loaded
+    failures: Failures
     n_bytes: int
     store_bytes: int
 
@@ -75,6 +69,7 @@ class ServedModel:
         n_bytes: the bytes that it takes, or took after its last load; 0 before the first.
         waits_for_room: whether it waits for the memory of models in use.
         loaded_at: the time of its last load, on the clock of monotonic().
+        retries: the adapters that are being tried again, by name.
         draining: set while it takes no new requests since another model waits for its memory. Done
             once it is closed, or need not be.
 
@@ -89,6 +84,7 @@ class ServedModel:
         self.missing: list[tuple[str, Path]] = []
         self.n_users = self.n_waiting = self.n_bytes = 0
         self.waits_for_room = False
+        self.retries: dict[str, asyncio.Task[None]] = {}
         self.draining: asyncio.Future[None] | None = None
         self.last_used = self.loaded_at = monotonic()
         self.loading: asyncio.Task[None] | None = None
@@ -146,8 +142,10 @@ class ServedModel:
     def failure_of(self, adapter: str | None) -> str | None:
         """The last load error of the model or of an adapter; None for none."""
         if self.opened is not None:
-            return None if adapter is None else self.opened.failures.get(adapter)
-        return None if self.failure is None else self.failure.why
+            failure = None if adapter is None else self.opened.failures.get(adapter)
+        else:
+            failure = self.failure
+        return None if failure is None else failure.why
 
     @property
     def max_waiting(self) -> int | None:
@@ -192,17 +190,37 @@ class ChosenModel(NamedTuple):
     adapter: str | None
 
 
-def load_adapters(llm: Llama, spec: ModelSpec) -> tuple[dict[str, Adapters], dict[str, str]]:
-    """The adapters of a model by name, and the errors of those that did not load."""
-    loaded: dict[str, Adapters] = {}
-    failures: dict[str, str] = {}
-
-    def load(name: str, path: Path, scale: float) -> None:
-        try:
-            loaded[name] = [(Adapter(llm.model, path), scale)]
-        except PyllamaSpecError as error:
-            failures[name] = str(error)
-
-    for name, place in spec.adapters.items():
-        load(name, *place)
+def load_adapters(llm: Llama, spec: ModelSpec, told: Told) -> tuple[Loaded, Failures]:
+    """The adapters of a model by name, and the failures of those that did not load."""
+    loaded: Loaded = {}
+    failures: Failures = {}
+    for name in spec.adapters:
+        _load_adapter(llm, spec, name, told, loaded, failures)
     return loaded, failures
+
+
+def retry_adapter(opened: Opened, spec: ModelSpec, name: str, told: Told) -> None:
+    """Tries once more to load an adapter; no round of the model is computed meanwhile.
+
+    The engine lists the adapters with the model's weights, and a round may read that list.
+    """
+    try:
+        with opened.llm._opened.runtime.runner.exclusive():
+            _load_adapter(opened.llm, spec, name, told, opened.adapters, opened.failures)
+    except PyllamaSpecError as error:  # the model is closed, or computes no texts
+        opened.failures[name] = told(error)
+
+
+def _load_adapter(
+    llm: Llama, spec: ModelSpec, name: str, told: Told, loaded: Loaded, failures: Failures
+) -> None:
+    path, scale = spec.adapters[name]
+    try:
+        loaded[name] = [(Adapter(llm.model, path), scale)]
+        failures.pop(name, None)
+    except (PyllamaSpecError, MemoryError) as error:
+        log.warning("the adapter %s cannot be loaded: %s", name, error or "out of memory")
+        # The engine says that such a file is no adapter; its log has the reason.
+        if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+            error = OutOfMemoryError("there is not enough memory for it")
+        failures[name] = told(error)

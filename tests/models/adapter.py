@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,8 @@ from gguf import GGUFWriter
 from pyllama_spec.gguf.reader import GgufFile, read_gguf
 
 RANK = 2
+# Of one that takes 128 MiB of memory.
+LARGE_RANK = 1 << 16
 
 
 def write_adapter(
@@ -19,24 +23,49 @@ def write_adapter(
 
     An MTP head has none: the engine refuses what a model opened without its head does not have.
     """
-    found = read_gguf(target)
-    n_layer = _number(found, "block_count") - _number(found, "nextn_predict_layers")
     rng = np.random.default_rng(seed)
-    writer = GGUFWriter(str(path), arch)
-    writer.add_string("general.type", "adapter")
-    writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", alpha)
-    for tensor in found.tensors.values():
-        if tensor.name.endswith("attn_q.weight") and int(tensor.name.split(".")[1]) < n_layer:
-            n_out, n_in = tensor.shape
-            for part, shape in (("lora_a", (RANK, n_in)), ("lora_b", (n_out, RANK))):
-                rows = rng.standard_normal(shape).astype(np.float32)
-                writer.add_tensor(f"{tensor.name}.{part}", rows)
+    writer = _writer(path, alpha, arch)
+    for name, shape in _shapes(target, RANK):
+        writer.add_tensor(name, rng.standard_normal(shape).astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_large_adapter(target: Path, path: Path) -> Path:
+    """Writes one of zeros with LARGE_RANK, as a file with a hole; returns the path."""
+    writer, n_bytes = _writer(path, 8.0, "llama"), 0
+    for name, shape in _shapes(target, LARGE_RANK):
+        size = 4 * shape[0] * shape[1]
+        writer.add_tensor_info(name, shape, np.dtype(np.float32), size)
+        n_bytes += size
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    os.truncate(path, path.stat().st_size + writer.data_alignment + n_bytes)
+    return path
+
+
+def _writer(path: Path, alpha: float, arch: str) -> GGUFWriter:
+    writer = GGUFWriter(str(path), arch)
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", alpha)
+    return writer
+
+
+def _shapes(target: Path, rank: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The tensors of an adapter, each with its shape."""
+    found = read_gguf(target)
+    n_layer = _number(found, "block_count") - _number(found, "nextn_predict_layers")
+    for tensor in found.tensors.values():
+        if tensor.name.endswith("attn_q.weight") and int(tensor.name.split(".")[1]) < n_layer:
+            n_out, n_in = tensor.shape
+            yield f"{tensor.name}.lora_a", (rank, n_in)
+            yield f"{tensor.name}.lora_b", (n_out, rank)
 
 
 def _number(file: GgufFile, name: str) -> int:
