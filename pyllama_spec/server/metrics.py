@@ -168,9 +168,7 @@ class ModelMetrics:
             self._note_rounds(part["speculation"])
             self._note_timing(part["timing"])
         cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
-        self._note_tokens(n_prompt, n_generated, cached)
-        self._queries.inc(n_prompt)
-        self._hits.inc(cached)
+        self._note_tokens(n_prompt, cached, n_generated)
         # The first token of a text comes with its prompt.
         self.prompt_pace.n_tokens += n_prompt - cached
         self.text_pace.n_tokens += max(n_generated - n_texts, 0)
@@ -178,6 +176,7 @@ class ModelMetrics:
     def note_cut(
         self,
         n_prompt: int,
+        n_cached: int,
         n_generated: int,
         speculations: Sequence[Mapping[str, Any]],
         *,
@@ -186,7 +185,8 @@ class ModelMetrics:
         """Counts a cancelled request; its computed tokens count as usual.
 
         Args:
-            n_prompt: tokens of its prompt that were decoded.
+            n_prompt: tokens of its prompts that were computed or in memory.
+            n_cached: those of them that were in memory.
             n_generated: tokens of its texts that were computed.
             speculations: the speculation figures of each text with at least one round.
             has_left: whether the client has left, so that nobody gets an answer.
@@ -197,7 +197,7 @@ class ModelMetrics:
             self._ended.labels(self._model, "abort").inc()
         for speculation in speculations:
             self._note_rounds(speculation)
-        self._note_tokens(n_prompt, n_generated)
+        self._note_tokens(n_prompt, n_cached, n_generated)
 
     def note_seconds(self, seconds: float) -> None:
         """Records the seconds from a request's call to its end."""
@@ -222,10 +222,12 @@ class ModelMetrics:
         """The average number of sequences in a decode; 0 before the first one."""
         return self._n_sequences / max(self._n_decodes, 1)
 
-    def _note_tokens(self, n_prompt: int, n_generated: int, n_cached: int = 0) -> None:
-        self._prompt.inc(n_prompt)
+    def _note_tokens(self, n_prompt: int, n_cached: int, n_generated: int) -> None:
+        for one in (self._prompt, self._queries):
+            one.inc(n_prompt)
+        for one in (self._cached, self._hits):
+            one.inc(n_cached)
         self._read.inc(n_prompt - n_cached)
-        self._cached.inc(n_cached)
         for one in self._generated:
             one.inc(n_generated)
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pyllama_spec._version import __version__
 from pyllama_spec.engine import engine_version
@@ -307,13 +307,13 @@ class Answer:
             service.metrics.note_seconds(monotonic() - begin)
         except BaseException as error:
             if (handle := self._handle) is not None and not self._is_counted:
-                status = handle.status
+                prompts = _prompts_of(handle, self._keywords.get("n") or 1)
                 # An Exception is told to the client, and counted as an error there.
                 service.metrics.note_cut(
-                    status.n_read, handle.n_generated, handle.speculations,
+                    prompts.n_read, prompts.n_cached, handle.n_generated, handle.speculations,
                     has_left=not isinstance(error, Exception),
                 )  # fmt: skip
-                _note(prompt_tokens=status.n_prompt or 0, completion_tokens=handle.n_generated)
+                _note(prompt_tokens=prompts.n_tokens, completion_tokens=handle.n_generated)
             raise
         finally:
             service.answers.discard(self)
@@ -385,6 +385,23 @@ class Answer:
             drafted=_sum_of(parts, "drafted"), accepted=_sum_of(parts, "accepted"),
         )  # fmt: skip
         self._service.metrics.note_end(parts, usage)
+
+
+class _Prompts(NamedTuple):
+    """The tokens of a request's prompts, those that the model has, and those it had before."""
+
+    n_tokens: int
+    n_read: int
+    n_cached: int
+
+
+def _prompts_of(handle: Stream, n: int) -> _Prompts:
+    """The prompts of a request as of now, each as the first of its n answers reads it."""
+    firsts = handle._generations[::n]
+    each = [one.status for one in firsts]
+    # A record has it with its first piece, and a prompt may be cut before. It may begin just now.
+    cached = [min(one._job.n_cached, s.n_read) for one, s in zip(firsts, each, strict=True)]
+    return _Prompts(sum(s.n_prompt for s in each), sum(s.n_read for s in each), sum(cached))
 
 
 def _of_request(timing: Mapping[str, Any]) -> dict[str, Any]:

@@ -399,6 +399,71 @@ def test_rounds_of_cut_requests_count_as_their_tokens_do(end: str, n: int) -> No
     assert ends == ([1, 0] if end == "left" else [0, 1])
 
 
+_PROMPT_FIGURES = (
+    "llamacpp:prompt_tokens_total", "llamacpp:prompt_tokens_cached_total",
+    "vllm:prompt_tokens_total", "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total",
+)  # fmt: skip
+
+
+def of_prompts(client: Client) -> list[float]:
+    """The figures of prompts so far."""
+    until(lambda: is_idle(client))
+    found = figures(client)
+    return [found[name] for name in _PROMPT_FIGURES]
+
+
+@pytest.mark.parametrize("end", ["left", "late"])
+@pytest.mark.parametrize("prompt, n", [("the cat", 1), ("the cat", 2), (["the cat", "a dog"], 1)])
+def test_prompts_of_cut_requests_count_as_those_of_others(prompt: Any, n: int, end: str) -> None:
+    """What was in memory already was not computed, whatever ends the request."""
+    body = {"prompt": prompt, "n": n, "ignore_eos": True}
+    endless = {**body, "max_tokens": 10**9}  # a context shift would read the prompt again
+    with served(open_tiny(None, n_parallel=2, n_ctx=1 << 14)) as client:
+        for one in ["the cat", "a dog"]:
+            client.right(TEXT, {"prompt": one, "max_tokens": 2})
+        before = of_prompts(client)
+        usage = client.right(TEXT, {**body, "max_tokens": 2})["usage"]
+        whole = of_prompts(client)
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        assert whole[1] - before[1] == cached > 0
+        if end == "late":
+            assert client.post(TEXT, {**endless, "timeout": 0.3})[0] == 504
+        else:
+            connection = client.connect()
+            connection.request("POST", TEXT, json.dumps(endless))
+            until(lambda: n_read(client) == n * usage["prompt_tokens"])
+            connection.close()
+        cut = of_prompts(client)
+    assert [b - a for a, b in zip(whole, cut, strict=True)] == [
+        b - a for a, b in zip(before, whole, strict=True)
+    ]
+
+
+def n_read(client: Client) -> int:
+    """The prompt tokens that the model has of the one request, of each of its texts."""
+    handles = [one._handle for one in list(client.service.answers)]
+    return sum(one.status.n_read for h in handles if h is not None for one in h._generations)
+
+
+def test_a_prompt_that_is_cut_counts_what_was_computed() -> None:
+    head, more = "the cat sat " * 100, "on the mat " * 200
+    with served(open_tiny(None, n_ctx=4096, n_batch=32, n_parallel=1)) as client:
+        n_head = client.right(TEXT, {"prompt": head, "max_tokens": 1})["usage"]["prompt_tokens"]
+        before = of_prompts(client)
+        connection = client.connect()
+        connection.request("POST", TEXT, json.dumps({"prompt": head + more, "max_tokens": 999}))
+        until(
+            lambda: any(
+                one.status().get("n_read", 0) > n_head for one in list(client.service.answers)
+            )
+        )
+        connection.close()
+        read, cached, both, *_ = (b - a for a, b in zip(before, of_prompts(client), strict=True))
+    assert n_head - 64 < cached <= n_head
+    assert 0 < read <= len(more)
+    assert read + cached == both
+
+
 def test_what_became_of_drafts_is_counted() -> None:
     with served(open_tiny("prompt-lookup")) as client:
         bodies = [REPEATING] * 3 + [{**REPEATING, "speculation": {"draft": False}}] * 2
