@@ -198,6 +198,11 @@ class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
         )
 
     @property
+    def statuses(self) -> list[RequestStatus]:
+        """The state of each choice, in the order of the prompts."""
+        return [generation.status for generation in self._generations]
+
+    @property
     def n_generated(self) -> int:
         """The number of generated tokens of all choices, unread ones included."""
         return sum(generation.status.n_generated for generation in self._generations)

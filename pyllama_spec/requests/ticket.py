@@ -49,6 +49,7 @@ class RequestStatus:
             reads it and others have its place; "ended".
         queue_position: the number of requests before it in line; None if it is not in line.
         n_prompt, n_read: the number of tokens of its prompt, and of those that the model has read.
+        n_cached: the number of those of n_read that were in memory.
         n_generated: the number of tokens of its text, including those that nobody has read yet.
 
     """
@@ -57,6 +58,7 @@ class RequestStatus:
     queue_position: int | None
     n_prompt: int
     n_read: int
+    n_cached: int
     n_generated: int
 
 
@@ -156,4 +158,5 @@ class Ticket:
         if run is not None and n_read < 0:
             n_read = n_prompt if n_generated else min(run.state.n_decoded, n_prompt)
         n_read = max(n_read, 0)
-        return RequestStatus(stage, queue_position, n_prompt, n_read, n_generated)
+        n_cached = min(self.job.n_cached, n_read)  # it may begin just now
+        return RequestStatus(stage, queue_position, n_prompt, n_read, n_cached, n_generated)

@@ -397,11 +397,12 @@ class _Prompts(NamedTuple):
 
 def _prompts_of(handle: Stream, n: int) -> _Prompts:
     """The prompts of a request as of now, each as the first of its n answers reads it."""
-    firsts = handle._generations[::n]
-    each = [one.status for one in firsts]
-    # A record has it with its first piece, and a prompt may be cut before. It may begin just now.
-    cached = [min(one._job.n_cached, s.n_read) for one, s in zip(firsts, each, strict=True)]
-    return _Prompts(sum(s.n_prompt for s in each), sum(s.n_read for s in each), sum(cached))
+    each = handle.statuses[::n]
+    return _Prompts(
+        sum(one.n_prompt for one in each),
+        sum(one.n_read for one in each),
+        sum(one.n_cached for one in each),
+    )
 
 
 def _of_request(timing: Mapping[str, Any]) -> dict[str, Any]:

@@ -442,7 +442,7 @@ def test_prompts_of_cut_requests_count_as_those_of_others(prompt: Any, n: int, e
 def n_read(client: Client) -> int:
     """The prompt tokens that the model has of the one request, of each of its texts."""
     handles = [one._handle for one in list(client.service.answers)]
-    return sum(one.status.n_read for h in handles if h is not None for one in h._generations)
+    return sum(one.n_read for h in handles if h is not None for one in h.statuses)
 
 
 def test_a_prompt_that_is_cut_counts_what_was_computed() -> None:
