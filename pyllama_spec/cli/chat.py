@@ -122,6 +122,14 @@ class Switch(Controller):
         """See Controller."""
         self._inside.begin(seq)
 
+    def pause(self, seq: int) -> None:
+        """See Controller."""
+        self._inside.pause(seq)
+
+    def resume(self, seq: int, n_tokens: int) -> None:
+        """See Controller."""
+        self._inside.resume(seq, n_tokens)
+
     def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
         """See Controller."""
         return self._inside.decide(spans) if self.is_on else [DraftDecision()] * len(spans)

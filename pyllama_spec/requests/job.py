@@ -383,6 +383,8 @@ class Job:
         self._past_timing = self._past_timing.plus(run.timing)
         self._n_cached = self.n_cached
         self.n_shifts += 1
+        assert self._round is not None
+        self._round.scheduler.pause(run)
         self._begin(
             SequenceRun(
                 run.state, [*tokens[:n_keep], *tokens[n_keep + n_forgotten :]], run.sampler,
@@ -390,6 +392,7 @@ class Job:
                 max_draft=run.max_draft,
                 remember=run.remember, user=run.user,
                 prediction=run.prediction, rejection=self._rejection, noise=self._noise,
+                n_before=len(self._past),
             )
         )  # fmt: skip
 

@@ -471,6 +471,7 @@ class Runner(Visits):
                 continue
             try:
                 saved = self._round.sequences.save(run.state)
+                self._round.scheduler.pause(run)
             except Exception:  # noqa: BLE001 - no room for a copy: it keeps its place
                 ticket.is_pinned = True
                 continue

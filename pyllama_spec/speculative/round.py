@@ -206,7 +206,7 @@ class Round:
         self.settle_acceptance(run)
         if not self.max_draft and self.drafter.name != "none":
             run.stats.note_off(_NEVER.format(self.max_draft_reason), is_plain=False)
-        self.scheduler.controller.begin(state.seq_id)
+        self.scheduler.begin(run)
         self.drafter.begin_request(state.seq_id, remember=run.remember, user=run.user)
         self.prefixes.begin(run)
         self.sequences.cut_for(run)
@@ -234,7 +234,7 @@ class Round:
         self.drafter.begin_request(seq_id, remember=run.remember, user=run.user)
         state.seq_id = seq_id
         self.sequences.restore(state, saved)
-        self.scheduler.controller.begin(seq_id)
+        self.scheduler.begin(run)
         # It knows the pending token too, of a text that is being generated and not read again.
         is_whole = run.n_generated and not run.n_missing
         n_told = len(state.tokens) if is_whole else state.n_decoded

@@ -117,6 +117,7 @@ class SequenceRun:
             for no prediction.
         rejection: accepts the drafter's drawn tokens; None for sample_and_match() alone.
         noise: the noise of a sampler that draws by shared noise, for drafters that draw; else None.
+        n_before: the number of tokens of its text that were generated before its context shift.
 
     Attributes:
         stats, timing: the figures of this request alone.
@@ -150,6 +151,7 @@ class SequenceRun:
     prediction: Prediction | None = None
     rejection: RejectionSampling | None = None
     noise: SharedNoise | None = None
+    n_before: int = 0
     max_held: int | None = None
     borders: set[int] = field(default_factory=set)
     n_cached: int = 0
