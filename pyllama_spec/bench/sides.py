@@ -138,7 +138,7 @@ class Side(Closeable):
     @property
     def draft_note(self) -> str:
         """The drafter's remark, such as why auto chose it; "" for none."""
-        return "" if self._drafter is None else self._drafter.note
+        return "" if self._drafter is None else self.runtime.round.drafter.note
 
     def run(self, prompt: Sequence[int], n_tokens: int, observe: RowObserver | None = None) -> Run:
         """Generates once from an empty memory, without reuse of an earlier prompt.

@@ -18,6 +18,7 @@ from typing import Any
 
 from pyllama_spec._version import __version__
 from pyllama_spec.drafters import Committed, Drafter, DraftRequest
+from pyllama_spec.drafters.attributes import attribute
 from pyllama_spec.drafters.base import check_fits_target, named_failure
 from pyllama_spec.engine import (
     Batch,
@@ -37,6 +38,7 @@ from pyllama_spec.errors import ArgumentError, CancelledError, EngineError, Mode
 from pyllama_spec.gguf.reader import read_key
 from pyllama_spec.speculative import ProfitController
 from pyllama_spec.speculative.controller.base import ControllerLimits
+from pyllama_spec.speculative.draft_bound import drafter_bound
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.row_timing import in_order, measure_rows
 
@@ -257,12 +259,12 @@ def describe_draft(
         facts = drafter.describe()
         instance(facts, dict, f"the result of {type(drafter).__name__}.describe()")
     return {
-        "name": drafter.name,
+        "name": attribute(drafter, "name"),
         **facts,
         "n_proposed": n_proposed,
-        "note": drafter.note,
-        "max_draft": drafter.max_draft,
-        "is_stepwise": drafter.is_stepwise,
+        "note": attribute(drafter, "note"),
+        "max_draft": drafter_bound(drafter).max_draft,
+        "is_stepwise": attribute(drafter, "is_stepwise"),
         "step_ms": draft_ms[-1] / len(draft_ms),
         "draft_ms": draft_ms,
         "opening": pays_above(initial_costs, draft_ms),
@@ -287,16 +289,15 @@ def trained_acceptance(path: str | None) -> list[float]:
 
 def _initial_costs(drafter: Drafter, target: Model, n_threads: int | None) -> dict[int, float]:
     """The milliseconds of verify batches by rows, with which the controller starts."""
-    max_rows = 1 + drafter.max_draft
-    layers = tuple(drafter.target_layers)
+    max_draft = drafter_bound(drafter).max_draft
+    max_rows, layers = 1 + max_draft, attribute(drafter, "target_layers")
     with Context(target, n_ctx=2 * _N_PREFIX, n_threads=n_threads, target_layers=layers) as context:
         controller = ProfitController()
-        controller.attach(
-            ControllerLimits(drafter.max_draft, drafter.is_stepwise, max_rows=max_rows)
-        )
+        is_stepwise = attribute(drafter, "is_stepwise")
+        controller.attach(ControllerLimits(max_draft, is_stepwise, max_rows=max_rows))
         controller.learn_costs(measure_rows(context, max_rows))
         # It guesses widths between those that there was time for.
-        shares = controller.costs.verify(1, 0, drafter.max_draft)
+        shares = controller.costs.verify(1, 0, max_draft)
     return {1 + n: 1e3 * seconds for n, seconds in enumerate(shares)}
 
 
@@ -327,7 +328,8 @@ def _measure_drafts(
     drafter: Drafter, target: Model, repeats: int, n_threads: int | None
 ) -> tuple[list[float], int]:
     """The median milliseconds of drafts of 1, 2 ... tokens, and the longest draft's length."""
-    layers, max_draft = tuple(drafter.target_layers), max(drafter.max_draft, 1)
+    layers = attribute(drafter, "target_layers")
+    max_draft = max(drafter_bound(drafter).max_draft, 1)
     over, longest = perf_counter() + DRAFT_S, 0
     asked = IsolatedDrafter(drafter, target.info.n_vocab)
 
@@ -363,7 +365,7 @@ def _measure_drafts(
         asked.begin_request(0, remember=False, user="")
         asked.resume_at(0, 0, [])
         asked.commit([Committed(0, tokens, 0, rows)])
-        if drafter.is_stepwise:
+        if asked.is_stepwise:
             step = measure(max_draft, tokens)
             return [step * n for n in range(1, max_draft + 1)], longest
         draft_ms: list[float] = []

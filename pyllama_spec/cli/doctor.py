@@ -15,11 +15,13 @@ from pyllama_spec.cli.device_options import add_layer_options
 from pyllama_spec.cli.own_draft import HELP, own_draft
 from pyllama_spec.cli.wording import file_name, whole_number
 from pyllama_spec.drafters import Drafter, DraftOptions, needs_file
+from pyllama_spec.drafters.attributes import attribute
 from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants_head
 from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.drafters.registry import AUTO, MTP
 from pyllama_spec.engine import Model, server_devices, set_rpc_timeout
 from pyllama_spec.engine.placement import in_words
+from pyllama_spec.speculative.draft_bound import drafter_bound
 from pyllama_spec.speculative.stats import plural
 from pyllama_spec.terminal import ProgressBar, fitted
 
@@ -111,8 +113,8 @@ def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
             result.update(_measured_draft(args, model, drafter))
         if args.max_rows is None:
             widest = diagnostics.MAX_ROWS
-            if drafter is not None and drafter.max_draft > 0:
-                widest = min(widest, 1 + drafter.max_draft)
+            if drafter is not None and (max_draft := drafter_bound(drafter).max_draft):
+                widest = min(widest, 1 + max_draft)
             args.max_rows = widest
         bar = ProgressBar("measuring verify batches")
         bar.draw(0.0)
@@ -149,9 +151,11 @@ def _measured_draft(args: argparse.Namespace, model: Model, drafter: Drafter) ->
 
     The draft alone: the copies that a generation adds cost nothing.
     """
-    if drafter.max_draft < 1:
+    if not drafter_bound(drafter).max_draft:
         if not args.json:
-            _field("draft", f"{drafter.name} drafts nothing: there is nothing to measure")
+            _field(
+                "draft", f"{attribute(drafter, 'name')} drafts nothing: there is nothing to measure"
+            )
         return {}
     bar = ProgressBar("measuring the draft")
     bar.draw(0.0)

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 
 from pyllama_spec.drafters import Drafter
-from pyllama_spec.drafters.base import check_proposes
+from pyllama_spec.drafters.attributes import check_proposes
 from pyllama_spec.drafters.registry import OWN_DRAFTER
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, shown, warn
 

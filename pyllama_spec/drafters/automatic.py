@@ -11,6 +11,7 @@ import contextlib
 import os
 from pathlib import Path
 
+from pyllama_spec.drafters.attributes import attribute
 from pyllama_spec.drafters.base import Drafter
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.registry import (
@@ -48,7 +49,7 @@ def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:
 
     """
     if isinstance(draft, Drafter):
-        return draft.wants_head
+        return bool(attribute(draft, "wants_head"))
     if is_named(draft, MTP):
         return True
     if not is_named(draft, AUTO):
@@ -119,7 +120,7 @@ def open_before(
         return None
     drafter = make_drafter(draft, options)
     with closed_on_failure(None if drafter is draft else drafter):
-        if drafter.wants_head:
+        if attribute(drafter, "wants_head"):
             check_head(target, instead)
     return drafter
 

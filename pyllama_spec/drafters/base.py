@@ -15,10 +15,9 @@ import numpy.typing as npt
 
 from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.engine import Context, Model
-from pyllama_spec.engine.checks import boolean, instance, integer, listed
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.distribution import Distribution
-from pyllama_spec.errors import ArgumentError, PyllamaSpecError, shown
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 
 # One array per target layer, in the order of Drafter.target_layers.  # [n_rows, n_embd] float32
 Features = Sequence[npt.NDArray[np.float32]]
@@ -176,13 +175,6 @@ class Committed(NamedTuple):
     n_chosen: int = 0
 
 
-# The attributes and properties that are read of a drafter before it is asked for a draft.
-_FLAGS = (
-    "is_stepwise", "has_lookup", "is_lookup", "wants_head", "draws_tokens", "can_copy", "is_closed",
-)  # fmt: skip
-_READ = ("name", "note", "max_draft", "target_layers", "step_share", *_FLAGS, "attached_to")
-# More than any model has.
-_MAX_LAYERS = 4096
 # A name is a word in a line of figures and in messages.
 _MAX_NAME = 40
 
@@ -422,12 +414,14 @@ class Drafter(Closeable):
         return {}
 
     def __repr__(self) -> str:
-        path = None
+        file, facts = "", ""
         with contextlib.suppress(Exception):  # closed, or a user's own
             path = self.describe().get("path")
-        file = "" if path is None else f" {Path(path).name!r}"
-        state = ", closed" if self.is_closed else ""
-        return f"<{type(self).__name__}{file}: {self.name}, max_draft={self.max_draft}{state}>"
+            file = "" if path is None else f" {Path(path).name!r}"
+        with contextlib.suppress(Exception):  # a user's own
+            state = ", closed" if self.is_closed else ""
+            facts = f": {self.name}, max_draft={self.max_draft}{state}"
+        return f"<{type(self).__name__}{file}{facts}>"
 
     @property
     def is_closed(self) -> bool:
@@ -438,88 +432,9 @@ class Drafter(Closeable):
         """Frees its resources. May be called twice."""
 
 
-_METHODS = tuple(
-    name for name in dir(Drafter) if name[0] != "_" and callable(getattr(Drafter, name))
-)
-
-
 def overrides(drafter: Drafter, method: str, base: type[Drafter]) -> bool:
     """Whether a drafter or its class overrides a method of the base."""
     return getattr(getattr(drafter, method), "__func__", None) is not getattr(base, method)
-
-
-def check_proposes(drafter: Drafter) -> None:
-    """Raises unless the drafter has propose() or propose_one().
-
-    Raises:
-        ArgumentError: its class has neither propose_one() nor propose(), and max_draft does not
-            say that it drafts nothing; it names more target_layers than a model has; one of its
-            attributes raises; or one has another type than Drafter says.
-
-    """
-    kind = type(drafter).__name__
-    for name in _METHODS:
-        if not callable(_read(drafter, name)):
-            given = shown(getattr(drafter, name))
-            raise ArgumentError(
-                f"the drafter {kind} cannot be used: {name}={given} is not a method"
-            )
-    for name in _READ:
-        _check_value(drafter, name, _read(drafter, name))
-    place = f"the drafter {kind} cannot be used: target_layers"
-    try:
-        for i, layer in enumerate(listed(drafter.target_layers, place, _MAX_LAYERS)):
-            integer(layer, f"{place}[{i}]")
-    except TypeError:
-        layers = shown(drafter.target_layers)
-        raise ArgumentError(f"{place}={layers} is not a tuple of ints") from None
-    proposes = overrides(drafter, "propose_one", Drafter) or overrides(drafter, "propose", Drafter)
-    if drafter.max_draft and not proposes:
-        raise ArgumentError(
-            f"the drafter {kind} has neither propose_one() nor propose(): write "
-            f"{kind}.propose_one(self, request), which returns a Draft (docs/drafters.md)"
-        )
-
-
-def _read(drafter: Drafter, name: str) -> Any:
-    """The value of an attribute of a drafter, whose class may be anyone's.
-
-    Raises:
-        ArgumentError: reading it raises.
-
-    """
-    try:
-        value = getattr(drafter, name)
-        if name in ("name", "note") and not callable(value):
-            str(value)
-    except Exception as error:
-        said = ""
-        with contextlib.suppress(Exception):  # the error's class may be the user's too
-            said = f": {error!s:.300}"
-        raise ArgumentError(
-            f"the drafter {type(drafter).__name__} cannot be used: its {name} raises "
-            f"{type(error).__name__}{said}"
-        ) from error
-    return value
-
-
-def _check_value(drafter: Drafter, name: str, value: object) -> None:
-    """Raises unless an attribute has the type that Drafter says.
-
-    Raises:
-        ArgumentError: it is a method where a value is expected, a flag is not True or False, name
-            or note is not a str, or attached_to is not a Context.
-
-    """
-    place = f"the drafter {type(drafter).__name__} cannot be used: {name}"
-    if callable(value):
-        raise ArgumentError(f"{place} is a method; make it a value, or add @property")
-    if name in _FLAGS:
-        boolean(value, place)
-    elif name in ("name", "note"):
-        instance(value, str, place)
-    elif name == "attached_to":
-        instance(value, (Context, type(None)), place)
 
 
 @contextlib.contextmanager

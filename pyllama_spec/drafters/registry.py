@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 
-from pyllama_spec.drafters.base import Drafter, NoDrafter, check_proposes
+from pyllama_spec.drafters.attributes import check_proposes
+from pyllama_spec.drafters.base import Drafter, NoDrafter
 from pyllama_spec.drafters.grammar_only import GrammarOnly
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.prompt_lookup import PromptLookup

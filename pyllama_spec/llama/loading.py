@@ -12,8 +12,9 @@ from time import perf_counter
 
 from pyllama_spec.chat.template import check_form
 from pyllama_spec.drafters import Drafter
+from pyllama_spec.drafters.attributes import attribute
 from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants_head
-from pyllama_spec.drafters.base import check_fits_target, named_failure
+from pyllama_spec.drafters.base import check_fits_target
 from pyllama_spec.drafters.registry import check_draft, is_draft
 from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.engine.checks import count
@@ -236,7 +237,7 @@ def open_runtime(
         n_rs_seq=_n_snapshots(model, max_draft, min(params.n_batch, params.n_ubatch, n_ctx)),
         # Logits of the pending token and the draft, and of no prompt: a row is a vocabulary wide.
         n_outputs_max=0 if wants_rows else min(n_parallel * (max_draft + 1), params.n_batch),
-        target_layers=tuple(drafter.target_layers),
+        target_layers=attribute(drafter, "target_layers"),
     )
     context = _open_context(model, params)
     with closed_on_failure(context):
@@ -254,12 +255,11 @@ def _check_is_free(drafter: Drafter) -> None:
         ArgumentError: it drafts for another open model, or its attached_to raises.
 
     """
-    with named_failure(drafter, "attached_to"):
-        attached = drafter.attached_to
+    attached = attribute(drafter, "attached_to")
     if attached is not None and not attached.is_closed:
         raise ArgumentError(
-            f"the drafter {drafter.name!r} drafts for another open model: close that one, or make "
-            "a drafter for each"
+            f"the drafter {attribute(drafter, 'name')!r} drafts for another open model: close that "
+            "one, or make a drafter for each"
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from pyllama_spec.drafters.attributes import attribute
 from pyllama_spec.drafters.base import Drafter
 from pyllama_spec.engine.checks import count, real
 
@@ -31,21 +32,26 @@ def drafter_bound(drafter: Drafter) -> DraftBound:
     """The drafter's own maximum, which a user may have set.
 
     Raises:
-        ArgumentError: it is not an integer of at least 0.
+        ArgumentError: it is not an integer of at least 0, or reading it raises.
 
     """
-    max_draft = count(drafter.max_draft, f"the drafter {drafter.name} cannot be used: max_draft", 0)
-    return DraftBound(max_draft, "max_draft of the drafter")
+    return DraftBound(count(*_number(drafter, "max_draft"), 0), "max_draft of the drafter")
 
 
 def step_share(drafter: Drafter) -> float:
     """The drafter's own step_share.
 
     Raises:
-        ArgumentError: it is not a finite number of at least 0.
+        ArgumentError: it is not a finite number of at least 0, or reading it raises.
 
     """
-    return real(drafter.step_share, f"the drafter {drafter.name} cannot be used: step_share", 0.0)
+    return real(*_number(drafter, "step_share"), 0.0)
+
+
+def _number(drafter: Drafter, name: str) -> tuple[object, str]:
+    """An attribute's value, and its place in a message about it."""
+    value = attribute(drafter, name)
+    return value, f"the drafter {attribute(drafter, 'name')} cannot be used: {name}"
 
 
 def draft_bound(

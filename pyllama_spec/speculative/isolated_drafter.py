@@ -10,6 +10,7 @@ from operator import index
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from pyllama_spec.drafters.attributes import attribute, check_proposes
 from pyllama_spec.drafters.base import (
     NO_DRAFT,
     Committed,
@@ -17,11 +18,11 @@ from pyllama_spec.drafters.base import (
     Drafter,
     DraftRequest,
     SequenceErrors,
-    check_proposes,
 )
 from pyllama_spec.engine.checks import boolean, count, instance, integer
 from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.errors import ArgumentError, shown, warn
+from pyllama_spec.speculative.draft_bound import drafter_bound
 from pyllama_spec.speculative.drafter_blame import Blame, blame, chain_of
 from pyllama_spec.speculative.stats import plural
 
@@ -73,7 +74,8 @@ class IsolatedDrafter:
         check_proposes(drafter)
         self._drafter = drafter
         # Called with the borrower of the target, then with None: a drafter may only read it.
-        self._lend, self._borrower = lend, f"the drafter {_bounded(drafter.name, _MAX_NAME)}"
+        self.name = _bounded(attribute(drafter, "name"), _MAX_NAME)
+        self._lend, self._borrower = lend, f"the drafter {self.name}"
         self._n_vocab = n_vocab
         self._failures: dict[int, DrafterFailure] = {}
         # How many tokens of each sequence it has been told. After a failure a sequence is absent
@@ -85,17 +87,18 @@ class IsolatedDrafter:
         # Sequences whose begin_request() failed: the drafter does not know whose text it is told.
         self._unbegun: set[int] = set()
         self._has_warned = False
-        self.name = _bounded(drafter.name, _MAX_NAME)
-        self.note = _bounded(drafter.note, _MAX_NOTE)
+        self.note = _bounded(attribute(drafter, "note"), _MAX_NOTE)
         # The layer inputs to give it.
-        self.target_layers = tuple(drafter.target_layers)
-        self.is_stepwise, self.has_lookup = drafter.is_stepwise, drafter.has_lookup
-        self.is_lookup, self.draws_tokens = drafter.is_lookup, drafter.draws_tokens
+        self.target_layers: tuple[int, ...] = attribute(drafter, "target_layers")
+        self.is_stepwise: bool = attribute(drafter, "is_stepwise")
+        self.has_lookup: bool = attribute(drafter, "has_lookup")
+        self.is_lookup: bool = attribute(drafter, "is_lookup")
+        self.draws_tokens: bool = attribute(drafter, "draws_tokens")
         # Others are told the tokens of a copy again.
-        self.copies = drafter.can_copy
+        self.copies: bool = attribute(drafter, "can_copy")
         self._mark = _mark(drafter)
         # Whether the drafter needs commits: that of plain decoding does not.
-        self.listens = drafter.max_draft > 0 or bool(self.target_layers)
+        self.listens = drafter_bound(drafter).max_draft > 0 or bool(self.target_layers)
 
     def __repr__(self) -> str:
         return repr(self._drafter)

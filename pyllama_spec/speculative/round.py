@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
+from pyllama_spec.drafters.attributes import check_attachable
 from pyllama_spec.drafters.base import Committed, Draft, Drafter, named_failure
 from pyllama_spec.engine import Context
 from pyllama_spec.engine.exactness import FEW_ROWS
@@ -110,17 +111,7 @@ class Round:
         max_stepwise: int = 0,
         store: PrefixStore | None = None,
     ) -> None:
-        if not isinstance(drafter, Drafter):
-            raise ArgumentError(
-                f"the drafter {drafter!r:.60} is not a Drafter; let its class inherit from "
-                "pyllama_spec.Drafter"
-            )
-        missing = set(drafter.target_layers) - set(target.target_layers)
-        if missing:
-            raise ArgumentError(
-                f"the drafter {drafter.name!r} reads the inputs of layers {sorted(missing)}; open "
-                f"the target's context with target_layers={tuple(drafter.target_layers)}"
-            )
+        check_attachable(drafter, target)
         with named_failure(drafter, "attach"):
             drafter.attach(target)  # before its numbers are read: it may learn some of the target
         bound = draft_bound(drafter_bound(drafter), n_draft=n_draft)

@@ -1,0 +1,133 @@
+"""Reads the attributes of a drafter, whose class may be anyone's: a fault is an ArgumentError."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from pyllama_spec.drafters.base import Drafter
+from pyllama_spec.engine import Context
+from pyllama_spec.engine.checks import boolean, instance, integer, listed
+from pyllama_spec.errors import ArgumentError, shown
+
+# The attributes and properties that are read of a drafter before it is asked for a draft.
+_FLAGS = (
+    "is_stepwise", "has_lookup", "is_lookup", "wants_head", "draws_tokens", "can_copy", "is_closed",
+)  # fmt: skip
+_READ = ("name", "note", "max_draft", "target_layers", "step_share", *_FLAGS, "attached_to")
+_METHODS = tuple(
+    name for name in dir(Drafter) if name[0] != "_" and callable(getattr(Drafter, name))
+)
+# More than any model has.
+_MAX_LAYERS = 4096
+
+
+def attribute(drafter: Drafter, name: str) -> Any:
+    """The value of a drafter's attribute. It may be another one, or raise, at each read.
+
+    Returns:
+        The value, of the type that Drafter says; max_draft and step_share are not checked further.
+
+    Raises:
+        ArgumentError: reading it raises, or it has another type.
+
+    """
+    value = _read(drafter, name)
+    place = f"the drafter {type(drafter).__name__} cannot be used: {name}"
+    if callable(value):
+        raise ArgumentError(f"{place} is a method; make it a value, or add @property")
+    if name in _FLAGS:
+        return boolean(value, place)
+    if name in ("name", "note"):
+        instance(value, str, place)
+    elif name == "attached_to":
+        instance(value, (Context, type(None)), place)
+    elif name == "target_layers":
+        return _layers(value, place)
+    return value
+
+
+def check_proposes(drafter: Drafter) -> None:
+    """Raises unless the drafter has propose() or propose_one().
+
+    Raises:
+        ArgumentError: its class has neither propose_one() nor propose(), and max_draft does not
+            say that it drafts nothing; it names more target_layers than a model has; one of its
+            attributes raises; or one has another type than Drafter says.
+
+    """
+    kind = type(drafter).__name__
+    methods = {name: _read(drafter, name) for name in _METHODS}
+    for name, method in methods.items():
+        if not callable(method):
+            raise ArgumentError(
+                f"the drafter {kind} cannot be used: {name}={shown(method)} is not a method"
+            )
+    values = {name: attribute(drafter, name) for name in _READ}
+    proposes = any(
+        getattr(methods[name], "__func__", None) is not getattr(Drafter, name)
+        for name in ("propose_one", "propose")
+    )
+    if values["max_draft"] and not proposes:
+        raise ArgumentError(
+            f"the drafter {kind} has neither propose_one() nor propose(): write "
+            f"{kind}.propose_one(self, request), which returns a Draft (docs/drafters.md)"
+        )
+
+
+def check_attachable(drafter: Drafter, target: Context) -> None:
+    """Raises unless a round on the context can ask the drafter.
+
+    Raises:
+        ArgumentError: it is no Drafter, or the context does not keep the layer inputs that it
+            wants.
+
+    """
+    if not isinstance(drafter, Drafter):
+        raise ArgumentError(
+            f"the drafter {drafter!r:.60} is not a Drafter; let its class inherit from "
+            "pyllama_spec.Drafter"
+        )
+    layers = attribute(drafter, "target_layers")
+    missing = set(layers) - set(target.target_layers)
+    if missing:
+        raise ArgumentError(
+            f"the drafter {attribute(drafter, 'name')!r} reads the inputs of layers "
+            f"{sorted(missing)}; open the target's context with target_layers={layers}"
+        )
+
+
+def _read(drafter: Drafter, name: str) -> Any:
+    """The value of an attribute, of any type.
+
+    Raises:
+        ArgumentError: reading it raises.
+
+    """
+    try:
+        value = getattr(drafter, name)
+        if name in ("name", "note") and not callable(value):
+            str(value)
+    except Exception as error:
+        said = ""
+        with contextlib.suppress(Exception):  # the error's class may be the user's too
+            said = f": {error!s:.300}"
+        raise ArgumentError(
+            f"the drafter {type(drafter).__name__} cannot be used: its {name} raises "
+            f"{type(error).__name__}{said}"
+        ) from error
+    return value
+
+
+def _layers(value: Any, place: str) -> tuple[int, ...]:
+    """The numbers of layers in target_layers.
+
+    Raises:
+        ArgumentError: it is not a tuple of ints, or has more than a model.
+
+    """
+    try:
+        layers = listed(value, place, _MAX_LAYERS)
+    except TypeError:
+        raise ArgumentError(f"{place}={shown(value)} is not a tuple of ints") from None
+    return tuple(integer(layer, f"{place}[{i}]") for i, layer in enumerate(layers))
