@@ -371,7 +371,7 @@ def _raw_params(
     if split:
         params.tensor_split, params.n_tensor_split = shares, len(split)
     places = _name_places(params, devices, rpc_servers)
-    overrides = raw_overrides(kv_overrides or {})
+    overrides = raw_overrides({} if kv_overrides is None else kv_overrides)
     params.overrides, params.n_overrides = overrides.array, len(kv_overrides or {})
     return params, (shares, places, overrides)
 

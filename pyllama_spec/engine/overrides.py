@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pyllama_spec.engine.binding import ffi
-from pyllama_spec.engine.checks import int32, real, text
+from pyllama_spec.engine.checks import FLOAT32_MAX, boolean, int32, integer, real, text
 from pyllama_spec.errors import ArgumentError, shown
 
 Override = bool | int | float | str
 
-# Keys that decide how texts are tokenized and how long, wide or sharp attention is. The rest
-# describe how the weights lie in the file: another value there makes the engine read outside of
-# them.
-_MAY_BE = re.compile(
-    r"general\.(name|description|author|url|license)|tokenizer\.ggml\.(?!model|tokens|merges|scores).+"
-    r"|tokenizer\.chat_template|[\w-]+\.(context_length|rope\.(freq_base|freq_scale|scaling\.[\w.]+)"
-    r"|expert_used_count|expert_weights_scale|attention\.(causal|scale|sliding_window"
-    r"|layer_norm_rms_epsilon|layer_norm_epsilon)|attn_logit_softcapping|final_logit_softcapping"
-    r"|logit_scale|residual_scale|embedding_scale|pooling_type)"
-)
 # The text size of the engine's struct, without the zero at the end.
 _MAX_BYTES = 127
 _INT, _REAL, _BOOL, _TEXT = range(4)
+_NAMES = (
+    "an int of 32 bits", "a finite float", "True or False", f"a str of at most {_MAX_BYTES} bytes"
+)  # fmt: skip
+_ANY = f"{', '.join(_NAMES[:3])}, or {_NAMES[3]}"
+# Keys that decide how texts are tokenized and how long, wide or sharp attention is, with the type
+# that the engine reads: it ignores a value of another one. The rest describe how the weights lie in
+# the file: another value there makes the engine read outside of them.
+_KEYS = tuple(
+    (re.compile(pattern), kind)
+    for pattern, kind in (
+        (r"general\.(name|description|author|url|license)|tokenizer\.ggml\.pre", _TEXT),
+        (r"tokenizer\.chat_template|[\w-]+\.rope\.scaling\.type", _TEXT),
+        (r"tokenizer\.ggml\.add_(bos_token|eos_token|sep_token|space_prefix)", _BOOL),
+        (r"tokenizer\.ggml\.(remove_extra_whitespaces|normalizer\.\w+)", _BOOL),
+        (r"[\w-]+\.(attention\.causal|rope\.scaling\.finetuned)", _BOOL),
+        (r"tokenizer\.ggml\.(\w+_token_id|token_type_count)", _INT),
+        (r"[\w-]+\.(context_length|expert_used_count|attention\.sliding_window)", _INT),
+        (r"[\w-]+\.(pooling_type|rope\.scaling\.original_context_length)", _INT),
+        (r"[\w-]+\.rope\.(freq_base|freq_scale)", _REAL),
+        (r"[\w-]+\.rope\.scaling\.(factor|alpha|attn_factor|yarn_\w+)", _REAL),
+        (r"[\w-]+\.attention\.(scale|layer_norm_rms_epsilon|layer_norm_epsilon)", _REAL),
+        (r"[\w-]+\.(attn_logit_softcapping|final_logit_softcapping|expert_weights_scale)", _REAL),
+        (r"[\w-]+\.(logit_scale|residual_scale|embedding_scale)", _REAL),
+        (r"tokenizer\.ggml\.(?!model|tokens|merges|scores).+|[\w-]+\.rope\.scaling\.[\w.]+", None),
+    )
+)
 
 
 class RawOverrides(NamedTuple):
@@ -44,7 +61,7 @@ def raw_overrides(overrides: Mapping[str, Override]) -> RawOverrides:
     """Converts the overrides to C structs.
 
     Raises:
-        ArgumentError: a key may not be overridden, or a value has an unsupported type.
+        ArgumentError: a key may not be overridden, or a value is not of the key's type.
 
     """
     if not isinstance(overrides, Mapping):
@@ -52,31 +69,74 @@ def raw_overrides(overrides: Mapping[str, Override]) -> RawOverrides:
     array = ffi.new("struct llama_spec_override[]", max(len(overrides), 1))
     keep: list[Any] = [array]
     for raw, (key, value) in zip(array, overrides.items(), strict=False):
-        if not isinstance(key, str) or not _MAY_BE.fullmatch(key) or len(key) > _MAX_BYTES:
-            raise ArgumentError(
-                f"kv_overrides: {shown(key)} may not be overridden: it describes how the weights "
-                "are stored in the file; tokenizer.ggml.*, context_length, rope.*, "
-                "expert_used_count and the "
-                "like may"
-            )
-        raw.key = _c_string(text(key, "a key of kv_overrides"), keep)
-        _fill(raw, key, value, keep)
+        wanted = _kind_of_key(key)
+        raw.key = _c_string(key, keep)
+        _fill(raw, key, value, wanted, keep)
     return RawOverrides(array if overrides else ffi.NULL, keep)
 
 
-def _fill(raw: Any, key: str, value: object, keep: list[Any]) -> None:
-    if isinstance(value, bool):
-        raw.kind, raw.whole = _BOOL, value
-    elif isinstance(value, str):
-        if len(text(value, f"kv_overrides: {key}").encode()) > _MAX_BYTES:
-            raise ArgumentError(f"kv_overrides: the text of {key} has more than {_MAX_BYTES} bytes")
-        raw.kind, raw.text = _TEXT, _c_string(value, keep)
-    elif hasattr(value, "__index__"):
-        raw.kind, raw.whole = _INT, int32(value, f"kv_overrides: {key}")
-        if raw.whole < 1 and key.endswith(("expert_used_count", "context_length")):
-            raise ArgumentError(f"kv_overrides: {key}={shown(value)} is not at least 1")
-    else:
-        raw.kind, raw.real = _REAL, real(value, f"kv_overrides: {key}")
+def _kind_of_key(key: object) -> int | None:
+    """The type that the engine reads of a key; None for any.
+
+    Raises:
+        ArgumentError: the key may not be overridden.
+
+    """
+    if isinstance(key, str) and len(text(key, "a key of kv_overrides").encode()) <= _MAX_BYTES:
+        for pattern, kind in _KEYS:
+            if pattern.fullmatch(key):
+                return kind
+    raise ArgumentError(
+        f"kv_overrides: {shown(key)} may not be overridden: it describes how the weights are "
+        "stored in the file; tokenizer.ggml.*, context_length, rope.*, expert_used_count and the "
+        "like may"
+    )
+
+
+def _fill(raw: Any, key: str, value: object, wanted: int | None, keep: list[Any]) -> None:
+    """Sets the value of an override.
+
+    Raises:
+        ArgumentError: the engine would not read it, as it is of another type or too large.
+
+    """
+    kind, what = _kind_of(value), _ANY if wanted is None else _NAMES[wanted]
+    fault = ArgumentError(f"kv_overrides: {key}={shown(value)} is not {what}")
+    if wanted == _REAL and kind == _INT:
+        kind = _REAL
+    if kind is None or kind != (kind if wanted is None else wanted):
+        raise fault
+    raw.kind = kind
+    try:
+        if kind == _BOOL:
+            raw.whole = bool(value)
+        elif kind == _INT:
+            raw.whole = int32(value, key)
+        elif kind == _REAL:
+            raw.real = real(value, key)
+            if abs(raw.real) > FLOAT32_MAX:
+                raise fault
+    except ArgumentError:
+        raise fault from None
+    if kind == _TEXT:
+        raw.text = _c_string(text(value, f"kv_overrides: {key}"), keep)
+        if len(keep[-1]) > _MAX_BYTES + 1:  # with its zero
+            raise fault
+    if kind == _INT and raw.whole < 1 and key.endswith(("expert_used_count", "context_length")):
+        raise ArgumentError(f"kv_overrides: {key}={shown(value)} is not at least 1")
+
+
+def _kind_of(value: object) -> int | None:
+    """The type of a value, of Python or NumPy; None for no value of a key."""
+    if isinstance(value, str):
+        return _TEXT
+    with contextlib.suppress(ArgumentError):
+        boolean(value, "")
+        return _BOOL
+    with contextlib.suppress(ArgumentError):
+        integer(value, "")
+        return _INT
+    return _REAL if isinstance(value, float) or hasattr(value, "__float__") else None
 
 
 def _c_string(value: str, keep: list[Any]) -> Any:

@@ -244,6 +244,16 @@ def test_kv_overrides() -> None:
         assert not llm.model.vocab.adds_bos
 
 
+def test_a_whole_number_overrides_a_float() -> None:
+    """The engine alone ignores an int of such a key."""
+    texts = []
+    for value in (3, 3.0, 10000.0):
+        with open_tiny(kv_overrides={"llama.rope.freq_base": value}) as llm:
+            answer: Any = llm(PROMPT, max_tokens=24, temperature=0.0)
+            texts.append(answer["choices"][0]["text"])
+    assert texts[0] == texts[1] != texts[2]
+
+
 def test_verbose_says_what_a_request_took(capfd: pytest.CaptureFixture[str]) -> None:
     with open_tiny(verbose=True) as llm:
         capfd.readouterr()

@@ -1,0 +1,66 @@
+"""kv_overrides: a value that the engine would not read, or would cut, is refused by its key."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_spec.engine import Model
+from pyllama_spec.errors import ArgumentError
+from tests.models import model_path
+
+INT, REAL = "an int of 32 bits", "a finite float"
+BOOL, TEXT = "True or False", "a str of at most 127 bytes"
+ANY = f"{INT}, {REAL}, {BOOL}, or {TEXT}"
+LENGTH, BASE = "llama.context_length", "llama.rope.freq_base"
+BOS, PRE, OTHER = "tokenizer.ggml.add_bos_token", "tokenizer.ggml.pre", "tokenizer.ggml.other"
+NO_VALUE: list[Any] = [None, [1], {}, b"x", object(), 1j]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        *((key, value, wanted) for value in NO_VALUE for key, wanted in (
+            (LENGTH, INT), (BASE, REAL), (BOS, BOOL), (PRE, TEXT), (OTHER, ANY),
+        )),
+        *((LENGTH, value, INT) for value in (128.0, "128", True, 2**31, 2**64, -(2**64))),
+        *((OTHER, value, ANY) for value in (2**64, float("nan"), "x" * 128, "\xe9" * 64)),
+        *((BASE, value, REAL) for value in ("1.0", True, float("nan"), float("inf"), 1e39)),
+        *((BOS, value, BOOL) for value in (0, 1, "true", 1.0)),
+        *((PRE, value, TEXT) for value in (1, 1.5, True, "x" * 128)),
+        ("tokenizer.ggml.eos_token_id", 2.0, INT), ("llama.pooling_type", "mean", INT),
+        ("llama.attention.causal", 0, BOOL), ("llama.rope.scaling.type", 1, TEXT),
+        ("llama.rope.scaling.yarn_beta_fast", "2", REAL), ("llama.logit_scale", "2", REAL),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_type_is_refused(key: str, value: Any, wanted: str) -> None:
+    said = re.escape(f"kv_overrides: {key}=") + ".* is not " + re.escape(wanted) + "$"
+    with pytest.raises(ArgumentError, match=said):
+        Model(model_path("llama"), kv_overrides={key: value})
+
+
+@pytest.mark.parametrize("value", [0, "", [], False, (), 1, "llama.context_length"])
+def test_what_is_no_dict_is_refused(value: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"kv_overrides=.* is not a dict"):
+        Model(model_path("llama"), kv_overrides=value)
+
+
+@pytest.mark.parametrize("key", ["tokenizer.ggml." + "\xe9" * 60, "x" * 128, 5, None])
+def test_a_key_that_the_engine_cannot_hold_is_refused(key: Any) -> None:
+    with pytest.raises(ArgumentError, match="may not be overridden"):
+        Model(model_path("llama"), kv_overrides={key: 1})
+
+
+@pytest.mark.parametrize("value", [128, np.int64(128), np.uint8(128)])
+def test_an_int_arrives(value: Any) -> None:
+    with Model(model_path("llama"), kv_overrides={LENGTH: value}) as model:
+        assert model.info.n_ctx_train == 128
+
+
+@pytest.mark.parametrize("value", [False, np.False_])
+def test_a_bool_arrives(value: Any) -> None:
+    with Model(model_path("llama"), kv_overrides={BOS: value}) as model:
+        assert not model.vocab.adds_bos
