@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,12 +15,19 @@ from pyllama_spec.engine.checks import instance, int32, one_of, shares_of, text
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.identity import digest_of, stamp_of
+from pyllama_spec.engine.load_errors import load_error
 from pyllama_spec.engine.model_info import DraftBlock, HeadWeights, ModelInfo, NgramArrays
 from pyllama_spec.engine.overrides import Override, raw_overrides
 from pyllama_spec.engine.placement import device_names, in_words, placement, warn_of_fewer
 from pyllama_spec.engine.rpc import server_names
 from pyllama_spec.engine.vocab import Vocab
-from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError, shown
+from pyllama_spec.errors import (
+    ArgumentError,
+    ModelLoadError,
+    PyllamaSpecError,
+    UnsupportedError,
+    shown,
+)
 from pyllama_spec.gguf.header import check_header
 
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
@@ -125,22 +131,18 @@ class Model(Closeable):
         user = ffi.new_handle([progress])
         params.progress, params.progress_user = lib.pyllama_spec_on_progress, user
         code = lib.llama_spec_model_load(os.fsencode(self.path), params, out)
+        start = f"cannot load {self.path}"
         try:
-            check(code, f"cannot load {self.path}")
-        except BaseException as error:
+            check(code, start)
+        except PyllamaSpecError as error:
             lib.llama_spec_model_free(out[0])
-            if "not within the file bounds" in str(error):
-                raise ModelLoadError(
-                    f"cannot load {self.path}: it is cut off, its tensors go beyond its end; "
-                    "download it again"
-                ) from None
-            missing = re.search(r"tensor '([^']+)' not found", str(error))
-            if missing is None or params.n_overrides or not isinstance(error, ModelLoadError):
+            told = load_error(error, start, has_overrides=params.n_overrides > 0)
+            if told is error:
                 raise
-            raise ModelLoadError(
-                f"cannot load {self.path}: the file has no tensor {missing[1]}; it is incomplete: "
-                "download or convert it again"
-            ) from None
+            raise told from None
+        except BaseException:
+            lib.llama_spec_model_free(out[0])
+            raise
         return out[0]
 
     def _read_info(self) -> ModelInfo:

@@ -1,0 +1,161 @@
+"""Puts the engine's reasons for not loading a file into words: what is wrong, and what to do."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from pyllama_spec.errors import ModelLoadError, OutOfMemoryError, PyllamaSpecError
+
+_SAYS = re.compile(r" \(the engine says: (.*)\)$", re.DOTALL)
+# Every line of the engine begins with the name of a function; texts may have a semicolon too.
+_NEXT_LINE = re.compile(r";(?=\w+: )")
+_PREFIXES = re.compile(
+    r"^(?:[a-z_]+: |error loading model(?: hyperparameters| vocabulary)?: )+(?=.)", re.DOTALL
+)
+_AGAIN = "download or convert it again"
+_OR_UPDATE = f"{_AGAIN}, or update this package"
+_UPDATE = "update this package, or choose another model"
+
+
+class _Fault(NamedTuple):
+    """A kind of fault.
+
+    Attributes:
+        line: matches the engine's line, without its prefixes.
+        what: what is wrong, with the groups of `line`.
+        remedy: what to do.
+        is_of_file: whether no value of kv_overrides can be the cause.
+
+    """
+
+    line: re.Pattern[str]
+    what: str
+    remedy: str = _AGAIN
+    is_of_file: bool = False
+
+
+_FAULTS = tuple(
+    _Fault(re.compile(line), *rest)
+    for line, *rest in (
+        (
+            "not within the file bounds",
+            "it is cut off, its tensors go beyond its end; ", "download it again", True,
+        ),
+        (
+            "unexpectedly reached end of file",
+            "it became shorter while it was read; ", "load it again once it is complete", True,
+        ),
+        (
+            r"(?:missing )?tensor '([^']+)'(?: not found)?$",
+            "the file has no tensor {0}; it is incomplete: ",
+        ),
+        (
+            r"(?:array )?key not found in model: (\S+)",
+            "the file has no key {0}; it is incomplete: ", _AGAIN, True,
+        ),
+        (
+            r"tensor '([^']+)' has wrong shape; expected +([\d, ]+?), got +(\d[\d, ]*?)(?:, +1)*$",
+            "the tensor {0} has the shape {2}, and the keys of the file say {1}; it is damaged: ",
+        ),
+        (
+            r"wrong number of tensors; expected (\d+), got (\d+)",
+            "the file has {0} tensors, and this version reads {1} of them: ", _OR_UPDATE,
+        ),
+        (
+            r"tensor '([^']+)' has invalid ggml type (\d+)",
+            "this version does not know the type {1} of the tensor {0}: ", _OR_UPDATE, True,
+        ),
+        (
+            r"tensor '([^']+)' of type (\d+ \(\S+\)) has (\d+) elements per row",
+            "the tensor {0} has the type {1}, which does not fit its rows of {2} numbers: ",
+            "download it again, or quantize it to another type", True,
+        ),
+        (
+            r"unknown model architecture: '(.*)'",
+            "this version does not know its architecture '{0}' (general.architecture): ", _UPDATE,
+            True,
+        ),
+        (
+            r"unknown tokenizer: '(.*)'",
+            "this version does not know its tokenizer '{0}' (tokenizer.ggml.model): ", _UPDATE,
+            True,
+        ),
+        (
+            r"unknown pre-tokenizer type: '(.*)'",
+            "this version does not know its pre-tokenizer '{0}' (tokenizer.ggml.pre): ", _UPDATE,
+        ),
+        (
+            r"key (\S+) has wrong type (\w+) but expected type (\w+)",
+            "its key {0} has the type {1}, and not {2}: ", _AGAIN, True,
+        ),
+        (
+            r"expected scalar, found array for key: (\S+)",
+            "its key {0} has a list, and not a single value: ", _AGAIN, True,
+        ),
+        (
+            r"key (\S+) has wrong array length; expected (\d+), got (\d+)",
+            "its key {0} has {2} values, and not {1}: ",
+        ),
+        (
+            r"invalid gguf type for (\S+)$", "its key {0} has a value of another type: ", _AGAIN,
+            True,
+        ),
+        (
+            r"(\S+) (?:has wrong array element type|is not a string/)",
+            "its key {0} has a list of another type: ", _AGAIN, True,
+        ),
+        (
+            r"invalid n_rot: (\d+), expected (\d+)",
+            "its rope.dimension_count is {0}, and its other keys give {1}; it is damaged: ",
+        ),
+        (
+            r"(?:failed to load GGUF split from|missing key \S+ in GGUF split) (.+)",
+            "its part {0} cannot be read: ", "put all its parts into one folder", True,
+        ),
+        (
+            r"illegal split file idx: (\d+)",
+            "it is not the first part of its model: ", "give the path of the first part", True,
+        ),
+    )
+)  # fmt: skip
+_MEMORY = re.compile(r"bad_alloc|unable to allocate|[Cc]annot allocate memory|out of memory")
+_ASSERT = re.compile(r"GGML_ASSERT\((.*)\) failed")
+
+
+def load_error(
+    error: PyllamaSpecError, start: str, *, has_overrides: bool = False
+) -> PyllamaSpecError:
+    """The error of a load in words, with at most one line of the engine.
+
+    Args:
+        error: what the C ABI said. Only a ModelLoadError with lines of the engine changes.
+        start: the start of the message, such as "cannot load model.gguf".
+        has_overrides: whether kv_overrides were given, which may be at fault too.
+
+    """
+    text = str(error.args[0]) if error.args else ""
+    said = _SAYS.search(text)
+    if not isinstance(error, ModelLoadError) or said is None:
+        return error
+    lines = [_PREFIXES.sub("", line) for line in _NEXT_LINE.split(said[1])]
+    first = "correct kv_overrides, or {}" if has_overrides else "{}"
+    for line in lines:
+        for fault in _FAULTS:
+            if found := fault.line.search(line):
+                remedy = fault.remedy if fault.is_of_file else first.format(fault.remedy)
+                groups = [re.sub(r" {2,}", " ", group or "") for group in found.groups()]
+                return ModelLoadError(f"{start}: {fault.what.format(*groups)}{remedy}")
+    line = next((line for line in lines if _MEMORY.search(line)), lines[0])
+    quoted = f"(the engine says: {line})"
+    if _MEMORY.search(line):
+        return OutOfMemoryError(
+            f"{start}: there is not enough memory for it, or it is damaged and asks for too much: "
+            f"close other programs, choose a smaller file, or {_AGAIN} {quoted}"
+        )
+    if refused := _ASSERT.search(line):
+        what = "a key of the file has a value that the engine refuses"
+        quoted = f"(the engine says: {refused[1]} is not so)"
+    else:
+        what = text[: said.start()].removeprefix(f"{start}: ")
+    return ModelLoadError(f"{start}: {what}; {first.format(_AGAIN)} {quoted}")

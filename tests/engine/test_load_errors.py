@@ -1,0 +1,158 @@
+"""A file that the engine refuses: what is wrong, what to do, and at most one line of the engine."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_spec.engine import Model
+from pyllama_spec.engine.load_errors import load_error
+from pyllama_spec.errors import ModelLoadError, OutOfMemoryError, PyllamaSpecError
+from tests.models.sketch import Sketch
+from tests.robust.tools import edited, tiny, with_bytes, with_key, written
+
+AGAIN = "download or convert it again"
+
+
+def _tensors(edit: Callable[[dict[str, Any]], object]) -> Callable[[Path], Path]:
+    def change(sketch: Sketch) -> None:
+        edit(sketch.tensors)
+
+    return lambda folder: edited(folder, change)
+
+
+def _type_of_norm(kind: int) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        data, name = tiny().read_bytes(), b"output_norm.weight"
+        at = data.index(name) + len(name)
+        at += 4 + 8 * int.from_bytes(data[at : at + 4], "little")  # after the sizes
+        return written(folder, data[:at] + struct.pack("<I", kind) + data[at + 4 :])
+
+    return write
+
+
+def _bytes(old: bytes, new: bytes) -> Callable[[Path], Path]:
+    return lambda folder: with_bytes(folder, old, new)
+
+
+def _key(name: str, value: Any) -> Callable[[Path], Path]:
+    return lambda folder: with_key(folder, name, value)
+
+
+FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "no tensor": (
+        _tensors(lambda t: t.pop("blk.1.ffn_up.weight")),
+        f"the file has no tensor blk.1.ffn_up.weight; it is incomplete: {AGAIN}",
+    ),
+    "shape": (
+        _key("feed_forward_length", 77),
+        (
+            "the tensor blk.0.ffn_gate.weight has the shape 64, 128, and the keys of the file say "
+            f"64, 77; it is damaged: {AGAIN}"
+        ),
+    ),
+    "one tensor more": (
+        _tensors(lambda t: t.update(more=np.zeros((32, 32), np.float32))),
+        f"the file has 22 tensors, and this version reads 21 of them: {AGAIN}, or update this",
+    ),
+    "architecture": (
+        _bytes(b"\0llama", b"\0xlama"),
+        (
+            "this version does not know its architecture 'xlama' (general.architecture): update "
+            "this package, or choose another model"
+        ),
+    ),
+    "no key": (
+        _bytes(b"llama.embedding_length", b"llama.embedding_lengtX"),
+        f"the file has no key llama.embedding_length; it is incomplete: {AGAIN}",
+    ),
+    "kind of a key": (
+        _key("block_count", "two"),
+        f"its key llama.block_count has the type str, and not u32: {AGAIN}",
+    ),
+    "unknown type": (
+        _type_of_norm(99),
+        "this version does not know the type 99 of the tensor output_norm",
+    ),
+    "removed type": (
+        _type_of_norm(4),
+        (
+            "the tensor output_norm.weight has the type 4 (DEPRECATED), which does not fit its "
+            "rows of 64 numbers: download it again, or quantize it to another type"
+        ),
+    ),
+    "rope": (
+        _key("embedding_length", 0),
+        "its rope.dimension_count is 16, and its other keys give 0",
+    ),
+    "refused value": (
+        _key("block_count", 10**6),
+        f"a key of the file has a value that the engine refuses; {AGAIN} (the engine says: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_file_that_cannot_be_loaded(case: str, tmp_path: Path) -> None:
+    write, words = FILES[case]
+    path = write(tmp_path)
+    with pytest.raises(ModelLoadError) as caught:
+        Model(path)
+    assert str(caught.value).startswith(f"cannot load {path}: {words}")
+    assert "llama_model_load" not in str(caught.value)
+    assert ";llama" not in str(caught.value)
+
+
+def test_kv_overrides_may_be_at_fault() -> None:
+    said = (
+        r"know its pre-tokenizer 'mine' \(tokenizer\.ggml\.pre\): correct kv_overrides, or update"
+    )
+    with pytest.raises(ModelLoadError, match=said):
+        Model(tiny(), kv_overrides={"tokenizer.ggml.pre": "mine"})
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("unknown tokenizer: 'x'", "does not know its tokenizer 'x' (tokenizer.ggml.model)"),
+        ("unexpectedly reached end of file", "it became shorter while it was read; load it again"),
+        ("missing tensor 'x'", "the file has no tensor x; it is incomplete"),
+        (
+            "key a.b has wrong array length; expected 2, got 3",
+            "its key a.b has 3 values, and not 2",
+        ),
+        ("invalid gguf type for a.b", "its key a.b has a value of another type"),
+        ("expected scalar, found array for key: a.b", "its key a.b has a list, and not a single"),
+        (
+            "nobody knows; what this is",
+            (
+                f"the engine could not load the file; {AGAIN} (the engine "
+                "says: nobody knows; what this is)"
+            ),
+        ),
+    ],
+)
+def test_further_lines_of_the_engine(line: str, words: str) -> None:
+    """Those of files that the tiny models are not."""
+    said = (
+        "cannot load m: the engine could not load the file (the engine says: llama_model_load: "
+        f"error loading model: {line};llama_model_load_from_file_impl: failed to load model)"
+    )
+    assert str(load_error(ModelLoadError(said), "cannot load m")).startswith("cannot load m: ")
+    assert words in str(load_error(ModelLoadError(said), "cannot load m"))
+    other = PyllamaSpecError(said)
+    assert load_error(other, "cannot load m") is other
+
+
+@pytest.mark.parametrize("line", ["std::bad_alloc", "unable to allocate CPU buffer"])
+def test_too_little_memory_is_an_error_of_memory(line: str) -> None:
+    said = f"m: it failed (the engine says: llama_model_load: error loading model: {line};a: b)"
+    error = load_error(ModelLoadError(said), "m")
+    assert isinstance(error, OutOfMemoryError)
+    assert re.search(rf"not enough memory .* \(the engine says: {line}\)$", str(error))
