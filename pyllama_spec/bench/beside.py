@@ -24,7 +24,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from pyllama_spec.bench.config import BESIDE, BenchConfig
-from pyllama_spec.bench.peer import PeerError
+from pyllama_spec.bench.peer import PeerError, within
 from pyllama_spec.gguf.reader import read_key, read_table
 
 # Which drafts have a counterpart there.
@@ -160,7 +160,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], said: Any, system: str
         if process.poll() is not None:
             raise _ended(system, _words(said), process.returncode)
         with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
-            opener.open(f"{url}/v1/models", timeout=5).close()
+            within(until - monotonic(), lambda: opener.open(f"{url}/v1/models", timeout=5).close())
             return
         sleep(0.1)
     raise PeerError(f"{system} did not serve within {_LOADING_S:.0f} s")

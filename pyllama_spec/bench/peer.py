@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from pyllama_spec.bench.machine import process_cpu_s
 from pyllama_spec.chat.prompt_file import Prompt
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
+
+_T = TypeVar("_T")
 
 _TIMEOUT_S = 600.0
 _CONNECT_TIMEOUT_S = 10.0
@@ -167,15 +170,20 @@ class Peer:
         request = urllib.request.Request(
             self.url + path, data=data, headers={"Content-Type": "application/json"}
         )
+
+        def read() -> bytes:
+            try:
+                with self._opener.open(request, timeout=timeout_s) as response:
+                    return bytes(response.read())
+            except urllib.error.HTTPError as error:
+                said = error.read(300).decode(errors="replace").strip() or "no text"
+                kind = _RefusedError if error.code in (400, 422) else PeerError
+                raise kind(
+                    f"{self.url}{path} answered HTTP {error.code} {error.reason}: {said}"
+                ) from None
+
         try:
-            with self._opener.open(request, timeout=timeout_s) as response:
-                raw = response.read()
-        except urllib.error.HTTPError as error:
-            said = error.read(300).decode(errors="replace").strip()
-            kind = _RefusedError if error.code in (400, 422) else PeerError
-            raise kind(
-                f"{self.url}{path} answered HTTP {error.code} {error.reason}: {said or 'no text'}"
-            ) from None
+            raw = within(timeout_s, read)
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise PeerUnreachableError(
@@ -192,6 +200,35 @@ class Peer:
 
 class _RefusedError(PeerError):
     """The server refuses a field of the request."""
+
+
+def within(seconds: float, call: Callable[[], _T]) -> _T:
+    """The result of a call that reads from a server, by the clock.
+
+    The timeout of a socket begins anew with every byte. A server that never stops sending is read
+    on by the thread, until its connection ends.
+
+    Raises:
+        TimeoutError: the call took longer.
+
+    """
+    done: list[tuple[_T | None, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            done.append((call(), None))
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            done.append((None, error))
+
+    thread = threading.Thread(target=run, name="pyllama_spec peer", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not done:
+        raise TimeoutError(f"no whole answer within {seconds:.0f} s")
+    result, error = done[0]
+    if error is not None:
+        raise error
+    return cast("_T", result)
 
 
 def _is_positive(value: object) -> bool:

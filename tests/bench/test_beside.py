@@ -210,16 +210,24 @@ def test_an_interpreter_that_is_a_script_leaves_nothing_running(
     assert is_gone(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.parametrize(
+    "sends", ["one.sendall(b'garbage\\r\\n\\r\\n')", "_endless(one)"], ids=["garbage", "endless"]
+)
 def test_a_server_that_speaks_no_http_is_waited_for_and_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sends: str
 ) -> None:
     monkeypatch.setattr("pyllama_spec.bench.beside._LOADING_S", 3.0)
+    monkeypatch.setattr("pyllama_spec.bench.beside._END_S", 0.5)
     program = (
-        "import json, socket, sys\n"
+        "import json, socket, sys, time\n"
+        "def _endless(one):\n"
+        "    while True:\n"
+        "        one.sendall(b'HTTP/1.1 100 Continue\\r\\n\\r\\n')\n"
+        "        time.sleep(0.01)\n"
         "with socket.create_server(('127.0.0.1', json.loads(sys.argv[2])['port'])) as server:\n"
         "    while True:\n"
         "        with server.accept()[0] as one:\n"
-        "            one.sendall(b'garbage\\r\\n\\r\\n')\n"
+        f"            {sends}\n"
     )
     with pytest.raises(PeerError, match="did not serve within"):
         bench.run(

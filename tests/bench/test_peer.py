@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import socketserver
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -240,3 +242,31 @@ def test_a_peer_that_goes_away_is_not_asked_again(
     assert [len(prompt.peer) for prompt in result.prompts] == [1, 0]
     assert [len(prompt.pairs) for prompt in result.prompts] == [2, 2]
     assert "not asked again" in result.peer_failures["text"]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.0 200 OK\r\n\r\n", b"HTTP/1.0 500 No\r\n\r\n"],
+    ids=["continue", "body", "error"],
+)
+def test_a_server_that_never_stops_sending_is_left_by_the_clock(sent: bytes) -> None:
+    over = threading.Event()
+
+    class Endless(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(sent)
+            while not over.wait(0.02):
+                self.request.sendall(sent if b"100" in sent else b"x")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Endless) as listening:
+        listening.daemon_threads = True
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        peer = Peer(f"http://127.0.0.1:{listening.server_address[1]}", timeout_s=0.3)
+        begin = monotonic()
+        try:
+            with pytest.raises(PeerUnreachableError, match="no whole answer within"):
+                peer.ask(Prompt("a", "c", text="b"), 4, 0.0, 0)
+            assert monotonic() - begin < 3.0
+        finally:
+            over.set()
+            listening.shutdown()
