@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,6 @@ from pyllama_spec.engine.identity import digest_of
 from pyllama_spec.engine.model import Model
 from pyllama_spec.errors import ArgumentError, shown
 from pyllama_spec.gguf.header import check_header
-
-# One load at a time: the engine adds each adapter to a list of the model, which has no lock.
-_LOADING = threading.Lock()
 
 
 class Adapter(Closeable):
@@ -46,8 +42,10 @@ class Adapter(Closeable):
         out = ffi.new("llama_spec_adapter **")
         # Now: training may write the next adapter to the same path.
         self.identity = digest_of(self.path)
-        with _LOADING:
-            code = lib.llama_spec_adapter_load(model.handle, os.fsencode(self.path), out)
+        handle = model.handle
+        # The engine adds each adapter to a list of the model, which has no lock.
+        with model.adapter_lock:
+            code = lib.llama_spec_adapter_load(handle, os.fsencode(self.path), out)
         check(code, f"cannot use {self.path} as an adapter of {model.path.name}")
         self._handle = Handle(
             out[0], lib.llama_spec_adapter_free, f"the adapter {self.path} is closed"

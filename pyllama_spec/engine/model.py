@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -101,6 +102,7 @@ class Model(Closeable):
                 f"the model's path must be a str or a path, not {type(path).__name__}"
             )
         self.path = Path(path)
+        self.adapter_lock = threading.Lock()  # of the engine's list of adapters
         self._stamp = stamp_of(self.path)
         one_of(split_mode, _SPLIT_MODES, "split_mode")
         check_header(self.path)

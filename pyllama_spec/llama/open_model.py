@@ -253,12 +253,12 @@ class OpenModel(Closeable):
             BusyError: called by a callback of a running request.
 
         """
-        pairs, runtime, before = _pairs(adapters), self.runtime, self._adapters
-        with runtime.runner.exclusive():  # a decode may read the engine's list of adapters
-            loaded = [
-                (one if isinstance(one, Adapter) else Adapter(self.model, one), scale)
-                for one, scale in pairs
-            ]
+        loaded = [
+            (one if isinstance(one, Adapter) else Adapter(self.model, one), scale)
+            for one, scale in _pairs(adapters)
+        ]
+        runtime, before = self.runtime, self._adapters
+        with runtime.runner.exclusive():
             # They are put in now to have them checked; each decode has those of its requests.
             runtime.context.set_adapters(loaded)
             self._adapters = tuple((adapter, float(scale)) for adapter, scale in loaded)

@@ -200,15 +200,8 @@ def load_adapters(llm: Llama, spec: ModelSpec, told: Told) -> tuple[Loaded, Fail
 
 
 def retry_adapter(opened: Opened, spec: ModelSpec, name: str, told: Told) -> None:
-    """Tries once more to load an adapter; no round of the model is computed meanwhile.
-
-    The engine lists the adapters with the model's weights, and a round may read that list.
-    """
-    try:
-        with opened.llm._opened.runtime.runner.exclusive():
-            _load_adapter(opened.llm, spec, name, told, opened.adapters, opened.failures)
-    except PyllamaSpecError as error:  # the model is closed, or computes no texts
-        opened.failures[name] = told(error)
+    """Tries once more to load an adapter."""
+    _load_adapter(opened.llm, spec, name, told, opened.adapters, opened.failures)
 
 
 def _load_adapter(
