@@ -163,7 +163,7 @@ class Exchange:
                 f"{choice.model.name!r}", "unsupported", "model",
             )  # fmt: skip
         self.release()
-        if choice.model.service is not None:
+        if choice.model.takes_requests:
             self._used = await models.use(name)
         else:
             self._used = await self._loaded(name, late_error)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.models import model_path
 from tests.server.models_world import (
+    ASKED,
     ENDLESS,
     TEXT,
     Asking,
@@ -135,6 +136,20 @@ def test_the_bounds_of_waiting_hold_for_a_model_that_makes_room() -> None:
             status, answer = asked(client, "a")
             assert (status, answer["error"]["code"]) == (429, "queue_full")
         assert of_b.result()[0] == of_a.result()[0] == 200
+
+
+def test_who_waits_for_one_that_makes_room_gets_pings_and_may_leave() -> None:
+    few = {"ping_s": 0.01}
+    with several(spec("a"), spec("b"), max_loaded=1, turn_s=0, settings=few) as (client, models):
+        with endless(client, "a"):
+            of_b = Asking(client, "b")
+            until(lambda: is_draining(models, "a"))
+            connection, response = client.send("POST", TEXT, {**ASKED, "stream": True})
+            assert response.readline() == b": ping\n"
+            response.close()
+            connection.close()
+            until(lambda: models.named("a").n_waiting == 0)
+        assert of_b.result()[0] == 200
 
 
 def test_who_waits_in_vain_for_one_that_makes_room_is_told_for_whom() -> None:
