@@ -141,31 +141,27 @@ class Models:
         one = choice.model
         if not one.takes_requests:
             await self._wait_for(one)
+        if choice.adapter is not None:
+            self._check_adapter(one, choice.adapter)
         one.n_users += 1
         one.cancel_expiry()
-        try:
-            if choice.adapter is not None:
-                await self._check_adapter(one, choice.adapter)
-        except BaseException:
-            self.done_with(one)
-            raise
         return choice
 
-    async def _check_adapter(self, one: ServedModel, name: str) -> None:
-        """Raises if an adapter of a loaded model cannot be loaded; it may try again."""
+    def _check_adapter(self, one: ServedModel, name: str) -> None:
+        """Raises if an adapter of a loaded model has failed; a later request may find it loaded."""
         opened = one.opened
         assert opened is not None
         failure = opened.failures.get(name)
-        if failure is not None and (failure.may_pass or not self._is_recent(failure)):
-            if name not in one.retries:
-                one.retries[name] = self._begin(self._retry_adapter, one, opened, name)
-            await asyncio.wait({one.retries[name]})
-            failure = opened.failures.get(name)
-        if failure is not None:
-            raise not_loaded(name, failure.why, may_pass=failure.may_pass)
+        if failure is None:
+            return
+        if not (self._is_recent(failure) or name in one.retries or self._is_ending):
+            one.n_users += 1  # the model stays loaded meanwhile
+            one.cancel_expiry()
+            one.retries[name] = self._begin(self._retry_adapter, one, opened, name)
+        raise not_loaded(name, failure.why, may_pass=failure.may_pass)
 
     async def _retry_adapter(self, one: ServedModel, opened: Opened, name: str) -> None:
-        one.n_users += 1  # whoever waits for it may leave
+        """Tries once more to load an adapter. No request waits for it."""
         spec = one.spec
         assert spec is not None
         try:
@@ -173,6 +169,9 @@ class Models:
                 lambda: retry_adapter(opened, spec, name, self._failure), lambda _: None,
                 self._threads,
             )  # fmt: skip
+        except Exception as error:  # noqa: BLE001 - reported to the requests, and logged
+            note_failure(error)
+            opened.failures[name] = self._failure(error)
         finally:
             del one.retries[name]
             self.done_with(one)
@@ -576,12 +575,15 @@ class Models:
     async def close(self) -> None:
         """Closes the models that this object loaded, after the last answer."""
         self._stop_loading()
-        loads = {one.loading for one in self.all if one.loading is not None} | self._tasks
-        if loads:
-            await asyncio.wait(loads)
-        for one in self.all:
-            await self._close(one, "end")
         until = monotonic() + _LAST_LOAD_S  # a load ends with its next part of a file
+        retries = {task for one in self.all for task in one.retries.values()}
+        if ending := ({one.loading for one in self.all if one.loading} | self._tasks) - retries:
+            await asyncio.wait(ending)
+        if retries:
+            await asyncio.wait(retries, timeout=_LAST_LOAD_S)
+        for one in self.all:
+            if not one.retries:  # a file that stalls still loads into the model
+                await self._close(one, "end")
         while self._threads and monotonic() < until:
             await asyncio.sleep(_LOOK_S)
 

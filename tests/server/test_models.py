@@ -8,10 +8,7 @@ from __future__ import annotations
 import json
 import random
 import re
-import resource
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +16,12 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.drafters import PromptLookup
-from pyllama_spec.engine import Adapter, Model
-from pyllama_spec.server import ModelSpec, served_model
+from pyllama_spec.server import ModelSpec
 from pyllama_spec.server.app import _ROUTES
 from pyllama_spec.server.loader import expected_bytes
 from pyllama_spec.server.prefix_folder import PrefixFolder
-from tests.fuzz.runner import mapped_bytes
 from tests.models import model_path
-from tests.models.adapter import write_adapter, write_large_adapter
+from tests.models.adapter import write_adapter
 from tests.server.models_world import (
     ASKED,
     ENDLESS,
@@ -321,74 +316,6 @@ def test_an_adapter_that_fails_takes_nothing_else_along(adapters: list[Path]) ->
         assert text_of(asked(client, "poet")) == own_text("a", adapters[0])
         assert states(client) == {"a": "loaded", "gone": "failed", "model": "failed",
                                   "poet": "loaded"}  # fmt: skip
-
-
-def test_an_adapter_that_lacked_memory_is_tried_again_at_once(
-    adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The engine calls it a file that is no adapter of the model."""
-    large = write_large_adapter(model_path("llama", seed=0), tmp_path / "private.gguf")
-    n_tries = 0
-
-    def load_in_little_memory(model: Model, path: Path) -> Adapter:
-        nonlocal n_tries
-        n_tries += path == large
-        limits = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (mapped_bytes() + (24 << 20), limits[1]))
-        try:
-            return Adapter(model, path)
-        finally:
-            resource.setrlimit(resource.RLIMIT_AS, limits)
-
-    monkeypatch.setattr(served_model, "Adapter", load_in_little_memory)
-    named = {"large": (large, 1.0), "poet": (adapters[0], 1.0)}
-    with several(spec("a", adapters=named)) as (client, models):
-        for n in (2, 3):  # with the model, and with each request
-            connection, response = client.send("POST", TEXT, {**ASKED, "model": "large"})
-            answer = json.loads(response.read())
-            connection.close()
-            assert (response.status, answer["error"]["code"]) == (503, "model_not_loaded"), answer
-            assert response.getheader("retry-after") is not None
-            assert "there is not enough memory for it" in answer["error"]["message"]
-            assert "private" not in str(answer)
-            assert n_tries == n
-        assert states(client)["large"] == "failed"
-        assert text_of(asked(client, "poet")) == own_text("a", adapters[0])
-        monkeypatch.undo()
-        waiting = [Asking(client, "large") for _ in range(4)]
-        assert {one.result()[0] for one in waiting} == {200}
-        assert states(client)["large"] == "loaded"
-        until(lambda: models.named("a").n_users == 0)
-        assert models.begun == ["a"]
-
-
-def test_an_adapter_that_was_damaged_is_tried_again_later(
-    adapters: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "poet.gguf"
-    path.write_bytes(adapters[0].read_bytes()[:-100])
-    caplog.set_level("WARNING", "pyllama_spec.server")
-    with several(spec("a", adapters={"poet": (path, 1.0)})) as (client, models):
-        assert [asked(client, "poet")[0] for _ in range(2)] == [500] * 2
-        (line,) = caplog.messages
-        assert f"the adapter poet cannot be loaded: cannot use {path}" in line
-        path.write_bytes(adapters[0].read_bytes())
-        opened = models.named("a").opened
-        assert opened is not None
-        failure = opened.failures["poet"]
-        opened.failures["poet"] = failure._replace(at=failure.at - 3600)
-        with endless_texts(client):  # a model that computes meanwhile
-            assert text_of(asked(client, "poet")) == own_text("a", adapters[0])
-
-
-@contextmanager
-def endless_texts(client: Client) -> Iterator[None]:
-    """A text of the model a that is computed within the block."""
-    connection, response = client.send("POST", TEXT, {**ENDLESS, "model": "a"})
-    assert response.readline()
-    yield
-    response.close()
-    connection.close()
 
 
 def test_a_draft_may_be_any_that_llama_takes() -> None:
