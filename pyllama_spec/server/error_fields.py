@@ -10,6 +10,7 @@ import ast
 import json
 import re
 from collections.abc import Collection
+from typing import NamedTuple
 
 from pyllama_spec.errors import MAX_MESSAGE, MAX_SHOWN
 from pyllama_spec.server import shapes
@@ -53,25 +54,28 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "tool_choice": ("function_call",), "tools": ("functions",), "n_draft": ("speculation",),
     "repeat_penalty": ("repetition_penalty",),
 }  # fmt: skip
-# Where a text in quotes begins, whose words stay; and not the apostrophe of "the model's".
-_QUOTE = re.compile(r'''(?<!\w)'|"''')
-# Where a dict or a list begins that the library wrote, and not an index: "tools[0]".
+# Where a text in quotes begins, whose words stay, and not the apostrophe of "the model's"; or a
+# dict or a list that the library wrote, and not an index: "tools[0]".
 _VALUE_OR_QUOTE = re.compile(
-    rf"""\{{(?=['"])|(?<![\w\]])\[(?=['"\[{{\d-]|None|True|False)|{_QUOTE.pattern}"""
+    r"""\{(?=['"])|(?<![\w\]])\[(?=['"\[{\d-]|None|True|False)|(?<!\w)'|\""""
 )
 _TEXTS = {
     quote: re.compile(rf"{quote}(?:[^{quote}\\]|\\.)*{quote}", re.DOTALL) for quote in ("'", '"')
 }
+_IN_WORD = re.compile(r"\w")
+# The escapes that repr() writes, whole and cut, and texts of them.
+_ESCAPE = r"""\\(?:[\\'"nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})"""
+_CUT_ESCAPE = r"\\(?:x[0-9a-f]?|u[0-9a-f]{0,3}|U[0-9a-f]{0,7})?"
+_SINGLE, _DOUBLE = (rf"{quote}(?:[^{quote}\\\n]|{_ESCAPE})*" for quote in ("'", '"'))
 # The parts of such a value; the last one is incomplete where the value was cut.
 _PART = re.compile(
-    rf"""(?P<text>{"|".join(text.pattern for text in _TEXTS.values())})"""
-    r"""|(?P<cut>['"](?:[^\\]|\\[^xuU]|\\x.{2}|\\u.{4}|\\U.{8})*)(?:\\.{0,8})?\Z"""
-    r"""|[\[{]|(?P<end>[\]}])|, |: |-?\d[\d.e+-]*|(?P<word>[NTF][a-z]*)|[,:-]\Z""",
-    re.DOTALL,
+    rf"""(?P<text>{_SINGLE}'|{_DOUBLE}")|(?P<cut>{_SINGLE}|{_DOUBLE})(?:{_CUT_ESCAPE})?\Z"""
+    r"""|(?P<open>[\[{])|(?P<end>[\]}])|(?P<between>, |: |[,:]\Z)|-?\d[\d.e+-]*|-\Z"""
+    r"""|(?P<word>None|True|False|(?:N|No|Non|T|Tr|Tru|F|Fa|Fal|Fals)\Z)"""
 )
-# The values and texts of a message that are looked at.
+# The values of a message that are looked at.
 _MAX_PARTS = 20
-_OPENINGS = ("{", "[")
+_ENDS = {"{": "}", "[": "]"}
 _KINDS = {
     "str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object",
     "list": "array", "tuple": "array", "NoneType": "null",
@@ -92,11 +96,16 @@ def complete(error: ApiError, given: Collection[str]) -> None:
         given: the names of the fields of the request.
 
     """
-    if len(error.message) > MAX_MESSAGE:  # a client's own text, of megabytes
-        error.message = f"{error.message[: MAX_MESSAGE - 250]} ... {error.message[-200:]}"
+    error.message = _clipped(error.message)  # a client's own text, of megabytes
     if error.status == 400:
         _name_field(error, given)
-    error.message = json_words(json_objects(error.message))
+    error.message = _clipped(in_json(error.message))
+
+
+def _clipped(message: str) -> str:
+    if len(message) <= MAX_MESSAGE:
+        return message
+    return f"{message[: MAX_MESSAGE - 250]} ... {message[-200:]}"
 
 
 def _name_field(error: ApiError, given: Collection[str]) -> None:
@@ -125,78 +134,116 @@ def _field_in(message: str, given: Collection[str]) -> str | None:
     return None
 
 
-def json_objects(message: str) -> str:
-    """A message with its dicts and lists as JSON; texts in quotes stay."""
-    out, at, unclosed = "", 0, set[str]()
-    for _ in range(_MAX_PARTS):
-        if (found := _next(message, at, _VALUE_OR_QUOTE, unclosed)) is None:
-            break
+def in_json(message: str) -> str:
+    """A message with JSON's words, dicts and lists in the place of Python's.
+
+    Texts in quotes stay. It is one pass, since a value that was cut leaves a quote open.
+    """
+    out, at, n_values, unclosed = "", 0, 0, set[str]()
+    while found := _next(message, at, unclosed):
         begin, end = found
         told = message[begin:end]
-        if told in _OPENINGS:
+        if told in _ENDS and n_values < _MAX_PARTS:
+            n_values += 1
             end, told = _value_at(message, begin)
-        out += message[at:begin] + told
+        out += _WORD.sub(_word_in_json, message[at:begin]) + told
         at = end
-    return out + message[at:]
+    return out + _WORD.sub(_word_in_json, message[at:])
 
 
-def _next(
-    message: str, at: int, opening: re.Pattern[str], unclosed: set[str]
-) -> tuple[int, int] | None:
+def _next(message: str, at: int, unclosed: set[str]) -> tuple[int, int] | None:
     """Where the next text in quotes begins and ends, or where a value opens; None for no more.
 
     Args:
         message: the message.
         at: where to begin.
-        opening: finds what opens a text, or a dict or list.
         unclosed: the quotes that close no text any more, which it adds to. After one that is not
             closed, all others of its kind are escaped, so none of them is closed either: to look
             once keeps the time linear.
 
     """
-    for found in opening.finditer(message, at):
-        if (quote := found[0]) in _OPENINGS:
+    for found in _VALUE_OR_QUOTE.finditer(message, at):
+        if (quote := found[0]) in _ENDS:
             return found.span()
         if quote in unclosed:
             continue
         if text := _TEXTS[quote].match(message, found.start()):
-            return text.span()
+            begin, end = text.span()
+            if end > begin + MAX_SHOWN and _IN_WORD.match(message, end):  # it is the next one's
+                end = begin + MAX_SHOWN
+            return begin, end
         unclosed.add(quote)
     return None
 
 
 def _value_at(message: str, begin: int) -> tuple[int, str]:
     """The end of the dict or list that begins at a place, and its JSON, whole or cut."""
-    shown = message[begin : begin + MAX_SHOWN]  # the library's messages show no more of a value
-    out, at, depth = "", 0, 0
-    while at < len(shown) and (part := _PART.match(shown, at)):
-        told, at = part[0], part.end()
-        if text := part["text"] or part["cut"]:
-            try:
-                told = json.dumps(ast.literal_eval(text if part["text"] else text + text[0]))
-            except (ValueError, SyntaxError):  # nothing that Python wrote
+    whole = _read(message[begin : begin + MAX_MESSAGE])
+    if whole.is_closed:
+        return begin + whole.end, whole.told
+    # The library shows no more of most values. One whose parts go on behind that is not cut.
+    if whole.last_part >= MAX_SHOWN:
+        return begin + whole.end, message[begin : begin + whole.end]
+    cut = _read(message[begin : begin + MAX_SHOWN])
+    return (begin + cut.end, cut.told) if cut.end == MAX_SHOWN else (begin + 1, message[begin])
+
+
+class _Read(NamedTuple):
+    """What could be read of a dict or list.
+
+    Attributes:
+        end: where that ends.
+        told: its JSON.
+        is_closed: whether it is the whole value.
+        last_part: where its last part begins that is not between two others.
+
+    """
+
+    end: int
+    told: str
+    is_closed: bool
+    last_part: int
+
+
+def _read(text: str) -> _Read:
+    """Reads the dict or list that a text begins with, as far as it is one."""
+    out, at, last_part, is_complete, ends = "", 0, 0, False, ""
+    while (part := _PART.match(text, at)) and (told := _part_in_json(part)) is not None:
+        if part["end"]:
+            if told != ends[0]:
                 break
-            told = told if part["text"] else told[:-1]
-        if word := part["word"]:  # it may be cut
-            told = next((value for name, value in _VALUES.items() if name.startswith(word)), word)
-        out += told
-        depth += (told in _OPENINGS) - (part["end"] is not None)
-        if not depth:
-            return begin + at, out
-    return (begin + at, out) if at == MAX_SHOWN else (begin + 1, message[begin])
+            ends = ends[1:]
+        elif is_complete != bool(part["between"]):  # a comma has to be between two values
+            break
+        is_complete = not (part["between"] or part["open"])
+        if part["open"]:
+            ends = _ENDS[told] + ends
+        if not part["between"]:
+            last_part = at
+        out, at = out + told, part.end()
+        if not ends:
+            return _Read(at, out, True, last_part)
+    return _Read(at, out, False, last_part)
 
 
-def json_words(message: str) -> str:
-    """A message with JSON's words in the place of Python's; texts in quotes stay."""
-    out, at, unclosed = "", 0, set[str]()
-    while found := _next(message, at, _QUOTE, unclosed):
-        begin, end = found
-        out += _WORD.sub(_in_json, message[at:begin]) + message[begin:end]
-        at = end
-    return out + _WORD.sub(_in_json, message[at:])
+def _part_in_json(part: re.Match[str]) -> str | None:
+    """A part of a value as JSON; None for what Python did not write."""
+    if word := part["word"]:  # it may be cut
+        return next(value for name, value in _VALUES.items() if name.startswith(word))
+    text: str | None = part["text"] or part["cut"]
+    if text is None:
+        return part[0]
+    try:
+        value: str = ast.literal_eval(text if part["text"] else text + text[0])
+    except (ValueError, SyntaxError):
+        return None
+    told = json.dumps(value, ensure_ascii=False)
+    if not told.isprintable():  # lone surrogates, and what repr() does not show either
+        told = "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in told)
+    return told if part["text"] else told[:-1]
 
 
-def _in_json(match: re.Match[str]) -> str:
+def _word_in_json(match: re.Match[str]) -> str:
     if match["value"]:
         return _VALUES[match["value"]]
     if match["type"]:

@@ -29,7 +29,6 @@ from pyllama_spec.errors import (
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.loading import WATCH
 from pyllama_spec.server.api_errors import ApiError, for_client
-from pyllama_spec.server.error_fields import json_words
 from pyllama_spec.server.gauges import add_gauges
 from pyllama_spec.server.load_failures import (
     Failure,
@@ -328,8 +327,7 @@ class Models:
         """What clients are told of a load's error."""
         is_ours = isinstance(error, PyllamaSpecError)
         why = str(error) if is_ours else "it failed inside; the server's log says where"
-        told = json_words(self.without_paths(for_client(why)[0]))
-        return Failure(told, monotonic(), may_pass(error))
+        return Failure(self.without_paths(for_client(why)[0]), monotonic(), may_pass(error))
 
     def _note_missing(self, one: ServedModel) -> None:
         """Reports missing files at the start; their paths go to the log only."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
 import pytest
 
-from pyllama_spec.server.error_fields import json_objects, json_words
+from pyllama_spec.errors import MAX_MESSAGE
+from pyllama_spec.server.api_errors import ApiError
+from pyllama_spec.server.error_fields import complete, in_json
 from tests.faces.tools import open_tiny
 from tests.server.world import Client, served
 
@@ -119,9 +121,13 @@ def test_a_message_has_its_id_under_the_names_of_its_dialect(client: Client, bod
     ("content of type list; NoneOfIt", "content of type array; NoneOfIt"),
 ])  # fmt: skip
 def test_words_of_python_are_those_of_json(message: str, told: str) -> None:
-    assert json_words(message) == told
+    assert in_json(message) == told
 
 
+_CUT = f"{['a' * 99]!r:.60}"
+
+
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("message, told", [
     ("a={'b': True, 'c': [None, {'d': \"e\"}]} is", 'a={"b": true, "c": [null, {"d": "e"}]} is'),
     ("the text \"{'a': 1}\" is {'a': 1}", "the text \"{'a': 1}\" is {\"a\": 1}"),
@@ -129,11 +135,21 @@ def test_words_of_python_are_those_of_json(message: str, told: str) -> None:
     ("a={'b': '" + "c" * 60 + " is", 'a={"b": "' + "c" * 60 + " is"),
     ("tools[0]=['a', None] is", 'tools[0]=["a", null] is'),
     ("a=[1, [{'b': -2.5}]], ['it\\'s \"x\"'] is", 'a=[1, [{"b": -2.5}]], ["it\'s \\"x\\""] is'),
-    ("[a-z] is no [None of them], ['b' of c]", "[a-z] is no [None of them], ['b' of c]"),
+    ("[a-z] is no [None of them], ['b' of c]", "[a-z] is no [null of them], ['b' of c]"),
     ("(as {'name': ...}, or [1, ...])", "(as {'name': ...}, or [1, ...])"),
+    # Of what was cut no quote is paired with one behind it.
+    (f"x is {_CUT}; expected \"None\" of type dict, not 'None'",
+     f"x is [\"{'a' * 58}; expected \"None\" of type object, not 'None'"),
+    (f"x={_CUT[1:]}a is not 'None' or None", f"x={_CUT[1:]}a is not 'None' or null"),
+    (f"x={_CUT} is not in ['b', None]", f"x=[\"{'a' * 58} is not in [\"b\", null]"),
+    # Whole values that are longer, of JSON and of Python.
+    (f"x={['ab', None] * 9} is None", f"x={json.dumps(['ab', None] * 9)} is null"),
+    (f"x={[['ab'] * 20, ('b',), 'None']}, None", f"x={[['ab'] * 20, ('b',), 'None']}, null"),
+    ("x=['\\d', 'None'] is", "x=['\\d', 'None'] is"),
+    ("x=['\u4e2d', '\\ud800\\u202e', '\\t'] is", 'x=["\u4e2d", "\\ud800\\u202e", "\\t"] is'),
 ])  # fmt: skip
 def test_a_dict_of_python_is_an_object_of_json(message: str, told: str) -> None:
-    assert json_objects(message) == told
+    assert in_json(message) == told
 
 
 _VALUES: tuple[Any, ...] = (
@@ -146,7 +162,7 @@ _VALUES: tuple[Any, ...] = (
 def test_a_value_is_json_up_to_where_it_is_cut(value: Any) -> None:
     for n in range(20):  # each shifts the cut by one
         one = ["a" * n, value]
-        told = json_objects(f"x={one!r:.60} is")
+        told = in_json(f"x={one!r:.60} is")
         assert json.dumps(one).startswith(told[2:-3]), told
         assert len(told) > 20
 
@@ -187,13 +203,22 @@ def test_a_long_value_costs_no_time(client: Client) -> None:
             assert (status, len(answer["error"]["message"]) < 3000) == (400, True)
 
 
-@pytest.mark.parametrize("words_of", [json_words, json_objects])
-@pytest.mark.parametrize("part", ["\\'", '\\"', "'\\", '"\\', "{'", "' \"", "int '"])
-def test_the_time_grows_with_the_length(words_of: Callable[[str], str], part: str) -> None:
+@pytest.mark.parametrize(
+    "part", ["\\'", '\\"', "'\\", '"\\', "{'", "' \"", "int '", "['", "[[", "[1, "]
+)
+def test_the_time_grows_with_the_length(part: str) -> None:
     """Quotes that nothing closes were each looked at to the end: five seconds."""
     begin = time.process_time()
-    words_of(part * 10_000)
+    in_json(part * 10_000)
     assert time.process_time() - begin < 1
+
+
+@pytest.mark.parametrize("value", ["\x01", "\u4e2d", None, {"a": True}])
+def test_a_message_is_no_longer_in_json(value: Any) -> None:
+    error = ApiError(400, f"x={[value]} is, " * 300, "invalid", "x")
+    complete(error, ())
+    assert len(error.message) <= MAX_MESSAGE
+    assert error.message.startswith('x=[{"a": true}] is' if value == {"a": True} else "x=[")
 
 
 @pytest.mark.parametrize("role", ["observation", "ipython", "environment", "tool_response"])
