@@ -18,6 +18,19 @@ _OR_UPDATE = f"{_AGAIN}, or update this package"
 _UPDATE = "update this package, or choose another model"
 
 
+class UnknownArchitectureError(ModelLoadError):
+    """The engine has no such architecture.
+
+    Attributes:
+        arch: its name, as the file has it.
+
+    """
+
+    def __init__(self, message: str, arch: str = "") -> None:
+        super().__init__(message)
+        self.arch = arch
+
+
 class _Fault(NamedTuple):
     """A kind of fault.
 
@@ -26,6 +39,7 @@ class _Fault(NamedTuple):
         what: what is wrong, with the groups of `line`.
         remedy: what to do.
         is_of_file: whether no value of kv_overrides can be the cause.
+        names_arch: whether it is an UnknownArchitectureError of the first group.
 
     """
 
@@ -33,6 +47,7 @@ class _Fault(NamedTuple):
     what: str
     remedy: str = _AGAIN
     is_of_file: bool = False
+    names_arch: bool = False
 
 
 _FAULTS = tuple(
@@ -74,7 +89,7 @@ _FAULTS = tuple(
         (
             r"unknown model architecture: '(.*)'",
             "this version does not know its architecture '{0}' (general.architecture): ", _UPDATE,
-            True,
+            True, True,
         ),
         (
             r"unknown tokenizer: '(.*)'",
@@ -145,7 +160,10 @@ def load_error(
             if found := fault.line.search(line):
                 remedy = fault.remedy if fault.is_of_file else first.format(fault.remedy)
                 groups = [re.sub(r" {2,}", " ", group or "") for group in found.groups()]
-                return ModelLoadError(f"{start}: {fault.what.format(*groups)}{remedy}")
+                message = f"{start}: {fault.what.format(*groups)}{remedy}"
+                if fault.names_arch:
+                    return UnknownArchitectureError(message, groups[0])
+                return ModelLoadError(message)
     line = next((line for line in lines if _MEMORY.search(line)), lines[0])
     quoted = f"(the engine says: {line})"
     if _MEMORY.search(line):

@@ -56,6 +56,13 @@ def unknown_kind(folder: Path) -> Refused:
     return Refused(target, str(draft), "drafts of kind 'eagle9' are not supported", True)
 
 
+def unknown_architecture(folder: Path) -> Refused:
+    target = _copy(model_path("llama"), folder / "target.gguf")
+    draft = folder / "arch.gguf"
+    draft.write_bytes(model_path("llama").read_bytes().replace(b"llama", b"xlama"))
+    return Refused(target, str(draft), "drafts of kind 'xlama' are not supported", False)
+
+
 def other_vocabulary(folder: Path) -> Refused:
     target = _copy(model_path("llama"), folder / "target.gguf")
     draft = _copy(model_path("eagle3", n_vocab=640), folder / "wide.gguf")
@@ -88,8 +95,8 @@ def torn_draft(folder: Path) -> Refused:
 
 
 CASES = (
-    no_head, no_such_file, unknown_kind, other_vocabulary, other_models_head, torn_head,
-    torn_head_alone, torn_draft,
+    no_head, no_such_file, unknown_kind, unknown_architecture, other_vocabulary, other_models_head,
+    torn_head, torn_head_alone, torn_draft,
 )  # fmt: skip
 
 
@@ -110,6 +117,7 @@ REMEDIES = {
     no_head: 'give a draft\'s file, or draft="suffix"',
     no_such_file: "check its path",
     unknown_kind: "what drafts is a GGUF of a draft (",
+    unknown_architecture: 'draft="prompt-lookup" needs no file',
     other_vocabulary: 'or draft="suffix", which fits every model',
     other_models_head: 'or draft="suffix", which fits every model',
     torn_head: 'give a draft\'s file, or draft="suffix"',
@@ -221,7 +229,8 @@ def test_the_draft_comes_before_the_target(
     """
     refused = case(tmp_path)
     broken = _copy(refused.target, tmp_path / f"b-{refused.target.name}", "token_embd.weight")
-    is_before = refused.by_keys or (command != "bench" and "torn" in case.__name__)
+    is_by_load = "torn" in case.__name__ or case is unknown_architecture
+    is_before = refused.by_keys or (command != "bench" and is_by_load)
     first, *more = COMMANDS[command]
     assert main([first, "-m", str(broken), "-d", refused.draft, *more]) == 1
     said = capsys.readouterr().err

@@ -11,7 +11,6 @@ distribution, each with a call of its own.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,9 @@ from pyllama_spec.drafters.small_model.memory import TokenMemory
 from pyllama_spec.drafters.small_model.vocab_map import VocabMap
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context
+from pyllama_spec.engine.load_errors import UnknownArchitectureError
 from pyllama_spec.engine.model import Model, Progress
-from pyllama_spec.errors import ModelLoadError, UnsupportedError
+from pyllama_spec.errors import UnsupportedError
 
 NAME = "draft-model"
 # Tokens that are drafted per round by default: each costs a whole decode.
@@ -176,12 +176,9 @@ def open_small_model(path: Path, options: DraftOptions) -> Drafter:
     """
     try:
         model = SmallModel(path, options.length(_MAX_DRAFT, _MAX_ADAPTIVE), **options.of_file())
-    except ModelLoadError as error:
-        unknown = re.search(r"unknown model architecture: '([^']*)'", str(error))
-        if unknown is None:
-            raise
+    except UnknownArchitectureError as error:
         raise UnsupportedError(
-            f"drafts of kind {unknown[1]!r} are not supported by this version ({path.name}); "
+            f"drafts of kind {error.arch!r} are not supported by this version ({path.name}); "
             'draft="prompt-lookup" needs no file'
         ) from None
     return add_lookup(model, options)
