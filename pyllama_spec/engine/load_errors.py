@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from pyllama_spec.errors import ModelLoadError, OutOfMemoryError, PyllamaSpecError
+from pyllama_spec.errors import (
+    ArgumentError,
+    ModelLoadError,
+    OutOfMemoryError,
+    PyllamaSpecError,
+    UnsupportedError,
+)
 
 _SAYS = re.compile(r" \(the engine says: (.*)\)$", re.DOTALL)
 # Every line of the engine begins with the name of a function; texts may have a semicolon too.
@@ -39,7 +45,7 @@ class _Fault(NamedTuple):
         what: what is wrong, with the groups of `line`.
         remedy: what to do.
         is_of_file: whether no value of kv_overrides can be the cause.
-        names_arch: whether it is an UnknownArchitectureError of the first group.
+        kind: the error's class.
 
     """
 
@@ -47,9 +53,10 @@ class _Fault(NamedTuple):
     what: str
     remedy: str = _AGAIN
     is_of_file: bool = False
-    names_arch: bool = False
+    kind: type[PyllamaSpecError] = ModelLoadError
 
 
+_OPEN = r"^failed to open (?:GGUF file ')?(?:.*[/\\])?(.+?)(?:' \(|: )"
 _FAULTS = tuple(
     _Fault(re.compile(line), *rest)
     for line, *rest in (
@@ -89,7 +96,7 @@ _FAULTS = tuple(
         (
             r"unknown model architecture: '(.*)'",
             "this version does not know its architecture '{0}' (general.architecture): ", _UPDATE,
-            True, True,
+            True, UnknownArchitectureError,
         ),
         (
             r"unknown tokenizer: '(.*)'",
@@ -132,8 +139,45 @@ _FAULTS = tuple(
             r"illegal split file idx: (\d+)",
             "it is not the first part of its model: ", "give the path of the first part", True,
         ),
+        (
+            "^CLIP cannot be used as main model",
+            "it reads images for a language model: ", "give the language model's file", True,
+        ),
+        (
+            "^GGUF data section at file offset .* aligned, cannot mmap",
+            "its tensors are not aligned as a mapped file needs: ", "give use_mmap=False", True,
+        ),
+        (
+            rf"{_OPEN}Permission denied\)?$",
+            "{0} may not be read by this user: ", "check its permissions", True,
+        ),
+        (
+            rf"{_OPEN}Too many open files(?: in system)?\)?$",
+            "this process has too many open files: ", "close some, or raise their limit", True,
+        ),
+        (
+            "^read error: (.+)$", "reading it failed ({0}): ",
+            "check the disk or the network that it lies on", True,
+        ),
+        (
+            r"^invalid value for main_gpu: (-?\d+) \(available devices: (\d+)\)",
+            "main_gpu={0} is too large, as it can use {1} devices: ", "choose a smaller main_gpu",
+            True, ArgumentError,
+        ),
+        (
+            "^LLAMA_SPLIT_MODE_TENSOR not implemented for architecture '(.*)'",
+            "split_mode='tensor' does not support its architecture '{0}': ",
+            "choose split_mode='layer'", True, UnsupportedError,
+        ),
+        (
+            "^device (.+) does not support split buffers",
+            "split_mode='row' does not support the device {0}: ", "choose split_mode='layer'",
+            True, UnsupportedError,
+        ),
     )
 )  # fmt: skip
+# What reads the keys; its further lines are about the file too.
+_OF_KEYS = re.compile(r"gguf_|.*?: error loading model (?:hyperparameters|vocabulary): ", re.DOTALL)
 _MEMORY = re.compile(r"bad_alloc|unable to allocate|[Cc]annot allocate memory|out of memory")
 _ASSERT = re.compile(r"GGML_ASSERT\((.*)\) failed")
 
@@ -153,7 +197,8 @@ def load_error(
     said = _SAYS.search(text)
     if not isinstance(error, ModelLoadError) or said is None:
         return error
-    lines = [_PREFIXES.sub("", line) for line in _NEXT_LINE.split(said[1])]
+    raw = _NEXT_LINE.split(said[1])
+    lines = [_PREFIXES.sub("", line) for line in raw]
     first = "correct kv_overrides, or {}" if has_overrides else "{}"
     for line in lines:
         for fault in _FAULTS:
@@ -161,9 +206,9 @@ def load_error(
                 remedy = fault.remedy if fault.is_of_file else first.format(fault.remedy)
                 groups = [re.sub(r" {2,}", " ", group or "") for group in found.groups()]
                 message = f"{start}: {fault.what.format(*groups)}{remedy}"
-                if fault.names_arch:
+                if fault.kind is UnknownArchitectureError:
                     return UnknownArchitectureError(message, groups[0])
-                return ModelLoadError(message)
+                return fault.kind(message)
     line = next((line for line in lines if _MEMORY.search(line)), lines[0])
     quoted = f"(the engine says: {line})"
     if _MEMORY.search(line):
@@ -171,9 +216,10 @@ def load_error(
             f"{start}: there is not enough memory for it, or it is damaged and asks for too much: "
             f"close other programs, choose a smaller file, or {_AGAIN} {quoted}"
         )
+    what, remedy = text[: said.start()].removeprefix(f"{start}: "), first.format(_AGAIN)
     if refused := _ASSERT.search(line):
         what = "a key of the file has a value that the engine refuses"
         quoted = f"(the engine says: {refused[1]} is not so)"
-    else:
-        what = text[: said.start()].removeprefix(f"{start}: ")
-    return ModelLoadError(f"{start}: {what}; {first.format(_AGAIN)} {quoted}")
+    elif _OF_KEYS.match(raw[0]) is None:  # it may be anything: the machine, an argument, the file
+        remedy = "check kv_overrides first" if has_overrides else ""
+    return ModelLoadError(f"{start}: {what}{remedy and '; '}{remedy} {quoted}")

@@ -13,7 +13,13 @@ import pytest
 
 from pyllama_spec.engine import Model
 from pyllama_spec.engine.load_errors import load_error
-from pyllama_spec.errors import ModelLoadError, OutOfMemoryError, PyllamaSpecError
+from pyllama_spec.errors import (
+    ArgumentError,
+    ModelLoadError,
+    OutOfMemoryError,
+    PyllamaSpecError,
+    UnsupportedError,
+)
 from tests.models.sketch import Sketch
 from tests.robust.tools import edited, tiny, with_bytes, with_key, written
 
@@ -131,11 +137,16 @@ def test_kv_overrides_may_be_at_fault() -> None:
         ("expected scalar, found array for key: a.b", "its key a.b has a list, and not a single"),
         (
             "nobody knows; what this is",
-            (
-                f"the engine could not load the file; {AGAIN} (the engine "
-                "says: nobody knows; what this is)"
-            ),
+            "m: the engine could not load the file (the engine says: nobody knows; what this is)",
         ),
+        ("CLIP cannot be used as main model, use it with --mmproj", "the language model's file"),
+        (
+            "l: GGUF data section at file offset 5 is not 32 byte aligned, cannot mmap",
+            "its tensors are not aligned as a mapped file needs: give use_mmap=False",
+        ),
+        ("failed to open /a: c/b.gguf: Permission denied", ": b.gguf may not be read by this"),
+        ("failed to open /a.gguf: Too many open files", "this process has too many open files: "),
+        ("read error: Input/output error", "reading it failed (Input/output error): check the"),
     ],
 )
 def test_further_lines_of_the_engine(line: str, words: str) -> None:
@@ -148,6 +159,45 @@ def test_further_lines_of_the_engine(line: str, words: str) -> None:
     assert words in str(load_error(ModelLoadError(said), "cannot load m"))
     other = PyllamaSpecError(said)
     assert load_error(other, "cannot load m") is other
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "kind"),
+    [
+        (
+            "m: invalid value for main_gpu: 3 (available devices: 1)",
+            "main_gpu=3 is too large, as it can use 1 devices: choose a smaller main_gpu",
+            ArgumentError,
+        ),
+        (
+            "m: error loading model: LLAMA_SPLIT_MODE_TENSOR not implemented for architecture 'x'",
+            "split_mode='tensor' does not support its architecture 'x': choose split_mode='layer'",
+            UnsupportedError,
+        ),
+        (
+            "m: error loading model: device X 1 does not support split buffers",
+            "split_mode='row' does not support the device X 1: choose split_mode='layer'",
+            UnsupportedError,
+        ),
+        (
+            "gguf_init_from_file: failed to open GGUF file '/a.gguf' (Permission denied)",
+            "a.gguf may not be read by this user: check its permissions",
+            ModelLoadError,
+        ),
+        (
+            "gguf_init_from_reader: key 'x' is strange",
+            f"it failed; {AGAIN} (the engine says: key 'x' is strange)",
+            ModelLoadError,
+        ),
+    ],
+)
+def test_the_callers_and_the_machines_faults_are_not_the_files(
+    line: str, words: str, kind: type[PyllamaSpecError]
+) -> None:
+    said = f"m: it failed (the engine says: {line};llama_model_load: failed)"
+    error = load_error(ModelLoadError(said), "m")
+    assert type(error) is kind
+    assert str(error) == f"m: {words}"
 
 
 @pytest.mark.parametrize("line", ["std::bad_alloc", "unable to allocate CPU buffer"])
