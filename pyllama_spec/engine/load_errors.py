@@ -178,7 +178,12 @@ _FAULTS = tuple(
 )  # fmt: skip
 # What reads the keys; its further lines are about the file too.
 _OF_KEYS = re.compile(r"gguf_|.*?: error loading model (?:hyperparameters|vocabulary): ", re.DOTALL)
-_MEMORY = re.compile(r"bad_alloc|unable to allocate|[Cc]annot allocate memory|out of memory")
+# Too little memory for the weights. What a key of a damaged file asks for is a bad_alloc.
+_MEMORY = re.compile(
+    r"unable to allocate (?P<buffer>\S+) buffer$|allocating \S+ MiB on (?P<device>device) \d+: "
+    r"cudaMalloc failed|posix_memalign failed with error 12$|mmap failed: Cannot allocate memory$"
+)
+_HOST = re.compile(r"CPU|\w+_Host$")
 _ASSERT = re.compile(r"GGML_ASSERT\((.*)\) failed")
 
 
@@ -209,17 +214,22 @@ def load_error(
                 if fault.kind is UnknownArchitectureError:
                     return UnknownArchitectureError(message, groups[0])
                 return fault.kind(message)
-    line = next((line for line in lines if _MEMORY.search(line)), lines[0])
+    for line in lines:
+        if short := _MEMORY.match(line):
+            place = short["buffer"] or short["device"] or "CPU"
+            remedy = "close other programs, or choose a smaller file"
+            if not _HOST.match(place):
+                remedy = f"choose a smaller n_gpu_layers, {remedy}"
+            message = f"{start}: there is not enough memory for it: {remedy}"
+            return OutOfMemoryError(f"{message} (the engine says: {line})")
+    line = lines[0]
     quoted = f"(the engine says: {line})"
-    if _MEMORY.search(line):
-        return OutOfMemoryError(
-            f"{start}: there is not enough memory for it, or it is damaged and asks for too much: "
-            f"close other programs, choose a smaller file, or {_AGAIN} {quoted}"
-        )
     what, remedy = text[: said.start()].removeprefix(f"{start}: "), first.format(_AGAIN)
     if refused := _ASSERT.search(line):
         what = "a key of the file has a value that the engine refuses"
         quoted = f"(the engine says: {refused[1]} is not so)"
+    elif line == "std::bad_alloc":
+        what = "it asks for more memory than there is, so it is damaged or too large"
     elif _OF_KEYS.match(raw[0]) is None:  # it may be anything: the machine, an argument, the file
         remedy = "check kv_overrides first" if has_overrides else ""
     return ModelLoadError(f"{start}: {what}{remedy and '; '}{remedy} {quoted}")

@@ -75,7 +75,8 @@ class Model(Closeable):
         ModelLoadError: the file is missing, unreadable or not a model that the engine can load.
         ArgumentError: a parameter is out of range.
         RemoteError: a server cannot be reached, or was lost during the load.
-        UnsupportedError: split_mode does not work with rpc_servers.
+        UnsupportedError: split_mode does not work with rpc_servers, or with the file.
+        OutOfMemoryError: the weights do not fit into the memory.
 
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -200,9 +199,39 @@ def test_the_callers_and_the_machines_faults_are_not_the_files(
     assert str(error) == f"m: {words}"
 
 
-@pytest.mark.parametrize("line", ["std::bad_alloc", "unable to allocate CPU buffer"])
-def test_too_little_memory_is_an_error_of_memory(line: str) -> None:
+DEVICE, HOST = "choose a smaller n_gpu_layers, close other", "close other programs, or choose a"
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("unable to allocate CPU buffer", HOST),
+        ("unable to allocate CPU_REPACK buffer", HOST),
+        ("unable to allocate CUDA_Host buffer", HOST),
+        ("unable to allocate CUDA0 buffer", DEVICE),
+        ("allocating 9.00 MiB on device 0: cudaMalloc failed: out of memory", DEVICE),
+        ("posix_memalign failed with error 12", HOST),
+        ("mmap failed: Cannot allocate memory", HOST),
+    ],
+)
+def test_too_little_memory_is_an_error_of_memory(line: str, remedy: str) -> None:
     said = f"m: it failed (the engine says: llama_model_load: error loading model: {line};a: b)"
     error = load_error(ModelLoadError(said), "m")
     assert isinstance(error, OutOfMemoryError)
-    assert re.search(rf"not enough memory .* \(the engine says: {line}\)$", str(error))
+    assert str(error).startswith(f"m: there is not enough memory for it: {remedy}")
+    assert str(error).endswith(f" (the engine says: {line})")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("std::bad_alloc", f"so it is damaged or too large; {AGAIN} (the engine says: std::bad"),
+        ("posix_memalign failed with error 22", "it failed (the engine says: posix_memalign"),
+        ("failed to open /out of memory/bad_alloc.gguf: Input/output error", "it failed (the"),
+    ],
+)
+def test_other_faults_are_no_errors_of_memory(line: str, words: str) -> None:
+    said = f"m: it failed (the engine says: llama_model_load: error loading model: {line};a: b)"
+    error = load_error(ModelLoadError(said), "m")
+    assert type(error) is ModelLoadError
+    assert words in str(error)
