@@ -471,9 +471,15 @@ class Runner(Visits):
                 continue
             try:
                 saved = self._round.sequences.save(run.state)
-                self._round.scheduler.pause(run)
             except Exception:  # noqa: BLE001 - no room for a copy: it keeps its place
                 ticket.is_pinned = True
+                continue
+            try:
+                self._round.scheduler.pause(run)
+            except BaseException as error:  # noqa: BLE001 - its reader gets it
+                with self._lock:
+                    if not ticket.is_over:
+                        self._end(ticket, error)
                 continue
             with self._lock:
                 self._line.put_aside(ticket, saved)
