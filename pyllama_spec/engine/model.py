@@ -18,7 +18,7 @@ from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.identity import digest_of, stamp_of
 from pyllama_spec.engine.load_errors import load_error
 from pyllama_spec.engine.model_info import DraftBlock, HeadWeights, ModelInfo, NgramArrays
-from pyllama_spec.engine.overrides import Override, raw_overrides
+from pyllama_spec.engine.overrides import Override, check_fits, raw_overrides
 from pyllama_spec.engine.placement import device_names, in_words, placement, warn_of_fewer
 from pyllama_spec.engine.rpc import server_names
 from pyllama_spec.engine.vocab import Vocab
@@ -123,6 +123,11 @@ class Model(Closeable):
         )
         del held  # the engine has read them
         self.info = self._read_info()
+        try:
+            check_fits(kv_overrides or {}, self.info.arch, self.info.n_vocab)
+        except ArgumentError:
+            self._handle.close()
+            raise
         # How many layers each device has, the output counted as one; {} of a vocabulary.
         self.placement = placement(self._handle.pointer)
         n_layers = sum(self.placement.values())

@@ -27,20 +27,41 @@ _KEYS = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
         (r"general\.(name|description|author|url|license)|tokenizer\.ggml\.pre", _TEXT),
-        (r"tokenizer\.chat_template|[\w-]+\.rope\.scaling\.type", _TEXT),
+        (r"[\w-]+\.rope\.scaling\.type", _TEXT),
         (r"tokenizer\.ggml\.add_(bos_token|eos_token|sep_token|space_prefix)", _BOOL),
         (r"tokenizer\.ggml\.(remove_extra_whitespaces|normalizer\.\w+)", _BOOL),
         (r"[\w-]+\.(attention\.causal|rope\.scaling\.finetuned)", _BOOL),
         (r"tokenizer\.ggml\.(\w+_token_id|token_type_count)", _INT),
         (r"[\w-]+\.(context_length|expert_used_count|attention\.sliding_window)", _INT),
         (r"[\w-]+\.(pooling_type|rope\.scaling\.original_context_length)", _INT),
-        (r"[\w-]+\.rope\.(freq_base|freq_scale)", _REAL),
+        (r"[\w-]+\.rope\.(freq_base|freq_base_swa|scale_linear)", _REAL),
         (r"[\w-]+\.rope\.scaling\.(factor|alpha|attn_factor|yarn_\w+)", _REAL),
         (r"[\w-]+\.attention\.(scale|layer_norm_rms_epsilon|layer_norm_epsilon)", _REAL),
         (r"[\w-]+\.(attn_logit_softcapping|final_logit_softcapping|expert_weights_scale)", _REAL),
         (r"[\w-]+\.(logit_scale|residual_scale|embedding_scale)", _REAL),
         (r"tokenizer\.ggml\.(?!model|tokens|merges|scores).+|[\w-]+\.rope\.scaling\.[\w.]+", None),
     )
+)
+_LIST = "its value is a list, which no override can be"
+# Why further keys are refused: the engine reads them from the file alone, or not at all.
+_REFUSED = tuple(
+    (re.compile(pattern), why)
+    for pattern, why in (
+        (
+            r"tokenizer\.chat_template.*",
+            "the engine reads it from the file alone; give Llama's chat_template",
+        ),
+        (r"tokenizer\.ggml\.(token_type|suppress_tokens|precompiled_charsmap)", _LIST),
+        (r"tokenizer\.ggml\.(tokens|merges|scores)", _LIST),
+        (
+            r"[\w-]+\.rope\.freq_scale",
+            "the engine has no such key; give rope.scale_linear, or Llama's rope_freq_scale",
+        ),
+    )
+)
+_STORED = (
+    "it describes how the weights are stored in the file; tokenizer.ggml.*, context_length, "
+    "rope.*, expert_used_count and the like may"
 )
 
 
@@ -82,15 +103,13 @@ def _kind_of_key(key: object) -> int | None:
         ArgumentError: the key may not be overridden.
 
     """
+    why = ""
     if isinstance(key, str) and len(text(key, "a key of kv_overrides").encode()) <= _MAX_BYTES:
-        for pattern, kind in _KEYS:
-            if pattern.fullmatch(key):
-                return kind
-    raise ArgumentError(
-        f"kv_overrides: {shown(key)} may not be overridden: it describes how the weights are "
-        "stored in the file; tokenizer.ggml.*, context_length, rope.*, expert_used_count and the "
-        "like may"
-    )
+        why = next((why for pattern, why in _REFUSED if pattern.fullmatch(key)), "")
+        kinds = [kind for pattern, kind in _KEYS if pattern.fullmatch(key)]
+        if kinds and not why:
+            return kinds[0]
+    raise ArgumentError(f"kv_overrides: {shown(key)} may not be overridden: {why or _STORED}")
 
 
 def _fill(raw: Any, key: str, value: object, wanted: int | None, keep: list[Any]) -> None:
@@ -124,6 +143,29 @@ def _fill(raw: Any, key: str, value: object, wanted: int | None, keep: list[Any]
             raise fault
     if kind == _INT and raw.whole < 1 and key.endswith(("expert_used_count", "context_length")):
         raise ArgumentError(f"kv_overrides: {key}={shown(value)} is not at least 1")
+    if kind == _INT and raw.whole < 0 and key.endswith("_token_id"):
+        raise ArgumentError(f"kv_overrides: {key}={shown(value)} is not the id of a token")
+
+
+def check_fits(overrides: Mapping[str, Override], arch: str, n_vocab: int) -> None:
+    """Checks the overrides of a loaded file: the engine ignores what does not fit.
+
+    Raises:
+        ArgumentError: a key is of another architecture, or a token does not exist.
+
+    """
+    for key, value in overrides.items():
+        whose, _, rest = key.partition(".")
+        if whose not in ("general", "tokenizer", arch):
+            raise ArgumentError(
+                f"kv_overrides: {key} is a key of other files, as the architecture of this one is "
+                f"{arch!r}; give {arch}.{rest}"
+            )
+        if key.endswith("_token_id") and int(value) >= n_vocab:
+            raise ArgumentError(
+                f"kv_overrides: {key}={shown(value)} is not the id of a token: the last one is "
+                f"{n_vocab - 1}"
+            )
 
 
 def _kind_of(value: object) -> int | None:

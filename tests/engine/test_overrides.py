@@ -64,3 +64,34 @@ def test_an_int_arrives(value: Any) -> None:
 def test_a_bool_arrives(value: Any) -> None:
     with Model(model_path("llama"), kv_overrides={BOS: value}) as model:
         assert not model.vocab.adds_bos
+
+
+EOS, LIST = "tokenizer.ggml.eos_token_id", "may not be overridden: its value is a list"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        (EOS, -1, f"{EOS}=-1 is not the id of a token"),
+        (EOS, 320, f"{EOS}=320 is not the id of a token: the last one is 319"),
+        ("tokenizer.chat_template", "x", "from the file alone; give Llama's chat_template"),
+        ("tokenizer.ggml.suppress_tokens", 5, LIST),
+        ("tokenizer.ggml.token_type", 5, LIST),
+        ("tokenizer.ggml.merges", 5, LIST),
+        ("llama.rope.freq_scale", 0.5, "no such key; give rope.scale_linear, or Llama's rope_freq"),
+        ("gemma.rope.freq_base", 5.0, "of this one is 'llama'; give llama.rope.freq_base"),
+    ],
+)
+def test_what_the_engine_would_ignore_is_refused(key: str, value: Any, words: str) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(words)):
+        Model(model_path("llama"), kv_overrides={key: value})
+
+
+@pytest.mark.parametrize("key", ["scale_linear", "freq_base_swa"])
+def test_keys_of_rope_are_taken(key: str) -> None:
+    Model(model_path("llama"), kv_overrides={f"llama.rope.{key}": 2}).close()
+
+
+def test_the_last_token_may_end_a_text() -> None:
+    with Model(model_path("llama"), kv_overrides={EOS: 319}) as model:
+        assert model.vocab.eos == 319
