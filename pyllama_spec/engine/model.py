@@ -18,7 +18,7 @@ from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.identity import digest_of, stamp_of
 from pyllama_spec.engine.load_errors import load_error
 from pyllama_spec.engine.model_info import DraftBlock, HeadWeights, ModelInfo, NgramArrays
-from pyllama_spec.engine.overrides import Override, check_fits, raw_overrides
+from pyllama_spec.engine.overrides import Override, check_fits, facts_of, raw_overrides
 from pyllama_spec.engine.placement import device_names, in_words, placement, warn_of_fewer
 from pyllama_spec.engine.rpc import server_names
 from pyllama_spec.engine.vocab import Vocab
@@ -115,7 +115,7 @@ class Model(Closeable):
         )  # fmt: skip
         if progress is not None and not callable(progress):
             raise ArgumentError(f"progress={shown(progress)} cannot be called")
-        self._overrides = sorted(map(repr, (kv_overrides or {}).items()))
+        self._overrides = facts_of(kv_overrides or {})
         self._handle = Handle(
             self._load(params, progress),
             lib.llama_spec_model_free,

@@ -96,6 +96,17 @@ def raw_overrides(overrides: Mapping[str, Override]) -> RawOverrides:
     return RawOverrides(array if overrides else ffi.NULL, keep)
 
 
+def facts_of(overrides: Mapping[str, Override]) -> list[str]:
+    """The overrides as the engine reads them, for an identity: 777 and 777.0 are the same."""
+    array = raw_overrides(overrides).array
+    facts = []
+    for i, key in enumerate(overrides):
+        raw = array[i]
+        value = {_TEXT: str(overrides[key]), _REAL: raw.real}.get(raw.kind, raw.whole)
+        facts.append(repr((key, raw.kind, value)))
+    return sorted(facts)
+
+
 def _kind_of_key(key: object) -> int | None:
     """The type that the engine reads of a key; None for any.
 

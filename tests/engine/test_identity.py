@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pyllama_spec.engine import Adapter, Context, Model
@@ -74,7 +75,9 @@ def test_a_model_is_its_weights_and_its_keys(tmp_path: Path) -> None:
         data[at] ^= 1
         copy.write_bytes(data)
         assert Model(copy).identity != identity
-    assert Model(path, kv_overrides={"llama.rope.freq_base": 777.0}).identity != identity
+    other = Model(path, kv_overrides={"llama.rope.freq_base": 777.0}).identity
+    assert other != identity
+    assert Model(path, kv_overrides={"llama.rope.freq_base": np.int64(777)}).identity == other
     assert Model(model_path("llama", seed=5)).identity != identity
 
 
