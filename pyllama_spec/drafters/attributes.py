@@ -128,6 +128,8 @@ def _layers(value: Any, place: str) -> tuple[int, ...]:
     """
     try:
         layers = listed(value, place, _MAX_LAYERS)
-    except TypeError:
+    except ArgumentError:
+        raise
+    except Exception:  # noqa: BLE001 - its __iter__ may be the user's
         raise ArgumentError(f"{place}={shown(value)} is not a tuple of ints") from None
     return tuple(integer(layer, f"{place}[{i}]") for i, layer in enumerate(layers))

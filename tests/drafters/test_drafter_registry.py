@@ -357,6 +357,14 @@ def test_an_attribute_that_raises_is_one_line(name: str) -> None:
         open_tiny(bad())
 
 
+class _Endless:
+    def __repr__(self) -> str:
+        return "endless"
+
+    def __iter__(self) -> Iterator[int]:
+        raise RuntimeError("no end")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
@@ -372,6 +380,7 @@ def test_an_attribute_that_raises_is_one_line(name: str) -> None:
         ("name", 5, "name must be a str, not int"),
         ("note", b"x", "note must be a str, not bytes"),
         ("target_layers", 5, "target_layers=5 is not a tuple of ints"),
+        ("target_layers", _Endless(), "target_layers=endless is not a tuple of ints"),
         ("target_layers", ("a",), "target_layers[0]='a' is a str, not an int"),
     ],
 )
