@@ -10,7 +10,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, TypeVar, cast
 
 from pyllama_spec.bench.machine import process_cpu_s
@@ -23,6 +23,8 @@ _TIMEOUT_S = 600.0
 _CONNECT_TIMEOUT_S = 10.0
 # Larger figures in an answer are none.
 _MOST_TOKENS, _MOST_MS = 2**31, 1e12
+# A larger answer is none.
+_MOST_BYTES = 1 << 26
 
 
 class PeerError(PyllamaSpecError):
@@ -171,12 +173,15 @@ class Peer:
             self.url + path, data=data, headers={"Content-Type": "application/json"}
         )
 
+        until = monotonic() + timeout_s
+
         def read() -> bytes:
             try:
                 with self._opener.open(request, timeout=timeout_s) as response:
-                    return bytes(response.read())
+                    return _body(response, until)
             except urllib.error.HTTPError as error:
-                said = error.read(300).decode(errors="replace").strip() or "no text"
+                with error:
+                    said = error.read(300).decode(errors="replace").strip() or "no text"
                 kind = _RefusedError if error.code in (400, 422) else PeerError
                 raise kind(
                     f"{self.url}{path} answered HTTP {error.code} {error.reason}: {said}"
@@ -184,6 +189,10 @@ class Peer:
 
         try:
             raw = within(timeout_s, read)
+        except TimeoutError:
+            raise PeerUnreachableError(
+                f"{self.url}{path} gave no whole answer within {round(timeout_s, 1):g} s"
+            ) from None
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise PeerUnreachableError(
@@ -202,11 +211,31 @@ class _RefusedError(PeerError):
     """The server refuses a field of the request."""
 
 
+def _body(response: Any, until: float) -> bytes:
+    """The body of a response, in parts: a server may send without end.
+
+    Raises:
+        PeerError: it is larger than any answer.
+        TimeoutError: it is not complete at `until`, on the clock of monotonic().
+
+    """
+    body = bytearray()
+    while part := response.read1(1 << 16):
+        body += part
+        if len(body) > _MOST_BYTES:
+            raise PeerError(f"{response.url} answered more than {_MOST_BYTES >> 20} MiB")
+        if monotonic() > until:
+            raise TimeoutError
+    if response.length:
+        raise http.client.IncompleteRead(bytes(body), response.length)
+    return bytes(body)
+
+
 def within(seconds: float, call: Callable[[], _T]) -> _T:
     """The result of a call that reads from a server, by the clock.
 
-    The timeout of a socket begins anew with every byte. A server that never stops sending is read
-    on by the thread, until its connection ends.
+    The timeout of a socket begins anew with every byte. The thread of a call that takes longer goes
+    on until the call ends.
 
     Raises:
         TimeoutError: the call took longer.
@@ -224,7 +253,7 @@ def within(seconds: float, call: Callable[[], _T]) -> _T:
     thread.start()
     thread.join(seconds)
     if not done:
-        raise TimeoutError(f"no whole answer within {seconds:.0f} s")
+        raise TimeoutError(f"no whole answer within {max(seconds, 0.0):.0f} s")
     result, error = done[0]
     if error is not None:
         raise error

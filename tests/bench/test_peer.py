@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pyllama_spec import Llama, bench
-from pyllama_spec.bench.peer import Peer, PeerError, PeerUnreachableError
+from pyllama_spec.bench.peer import Peer, PeerError, PeerUnreachableError, _body
 from pyllama_spec.chat.prompt_file import Prompt
 from pyllama_spec.errors import ArgumentError
 from tests.bench.tools import CHAT, tiny_config
@@ -34,6 +34,9 @@ class _FakeServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.mood = "timings"
         self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Keeps the test's output clean of clients that stop reading."""
 
     @property
     def url(self) -> str:
@@ -264,9 +267,32 @@ def test_a_server_that_never_stops_sending_is_left_by_the_clock(sent: bytes) -> 
         peer = Peer(f"http://127.0.0.1:{listening.server_address[1]}", timeout_s=0.3)
         begin = monotonic()
         try:
-            with pytest.raises(PeerUnreachableError, match="no whole answer within"):
+            with pytest.raises(PeerUnreachableError, match=r"gave no whole answer within 0\.3 s$"):
                 peer.ask(Prompt("a", "c", text="b"), 4, 0.0, 0)
             assert monotonic() - begin < 3.0
         finally:
             over.set()
             listening.shutdown()
+
+
+def test_an_answer_without_end_is_read_to_a_limit(
+    server: _FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyllama_spec.bench.peer._MOST_BYTES", 1 << 20)
+    server.mood = "[" * (1 << 22)
+    with pytest.raises(PeerError, match="/v1/completions answered more than 1 MiB"):
+        connected(server).ask(Prompt("a", "c", text="b"), 4, 0.0, 0)
+
+
+def test_the_thread_of_a_late_answer_ends() -> None:
+    class Response:
+        url, length, n_reads = "", None, 0
+
+        def read1(self, size: int) -> bytes:
+            self.n_reads += 1
+            return b"x"
+
+    response = Response()
+    with pytest.raises(TimeoutError):
+        _body(response, monotonic() - 1)
+    assert response.n_reads == 1
