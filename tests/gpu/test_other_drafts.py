@@ -12,6 +12,7 @@ import pytest
 from pyllama_spec.drafters import DFlash, Drafter, Mtp
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.engine.system import devices
+from pyllama_spec.gguf.reader import read_key
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.models import STATES, model_path, perm_continuation, perm_next
 from tests.models.mtp import SEVERAL
@@ -23,8 +24,19 @@ N_CHAINS = 3 if IS_SOFTWARE else 40
 N_THREADS = 1 if IS_SOFTWARE else None
 # Of the largest logit of a row; the state behind another token gives a row of other numbers.
 LOGIT_BOUND = 3e-2
+# Architecture, heads in the file, drafted tokens.
+HEADS = [(arch, 1, n) for arch in ARCHS for n in (1, 4)] + [(arch, 3, 3) for arch in SEVERAL]
 # With layers on a device these write no snapshots: their texts are replayed.
 WITHOUT_SNAPSHOTS = ("mamba", "jamba", "rwkv7")
+
+
+def is_computed(arch: str) -> bool:
+    """Whether the device computes an architecture.
+
+    Mesa's software device (22.3) corrupts the memory of the process when the engine computes routed
+    experts on it, without a draft too.
+    """
+    return not IS_SOFTWARE or read_key(model_path(arch), f"{arch}.expert_count") is None
 
 
 def check_whole(model: Model, drafter: Drafter, n_draft: int) -> None:
@@ -42,17 +54,13 @@ def check_whole(model: Model, drafter: Drafter, n_draft: int) -> None:
     drafter.close()
 
 
-@pytest.mark.parametrize("n_draft", [1, 4])
-@pytest.mark.parametrize("arch", ARCHS)
-def test_perm_is_accepted_whole_by_its_head(arch: str, n_draft: int) -> None:
-    model = Model(model_path("perm_mtp", arch=arch), load_mtp=True, n_gpu_layers=-1)
+@pytest.mark.parametrize(
+    ("arch", "n_heads", "n_draft"), [head for head in HEADS if is_computed(head[0])]
+)
+def test_perm_is_accepted_whole_by_its_heads(arch: str, n_heads: int, n_draft: int) -> None:
+    several = {"n_heads": n_heads} if n_heads > 1 else {}
+    model = Model(model_path("perm_mtp", arch=arch, **several), load_mtp=True, n_gpu_layers=-1)
     check_whole(model, Mtp(max_draft=n_draft), n_draft)
-
-
-@pytest.mark.parametrize("arch", SEVERAL)
-def test_perm_is_accepted_whole_by_several_heads(arch: str) -> None:
-    model = Model(model_path("perm_mtp", arch=arch, n_heads=3), load_mtp=True, n_gpu_layers=-1)
-    check_whole(model, Mtp(max_draft=3), 3)
 
 
 @pytest.mark.parametrize("target", [-1, 0, 1])
@@ -63,7 +71,7 @@ def test_perm_is_accepted_whole_by_a_block(target: int, draft: int) -> None:
 
 
 @pytest.mark.parametrize("n_keep", [1, 3, 5])
-@pytest.mark.parametrize("arch", STATES)
+@pytest.mark.parametrize("arch", [arch for arch in STATES if is_computed(arch)])
 def test_states_go_back(arch: str, n_keep: int) -> None:
     """After keeping n_keep of six tokens of a batch, and then one more token."""
     model = Model(model_path(arch), n_gpu_layers=-1)
