@@ -194,11 +194,11 @@ def complete(file: GgufFile, path: Path) -> GgufFile:
 
 
 def _refusal(path: Path) -> str:
-    """The engine's error for a file; "" if it loads."""
+    """The engine's own words for a file; "" if it loads."""
     try:
         Model(path).close()
     except PyllamaSpecError as error:
-        return str(error)
+        return str(error.__context__ or error)
     return ""
 
 
@@ -219,7 +219,7 @@ def _mend(file: GgufFile, said: str) -> bool:
         file.keys[match[1]] = Value("u32", 2)
     elif match := re.search(r"array key not found in model: ([\w.-]+)", said):
         file.keys[match[1]] = Value("[u32]", [1, 0] * (N_LAYER // 2))
-    elif match := re.search(r"(?:has no tensor |missing tensor '|tensor ')([^';]+)'?;", said):
+    elif match := re.search(r"(?:missing )?tensor '([^']+)'(?: not found)?;", said):
         file.tensors[match[1]] = (1,)
     elif match := re.search(r"tensor '([^']+)' has wrong shape; expected ([\d, ]+), got", said):
         file.tensors[match[1]] = tuple(int(size) for size in match[2].split(","))
