@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,6 +74,7 @@ def test_an_adapter_that_lacked_memory_is_tried_again_later(
         assert states(client)["large"] == "failed"
         assert text_of(asked(client, "poet")) == own_text("a", adapters[0])
         monkeypatch.undo()
+        shutil.copy(adapters[0], large)
         make_old(models, "large")
         until(lambda: asked(client, "large")[0] == 200)
         assert states(client)["large"] == "loaded"
