@@ -19,6 +19,8 @@ from contextlib import closing
 from pathlib import Path
 
 from pyllama_spec import Llama
+from pyllama_spec.cli.wording import whole_number
+from pyllama_spec.errors import PyllamaSpecError
 
 _PROMPT = "Write a quicksort in Python."
 _N_TOKENS = 96
@@ -50,11 +52,14 @@ def main() -> None:
     parser.add_argument("-m", "--model", required=True)
     parser.add_argument("-d", "--draft", action="append", default=[], help="several are allowed")
     parser.add_argument("--n-ctx", type=int, default=4096)
-    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--repeat", type=whole_number(1, 100), default=2)
     parser.add_argument("--one", help=argparse.SUPPRESS)  # the draft of this process; "" for none
     args = parser.parse_args()
     if args.one is not None:
-        print(json.dumps(measure(args.model, args.one or None, args.n_ctx)))
+        try:
+            print(json.dumps(measure(args.model, args.one or None, args.n_ctx)))
+        except PyllamaSpecError as error:
+            sys.exit(str(error))
         return
     drafts = ["", *args.draft]
     rows: dict[str, list[dict[str, float]]] = {draft: [] for draft in drafts}
@@ -62,7 +67,9 @@ def main() -> None:
     for _ in range(args.repeat):
         for draft in drafts:
             command = [*again, "--n-ctx", str(args.n_ctx), "--one", draft]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+            if done.returncode:  # it has said why
+                sys.exit(f"{draft or 'the model without a draft'} could not be measured")
             rows[draft].append(json.loads(done.stdout))
     print(f"{'draft':40} load s  MiB at ready  after {_N_TOKENS} tokens  mapped MiB")
     for draft, runs in rows.items():
