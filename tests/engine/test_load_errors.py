@@ -13,6 +13,7 @@ from gguf import GGUFWriter
 
 from pyllama_spec.engine import Model
 from pyllama_spec.engine.load_errors import load_error
+from pyllama_spec.engine.placement import warn_of_fewer
 from pyllama_spec.errors import (
     ArgumentError,
     ModelLoadError,
@@ -139,6 +140,21 @@ def test_an_mmproj_is_no_model(tmp_path: Path) -> None:
         f"cannot load {path}: it is an mmproj, which reads images for a language model: give the "
         "language model's file"
     )
+
+
+def test_control_characters_of_a_file_are_escaped(tmp_path: Path) -> None:
+    path = tmp_path / "a\x1b[2J é.gguf"
+    path.write_bytes(tiny().read_bytes().replace(b"\0llama", b"\0l\x1b\x07\t\x7f", 1))
+    with pytest.raises(ModelLoadError) as caught:
+        Model(path)
+    start = f"cannot load {tmp_path}/a\\x1b[2J é.gguf: this version does not know its"
+    assert str(caught.value).startswith(f"{start} architecture 'l\\x1b\\x07\t\\x7f' ")
+
+
+def test_a_message_keeps_what_is_no_control_character() -> None:
+    assert str(ModelLoadError("a\n\tü 語 \x9b2J\r")) == "a\n\tü 語 \\x9b2J\\x0d"
+    with pytest.warns(UserWarning, match=r"9 layers of ü\\x1b\[31m on a device"):
+        warn_of_fewer("ü\x1b[31m", 9, 0, 9)
 
 
 def test_kv_overrides_may_be_at_fault() -> None:
