@@ -22,6 +22,8 @@ MAX_MESSAGE = 2000
 MAX_SHOWN = 60
 # Advice against a large KV cache, which the options of a command cannot all follow.
 FEWER_BITS = "type_k and type_v of fewer bits"
+# What a terminal may take for a command: all control characters but tabs and newlines.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # Modules that call the user's code: a warning must not point at their lines.
 _BETWEEN = ("threading", "concurrent", "asyncio", "runpy", "contextlib", "functools")
 
@@ -43,10 +45,16 @@ def shown(value: object) -> str:
         return f"<{type(value).__name__}>"
 
 
+def _escaped(text: str) -> str:
+    """A text for a terminal or a log: control characters, which a file may hold, as escapes."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
 def warn(message: str) -> None:
     """A UserWarning at the line that called into the package, however deep the calls are.
 
     Of a thread that the package started, and of a command, it is the package's outermost line.
+    Control characters become escapes.
     """
     frames: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
@@ -58,7 +66,7 @@ def warn(message: str) -> None:
     module = str(place.f_globals.get("__name__", "<unknown>"))
     registry = place.f_globals.setdefault("__warningregistry__", {})
     warnings.warn_explicit(
-        message, UserWarning, place.f_code.co_filename, place.f_lineno, module, registry
+        _escaped(message), UserWarning, place.f_code.co_filename, place.f_lineno, module, registry
     )
 
 
@@ -81,7 +89,7 @@ class PyllamaSpecError(Exception):
     partial_choices: Sequence[dict[str, Any] | None] = ()
 
     def __str__(self) -> str:
-        text, most = super().__str__(), MAX_MESSAGE
+        text, most = _escaped(super().__str__()), MAX_MESSAGE
         return text if len(text) <= most else f"{text[: most - 250]} ... {text[-200:]}"
 
 

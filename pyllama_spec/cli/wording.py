@@ -19,6 +19,7 @@ from pyllama_spec.terminal import dim, fitted
 # Python's names that differ from the option's; of several the command has one.
 _OPTIONS = {
     "temperature": "--temp", "n_threads": "--threads", "model_path": "--model",
+    "lora_path": "--lora",
     "repeats": "--repeat", "n_tokens": "--tokens --max-tokens", "n_parallel": "--parallel",
     "n_draft_vocab": "--draft-vocab", "max_disk_bytes": "--max-disk", "n_steps": "--steps",
     "max_time_s": "--max-time", "send_timeout_s": "--send-timeout",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 from pyllama_spec.errors import (
@@ -12,6 +13,7 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
     UnsupportedError,
 )
+from pyllama_spec.gguf.reader import read_key
 
 _SAYS = re.compile(r" \(the engine says: (.*)\)$", re.DOTALL)
 # Every line of the engine begins with the name of a function; texts may have a semicolon too.
@@ -140,10 +142,6 @@ _FAULTS = tuple(
             "it is not the first part of its model: ", "give the path of the first part", True,
         ),
         (
-            "^CLIP cannot be used as main model",
-            "it reads images for a language model: ", "give the language model's file", True,
-        ),
-        (
             "^GGUF data section at file offset .* aligned, cannot mmap",
             "its tensors are not aligned as a mapped file needs: ", "give use_mmap=False", True,
         ),
@@ -185,6 +183,34 @@ _MEMORY = re.compile(
 )
 _HOST = re.compile(r"CPU|\w+_Host$")
 _ASSERT = re.compile(r"GGML_ASSERT\((.*)\) failed")
+
+
+def not_a_model(error: PyllamaSpecError, start: str, path: Path) -> ModelLoadError | None:
+    """The error for a LoRA adapter or an mmproj; None for other files and other errors.
+
+    The engine calls both damaged, as they lack a model's keys. Reads the file.
+
+    Args:
+        error: what the C ABI said. Only a ModelLoadError changes.
+        start: the start of the message, such as "cannot load model.gguf".
+        path: the file.
+
+    """
+    if not isinstance(error, ModelLoadError):
+        return None
+    try:
+        arch, kind = (read_key(path, f"general.{name}") for name in ("architecture", "type"))
+    except ModelLoadError:
+        return None
+    if arch is not None and arch.value == b"clip":
+        remedy = "give the language model's file"
+        return ModelLoadError(
+            f"{start}: it is an mmproj, which reads images for a language model: {remedy}"
+        )
+    if kind is not None and kind.value == b"adapter":
+        remedy = "give the model's file, and this one as lora_path"
+        return ModelLoadError(f"{start}: it is a LoRA adapter, not a model: {remedy}")
+    return None
 
 
 def load_error(

@@ -16,7 +16,7 @@ from pyllama_spec.engine.checks import instance, int32, one_of, shares_of, text
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.identity import digest_of, stamp_of
-from pyllama_spec.engine.load_errors import load_error
+from pyllama_spec.engine.load_errors import load_error, not_a_model
 from pyllama_spec.engine.model_info import DraftBlock, HeadWeights, ModelInfo, NgramArrays
 from pyllama_spec.engine.overrides import Override, check_fits, facts_of, raw_overrides
 from pyllama_spec.engine.placement import device_names, in_words, placement, warn_of_fewer
@@ -144,7 +144,9 @@ class Model(Closeable):
             check(code, start)
         except PyllamaSpecError as error:
             lib.llama_spec_model_free(out[0])
-            told = load_error(error, start, has_overrides=params.n_overrides > 0)
+            told = not_a_model(error, start, self.path) or load_error(
+                error, start, has_overrides=params.n_overrides > 0
+            )
             if told is error:
                 raise
             raise told from None

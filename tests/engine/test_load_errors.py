@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFWriter
 
 from pyllama_spec.engine import Model
 from pyllama_spec.engine.load_errors import load_error
+from pyllama_spec.engine.placement import warn_of_fewer
 from pyllama_spec.errors import (
     ArgumentError,
     ModelLoadError,
@@ -19,6 +21,7 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
     UnsupportedError,
 )
+from tests.models.adapter import write_adapter
 from tests.models.sketch import Sketch
 from tests.robust.tools import edited, tiny, with_bytes, with_key, written
 
@@ -114,6 +117,46 @@ def test_a_file_that_cannot_be_loaded(case: str, tmp_path: Path) -> None:
     assert ";llama" not in str(caught.value)
 
 
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    path = write_adapter(tiny(), tmp_path / "adapter.gguf")
+    said = "it is a LoRA adapter, not a model: give the model's file, and this one as lora_path"
+    with pytest.raises(ModelLoadError) as caught:
+        Model(path)
+    assert str(caught.value) == f"cannot load {path}: {said}"
+
+
+def test_an_mmproj_is_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "mmproj.gguf"
+    writer = GGUFWriter(path, "clip")
+    writer.add_type("mmproj")
+    writer.add_tensor("mm.0.weight", np.zeros((32, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelLoadError) as caught:
+        Model(path)
+    assert str(caught.value) == (
+        f"cannot load {path}: it is an mmproj, which reads images for a language model: give the "
+        "language model's file"
+    )
+
+
+def test_control_characters_of_a_file_are_escaped(tmp_path: Path) -> None:
+    path = tmp_path / "a\x1b[2J é.gguf"
+    path.write_bytes(tiny().read_bytes().replace(b"\0llama", b"\0l\x1b\x07\t\x7f", 1))
+    with pytest.raises(ModelLoadError) as caught:
+        Model(path)
+    start = f"cannot load {tmp_path}/a\\x1b[2J é.gguf: this version does not know its"
+    assert str(caught.value).startswith(f"{start} architecture 'l\\x1b\\x07\t\\x7f' ")
+
+
+def test_a_message_keeps_what_is_no_control_character() -> None:
+    assert str(ModelLoadError("a\n\tü 語 \x9b2J\r")) == "a\n\tü 語 \\x9b2J\\x0d"
+    with pytest.warns(UserWarning, match=r"9 layers of ü\\x1b\[31m on a device"):
+        warn_of_fewer("ü\x1b[31m", 9, 0, 9)
+
+
 def test_kv_overrides_may_be_at_fault() -> None:
     said = (
         r"know its pre-tokenizer 'mine' \(tokenizer\.ggml\.pre\): correct kv_overrides, or update"
@@ -138,7 +181,6 @@ def test_kv_overrides_may_be_at_fault() -> None:
             "nobody knows; what this is",
             "m: the engine could not load the file (the engine says: nobody knows; what this is)",
         ),
-        ("CLIP cannot be used as main model, use it with --mmproj", "the language model's file"),
         (
             "l: GGUF data section at file offset 5 is not 32 byte aligned, cannot mmap",
             "its tensors are not aligned as a mapped file needs: give use_mmap=False",
