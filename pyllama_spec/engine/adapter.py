@@ -8,12 +8,17 @@ from typing import Any
 
 from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import instance
-from pyllama_spec.engine.closeable import Closeable
+from pyllama_spec.engine.closeable import Closeable, closed_on_failure
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.identity import digest_of
 from pyllama_spec.engine.model import Model
-from pyllama_spec.errors import ArgumentError, shown
+from pyllama_spec.errors import ArgumentError, ModelLoadError, shown
 from pyllama_spec.gguf.header import check_header
+from pyllama_spec.gguf.reader import read_table
+from pyllama_spec.gguf.sizes import TENSOR_TYPES
+
+# The engine loads matrices of these types, and its decodes then end in an assert.
+_NO_WEIGHTS = {TENSOR_TYPES[name]: name for name in ("I8", "I16", "I32", "I64", "F64")}
 
 
 class Adapter(Closeable):
@@ -50,6 +55,8 @@ class Adapter(Closeable):
         self._handle = Handle(
             out[0], lib.llama_spec_adapter_free, f"the adapter {self.path} is closed"
         )
+        with closed_on_failure(self):
+            _check_types(self.path)
 
     @property
     def handle(self) -> Any:
@@ -59,3 +66,18 @@ class Adapter(Closeable):
     def close(self) -> None:
         """Releases the adapter. May be called twice."""
         self._handle.close()
+
+
+def _check_types(path: Path) -> None:
+    """Checks that the engine can multiply by the matrices that it has loaded.
+
+    Raises:
+        ModelLoadError: it is of integers, or of floats of 64 bits.
+
+    """
+    for name, tensor in read_table(path).tensors.items():
+        if tensor.type_id in _NO_WEIGHTS:
+            raise ModelLoadError(
+                f"cannot use {path} as an adapter: its tensor {name} has the type "
+                f"{_NO_WEIGHTS[tensor.type_id]}; convert it again, to F32 or F16"
+            )

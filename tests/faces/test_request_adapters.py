@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.engine import Adapter
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, ModelLoadError
 from tests.faces.parallel_tools import nothing_stays_behind, open_wide
 from tests.faces.tools import GREEDY, PROMPT, SAMPLED, open_tiny, text_of
 from tests.models import model_path
@@ -198,3 +199,15 @@ def test_adapters_of_a_block_that_cannot_be(files: list[Path], texts: dict[str, 
         assert text_of(llm(PROMPT, **ASKED)) == texts["none"]
         with llm.with_adapters(sets(llm, files)["A"]):  # of one model they are not another's
             assert text_of(other(PROMPT, **ASKED)) == texts["none"]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.float64])
+def test_an_adapter_that_cannot_be_computed_is_refused_at_its_load(
+    dtype: type[np.generic], tmp_path: Path
+) -> None:
+    """The engine loads it; its first decode would leave the context in an unknown state."""
+    path = write_adapter(model_path("llama"), tmp_path / "whole.gguf", dtype=dtype)
+    with open_tiny(None) as llm:
+        with pytest.raises(ModelLoadError, match=r"its tensor blk\.\S+ has the type \w+; convert"):
+            llm.set_adapters([(path, 1.0)])
+        assert text_of(llm(PROMPT, **GREEDY))

@@ -17,7 +17,13 @@ LARGE_RANK = 1 << 20
 
 
 def write_adapter(
-    target: Path, path: Path, *, seed: int = 0, alpha: float = 8.0, arch: str = "llama"
+    target: Path,
+    path: Path,
+    *,
+    seed: int = 0,
+    alpha: float = 8.0,
+    arch: str = "llama",
+    dtype: type[np.generic] = np.float32,
 ) -> Path:
     """Writes one for the queries of each layer of `target`, of `arch`; returns the path.
 
@@ -26,7 +32,7 @@ def write_adapter(
     rng = np.random.default_rng(seed)
     writer = _writer(path, alpha, arch)
     for name, shape in _shapes(target, RANK):
-        writer.add_tensor(name, rng.standard_normal(shape).astype(np.float32))
+        writer.add_tensor(name, rng.standard_normal(shape).astype(dtype))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
