@@ -40,7 +40,6 @@ REASONS = {
     "pyllama_spec/llama_cpp/llama_cache.py": "a module of llama-cpp-python by its name",
     "pyllama_spec/llama_cpp/llama_speculative.py": "a module of llama-cpp-python by its name",
     "pyllama_spec/llama_cpp/llama_tokenizer.py": "a module of llama-cpp-python by its name",
-    "pyllama_spec/speculative/controller/choice.py": "knows every controller; none knows it",
     "pyllama_spec/train/eagle3/chains.py": "the objective, apart from the network, as in mtp/",
     "pyllama_spec/train/errors.py": "every module of training raises them",
     "pyllama_spec/train/interrupt.py": "text, features and fit hold Ctrl-C by it",

@@ -32,10 +32,7 @@ def attribute(drafter: Drafter, name: str) -> Any:
         ArgumentError: reading it raises, or it has another type.
 
     """
-    value = _read(drafter, name)
-    place = f"the drafter {type(drafter).__name__} cannot be used: {name}"
-    if callable(value):
-        raise ArgumentError(f"{place} is a method; make it a value, or add @property")
+    value, place = value_and_place(drafter, name)
     if name in _FLAGS:
         return boolean(value, place)
     if name in ("name", "note"):
@@ -45,6 +42,25 @@ def attribute(drafter: Drafter, name: str) -> Any:
     elif name == "target_layers":
         return _layers(value, place)
     return value
+
+
+def value_and_place(owner: object, name: str, role: str = "drafter") -> tuple[Any, str]:
+    """The value of an attribute, and the words that name it in messages.
+
+    Args:
+        owner: the drafter, or another object whose class may be anyone's.
+        name: the attribute.
+        role: what the object is, in messages.
+
+    Raises:
+        ArgumentError: reading it raises, or it is a method.
+
+    """
+    value = _read(owner, name, role)
+    place = f"the {role} {type(owner).__name__} cannot be used: {name}"
+    if callable(value):
+        raise ArgumentError(f"{place} is a method; make it a value, or add @property")
+    return value, place
 
 
 def check_proposes(drafter: Drafter) -> None:
@@ -97,7 +113,7 @@ def check_attachable(drafter: Drafter, target: Context) -> None:
         )
 
 
-def _read(drafter: Drafter, name: str) -> Any:
+def _read(owner: object, name: str, role: str = "drafter") -> Any:
     """The value of an attribute, of any type.
 
     Raises:
@@ -105,7 +121,7 @@ def _read(drafter: Drafter, name: str) -> Any:
 
     """
     try:
-        value = getattr(drafter, name)
+        value = getattr(owner, name)
         if name in ("name", "note") and not callable(value):
             str(value)
     except Exception as error:
@@ -113,7 +129,7 @@ def _read(drafter: Drafter, name: str) -> Any:
         with contextlib.suppress(Exception):  # the error's class may be the user's too
             said = f": {error!s:.300}"
         raise ArgumentError(
-            f"the drafter {type(drafter).__name__} cannot be used: its {name} raises "
+            f"the {role} {type(owner).__name__} cannot be used: its {name} raises "
             f"{type(error).__name__}{said}"
         ) from error
     return value

@@ -438,12 +438,13 @@ def overrides(drafter: Drafter, method: str, base: type[Drafter]) -> bool:
 
 
 @contextlib.contextmanager
-def named_failure(drafter: Drafter, what: str) -> Iterator[None]:
+def named_failure(called: object, what: str, role: str = "drafter") -> Iterator[None]:
     """Around a call of a drafter that is not the package's: what it raises is one line.
 
     Args:
-        drafter: the drafter that is called.
+        called: the drafter, or another object, that is called.
         what: the name of the method.
+        role: what the object is, in messages.
 
     Raises:
         ArgumentError: the call raised another error than one of this package; that error is the
@@ -455,14 +456,14 @@ def named_failure(drafter: Drafter, what: str) -> Iterator[None]:
     except PyllamaSpecError:
         raise
     except Exception as error:
-        if type(drafter).__module__.startswith("pyllama_spec."):
+        if type(called).__module__.startswith("pyllama_spec."):
             raise
         said = ""
         with contextlib.suppress(Exception):  # its class may be the user's too
             said = f": {error!s:.300}"
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise ArgumentError(
-            f"the drafter {type(drafter).__name__} failed in {what}(): {type(error).__name__}{said}"
+            f"the {role} {type(called).__name__} failed in {what}(): {type(error).__name__}{said}"
             f" ({Path(frame.filename).name}, line {frame.lineno})"
         ) from error
 

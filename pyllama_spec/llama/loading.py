@@ -14,7 +14,7 @@ from pyllama_spec.chat.template import check_form
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.drafters.attributes import attribute
 from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants_head
-from pyllama_spec.drafters.base import check_fits_target
+from pyllama_spec.drafters.base import check_fits_target, named_failure
 from pyllama_spec.drafters.registry import check_draft, is_draft
 from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.engine.checks import count
@@ -35,6 +35,7 @@ from pyllama_spec.requests.generation import Runtime
 from pyllama_spec.requests.options import check_seed
 from pyllama_spec.requests.runner import Runner
 from pyllama_spec.speculative import Controller, Round, make_controller
+from pyllama_spec.speculative.controller.choice import wants_costs
 from pyllama_spec.speculative.draft_bound import draft_bound, drafter_bound
 from pyllama_spec.speculative.prefix_store import PrefixStore
 from pyllama_spec.speculative.row_timing import measure_rows
@@ -155,7 +156,7 @@ def check_options(options: OpenOptions) -> None:
     options.adapters()
     check_arguments(**options.model_arguments())
     check_form(options.chat_format, options.chat_template)
-    drafts = options.draft_options(progress=None, is_adaptive=controller.wants_costs)
+    drafts = options.draft_options(progress=None, is_adaptive=wants_costs(controller))
     if options.draft_model is None:
         check_draft(options.draft, drafts)
 
@@ -174,7 +175,7 @@ def open_pair(
     """
     file = draft if isinstance(draft, (str, os.PathLike)) else ""
     draft_options = options.draft_options(
-        progress=progress_for(file, options.verbose), is_adaptive=controller.wants_costs
+        progress=progress_for(file, options.verbose), is_adaptive=wants_costs(controller)
     )
     # Faults of a draft are reported before the target is loaded.
     begin = perf_counter()
@@ -283,13 +284,16 @@ def _learn_costs(
     round_: Round, controller: Controller | None, drafter: Drafter
 ) -> Callable[[], None] | None:
     """Loads stored costs into a controller; returns the function that stores them at the end."""
-    if controller is None or not controller.wants_costs or not round_.max_draft:
+    if controller is None or not wants_costs(controller) or not round_.max_draft:
         return None
     cache = CostCache(round_.target, drafter)
     known = cache.read()
     if known is not None:
-        controller.begin_with(known)
-    controller.learn_costs(measure_rows(round_.target, 1 + round_.max_draft))
+        with named_failure(controller, "begin_with", "controller"):
+            controller.begin_with(known)
+    seconds = measure_rows(round_.target, 1 + round_.max_draft)
+    with named_failure(controller, "learn_costs", "controller"):
+        controller.learn_costs(seconds)
     return partial(cache.write, controller)
 
 

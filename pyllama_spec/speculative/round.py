@@ -125,16 +125,16 @@ class Round:
         is_paced = target.exact_rows > 1 and target.n_seq_max > 1 and not limits.mixes_prompts
         pace = PromptPace(limits.max_chunk) if is_paced else None
         self.scheduler = Scheduler(limits, controller, pace)
-        self.scheduler.controller.attach(
-            ControllerLimits(
-                limits.max_draft,
-                self.drafter.is_stepwise,
-                self.drafter.has_lookup,
-                is_padded=limits.has_streams or limits.needs_equal_rows,
-                max_rows=limits.width,
-                step_share=step_share(drafter),
-            )
+        told = ControllerLimits(
+            limits.max_draft,
+            self.drafter.is_stepwise,
+            self.drafter.has_lookup,
+            is_padded=limits.has_streams or limits.needs_equal_rows,
+            max_rows=limits.width,
+            step_share=step_share(drafter),
         )
+        with named_failure(self.scheduler.controller, "attach", "controller"):
+            self.scheduler.controller.attach(told)
         self._batch = TargetBatch(target)
         self.decode_counts = self._batch.counts
         # The runs of the round that is being computed, by sequence.
@@ -193,7 +193,7 @@ class Round:
             )
         start = perf_counter()
         run.stats.drafter, run.stats.note = self.drafter.name, self.drafter.note
-        run.stats.controller = self.scheduler.controller.name
+        run.stats.controller = self.scheduler.controller_name
         self.settle_acceptance(run)
         if not self.max_draft and self.drafter.name != "none":
             run.stats.note_off(_NEVER.format(self.max_draft_reason), is_plain=False)

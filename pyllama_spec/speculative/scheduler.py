@@ -20,7 +20,8 @@ from itertools import repeat
 
 from pyllama_spec.drafters.base import DraftRequest, TokenView
 from pyllama_spec.drafters.draws import TokenDraws
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.engine.checks import real
+from pyllama_spec.errors import ArgumentError, shown
 from pyllama_spec.speculative.controller.base import (
     NO_GAIN,
     Controller,
@@ -30,6 +31,7 @@ from pyllama_spec.speculative.controller.base import (
     Span,
     Spent,
 )
+from pyllama_spec.speculative.controller.choice import controller_name
 from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound
 from pyllama_spec.speculative.prompt_pace import PromptPace
 from pyllama_spec.speculative.sequence import SequenceRun
@@ -39,6 +41,8 @@ from pyllama_spec.speculative.sequence import SequenceRun
 _PASS_ROWS = 4
 # How many rounds a prompt is passed over for shorter ones before its age counts.
 _MAX_PASSED = 1
+# Of a user's controller. The square of a gain is a finite float too.
+_MOST_GAIN = 1e30
 
 
 def verify_width(max_rows: int, n_outputs: int, n_batch: int) -> int:
@@ -132,6 +136,7 @@ class Scheduler:
     ) -> None:
         self.limits, self.pace = limits, pace
         self.controller = FixedLength() if controller is None else controller
+        self.controller_name = controller_name(self.controller)
         self._width = limits.width
 
     def begin(self, run: SequenceRun) -> None:
@@ -220,20 +225,46 @@ class Scheduler:
         if not decided:
             return []
         gains = self.controller.learn(decided, spent)
-        return list(zip(decided, gains or repeat(NO_GAIN), strict=False))
+        if gains is None:
+            gains = ()
+        if not isinstance(gains, (list, tuple)) or len(gains) not in (0, len(decided)):
+            raise self._wrong_answer("learn", gains)
+        return list(zip(decided, map(self._checked_gain, gains or repeat(NO_GAIN)), strict=False))
 
     # A controller may be the user's own, and give anything.
 
+    def _checked_gain(self, gain: object) -> DraftGain:
+        """A gain whose numbers the statistics can add."""
+        if gain is NO_GAIN:
+            return NO_GAIN
+        if not isinstance(gain, DraftGain):
+            raise self._wrong_answer("learn", gain)
+        n_expected, expected, realised = gain
+        return DraftGain(
+            self._gain_number("n_expected", n_expected),
+            self._gain_number("gain_expected", expected),
+            None if realised is None else self._gain_number("gain_realised", realised),
+        )
+
+    def _gain_number(self, field: str, value: object) -> float:
+        if type(value) is float and -_MOST_GAIN < value < _MOST_GAIN:
+            return value
+        named = f"controller {self.controller_name!r:.40} set {field}"
+        number = real(value, named)
+        if abs(number) > _MOST_GAIN:
+            raise ArgumentError(f"{named}={shown(value)}; a gain is at most {_MOST_GAIN:g}")
+        return number
+
     def _wrong_answer(self, method: str, answer: object) -> ArgumentError:
-        what = "a DraftDecision" if method == "decide" else "a number"
+        what = {"decide": "a DraftDecision", "learn": "a DraftGain"}.get(method, "a number")
         return ArgumentError(
-            f"controller {self.controller.name!r:.40} gave {answer!r:.40} in {method}(); it has "
+            f"controller {self.controller_name!r:.40} gave {answer!r:.40} in {method}(); it has "
             f"to return a list with {what} for each span"
         )
 
     def _no_number(self, field: str, value: object) -> ArgumentError:
         return ArgumentError(
-            f"controller {self.controller.name!r:.40} set {field}={value!r:.40}; "
+            f"controller {self.controller_name!r:.40} set {field}={value!r:.40}; "
             "a number of tokens is a whole number"
         )
 

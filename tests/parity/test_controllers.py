@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 
+from pyllama_spec import Llama
 from pyllama_spec.drafters import (
     Committed,
     DFlash,
@@ -18,6 +21,8 @@ from pyllama_spec.drafters import (
     PromptLookup,
 )
 from pyllama_spec.engine import Sampler, SamplerParams
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.llama.cost_cache import CostCache
 from pyllama_spec.speculative import (
     Controller,
     Off,
@@ -27,7 +32,7 @@ from pyllama_spec.speculative import (
     SequenceState,
     SpeculativeLoop,
 )
-from pyllama_spec.speculative.controller import DraftDecision, Span, Spent
+from pyllama_spec.speculative.controller import DraftDecision, DraftGain, KnownCosts, Span, Spent
 from tests.eagle3_tools import head, target_context
 from tests.models import model_path
 from tests.oracles import GREEDY, generate, prompt_tokens, sampled, tiny, tiny_context
@@ -252,3 +257,62 @@ def test_a_copy_says_how_long_its_match_is() -> None:
         lookup.truncate(0, 0)
         lookup.commit([Committed(0, text[:n], 0)])
         assert lookup.propose([DraftRequest(0, text[:n], 3)])[0].match_length == expected
+
+
+def raises(self: object, *_: object) -> None:
+    """A method, or the getter of a property, of a controller."""
+    raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "words"),
+    [
+        ("name", raises, "cannot be used: name is a method"),
+        ("name", property(raises), "cannot be used: its name raises RuntimeError: broken"),
+        ("name", "a\ud800", "cannot be used: name holds half of a character"),
+        ("name", 5, "cannot be used: name must be a str, not int 5"),
+        ("wants_costs", raises, "cannot be used: wants_costs is a method"),
+        ("wants_costs", property(raises), "cannot be used: its wants_costs raises RuntimeError"),
+        ("wants_costs", "no", "cannot be used: wants_costs='no' is not True or False"),
+        ("attach", raises, "failed in attach(): RuntimeError: broken"),
+        ("learn_costs", raises, "failed in learn_costs(): RuntimeError: broken"),
+        ("begin_with", raises, "failed in begin_with(): RuntimeError: broken"),
+    ],
+)
+def test_a_controller_that_cannot_be_used(
+    member: str, value: object, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Llama() says which controller it is, and what of it is wrong."""
+    known = KnownCosts({1: 0.01}, {1: 0.01}, {1: 0.01})
+    monkeypatch.setattr(CostCache, "read", lambda _: known)
+    kind = type("Mine", (Controller,), {"wants_costs": True, member: value})
+    with pytest.raises(ArgumentError, match=re.escape(f"the controller Mine {words}")):
+        Llama(model_path("llama"), n_ctx=64, draft=PromptLookup(), controller=kind())
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("gains", "words"),
+    [
+        *((gains, "in learn(); it has to return a list with a DraftGain for each span") for gains in
+            (-1, "x", [None], [0.5], DraftGain(), [DraftGain()] * 2, {0: DraftGain()})),
+        ([DraftGain(NAN)], "set n_expected=nan is not a finite number"),
+        ([DraftGain(1, 10**400)], "set gain_expected=1000"),
+        ([DraftGain(1, 1, -1e200)], "set gain_realised=-1e+200; a gain is at most 1e+30"),
+    ],
+)  # fmt: skip
+def test_gains_that_are_none(gains: object, words: str) -> None:
+    kind = type("Mine", (Controller,), {"learn": lambda *_: gains})
+    loop = SpeculativeLoop(tiny_context(tiny("llama")), Perfect([1] * 30), None, kind())
+    with pytest.raises(ArgumentError, match="controller 'Mine' .*" + re.escape(words)):
+        generate(loop, SequenceState(), prompt_tokens(12), 10, GREEDY)
+
+
+def test_gains_of_numpy_are_floats() -> None:
+    gains = [DraftGain(np.float32(0.5), np.float64(0.5), np.float32(0.25))]
+    kind = type("Mine", (Controller,), {"learn": lambda *_: gains})
+    loop = SpeculativeLoop(tiny_context(tiny("llama")), Perfect([1] * 30), None, kind())
+    stats = generate(loop, SequenceState(), prompt_tokens(12), 10, GREEDY).stats
+    assert type(stats.expected) is type(stats.gain_realised.total) is float

@@ -1,9 +1,11 @@
-"""Makes a controller of a caller's `controller=`."""
+"""Makes a controller of a caller's `controller=`, whose class may be anyone's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from pyllama_spec.drafters.attributes import value_and_place
+from pyllama_spec.engine.checks import boolean, text
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative.controller.base import Controller, FixedLength, Off
 from pyllama_spec.speculative.controller.profit import ProfitController
@@ -26,15 +28,38 @@ def make_controller(choice: ControllerChoice, p_min: float | None = None) -> Con
         p_min: the caller's p_min; a given one says where drafts end.
 
     Raises:
-        ArgumentError: the name is unknown, or the value is not a Controller.
+        ArgumentError: the name is unknown, the value is not a Controller, or an attribute of it
+            has a wrong type or raises.
 
     """
     if choice is None:
         return ProfitController() if p_min is None else FixedLength()
     if isinstance(choice, Controller):
+        controller_name(choice)  # a fault is reported before anything is opened
+        wants_costs(choice)
         return choice
     if not isinstance(choice, str) or choice not in NAMES:
         raise ArgumentError(
             f"controller={choice!r:.60} is not {', '.join(map(repr, NAMES))} or a Controller"
         )
     return NAMES[choice]()
+
+
+def controller_name(controller: Controller) -> str:
+    """The name of a controller, which results and messages repeat.
+
+    Raises:
+        ArgumentError: it is not a str that has an encoding, or reading it raises.
+
+    """
+    return text(*value_and_place(controller, "name", "controller"))
+
+
+def wants_costs(controller: Controller) -> bool:
+    """Whether a controller wants learn_costs().
+
+    Raises:
+        ArgumentError: it is not a bool, or reading it raises.
+
+    """
+    return boolean(*value_and_place(controller, "wants_costs", "controller"))
