@@ -21,8 +21,8 @@ _NAMES = (
 )  # fmt: skip
 _ANY = f"{', '.join(_NAMES[:3])}, or {_NAMES[3]}"
 # Keys that decide how texts are tokenized and how long, wide or sharp attention is, with the type
-# that the engine reads: it ignores a value of another one. The rest describe how the weights lie in
-# the file: another value there makes the engine read outside of them.
+# that the engine reads: it ignores a value of another one. Most of the rest describe how the
+# weights lie in the file: another value there makes the engine read outside of them, or abort.
 _KEYS = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
@@ -31,12 +31,14 @@ _KEYS = tuple(
         (r"tokenizer\.ggml\.add_(bos_token|eos_token|sep_token|space_prefix)", _BOOL),
         (r"tokenizer\.ggml\.(remove_extra_whitespaces|normalizer\.\w+)", _BOOL),
         (r"[\w-]+\.(attention\.causal|rope\.scaling\.finetuned)", _BOOL),
+        (r"[\w-]+\.(expert_weights_norm|use_parallel_residual)", _BOOL),
         (r"tokenizer\.ggml\.(\w+_token_id|token_type_count)", _INT),
         (r"[\w-]+\.(context_length|expert_used_count|attention\.sliding_window)", _INT),
+        (r"[\w-]+\.expert_gating_func", _INT),
         (r"[\w-]+\.(pooling_type|rope\.scaling\.original_context_length)", _INT),
         (r"[\w-]+\.rope\.(freq_base|freq_base_swa|scale_linear)", _REAL),
         (r"[\w-]+\.rope\.scaling\.(factor|alpha|attn_factor|yarn_\w+)", _REAL),
-        (r"[\w-]+\.attention\.(scale|layer_norm_rms_epsilon|layer_norm_epsilon)", _REAL),
+        (r"[\w-]+\.attention\.((output_)?scale|layer_norm_rms_epsilon|layer_norm_epsilon)", _REAL),
         (r"[\w-]+\.(attn_logit_softcapping|final_logit_softcapping|expert_weights_scale)", _REAL),
         (r"[\w-]+\.(logit_scale|residual_scale|embedding_scale)", _REAL),
         (r"tokenizer\.ggml\.(?!model|tokens|merges|scores).+|[\w-]+\.rope\.scaling\.[\w.]+", None),
@@ -53,16 +55,23 @@ _REFUSED = tuple(
         ),
         (r"tokenizer\.ggml\.(token_type|suppress_tokens|precompiled_charsmap)", _LIST),
         (r"tokenizer\.ggml\.(tokens|merges|scores)", _LIST),
+        (r"tokenizer\.ggml\.model", "it says how the vocabulary in the file is read"),
+        (
+            r"general\.sampling\..*",
+            "nothing reads it here; give temperature, top_k and the like in the request",
+        ),
         (
             r"[\w-]+\.rope\.freq_scale",
             "the engine has no such key; give rope.scale_linear, or Llama's rope_freq_scale",
         ),
     )
 )
-_STORED = (
-    "it describes how the weights are stored in the file; tokenizer.ggml.*, context_length, "
-    "rope.*, expert_used_count and the like may"
+_NOT_TAKEN = (
+    "it is none of the keys that this package takes, such as tokenizer.ggml.add_bos_token, "
+    "ARCH.context_length, ARCH.rope.freq_base and ARCH.expert_used_count"
 )
+# The engine aborts at another one: see llama_expert_gating_func_type.
+_MAX_GATING = 4
 
 
 class RawOverrides(NamedTuple):
@@ -120,7 +129,7 @@ def _kind_of_key(key: object) -> int | None:
         kinds = [kind for pattern, kind in _KEYS if pattern.fullmatch(key)]
         if kinds and not why:
             return kinds[0]
-    raise ArgumentError(f"kv_overrides: {shown(key)} may not be overridden: {why or _STORED}")
+    raise ArgumentError(f"kv_overrides: {shown(key)} may not be overridden: {why or _NOT_TAKEN}")
 
 
 def _fill(raw: Any, key: str, value: object, wanted: int | None, keep: list[Any]) -> None:
@@ -152,10 +161,26 @@ def _fill(raw: Any, key: str, value: object, wanted: int | None, keep: list[Any]
         raw.text = _c_string(text(value, f"kv_overrides: {key}"), keep)
         if len(keep[-1]) > _MAX_BYTES + 1:  # with its zero
             raise fault
-    if kind == _INT and raw.whole < 1 and key.endswith(("expert_used_count", "context_length")):
-        raise ArgumentError(f"kv_overrides: {key}={shown(value)} is not at least 1")
-    if kind == _INT and raw.whole < 0 and key.endswith("_token_id"):
-        raise ArgumentError(f"kv_overrides: {key}={shown(value)} is not the id of a token")
+    if kind == _INT:
+        _check_int(key, raw.whole)
+
+
+def _check_int(key: str, value: int) -> None:
+    """Checks the range of an int.
+
+    Raises:
+        ArgumentError: the engine has no such value, and would fail or abort.
+
+    """
+    what = ""
+    if key.endswith(("expert_used_count", "context_length")) and value < 1:
+        what = "at least 1"
+    elif key.endswith(".expert_gating_func") and not 1 <= value <= _MAX_GATING:
+        what = f"from 1 to {_MAX_GATING}"
+    elif key.endswith("_token_id") and value < 0:
+        what = "the id of a token"
+    if what:
+        raise ArgumentError(f"kv_overrides: {key}={value} is not {what}")
 
 
 def check_fits(overrides: Mapping[str, Override], arch: str, n_vocab: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_spec.engine import Model
+from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.errors import ArgumentError
 from tests.models import model_path
 
@@ -78,6 +78,11 @@ EOS, LIST = "tokenizer.ggml.eos_token_id", "may not be overridden: its value is 
         ("tokenizer.ggml.suppress_tokens", 5, LIST),
         ("tokenizer.ggml.token_type", 5, LIST),
         ("tokenizer.ggml.merges", 5, LIST),
+        ("tokenizer.ggml.model", "bert", "it says how the vocabulary in the file is read"),
+        ("general.sampling.temp", 0.5, "nothing reads it here; give temperature"),
+        ("llama.block_count", 1, "none of the keys that this package takes, such as tok"),
+        ("llama.expert_gating_func", 0, "llama.expert_gating_func=0 is not from 1 to 4"),
+        ("llama.expert_gating_func", 5, "llama.expert_gating_func=5 is not from 1 to 4"),
         ("llama.rope.freq_scale", 0.5, "no such key; give rope.scale_linear, or Llama's rope_freq"),
         ("gemma.rope.freq_base", 5.0, "of this one is 'llama'; give llama.rope.freq_base"),
     ],
@@ -90,6 +95,22 @@ def test_what_the_engine_would_ignore_is_refused(key: str, value: Any, words: st
 @pytest.mark.parametrize("key", ["scale_linear", "freq_base_swa"])
 def test_keys_of_rope_are_taken(key: str) -> None:
     Model(model_path("llama"), kv_overrides={f"llama.rope.{key}": 2}).close()
+
+
+def test_experts_are_weighted_otherwise() -> None:
+    """The engine reads both keys as scalars, and computes with each value of them."""
+    kept: list[dict[str, Any]] = [{"deepseek2.expert_gating_func": n} for n in (1, 2, 3, 4)]
+    rows = []
+    for overrides in (*kept, {"deepseek2.expert_weights_norm": True}):
+        with (
+            Model(model_path("deepseek2"), kv_overrides=overrides) as model,
+            Context(model, n_ctx=64, n_threads=1) as context,
+        ):
+            batch = Batch(8)
+            batch.extend([5, 6], 0, output_last=True)
+            context.decode(batch)
+            rows.append(context.logits(1).tobytes())
+    assert len(set(rows)) == 5
 
 
 def test_the_last_token_may_end_a_text() -> None:
