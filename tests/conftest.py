@@ -32,6 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         tier = tier_of(item.path.relative_to(_HERE).as_posix(), names, marks)
         if tier != QUICK:
             item.add_marker(tier)
+    # The longest file of a release comes first: last, it would keep one worker for half an hour.
+    items.sort(key=lambda item: item.path.name != "test_sessions.py")
 
 
 def smollm2(kind: str) -> Path:

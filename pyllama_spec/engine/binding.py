@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import threading
 from typing import Any
 
@@ -49,6 +50,13 @@ _EXCEPTIONS: dict[int, type[PyllamaSpecError]] = {
 }
 
 
+# What the engine logs before it stops for want of memory, in the middle of a graph too.
+_LACKS_MEMORY = re.compile(
+    r"insufficient memory(?: \(attempted to allocate [^)]*\))?"
+    r"|(?:cannot|failed to) allocate [^;\n]*|CUDA error: out of memory|std::bad_alloc"
+)
+
+
 # Per thread: the exception that ended a call from inside, such as KeyboardInterrupt.
 _waiting = threading.local()
 
@@ -92,7 +100,10 @@ def check(code: int, what: str) -> None:
         # In a daemon thread, while the process ends: Python lets this one end a thread in silence.
         raise SystemExit(PROCESS_ENDS)
     if code < 0:
-        raise _EXCEPTIONS.get(code, EngineError)(f"{what}: {last_error()}")
+        text = last_error()
+        if code == lib.LLAMA_SPEC_ENGINE and (said := _LACKS_MEMORY.search(text)):
+            raise OutOfMemoryError(f"{what}: out of memory (the engine says: {said[0]})")
+        raise _EXCEPTIONS.get(code, EngineError)(f"{what}: {text}")
 
 
 # A daemon thread that computes while the process ends would find the engine's static data gone.

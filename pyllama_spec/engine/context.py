@@ -227,6 +227,17 @@ class Context(Closeable):
         """Whether the context belongs to the parent process: no call works then."""
         return self._handle.is_forked
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether the context can compute: False once it is closed or forked, or has failed inside.
+
+        While another thread computes the answer is True.
+        """
+        if self.is_closed or self.is_forked:
+            return False
+        code = lib.llama_spec_synchronize(self.handle)
+        return code not in (lib.LLAMA_SPEC_POISONED, lib.LLAMA_SPEC_REMOTE)
+
     def lend(self, borrower: str | None) -> None:
         """Makes the memory read-only until called with None: writes raise.
 

@@ -157,6 +157,12 @@ class Embedder:
             at += len(tokens)
         return vectors
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a failure left the open context unusable."""
+        context = self.context
+        return not (context.is_closed or context.is_forked or context.is_usable)
+
     def cancel(self) -> None:
         """Cancels the running call, from any thread."""
         if not self.context.is_forked:
@@ -198,6 +204,11 @@ class Embeddings:
                 "embedding=True"
             )
         embedder = self._embedder
+        if embedder is not None and embedder.has_failed:
+            # It keeps nothing between calls. A thread that is still in it fails as well.
+            embedder.close()
+            self.__dict__.pop("_embedder", None)
+            embedder = None
         if embedder is None:
             mine = Embedder(self._model, self._params)
             if mine.gives_each_token and self._params.pooling is None:

@@ -539,6 +539,23 @@ class Llama(LlamaTokenCalls, Closeable):
 
     # ---- the end
 
+    def reopen(self) -> None:
+        """Closes the model and opens it again with the same keywords; see is_usable.
+
+        Running requests are cancelled, and the KV cache is empty. Adapters are those of lora_path.
+        After an error the model is closed, and reopen() may be called again.
+
+        Raises:
+            PyllamaSpecError: whatever Llama() and close() raise.
+
+        """
+        chat_format, chat_handler = self.chat_format, self.chat_handler
+        self.close()
+        Llama.__init__(self, **self._opened_with.keywords())
+        self.chat_handler = chat_handler
+        if chat_format != self.chat_format:
+            self.chat_format = chat_format
+
     def cancel(self) -> None:
         """Cancels all calls, from any thread: they raise CancelledError within one decode.
 

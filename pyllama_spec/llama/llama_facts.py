@@ -131,6 +131,18 @@ class LlamaFacts:
         return self._opened.memory_bytes + self._embeddings.memory_bytes
 
     @property
+    def is_usable(self) -> bool:
+        """Whether the model can generate: False once it is closed, or after it failed inside.
+
+        An engine failure in the middle of a decode, as without memory, leaves the context in an
+        unknown state, and so does the loss of an RPC server. Then reopen() helps.
+        """
+        runtime = self._opened.generating
+        if runtime is None:
+            return not self._opened.model.is_closed
+        return runtime.context.is_usable
+
+    @property
     def decode_counts(self) -> DecodeCounts:
         """Counts of the model's decodes; they grow while requests run."""
         return self._runtime.round.decode_counts

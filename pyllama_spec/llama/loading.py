@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -240,11 +240,15 @@ def open_runtime(
         n_outputs_max=0 if wants_rows else min(n_parallel * (max_draft + 1), params.n_batch),
         target_layers=attribute(drafter, "target_layers"),
     )
-    context = _open_context(model, params)
+    smaller = _sizes_to_reduce(params)
+    context = _open_context(model, params, smaller)
     with closed_on_failure(context):
         begin = perf_counter()
         round_ = Round(context, drafter, n_draft, controller, store=store)
-        on_close = _learn_costs(round_, controller, drafter)
+        try:
+            on_close = _learn_costs(round_, controller, drafter)
+        except OutOfMemoryError as error:  # the first decodes
+            raise no_room(str(error), "", smaller) from None
         runner = Runner(round_, max_waiting, attach_s=perf_counter() - begin)
         return Runtime(model, context, round_, runner, on_close, acceptance)
 
@@ -264,13 +268,17 @@ def _check_is_free(drafter: Drafter) -> None:
         )
 
 
-def _open_context(model: Model, params: ContextParams) -> Context:
+def _sizes_to_reduce(params: ContextParams) -> list[str]:
+    """The keywords of Llama() that make a context smaller."""
+    return ["n_ctx"] + ["n_parallel"] * (params.n_seq_max > 1) + ["n_draft"] * (params.n_rs_seq > 0)
+
+
+def _open_context(model: Model, params: ContextParams, smaller: Sequence[str]) -> Context:
     """Opens the target's context; an error names the keywords of Llama()."""
     try:
         return Context(model, params)
     except OutOfMemoryError as error:
         n, info = params.n_seq_max, model.info
-        smaller = ["n_ctx"] + ["n_parallel"] * (n > 1) + ["n_draft"] * (params.n_rs_seq > 0)
         n_ctx = (params.n_ctx or 0) // n
         requests = f"{n_ctx} tokens" if n == 1 else f"{n} requests with {n_ctx} tokens each"
         has_state = info.has_recurrent_state

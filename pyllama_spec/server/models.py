@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +40,7 @@ from pyllama_spec.server.load_failures import (
 )
 from pyllama_spec.server.loader import expected_bytes, in_daemon, options_of
 from pyllama_spec.server.model_list import ModelList, ModelSpec, is_missing
+from pyllama_spec.server.room import Room, end_draining
 from pyllama_spec.server.served_model import (
     STATES,
     Adapters,
@@ -57,6 +58,8 @@ from pyllama_spec.server.settings import ServerSettings
 _MAX_NAMED = 20
 # How long an end waits for a load that was told to stop.
 _LAST_LOAD_S, _LOOK_S = 5.0, 0.02
+# The longest wait between two tries to open a model again.
+_MAX_WAIT_S = 60.0
 _MIB = 1 << 20
 
 
@@ -87,6 +90,7 @@ class Models:
         else:
             self._listed = listed
             self.all = [ServedModel(spec.name, spec) for spec in listed.specs]
+        self._room = Room(self.all, self._listed)
         self._by_name = {name: choice for one in self.all for name, choice in one.names()}
         # Models are loaded one at a time: which one is now, while others are in line.
         self._one_load = asyncio.Lock()
@@ -180,6 +184,7 @@ class Models:
         one.n_users -= 1
         one.count_bytes()
         self._released(one)
+        self._load_failed(one)
 
     def _released(self, one: ServedModel) -> None:
         """Called when a request or a load ends: the model may close now, or when it expires."""
@@ -221,7 +226,7 @@ class Models:
                 self._check(one)
                 awaited: asyncio.Future[None] | None = one.draining
                 if awaited is None:
-                    awaited = one.loading = one.loading or asyncio.ensure_future(self._load(one))
+                    awaited = one.loading = one.loading or self._begin_load(one)
                 await asyncio.wait({awaited}, timeout=max(until - monotonic(), 0))
                 if not one.takes_requests and monotonic() >= until:
                     is_not = "is not loaded" if one.service is None else "takes no requests"
@@ -262,10 +267,53 @@ class Models:
 
     # ---- loading
 
+    def _begin_load(self, one: ServedModel) -> asyncio.Task[None]:
+        load = self._reopen if one.spec is None else self._load
+        return asyncio.ensure_future(load(one))
+
+    async def _reopen(self, one: ServedModel) -> None:
+        """Opens the caller's model again after it failed inside, or tries once more later."""
+        failed = one.service
+        assert failed is not None
+        try:
+            await self._last_users(one)
+            if one.n_failures == 0:
+                log.warning("%s failed inside, and is opened again", one.name)
+            await in_daemon(lambda: self._opened_again(failed.llm), lambda _: None, self._threads)
+            one.failure, one.n_failures = None, 0
+            one.service = Service(failed.llm, failed.settings, one.name, failed.metrics)
+            self._released(one)
+        except Exception as error:  # noqa: BLE001 - reported to the model's requests, and logged
+            self._note_failure(one, error)
+            # A proxy sends no request to a server that is not ready.
+            wait_s = min(self.serving.settings.retry_after_s * 2**one.n_failures, _MAX_WAIT_S)
+            one.n_failures += 1
+            one.cancel_expiry()
+            one.expiry = asyncio.get_running_loop().call_later(wait_s, self._load_failed, one)
+        finally:
+            one.loading = None
+
+    def _load_failed(self, one: ServedModel) -> None:
+        """Begins to load a model again that failed inside, unless requests still have it."""
+        if one.has_failed and one.loading is None and not (one.n_users or self._is_ending):
+            one.loading = self._begin_load(one)
+
+    def _opened_again(self, llm: Llama) -> None:
+        WATCH.set(self._watch)
+        llm.reopen()
+
+    async def _last_users(self, one: ServedModel) -> None:
+        """Waits until no request has a model that failed: each gets its own error."""
+        while one.n_users:
+            await asyncio.sleep(_LOOK_S)
+
     async def _load(self, one: ServedModel, *, may_close_others: bool = True) -> None:
         """Loads a model, or records its error."""
         metrics, begin = self.serving.metrics, monotonic()
         try:
+            if one.has_failed:
+                await self._last_users(one)
+                await self._close(one, "failure")
             async with self._loading_alone(one):
                 opened = await self._opened(one, may_close_others)
             assert one.spec is not None
@@ -286,7 +334,7 @@ class Models:
             log.info(
                 "%s was loaded in %.1f s and takes %d MiB", one.name, seconds, one.n_bytes // _MIB
             )
-            if same := [m.name for m in self._others(one) if m.shares_file_with(one)]:
+            if same := [m.name for m in self._room.others(one) if m.shares_file_with(one)]:
                 log.info(
                     "%s and %s are of one file: each counts its weights, though the pages of a "
                     "mapped file are shared", one.name, ", ".join(same),
@@ -319,7 +367,7 @@ class Models:
         )
         counter.labels(one.name).inc()
         if isinstance(error, MissingError):
-            _log_missing(one, error.missing)
+            one.log_missing(error.missing)
         elif isinstance(error, PyllamaSpecError):
             log.warning("%s cannot be loaded: %s", one.name, error)
 
@@ -337,7 +385,7 @@ class Models:
             if is_missing(path):
                 log.warning("the adapter %s cannot be loaded: %s does not exist", name, path)
         missing = one.spec.missing_files()
-        _log_missing(one, missing)
+        one.log_missing(missing)
         if missing:
             one.failure = Failure(lacks(missing), -math.inf)  # a request looks again at once
 
@@ -355,17 +403,17 @@ class Models:
                     lambda: self.open(spec), lambda made: made.llm.close(), self._threads
                 )
             except OutOfMemoryError:
-                if not may_close_others and self._others(one):
+                if not may_close_others and self._room.others(one):
                     raise self._left_out(one) from None
                 if not (may_close_others and await self._close_oldest()):
                     raise
                 continue
             one.n_bytes = opened.n_bytes
             # More than expected: others make room for it, or it is closed again.
-            while not self._fits(one, one.n_bytes):
+            while not self._room.fits(one, one.n_bytes):
                 if not (may_close_others and await self._close_oldest()):
                     break
-            if self._fits(one, one.n_bytes):
+            if self._room.fits(one, one.n_bytes):
                 return opened
             await in_daemon(opened.llm.close, lambda _: None, self._threads)
 
@@ -402,22 +450,10 @@ class Models:
 
     # ---- room
 
-    def _others(self, one: ServedModel) -> list[ServedModel]:
-        """The other loaded models."""
-        return [m for m in self.all if m is not one and m.service is not None]
-
     def _left_out(self, one: ServedModel) -> _UnwantedError:
         """The preload found no room. It closes no other model; a request for it may."""
         log.warning("%s is not loaded at the start: those before it leave no room", one.name)
         return _UnwantedError()
-
-    def _fits(self, one: ServedModel, n_bytes: int, without: Sequence[ServedModel] = ()) -> bool:
-        """Whether a model fits beside the loaded ones, without some of them."""
-        others = [m for m in self._others(one) if m not in without]
-        most, n_most = self._listed.memory_bytes, self._listed.max_loaded
-        if n_most is not None and len(others) >= n_most:
-            return False
-        return most is None or n_bytes + sum(m.n_bytes for m in others) <= most
 
     async def _make_room(
         self, one: ServedModel, n_bytes: int, may_close_others: bool, turn_ends: float
@@ -443,7 +479,7 @@ class Models:
                 "smaller n_ctx, n_parallel or prefix_cache_bytes"
             )
         try:
-            while not self._fits(one, n_bytes):
+            while not self._room.fits(one, n_bytes):
                 self._watch(0.0)
                 if not may_close_others:
                     raise self._left_out(one)
@@ -453,14 +489,13 @@ class Models:
                     raise _UnwantedError
                 await self._wait_for_room(one, n_bytes, turn_ends)
         finally:
-            for other in self.all:  # models that are still loaded need not be closed any more
-                self._end_draining(other)
+            self._room.end_draining()
 
     async def _wait_for_room(self, one: ServedModel, n_bytes: int, turn_ends: float) -> None:
         """Waits for a change; when the others' turn is over, they drain."""
         left_s = turn_ends - monotonic()
         if left_s <= 0:
-            self._drain_others(one, n_bytes)
+            self._room.drain_others(one, n_bytes)
         self._changed.clear()
         change = asyncio.ensure_future(self._changed.wait())
         one.waits_for_room = True
@@ -470,38 +505,12 @@ class Models:
             change.cancel()
             one.waits_for_room = False
 
-    def _drain_others(self, one: ServedModel, n_bytes: int) -> None:
-        """Drains the models whose memory another one needs, loaded for longest first."""
-        others = sorted(self._others(one), key=lambda other: other.loaded_at)
-        if any(other.n_waiting and other.draining is None for other in others):
-            return  # just loaded: requests that waited for it come first
-        needed: list[ServedModel] = []
-        for other in others:
-            if not self._fits(one, n_bytes, needed):
-                needed.append(other)
-        for other in list(needed):  # a later one may have room enough without the first
-            fewer = [m for m in needed if m is not other]
-            if self._fits(one, n_bytes, fewer):
-                needed = fewer
-        for other in others:
-            if other not in needed:
-                self._end_draining(other)
-            elif other.draining is None:
-                other.draining = asyncio.get_running_loop().create_future()
-                log.info("%s takes no new requests: %s needs its memory", other.name, one.name)
-
-    def _end_draining(self, one: ServedModel) -> None:
-        """Ends the draining of a model that is closed or can stay; waiting loads check again."""
-        if one.draining is not None:
-            one.draining.set_result(None)
-            one.draining = None
-
     async def _close_oldest(self) -> bool:
-        """Closes the idle model unused for longest; False if all are in use."""
-        idle = [one for one in self.all if one.spec is not None and one.is_idle]
-        if not idle:
+        """Closes the idle model that was unused for longest; False if all are in use."""
+        oldest = self._room.oldest_idle()
+        if oldest is None:
             return False
-        await self._close(min(idle, key=lambda one: one.last_used), "memory")
+        await self._close(oldest, "memory")
         return True
 
     async def _expire(self, one: ServedModel, last_used: float) -> None:
@@ -516,7 +525,7 @@ class Models:
             return
         one.service, one.opened, one.n_bytes = None, None, opened.n_bytes
         one.cancel_expiry()
-        self._end_draining(one)
+        end_draining(one)
         await in_daemon(opened.llm.close, lambda _: None, self._threads)
         counter = self.serving.metrics.counter(
             "pyllama_spec:model_unloads", "Models that were closed, by why.", "reason"
@@ -549,8 +558,8 @@ class Models:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all preloads have ended, successfully or not."""
-        return self._preloads == []
+        """Whether all preloads have ended, successfully or not; and that the only model works."""
+        return self._preloads == [] and (self._only is None or self._only.takes_requests)
 
     def counts(self) -> dict[str, int]:
         """The number of models in each state."""
@@ -588,11 +597,3 @@ class Models:
 
 class _UnwantedError(Exception):
     """A load was abandoned without a failure: no request waits, or a preload has no room."""
-
-
-def _log_missing(one: ServedModel, missing: list[tuple[str, Path]]) -> None:
-    """Names a model's missing files in the log, unless the last such lines named the same."""
-    if missing != one.missing:
-        for key, path in missing:
-            log.warning("%s cannot be loaded: its %s, %s, does not exist", one.name, key, path)
-    one.missing = missing

@@ -251,7 +251,9 @@ async def ready(exchange: Exchange) -> None:
     if exchange.serving.is_stopping:
         raise stopping()
     if not models.is_ready:
-        raise ApiError(503, "models are being loaded", "loading")
+        has_failed = models.only is not None and models.only.has_failed
+        failed = "the model failed inside, and is opened again"
+        raise ApiError(503, failed if has_failed else "models are being loaded", "loading")
     # Without a key: the counts, and not the names.
     more = {} if models.only is not None else {"models": models.counts()}
     await exchange.send_json({"status": "ready", **more})

@@ -69,6 +69,7 @@ class ServedModel:
         n_bytes: the bytes that it takes, or took after its last load; 0 before the first.
         waits_for_room: whether it waits for the memory of models in use.
         loaded_at: the time of its last load, on the clock of monotonic().
+        n_failures: how often opening it again has failed in a row.
         retries: the adapters that are being tried again, by name.
         draining: set while it takes no new requests since another model waits for its memory. Done
             once it is closed, or need not be.
@@ -82,7 +83,7 @@ class ServedModel:
         self.opened: Opened | None = None
         self.failure: Failure | None = None
         self.missing: list[tuple[str, Path]] = []
-        self.n_users = self.n_waiting = self.n_bytes = 0
+        self.n_users = self.n_waiting = self.n_bytes = self.n_failures = 0
         self.waits_for_room = False
         self.retries: dict[str, asyncio.Task[None]] = {}
         self.draining: asyncio.Future[None] | None = None
@@ -93,7 +94,7 @@ class ServedModel:
     @property
     def state(self) -> str:
         """One of STATES."""
-        if self.service is not None:
+        if self.service is not None and self.service.is_usable:
             return "loaded"
         if self.loading is not None:
             return "loading"
@@ -108,7 +109,12 @@ class ServedModel:
     @property
     def takes_requests(self) -> bool:
         """Whether the model is loaded and not draining."""
-        return self.service is not None and self.draining is None
+        return self.draining is None and self.service is not None and self.service.is_usable
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the loaded model failed inside, so that it has to be loaded again."""
+        return self.service is not None and not self.service.is_usable
 
     def count_bytes(self) -> None:
         """Updates n_bytes: the first text to embed opens another context."""
@@ -175,6 +181,13 @@ class ServedModel:
             file = keywords.get(word)
             if isinstance(file, (str, os.PathLike)):
                 yield os.fspath(file), Path(file).name
+
+    def log_missing(self, missing: list[tuple[str, Path]]) -> None:
+        """Names missing files in the log, unless the last such lines named the same."""
+        if missing != self.missing:
+            for key, path in missing:
+                log.warning("%s cannot be loaded: its %s, %s, does not exist", self.name, key, path)
+        self.missing = missing
 
     def cancel_expiry(self) -> None:
         """Cancels the expiry timer."""

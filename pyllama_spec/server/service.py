@@ -12,7 +12,14 @@ from typing import Any, NamedTuple, TypeVar
 from pyllama_spec._version import __version__
 from pyllama_spec.engine import engine_version
 from pyllama_spec.engine.checks import meant
-from pyllama_spec.errors import CancelledError, QueueFullError, UnsupportedError
+from pyllama_spec.errors import (
+    CancelledError,
+    EngineError,
+    OutOfMemoryError,
+    QueueFullError,
+    RemoteError,
+    UnsupportedError,
+)
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.responses import Deferred, Response, Stream
 from pyllama_spec.llama.thoughts import ThoughtTags
@@ -46,6 +53,7 @@ class Service:
         thought_tags: the tags of thoughts in the model's answers.
         fingerprint: the fingerprint of the build.
         answers: the answers that have begun and have not ended.
+        is_usable: False after a failure that left the model unusable.
 
     """
 
@@ -57,6 +65,7 @@ class Service:
         # OpenAI's field: the settings that an answer with a seed depends on besides it.
         self.fingerprint = f"build-{__version__}-{engine_version()}"
         self.answers: set[Answer] = set()
+        self.is_usable = True
         self._noted, self._counted = set[str](), (0, 0)
         self._one_beside, self._n_beside = asyncio.Semaphore(1), 0
 
@@ -237,6 +246,22 @@ class Service:
         self.metrics.note_decodes(seen[0] - n, seen[1] - n_sequences, counts.max_tokens)
         self._counted = seen
 
+    def note_error(self, error: BaseException) -> None:
+        """Checks whether the model still works after a request's error.
+
+        Raises:
+            ApiError: in the place of an engine's error, since the server opens the model again.
+
+        """
+        if not isinstance(error, (EngineError, OutOfMemoryError, RemoteError)):
+            return
+        self.is_usable = self.is_usable and self.llm.is_usable
+        if not self.is_usable and isinstance(error, EngineError):
+            raise ApiError(
+                503, "the model failed inside, and the server opens it again: try again later",
+                "model_failed",
+            ) from error  # fmt: skip
+
     def log_once(self, note: str) -> None:
         """Logs each of the library's remarks once; they contain no client's text."""
         if note not in self._noted:
@@ -314,6 +339,7 @@ class Answer:
                     has_left=not isinstance(error, Exception),
                 )  # fmt: skip
                 _note(prompt_tokens=prompts.n_tokens, completion_tokens=handle.n_generated)
+            service.note_error(error)
             raise
         finally:
             service.answers.discard(self)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import pairwise
 from time import perf_counter
 
 from pyllama_spec.engine import Batch, Context
+from pyllama_spec.errors import EngineError
 
 # The most time that it takes, plus one batch: the rounds will measure the rest.
 _BUDGET_S = 0.3
@@ -53,8 +55,10 @@ def measure_rows(target: Context, max_rows: int, budget_s: float = _BUDGET_S) ->
                 if perf_counter() - begun > budget_s:
                     break
     finally:
-        target.memory.clear()
-        target.pause_threads()
+        # After a failed decode this fails too, and the error of the decode says more.
+        with suppress(EngineError):
+            target.memory.clear()
+            target.pause_threads()
     return quickest
 
 

@@ -15,6 +15,8 @@ def qwen4exp(m: Sketch) -> None:
     """Gated delta net, or gated attention to the blocks of four that an indexer chooses."""
     cfg = m.cfg
     head, k_heads, v_heads = gated_delta_header(m)
+    # The indexer's queries and keys are rotated too.
+    m.key("rope.dimension_count", min(cfg.head_dim // 2, INDEX_WIDTH))
     m.key("rope.dimension_sections", [2, 1, 1, 0])
     m.key("hyper_connection.count", N_STREAMS)
     m.key("hyper_connection.low_rank", RANK)

@@ -100,6 +100,13 @@ KEPT = {
         )
         for n in (1, 2, 3)
     },
+    "a stream that is closed before it begins, after a cancelled request": Session(
+        Opened(n_ctx=24), Drafting("perfect", 8),
+        (Ask(tail=(0,)), Ask(tail=(0,), fate="cancelled", at=1), Ask(tail=(0,), fate="closed")),
+    ),
+    "two wide heads beside an indexer": Session(
+        Opened("qwen4exp", n_head=2, n_ctx=24), Drafting("certain-mtp", 8), (Ask(tail=(0,)),)
+    ),
     "a model of another vocabulary, with an adapter for one of three": Session(
         Opened("gemma3", n_parallel=2, store=100_000), Drafting("foreign", 8, "random"),
         (

@@ -1,0 +1,52 @@
+"""Llamas that fail inside for want of memory: what is left, and reopen()."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from tests.models import model_path
+
+# In a process of its own: one that has run for long finds memory that it freed.
+_PROGRAM = """
+import json, resource, sys
+from pyllama_spec import Llama, OutOfMemoryError
+from tests.fuzz.runner import mapped_bytes
+
+# A batch of 2,000 tokens needs buffers that three tokens do not.
+sizes = {"n_ctx": 4096, "n_batch": 2048, "n_ubatch": 2048, "n_threads": 1, "verbose": False}
+llm = Llama(sys.argv[1], embedding=True, pooling_type="mean", draft="prompt-lookup", **sizes)
+short, long = [11, 12, 13], [5 + i % 50 for i in range(2000)]
+text = lambda ids: llm(ids, max_tokens=8, temperature=0)["choices"][0]["text"]
+limits = resource.getrlimit(resource.RLIMIT_AS)
+
+def fails(call):
+    resource.setrlimit(resource.RLIMIT_AS, (mapped_bytes() + (2 << 20), limits[1]))
+    try:
+        call(long)
+    except OutOfMemoryError:
+        return True
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+said = {"vector": llm.embed(short), "text": text(short)}
+said["embed"], said["again"] = fails(llm.embed), llm.embed(short)
+said["decode"], said["is_usable"] = fails(text), llm.is_usable
+llm.reopen()
+said["text_again"], said["is_usable_again"] = text(short), llm.is_usable
+print(json.dumps(said))
+"""
+
+
+def test_memory_that_lacks_once() -> None:
+    """Embeddings take a new context by themselves; for texts reopen() makes one."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(model_path("llama", seed=0))],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["embed"], said["decode"], said["is_usable"]) == (True, True, False)
+    assert said["again"] == said["vector"]
+    assert (said["text_again"], said["is_usable_again"]) == (said["text"], True)
