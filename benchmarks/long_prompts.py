@@ -51,7 +51,7 @@ def prompts(model: Model, n_tokens: int) -> Iterator[dict[str, str]]:
 def main() -> None:
     """Writes the file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("-m", "--model", required=True, help="its tokens are counted")
+    parser.add_argument("-m", "--model", required=True, help="model whose tokens are counted")
     parser.add_argument("-n", type=int, required=True, help="tokens of each prompt")
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args()

@@ -177,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="sequences that share rounds")
     parser.add_argument("-m", "--model", type=Path, required=True)
     parser.add_argument("-n", type=int, default=64, help="tokens per sequence")
-    parser.add_argument("--copy", type=int, default=200, help="tokens per copy; 0 to leave out")
+    parser.add_argument("--copy", type=int, default=200, help="tokens per copy; 0 to skip")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--widths", type=int, nargs="*", default=list(WIDTHS))
     parser.add_argument("--json", type=Path, default=None)

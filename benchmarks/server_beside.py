@@ -1,4 +1,4 @@
-"""The server beside llama-server of the same pin: many clients at once, streamed chats, greedy.
+"""Compares the server with llama-server of the same pin: concurrent clients, greedy streamed chats.
 
     python -m venv OTHER && OTHER/bin/pip install xllamacpp==2026.10.11549
     python -m benchmarks.server_beside --python OTHER/bin/python -m MODEL.gguf -d HEAD.gguf

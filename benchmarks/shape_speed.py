@@ -1,4 +1,4 @@
-"""The gain of a draft on a target of random weights, with the published acceptance.
+"""The gain of a draft on a target of random weights, at the published acceptance rate.
 
     python -m benchmarks.shapes qwen3.5-4b q4.gguf
     python -m benchmarks.shape_speed -m q4.gguf [--lengths 3 2] [--accepted 0.83 0.65 0.49] [-n 48]
