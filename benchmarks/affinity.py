@@ -1,11 +1,11 @@
-"""Two servers behind a proxy: streams, sessions that stay at one of them, and one that is killed.
+"""Two servers behind a proxy: streams, session affinity, and a server that is killed.
 
     python -m benchmarks.affinity -m TARGET.gguf --proxy haproxy
 
-Starts two servers of one model, and nginx or HAProxy with its file of examples/serve before them.
-It sends chats of several sessions, each with its own system prompt and with turns that continue the
-last answer: once with a session's name in a header, and once with another name in each request, as
-without affinity. Then one server is killed during a run.
+Starts two servers of one model behind nginx or HAProxy, with its file of examples/serve. It sends
+chats of several sessions, each with its own system prompt and with turns that continue the last
+answer. One run has the session's name in a header. One has another name in each request, as without
+affinity. In the last run one server is killed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STARTED_S = 120.0
 
 @dataclass
 class Asked:
-    """The result of one way to ask.
+    """The result of a run.
 
     Attributes:
         workers: the workers that answered each session.
@@ -60,7 +60,7 @@ class Asked:
     seconds: list[float] = field(default_factory=list)
 
     def line(self) -> str:
-        """The result in words."""
+        """The result as a line of text."""
         n_one = sum(len(one) == 1 for one in self.workers.values())
         share = self.n_cached / max(self.n_prompt, 1)
         load = dict(sorted(sum(self.workers.values(), Counter[str]()).items()))
@@ -73,7 +73,7 @@ class Asked:
 
 @contextmanager
 def running(command: list[str], port: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A program, from when it answers at a port."""
+    """Runs a program; yields it once it answers at a port."""
     with (folder / f"{port}.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
     try:
@@ -101,7 +101,7 @@ def is_ready(port: int) -> bool:
 
 
 def send(port: int, body: dict[str, Any], session: str) -> tuple[HTTPConnection, HTTPResponse]:
-    """A chat, before its answer is read."""
+    """Sends a chat; returns the connection and the unread response."""
     connection = HTTPConnection("127.0.0.1", port, timeout=300)
     headers = {"Content-Type": "application/json", "X-Session-Id": session}
     connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
@@ -109,7 +109,7 @@ def send(port: int, body: dict[str, Any], session: str) -> tuple[HTTPConnection,
 
 
 def ask(port: int, messages: list[Any], session: str) -> dict[str, Any]:
-    """The answer to a chat.
+    """Sends a chat; returns its answer.
 
     Raises:
         OSError: the connection failed, or the server sent an error.
@@ -129,13 +129,13 @@ def ask(port: int, messages: list[Any], session: str) -> dict[str, Any]:
 
 
 def opening(topic: str, salt: str) -> list[Any]:
-    """The beginning of a session: some hundred tokens that no other one has."""
+    """The first message of a session: some hundred tokens that no other session has."""
     rules = " ".join(f"Rule {i} of {salt}: say nothing of {topic} but fact {i}." for i in range(20))
     return [{"role": "system", "content": rules}]
 
 
 def sessions(port: int, n: int, n_turns: int, salt: str, *, has_name: bool) -> Asked:
-    """Sessions side by side, two at a time; without a name each request has another one."""
+    """Runs sessions, two at a time; without has_name each request sends another name."""
     asked, lock = Asked(), threading.Lock()
 
     def one(topic: str) -> None:
@@ -161,7 +161,7 @@ def sessions(port: int, n: int, n_turns: int, salt: str, *, has_name: bool) -> A
 
 
 def stream(port: int) -> str:
-    """The times at which a stream's events come, in words."""
+    """Reads a stream; returns the times of its events as text."""
     body = {
         "messages": [{"role": "user", "content": "Write of the sea."}], "max_tokens": 48,
         "temperature": 1, "seed": 1, "stream": True, "ignore_eos": True,
@@ -178,7 +178,7 @@ def stream(port: int) -> str:
 
 
 def killed(port: int, n: int, victim: subprocess.Popen[bytes]) -> str:
-    """Sessions of which one server is killed while it answers."""
+    """Runs sessions while one server is killed; returns the counts as text."""
     answers, failures = Counter[str](), Counter[str]()
     lock, is_killed = threading.Lock(), threading.Event()
 
@@ -204,7 +204,7 @@ def killed(port: int, n: int, victim: subprocess.Popen[bytes]) -> str:
 
 
 def main() -> int:
-    """Prints a line for each look."""
+    """Prints a line for each measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-m", "--model", type=Path, required=True)
     parser.add_argument("--proxy", choices=tuple(COMMANDS), required=True)

@@ -1,7 +1,7 @@
-"""Prompt lookup where it is at its best: repeat a function of 40 lines with one name changed.
+"""Prompt lookup in its best case: repeat a function of 40 lines with one name changed.
 
-``python benchmarks/copy_task.py -m TARGET.gguf [--json OUT]``: greedy, plain and speculative in
-turns in one process; the ratio is of total tokens over total seconds, and both texts must be equal.
+``python benchmarks/copy_task.py -m TARGET.gguf [--json OUT]``: greedy, plain and speculative
+interleaved in one process. The speed-up is the median over pairs; both texts must be equal.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def run(
     n: int,
     controller: Controller | None = None,
 ) -> tuple[list[int], SpeculativeLoop]:
-    """Greedy tokens from an emptied context."""
+    """Generates greedily from an emptied context; returns the tokens and the loop."""
     context.memory.clear()
     loop, state = SpeculativeLoop(context, drafter, None, controller), SequenceState()
     loop.prefill(state, prompt)
@@ -86,7 +86,7 @@ def run(
 
 
 def measure(path: Path, n_tokens: int, repeats: int, choice: str) -> dict[str, Any]:
-    """Runs both sides `repeats` times each after a warm-up, alternately."""
+    """Runs both sides interleaved, `repeats` times each after a warm-up."""
     model = Model(path)
     context = Context(model, n_ctx=2048)
     prompt = model.vocab.tokenize(PROMPT, parse_special=True)

@@ -2,10 +2,10 @@
 
     python -m benchmarks.device_rows -m TARGET.gguf [-ngl -1] [--before 64 2048] [--widths 1 2 3 4]
 
-A batch is decoded and a token chosen from each row, as in a greedy round; then the memory is rolled
-back to the batch's first token. Widths take turns; milliseconds of wall and CPU time, the median of
-the repeats. GB/s are the bytes that a decode of one token reads, over the time of one row. `python
--m benchmarks.shapes` writes targets of sizes without a published file.
+A batch is decoded and a token sampled from each row, as in a greedy round. Then the memory is
+rolled back to the batch's first token. Widths are interleaved. Figures are milliseconds of wall and
+CPU time, medians of the repeats. GB/s are the bytes that a decode of one token reads, over the time
+of one row. `python -m benchmarks.shapes` writes targets of other sizes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pyllama_spec.drafters.draft_weights import weight_bytes
 from pyllama_spec.engine import Batch, Context, Model, Sampler, SamplerParams
 
 _N_BATCH = 512
-# Graphs of each width are made and captured first.
+# The first rounds build and capture the graphs of each width.
 _WARM_UPS = 4
 
 
 class Rows:
-    """A context that decodes batches behind the same tokens, and a few more."""
+    """A context that decodes batches after the same prefix; each leaves one token there."""
 
     def __init__(
         self, model: Model, n_before: int, widths: Sequence[int], n_threads: int | None
@@ -40,7 +40,7 @@ class Rows:
         self._sampler = Sampler(model, SamplerParams(temperature=0))
 
     def begin(self) -> None:
-        """Goes back to the tokens before, which a recurrent state has to read again."""
+        """Rolls back to the prefix, or decodes it where that fails, as with a recurrent state."""
         if self.at and self.context.memory.rollback(0, self.n_before):
             self.at = self.n_before
             return
@@ -53,7 +53,7 @@ class Rows:
         self.at = self.n_before
 
     def seconds(self, width: int) -> tuple[float, float]:
-        """The clock's and the processor's seconds of a batch. Its first token stays."""
+        """Decodes a batch, keeps its first token; returns the wall and the CPU seconds."""
         self._batch.clear()
         self._batch.extend([400 + i for i in range(width)], self.at, output_all=True)
         begin, cpu = time.perf_counter(), time.process_time()
@@ -68,7 +68,7 @@ class Rows:
 
 
 def measure(rows: Rows, widths: Sequence[int], repeats: int) -> dict[int, tuple[float, float]]:
-    """Median milliseconds by width: clock, processor."""
+    """Median milliseconds by width: wall time, CPU time."""
     taken: dict[int, list[tuple[float, float]]] = {width: [] for width in widths}
     for repeat in range(repeats + _WARM_UPS):
         rows.begin()

@@ -1,10 +1,10 @@
-"""What a draft adds to the start and the memory of a program.
+"""What a draft adds to the load time and the memory of a program.
 
     python -m benchmarks.draft_footprint -m MODEL [-d DRAFT ...] [--n-ctx 4096] [--repeat 2]
 
 One process for each draft, interleaved, with one thread: the processor time of `Llama(...)`, and
-the resident memory after it and after 96 tokens. Memory of its own is what the process allocated;
-the pages of mapped files are shared with other programs that map them.
+the resident memory after it and after 96 tokens. A process's own memory is what it allocated; the
+pages of mapped files are shared with other programs that map them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
     """Prints a table, a row for each draft."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("-m", "--model", required=True)
-    parser.add_argument("-d", "--draft", action="append", default=[], help="several are allowed")
+    parser.add_argument("-d", "--draft", action="append", default=[], help="may be repeated")
     parser.add_argument("--n-ctx", type=int, default=4096)
     parser.add_argument("--repeat", type=whole_number(1, 100), default=2)
     parser.add_argument("--one", help=argparse.SUPPRESS)  # the draft of this process; "" for none
@@ -68,7 +68,7 @@ def main() -> None:
         for draft in drafts:
             command = [*again, "--n-ctx", str(args.n_ctx), "--one", draft]
             done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
-            if done.returncode:  # it has said why
+            if done.returncode:  # it printed the error
                 sys.exit(f"{draft or 'the model without a draft'} could not be measured")
             rows[draft].append(json.loads(done.stdout))
     print(f"{'draft':40} load s  MiB at ready  after {_N_TOKENS} tokens  mapped MiB")

@@ -1,16 +1,16 @@
-"""Small models as drafts of one target: the text, acceptance and what a round costs, side by side.
+"""Compares small models as drafts of one target: text, acceptance rate and cost of a round.
 
     python -m benchmarks.draft_models -m TARGET.gguf -d SMALL.gguf -d OTHER.gguf --fixed 4 -t 1
 
-For each prompt, greedy and then seeded at temperature 0.8 with penalties, or in the `--ways` that
-are named (warm and hot: 0.8 and 1.2 with the default cuts), the text is generated plainly, with the
-controller, and with each fixed number of drafted tokens, in an order that turns with the prompts.
-With `--acceptance exact distribution` each draft does so twice, the second time by rejection
-sampling. Copies of the text are off: what is measured is the model. Times are the
-processor's, which programs beside it disturb less than a clock: ratios with the prompts, what a
-round costs without. What is known so far is written to --json after each prompt, so that a run may
-be ended early, and `--merge A.json B.json` prints several runs together, such as one from `--first
-13` on. Ends with 1 where a text that is accepted exactly differs.
+Each prompt is generated greedily, and seeded at temperature 0.8 with penalties, or in the `--ways`
+that are named (warm and hot: 0.8 and 1.2 with the default cuts). The sides are plain decoding, the
+controller, and each fixed number of drafted tokens; their order rotates with the prompts. With
+`--acceptance exact distribution` each draft runs twice, the second time with rejection sampling.
+Lookups in the text are off, so that only the model is measured. Times are processor time, which
+other programs disturb less than wall time. Ratios include the prompts, the cost of a round does
+not. Results so far are written to --json after each prompt, so that a run may be stopped early.
+`--merge A.json B.json` prints several runs together, such as one from `--first 13` on. The exit
+status is 1 if a text differs, except by rejection sampling.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ BY_CHANCE = "distribution"
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The stored result of a run; seconds are the processor's."""
+    """The stored result of a run; seconds are processor time."""
 
     prompt: str
     equal: bool
@@ -68,7 +68,7 @@ class Text:
 
     @classmethod
     def of(cls, prompt: str, run: Run, plain: Run, draft_s: float) -> Text:
-        """A run, beside plain decoding's."""
+        """The result of a run, compared with plain decoding's run."""
         return cls(
             prompt, run.tokens == plain.tokens, run.n_decoded, len(run.rounds),
             sum(drafted > 0 for drafted, _ in run.rounds),
@@ -82,12 +82,12 @@ Texts = dict[str, dict[str, list[Text]]]
 
 
 class Timed(SmallModel):
-    """Counts the processor's time of its drafts."""
+    """Sums the processor time of its drafts."""
 
     draft_s = 0.0
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """Proposes as SmallModel, and counts the processor's time."""
+        """Proposes as SmallModel does, and adds the processor time."""
         start = process_time()
         drafts = super().propose(requests)
         self.draft_s += process_time() - start
@@ -95,7 +95,7 @@ class Timed(SmallModel):
 
 
 def plain_of(name: str) -> str:
-    """The side that a side's texts are compared with, by its name."""
+    """The name of the plain side with which a side's texts are compared."""
     return "plain noise" if name.endswith("noise") else "plain"
 
 
@@ -108,11 +108,11 @@ def open_sides(
     threads: int,
     acceptance: list[str],
 ) -> Iterator[dict[str, tuple[Side, Timed | None]]]:
-    """Plain decoding, and each draft with each length, 0 for the controller's, by their names."""
+    """Opens plain decoding, and each draft with each length (0: the controller), by name."""
     params = ContextParams(n_ctx=1024, n_batch=128, n_ubatch=128, n_threads=threads)
     with contextlib.ExitStack() as stack:
         sides: dict[str, tuple[Side, Timed | None]] = {}
-        # By shared noise plain decoding writes another text.
+        # With shared noise plain decoding samples another text.
         for accept in ("exact", *({"noise"} & set(acceptance))):
             plain = open_runtime(model, params, NoDrafter(), None, acceptance=accept)
             sides[plain_of(accept)] = stack.enter_context(Side(plain, options)), None
@@ -131,7 +131,7 @@ def open_sides(
 
 
 def show(texts: Texts) -> None:
-    """A line for each side."""
+    """Prints a line for each side."""
     for way, by_name in texts.items():
         for name, of in by_name.items():
             rounds, drafted = sum(t.n_rounds for t in of), sum(t.n_drafted for t in of)
@@ -152,7 +152,7 @@ def show(texts: Texts) -> None:
 
 
 def read(paths: list[Path]) -> Texts:
-    """The texts of several runs."""
+    """Reads the texts of several runs."""
     out: Texts = {}
     for path in paths:
         for way, by_name in json.loads(path.read_text(encoding="utf-8")).items():
@@ -203,7 +203,7 @@ def measure(args: argparse.Namespace) -> Texts:
 
 
 def main() -> int:
-    """Measures; 1 where texts differ."""
+    """Measures and prints; returns 1 if a text differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("-m", "--model", type=Path)
     parser.add_argument("-d", "--draft", type=Path, action="append", default=[])
@@ -215,7 +215,7 @@ def main() -> int:
     parser.add_argument("--acceptance", nargs="+", default=["exact"], choices=ACCEPTANCE)
     parser.add_argument("-n", "--max-tokens", type=int, default=128)
     parser.add_argument("-t", "--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no prompt later")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no prompt later")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--merge", type=Path, nargs="+", metavar="JSON")
     args = parser.parse_args()

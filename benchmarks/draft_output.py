@@ -2,10 +2,10 @@
 
     python -m benchmarks.draft_output [--vocab 151936] [--type Q6_K] [--slots 32768 16384 8192]
 
-Drafts of random weights for a target in the shape of Qwen3-4B, without a vocabulary of their own:
-width 2,560, feed-forward 9,728, Q4_K; of EAGLE-3 one layer, of DFlash five and blocks of 16. One
-thread; processor time, the least of some steps, so that other programs count little. A step drafts
-a token of EAGLE-3, and a block of DFlash.
+The drafts have random weights, for a target in the shape of Qwen3-4B: width 2,560, feed-forward
+9,728, Q4_K, no vocabulary of their own. EAGLE-3 has one layer, DFlash five and blocks of 16. A step
+drafts one token with EAGLE-3, a block with DFlash. Times are processor time of one thread, the
+minimum of some steps, which other programs disturb least.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ N_STEPS = {"eagle3": 25, "dflash": 5}
 
 
 def sketch(kind: str, n_vocab: int) -> Sketch:
-    """A draft without its embedding and output."""
+    """The sketch of a draft without its embedding and output matrix."""
     m: eagle3._Draft | dflash._Draft
     if kind == "eagle3":
         m = eagle3._Draft(
@@ -55,7 +55,7 @@ def sketch(kind: str, n_vocab: int) -> Sketch:
 
 
 def step_of(kind: str, context: Context) -> Callable[[], None]:
-    """The function that drafts once."""
+    """Returns a function that drafts once."""
     if kind == "eagle3":
         batch = Batch(1, n_row=WIDTH, n_model_row=context.n_row)
         batch.hidden_rows = True
@@ -76,7 +76,7 @@ def step_of(kind: str, context: Context) -> Callable[[], None]:
 
 
 def least_ms(step: Callable[[], None], n: int) -> float:
-    """The least processor time of some."""
+    """The minimum processor time of n steps, in milliseconds."""
     took = []
     for _ in range(n):
         begin = time.thread_time()

@@ -1,15 +1,15 @@
-"""How often a draft's token would be accepted at a temperature, by four ways to draw it.
+"""The acceptance rate of a draft's tokens at a temperature, by four ways to sample them.
 
     python -m benchmarks.draft_overlap -m TARGET.gguf -d SMALL.gguf --n-prompts 7
 
-At each place of a text that the target draws, both models say their distributions behind the same
-cuts, p and q. From these the chance that a drafted token is accepted there is computed:
+The target samples a text. At each position p is its distribution and q the draft's, after the same
+cuts. They give the probability that a drafted token is accepted there:
 
-    likeliest   the draft's likeliest token, if the target draws it: p(argmax q)
-    rejection   drawn from q, and accepted by min(1, p / q): the sum of min(p, q)
-    one number  both draw by the same random number, along their tokens by probability, as the
+    likeliest   the draft's likeliest token, if the target samples it: p(argmax q)
+    rejection   sampled from q, and accepted with min(1, p / q): the sum of min(p, q)
+    one number  both use the same random number, over their tokens by probability, as the
                 engine's chain does
-    noise       both take the largest of log p + g, with the same Gumbel noise g for each token
+    noise       both take the argmax of log p + g, with the same Gumbel noise g for each token
                 (arXiv 2408.07978); a seed then gives one text with any draft and with none
 
 No time is measured.
@@ -33,7 +33,7 @@ WAYS = ("likeliest", "rejection", "one number", "noise")
 
 
 def chances(p: Distribution, q: Distribution) -> tuple[float, float, float, float]:
-    """The chance of acceptance by each of WAYS."""
+    """The probability of acceptance by each of WAYS."""
     p_of, q_of = (dict(zip(d.ids.tolist(), d.p.tolist(), strict=True)) for d in (p, q))
     both = p_of.keys() & q_of.keys()
     rejection = sum(min(p_of[i], q_of[i]) for i in both)
@@ -50,7 +50,7 @@ def chances(p: Distribution, q: Distribution) -> tuple[float, float, float, floa
 
 
 def _stretches(d: Distribution) -> tuple[dict[int, float], dict[int, float]]:
-    """Between which random numbers a token is drawn, by its id."""
+    """The lower and upper ends of the random numbers that sample each token, by its id."""
     ends = np.cumsum(d.p)
     ids = d.ids.tolist()
     return dict(zip(ids, (ends - d.p).tolist(), strict=True)), dict(
@@ -61,7 +61,7 @@ def _stretches(d: Distribution) -> tuple[dict[int, float], dict[int, float]]:
 def places(
     target: Context, draft: Context, prompt: list[int], n: int, params: SamplerParams
 ) -> Iterator[tuple[Distribution, Distribution]]:
-    """Both distributions at each position of a text of n tokens at most."""
+    """Samples n tokens at most; yields both distributions at each position."""
     for context in (target, draft):
         context.memory.clear()
     batch, text, said = Batch(len(prompt) + n), list(prompt), []
@@ -87,7 +87,7 @@ def places(
 
 
 def main() -> None:
-    """Prints the mean chance of each way, for each temperature."""
+    """Prints the mean acceptance of each way, for each temperature."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("-m", "--model", type=Path, required=True)
     parser.add_argument("-d", "--draft", type=Path, required=True)

@@ -1,12 +1,11 @@
-"""An answer of 4,000 tokens over which acceptance drifts, for the controller to follow.
+"""Measures the controller on an answer of 4,000 tokens whose acceptance rate drifts.
 
     python -m benchmarks.drifting_text -m TARGET.gguf -d DRAFT.gguf --fixed 2 --fixed 4:0.4
 
-The text is drawn from the target first, with a temperature that changes every so many tokens, and
-without an end token. All sides then decode it in turns: plain decoding, the controller, and fixed
-lengths N or N:P_MIN. So all sides have the same tokens. It prints, for each stretch of one
-temperature, the time of plain decoding over that of the side, and the controller's tokens per
-round.
+The target samples the text first, at a temperature that changes from stretch to stretch, without an
+end token. Then all sides decode this text, interleaved: plain decoding, the controller, and fixed
+lengths N or N:P_MIN. For each stretch it prints the time of plain decoding over that of the side,
+and the controller's tokens per round.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ TEMPERATURES = (0.0, 0.7, 1.5, 0.7, 0.0, 2.0, 1.0, 0.0)
 
 
 def write(side: Side, prompt: Sequence[int], n: int, vocab: Vocab) -> list[int]:
-    """A text of n tokens, an equal part of it with each of the temperatures."""
+    """Samples a text of n tokens, an equal part of it at each temperature."""
     loop, state, text = SpeculativeLoop.of(side.runtime.round), SequenceState(), list[int]()
     ends = dict.fromkeys((i for i in range(vocab.n_tokens) if vocab.is_eog(i)), float("-inf"))
     for seed, temperature in enumerate(TEMPERATURES):
@@ -52,14 +51,14 @@ def write(side: Side, prompt: Sequence[int], n: int, vocab: Vocab) -> list[int]:
 
 
 def replay(side: Side, prompt: Sequence[int], text: Sequence[int]) -> tuple[Found, Found]:
-    """Goes through a text that is given: of each stretch, the seconds and the tokens per round."""
+    """Decodes a given text; returns the seconds and the tokens per round of each stretch."""
     loop, state = SpeculativeLoop.of(side.runtime.round), SequenceState()
     loop.prefill(state, prompt)
     seconds, rounds = [0.0] * len(TEMPERATURES), [0] * len(TEMPERATURES)
     size, place, last = len(text) // len(TEMPERATURES), 0, perf_counter()
     for step in loop.generate(state, Given(text), len(text)):
         now = perf_counter()
-        if place:  # the first token is the prompt's
+        if place:  # the first token comes from the prompt
             at = min(place // size, len(TEMPERATURES) - 1)
             seconds[at] += now - last
             rounds[at] += 1

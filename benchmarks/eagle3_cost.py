@@ -2,10 +2,10 @@
 
     python benchmarks/eagle3_cost.py -m TARGET.gguf -d HEAD.gguf [--prompt 1000] [--n-draft 4]
 
-Prompt: the target alone and the target with its head read the same tokens in turns; the ratio of
-the medians. Round: what the loop takes for one, split, beside the sum of the raw decodes that it is
-made of, timed by themselves in the same contexts: one verify batch, the head's call with accepted
-rows, its calls with own rows.
+Prompt: the target without and with its head decodes the same tokens, interleaved; the ratio is the
+median over pairs. Round: the loop's time of one, split, beside the sum of its raw decodes, which
+are timed alone in the same contexts: one verify batch, the head's call with accepted rows, its
+calls with rows of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 
 
 def median_ms(action: Callable[[], object], repeats: int) -> float:
-    """The median of the times of some calls, in milliseconds, after one that does not count."""
+    """The median milliseconds of a call, after one call as a warm-up."""
     action()
     times = []
     for _ in range(repeats):
@@ -36,7 +36,7 @@ def median_ms(action: Callable[[], object], repeats: int) -> float:
 
 
 class Timed(Eagle3):
-    """Notes how many pairs each feeding call had, and the times of the head's decodes."""
+    """Stores the number of pairs of each feeding call, and sums the time of the head's decodes."""
 
     def __init__(self, path: Path, max_draft: int) -> None:
         super().__init__(path, max_draft)
@@ -120,7 +120,7 @@ def round_cost(model: Model, head: Path, n_rounds: int, max_draft: int, repeats:
 def raw_decodes(
     loop: SpeculativeLoop, seq: SequenceState, drafter: Timed, n_fed: int, repeats: int
 ) -> tuple[float, float, float]:
-    """Milliseconds of a verify batch, of a feeding call and of a step with an own row."""
+    """Milliseconds of a verify batch, of a feeding call and of a step with a row of its own."""
     target, head = loop.target, drafter.context
     assert head is not None
     at, max_draft = seq.n_decoded, drafter.max_draft

@@ -1,7 +1,7 @@
 """The gain of drafting forced text: ``python benchmarks/forced_text.py MODEL.gguf``.
 
-A schema with long keys, greedy, four rounds in turns without the first one; medians of the seconds
-of decoding. "free" is the same chat without a schema.
+Decoding is greedy, by a schema with long keys. The sides are interleaved four times, the first as a
+warm-up. Figures are medians of the decoding time. "free" is the same chat without a schema.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ N_REPEAT = 4
 
 
 def main(path: str) -> None:
-    """Prints a line for each way."""
+    """Prints a line for each side."""
     form = {"type": "json_object", "schema": SCHEMA}
     sides = {
         name: Llama(path, n_ctx=512, draft=name) for name in ("none", "grammar", "prompt-lookup")

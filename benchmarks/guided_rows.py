@@ -1,11 +1,11 @@
-"""The cost of a row that has to follow a schema, by the engine's GBNF and by llguidance.
+"""The cost of sampling a row by a schema, with the engine's GBNF and with llguidance.
 
 ``python benchmarks/guided_rows.py MODEL.gguf``
 
-Fifty schemas (tests/moving/schemas.py). A text of each is written with random logits, by GBNF, and
-then read again in both ways, its tokens being the likeliest ("allowed": the first choice may
-follow) and the least likely ("masked": the vocabulary has to be masked). Microseconds of a row,
-sampling included, median and worst of the fifty medians; "plain" is the same without a form.
+GBNF generates a text of each of fifty schemas (tests/moving/schemas.py) from random logits. Then
+both sample at each of its tokens, with the token likeliest ("allowed": the first choice is valid)
+and least likely ("masked": the vocabulary must be masked). Figures are microseconds of a row with
+sampling, median and worst of the fifty medians. "plain" has no grammar.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GREEDY: dict[str, Any] = {"temperature": 0.0}
 
 
 def written(model: Model, grammar: str, rows: Row) -> list[int]:
-    """Tokens of a text that follows the grammar."""
+    """Generates a text by the grammar; returns its tokens."""
     chain, tokens = Sampler(model, SamplerParams(grammar=grammar, **GREEDY)), []
     for i in range(MAX_TOKENS):
         token = chain.sample_row(rows[i % len(rows)])
@@ -43,7 +43,7 @@ def written(model: Model, grammar: str, rows: Row) -> list[int]:
 
 
 def costs(make: Callable[[], Any], rows: Row, tokens: list[int]) -> tuple[float, float, float]:
-    """Seconds to make a sampler, and per row where the first choice is allowed, and where not."""
+    """Seconds to make a sampler, and per row with a valid and an invalid first choice."""
     start = perf_counter()
     chain = make()
     made_s = perf_counter() - start
@@ -54,7 +54,7 @@ def costs(make: Callable[[], Any], rows: Row, tokens: list[int]) -> tuple[float,
         start = perf_counter()
         assert chain.sample_row(row) == token
         allowed.append(perf_counter() - start)
-        # What stands first may not follow, as it is not a text.
+        # Id 0 becomes the first choice, and is invalid: it has no text.
         row[token], row[0] = row.min() - 1, 200.0
         start = perf_counter()
         chain.sample_row(row)
@@ -95,7 +95,7 @@ def main(path: str) -> None:
 
 
 def guided(model: Model, schema: dict[str, Any]) -> GuidedSampler:
-    """A sampler of llguidance, with white space as our GBNF has it."""
+    """A llguidance sampler, with the white space of our GBNF."""
     options = {"whitespace_flexible": True, "whitespace_pattern": " ?"}
     text = json.dumps({**schema, "x-guidance": options})
     return GuidedSampler(model, Sampler(model, SamplerParams(**GREEDY)), Guide("json_schema", text))

@@ -1,9 +1,9 @@
-"""Prompts of so many tokens for `bench --prompts`: this repository's documents, and its code.
+"""Writes prompts of N tokens for `bench --prompts`, of this repository's documents and code.
 
     python -m benchmarks.long_prompts -m MODEL.gguf -n 4096 -o long.jsonl
     pyllama-spec bench -m MODEL.gguf -d suffix --prompts long.jsonl --n-ctx 4416 -n 128 --repeat 1
 
-One asks for a summary of documents, one for a function of the code again.
+One asks for a summary of documents, one for a function of the code with small changes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _AROUND = 40
 
 
 def texts() -> dict[str, str]:
-    """The beginning of each kind of prompt."""
+    """The text with which each kind of prompt begins."""
     pages = ("start", "server", "drafters", "train", "suffix", "limits")
     files = {
         "document": [_ROOT / "docs" / f"{page}.md" for page in pages],
@@ -39,7 +39,7 @@ def texts() -> dict[str, str]:
 
 
 def prompts(model: Model, n_tokens: int) -> Iterator[dict[str, str]]:
-    """A line of each kind that has so many tokens."""
+    """Yields a line for each kind whose text has enough tokens."""
     for kind, text in texts().items():
         ids = model.vocab.tokenize(text, add_special=False)[: n_tokens - _AROUND]
         if len(ids) == n_tokens - _AROUND:
@@ -51,7 +51,7 @@ def prompts(model: Model, n_tokens: int) -> Iterator[dict[str, str]]:
 def main() -> None:
     """Writes the file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("-m", "--model", required=True, help="whose tokens are counted")
+    parser.add_argument("-m", "--model", required=True, help="model whose tokens are counted")
     parser.add_argument("-n", type=int, required=True, help="tokens of each prompt")
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args()
@@ -59,7 +59,7 @@ def main() -> None:
         lines = [json.dumps(line) + "\n" for line in prompts(model, args.n)]
     if len(lines) < len(_ASKED):
         parser.error(
-            f"-n {args.n}: the texts have no such prompt of each kind; give more than {_AROUND}, "
+            f"-n {args.n}: not every text gives such a prompt; give more than {_AROUND}, "
             "and fewer than the texts have"
         )
     args.output.write_text("".join(lines), encoding="utf-8")

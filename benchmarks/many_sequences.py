@@ -1,16 +1,15 @@
-"""Sequences that share rounds: what they cost, and what is drafted for them is worth.
+"""The cost of sequences that share rounds, and the gain of drafts for them.
 
     python benchmarks/many_sequences.py -m TARGET.gguf [-n 64] [--repeat 5] [--json OUT]
 
-1. Plain decoding of 1, 2, 4, 8 and 16 sequences through the round, against the engine decoding as
-   many in C with nothing of ours beside it (what its own batched benchmark does): tokens of all per
-   second, in turns.
-2. A copy task, eight times: each sequence repeats a function under another name. Plain against
-   prompt lookup, in turns; the text has to be the same.
-3. Streams against one unified cache: how many texts of eight sequences that come and go are not
-   those of the sequence alone.
+1. Plain decoding of 1, 2, 4, 8 and 16 sequences through the round, against a C loop that only
+   calls the engine, as its own batched benchmark does: tokens of all per second, interleaved.
+2. A copy task, eight times: each sequence repeats a function under another name. Plain decoding
+   against prompt lookup, interleaved; the texts must be equal.
+3. Streams against one unified cache: how many texts of eight concurrent sequences differ from those
+   of the sequence alone.
 
-Ratios are medians over pairs, since machines drift.
+Ratios are medians over pairs, since a machine's speed drifts.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ NAMES = ("report", "list", "print", "collect", "format", "tell", "show", "descri
 
 
 def begin(round_: Round, prompts: Sequence[Sequence[int]], n: int) -> list[SequenceRun]:
-    """Sequences that have read their prompts and drawn one token each."""
+    """Starts sequences: each decodes its prompt and samples one token."""
     runs = []
     for i, prompt in enumerate(prompts):
         sampler = Sampler(round_.target.model, GREEDY)
@@ -51,7 +50,7 @@ def begin(round_: Round, prompts: Sequence[Sequence[int]], n: int) -> list[Seque
 
 
 def finish(round_: Round, runs: Sequence[SequenceRun]) -> float:
-    """Generates to the end of all; the seconds."""
+    """Generates until all sequences end; returns the seconds."""
     start = perf_counter()
     left = [run for run in runs if not run.is_over]
     while left:
@@ -63,7 +62,7 @@ def finish(round_: Round, runs: Sequence[SequenceRun]) -> float:
 
 
 def plain_against_engine(model: Model, n: int, repeats: int, widths: Sequence[int]) -> list[Any]:
-    """A row per number of sequences."""
+    """Measures part 1; returns a row for each number of sequences."""
     words = _TEXT_A.split()
     out = []
     for width in widths:
@@ -90,13 +89,13 @@ def plain_against_engine(model: Model, n: int, repeats: int, widths: Sequence[in
 
 
 def begun(round_: Round, prompts: Sequence[Sequence[int]], n: int) -> list[SequenceRun]:
-    """begin() in an empty memory."""
+    """Empties the memory, then calls begin()."""
     round_.target.memory.clear()
     return begin(round_, prompts, n)
 
 
 def full_rounds(round_: Round, runs: Sequence[SequenceRun]) -> tuple[float, int]:
-    """Rounds until the first sequence ends, so that each has as many rows: seconds, and how many.
+    """Runs rounds of equal width until a sequence ends; returns the seconds and the rounds.
 
     Raises:
         RuntimeError: a text ends at once, so that there are too few rounds to measure.
@@ -112,7 +111,7 @@ def full_rounds(round_: Round, runs: Sequence[SequenceRun]) -> tuple[float, int]
 
 
 def copies(model: Model, n: int, repeats: int) -> dict[str, Any]:
-    """Eight copies of a function at once, plain and with prompt lookup."""
+    """Measures part 2: eight copies of a function, plain and with prompt lookup."""
     texts = [PROMPT.replace("report_orders", f"{name}_orders") for name in NAMES]
     prompts = [model.vocab.tokenize(text, parse_special=True) for text in texts]
     width, n_ctx = len(prompts), max(map(len, prompts)) + n
@@ -147,7 +146,7 @@ def copies(model: Model, n: int, repeats: int) -> dict[str, Any]:
 
 
 def one_cache(model: Model, n: int) -> dict[str, Any]:
-    """Texts of eight sequences in a unified cache, and in streams, that are not those alone."""
+    """Counts texts of eight sequences, in streams and one cache, that differ from those alone."""
     words = _TEXT_B.split()
     prompts = [model.vocab.tokenize(" ".join(words[i:] + words[:i])) for i in range(16)]
     n_different: dict[str, Any] = {"n_texts": len(prompts)}
@@ -174,11 +173,11 @@ def one_cache(model: Model, n: int) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the tables; exit code 1 if a text of streams differs."""
+    """Prints the tables; returns 1 if a text of streams or of the copies differs."""
     parser = argparse.ArgumentParser(description="sequences that share rounds")
     parser.add_argument("-m", "--model", type=Path, required=True)
     parser.add_argument("-n", type=int, default=64, help="tokens per sequence")
-    parser.add_argument("--copy", type=int, default=200, help="tokens per copy; 0 to leave out")
+    parser.add_argument("--copy", type=int, default=200, help="tokens per copy; 0 to skip")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--widths", type=int, nargs="*", default=list(WIDTHS))
     parser.add_argument("--json", type=Path, default=None)

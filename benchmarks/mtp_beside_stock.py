@@ -1,15 +1,15 @@
-"""Whether MTP heads draft what the engine's own driver drafts, on the tiny models of the tests.
+"""Compares drafts of MTP heads here and by the engine's own driver, on the tests' tiny models.
 
     python -m venv OTHER && OTHER/bin/pip install xllamacpp==2026.10.11549
     python -m benchmarks.mtp_beside_stock --python OTHER/bin/python [--arch qwen35 ...] [-n 140]
         [--cache f32]
 
-xllamacpp is a wheel of the pinned source; its server logs each drafted token. Printed are, for each
-architecture, whether the texts are equal, and the drafts of how many rounds. Greedy, three tokens
-a round, random weights in F32, which accept next to nothing: each round begins one token on. Files
-of the architectures that may have several heads have three. Caches of F16 round what both remember,
-and by other kernels: where two tokens or two experts are nearly equal the drafts differ. Caches of
-F32 say whether that is all.
+xllamacpp is a wheel of the pinned source; its server logs each drafted token. For each architecture
+it prints whether the texts are equal, and in how many rounds the drafts are. Decoding is greedy,
+with three drafted tokens a round. The weights are random, in F32: nearly no draft is accepted, and
+each round begins one token later. Where an architecture may have several heads, its file has three.
+F16 caches round their values, and the two sides use different kernels. So drafts differ where two
+tokens or two experts are nearly tied. F32 caches show whether that is the only cause.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from tests.oracles import generate
 N_DRAFT = 3
 CACHES = {"f16": 1, "f32": 0}
 _DRAFTED = re.compile(r"draft candidate\s+0, pos\s+(\d+):\s+(\d+)")
-# Runs in the other environment: the path, the prompt's ids, the number of tokens and the caches'
-# type by its number in ggml.h are arguments.
+# Runs in the other environment. Its arguments are the path, the prompt's ids, the number of tokens,
+# and the number in ggml.h of the caches' type.
 _STOCK = f"""
 import json, sys
 import xllamacpp as x
@@ -60,28 +60,28 @@ print(json.dumps(answer))
 
 
 class Noting(Mtp):
-    """A head that keeps what it drafted."""
+    """An MTP head that stores its drafts."""
 
     def __init__(self) -> None:
         super().__init__(max_draft=N_DRAFT)
         self.drafts: list[list[int]] = []
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """The head's own, noted."""
+        """Proposes as Mtp does, and stores the drafts."""
         drafts = super().propose(requests)
         self.drafts += [list(draft.ids) for draft in drafts]
         return drafts
 
 
 def n_heads(arch: str) -> int:
-    """How many heads the file has."""
+    """The number of heads in the file."""
     return N_DRAFT if arch in SEVERAL else 1
 
 
 def ours(
     arch: str, prompt: list[int], n: int, cache: str = "f16"
 ) -> tuple[list[int], list[list[int]]]:
-    """The text, and what was drafted in each round."""
+    """Generates here; returns the text, and the draft of each round."""
     drafter, model = Noting(), with_head(arch, n_heads=n_heads(arch))
     with mtp_context(model, drafter, n_ctx=1024, type_k=cache, type_v=cache) as context:
         run = generate(SpeculativeLoop(context, drafter), SequenceState(), prompt, n)
@@ -92,7 +92,7 @@ def ours(
 def stock(
     python: str, arch: str, prompt: list[int], n: int, cache: str = "f16"
 ) -> tuple[Any, list[list[int]]]:
-    """The same of the engine's own driver."""
+    """Generates with the engine's own driver; returns the same as ours()."""
     path, number = str(model_path(arch, n_heads=n_heads(arch))), CACHES[cache]
     arguments = [path, json.dumps(prompt), str(n), str(number)]
     done = subprocess.run(
@@ -109,12 +109,12 @@ def stock(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compares, prints, and ends with 1 where texts differ."""
+    """Compares and prints; returns 1 if a text differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--python", required=True, help="of the environment with xllamacpp")
+    parser.add_argument("--python", required=True, help="interpreter that has xllamacpp")
     parser.add_argument("--arch", nargs="+", choices=ARCHS, default=ARCHS)
     parser.add_argument("-n", type=int, default=140, help="tokens of the text")
-    parser.add_argument("--seed", type=int, default=5, help="of the 20 tokens of the prompt")
+    parser.add_argument("--seed", type=int, default=5, help="seed of the 20 prompt tokens")
     parser.add_argument("--cache", choices=list(CACHES), default="f16", help="type of both caches")
     args = parser.parse_args(argv)
     prompt = [int(i) for i in np.random.default_rng(args.seed).integers(3, 250, 20)]

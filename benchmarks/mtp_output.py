@@ -2,8 +2,8 @@
 
     python -m benchmarks.mtp_output [--vocab 248320] [--type Q6_K] [--slots 8192 16384 32768]
 
-Random weights in the shape of Qwen3.5-4B's head: width 2,560, feed-forward 9,216, Q4_K. One thread;
-processor time, the least of 25 steps, so that other programs count little.
+The weights are random, in the shape of Qwen3.5-4B's head: width 2,560, feed-forward 9,216, Q4_K.
+Times are processor time of one thread, the minimum of 25 steps, which other programs disturb least.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from tests.models.sketch import Sketch
 from tests.models.vocab import write_tokenizer
 
 WIDTH, N_STEPS = 2560, 25
-# Where the numbers of a block stand that random bits would make huge.
+# Offsets of a block's float16 scales, which random bits would make huge.
 _SCALES_AT = {"Q4_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,), "Q8_0": (0,)}
 
 
 class Shape(Sketch):
-    """A model whose two largest matrices are never there in whole numbers."""
+    """A sketch without its two largest matrices, which are added when the file is written."""
 
     def embedding(self, std: float = 1.0) -> None:
-        """Comes when it is written."""
+        """Adds nothing: see the class."""
 
     def output(self, gain: float = 1.0, norm: str = "output_norm", *, bias: bool = False) -> None:
-        """The norm alone."""
+        """Adds the norm only."""
         self.norm(norm, self.cfg.n_embd)
 
 
 def blocks(shape: tuple[int, int], kind: str) -> npt.NDArray[np.uint8]:
-    """Random bits with small scales."""
+    """Random blocks of a type, [rows, bytes], with small scales."""
     n_weights, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     size = (shape[0], shape[1] // n_weights, n_bytes)
     out = np.random.default_rng(0).integers(0, 256, size, np.uint8)
@@ -52,9 +52,9 @@ def blocks(shape: tuple[int, int], kind: str) -> npt.NDArray[np.uint8]:
 
 
 def write_model(path: Path, n_vocab: int, kind: str, n_layer: int = 2, interval: int = 2) -> None:
-    """A model and its head; `kind` is the type of the output matrix.
+    """Writes a model and its head; `kind` is the type of the output matrix.
 
-    Every `interval` layers one has attention, and the others a gated delta net.
+    One layer in `interval` has attention, the others have a gated delta net.
     """
     m = Shape(
         TinyConfig(
@@ -68,12 +68,12 @@ def write_model(path: Path, n_vocab: int, kind: str, n_layer: int = 2, interval:
 
 
 def write_quantised(m: Sketch, path: Path, matrices: Mapping[str, str]) -> None:
-    """Write a sketch with matrices of Q4_K and random bits, and with two more of its width.
+    """Writes a sketch, its matrices as random Q4_K blocks, and the matrices with a row for each id.
 
     Args:
-        m: the sketch; `matrices` applies to its vocabulary.
+        m: the sketch.
         path: the file to write.
-        matrices: the type of the matrices with a row for every id.
+        matrices: the types of the matrices with a row for each id, by name.
 
     """
     n_vocab = m.cfg.n_vocab
@@ -99,7 +99,7 @@ def write_quantised(m: Sketch, path: Path, matrices: Mapping[str, str]) -> None:
 
 
 def least_ms(context: Context) -> float:
-    """A step of the head: decode, and the choice."""
+    """The minimum time of a step of the head: the decode, and reading its candidates."""
     batch, took = Batch(1, n_row=context.n_row), []
     row = np.random.default_rng(1).standard_normal(context.n_row).astype(np.float32)
     for i in range(N_STEPS):
@@ -114,7 +114,7 @@ def least_ms(context: Context) -> float:
 
 
 def seconds(what: Callable[[], object]) -> float:
-    """Processor time of a call."""
+    """The processor time of a call."""
     begin = time.thread_time()
     what()
     return time.thread_time() - begin

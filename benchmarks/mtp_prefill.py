@@ -1,13 +1,13 @@
-"""The cost of an MTP head in reading a prompt, in the shape of Qwen3.5-4B.
+"""The cost of an MTP head in decoding a prompt, in the shape of Qwen3.5-4B.
 
     python -m benchmarks.mtp_prefill [--layers 4] [--prompt 2000] [--threads 1] [--repeat 2]
     python -m benchmarks.mtp_prefill -m q4.gguf --layers 32 --repeat 1
 
-A file of random weights (benchmarks/shapes.py) with some of its 32 layers, one in four with
-attention, and with its head and its 248,320 ids; -m reads one that is there. Three sides read the
-same prompt, part by part in turn, and their processor times count: plain, plain with the snapshots
-of the recurrent state that drafts need, and with the head. The last line is for all layers: layers
-and snapshots as many times as there are groups of four in the model, and the head once.
+The model has random weights (benchmarks/shapes.py), some of the 32 layers, one in four with
+attention, the head and all 248,320 ids; -m takes an existing file. Three sides decode the same
+prompt, interleaved by batches: plain, plain with the snapshots of the recurrent state that drafts
+need, and with the head. Times are processor time. The last line extrapolates layers and snapshots
+to 32 layers, and adds the head once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ N_LAYER, N_VOCAB = 32, 248320
 
 
 def read_s(path: Path, n_prompt: int, n_threads: int, repeat: int) -> list[float]:
-    """Processor seconds of a prompt, the least of each: plain, with snapshots, with the head."""
+    """The minimum processor seconds of a prompt: plain, with snapshots, with the head."""
     prompt = [int(i) for i in np.random.default_rng(0).integers(300, 20000, n_prompt)]
     drafter = Mtp()
     options: dict[str, Any] = {"n_ctx": n_prompt + 64, "n_batch": 512, "n_threads": n_threads}
@@ -53,7 +53,7 @@ def read_s(path: Path, n_prompt: int, n_threads: int, repeat: int) -> list[float
 
 
 def _in_turn(rounds: Sequence[Round], prompt: Sequence[int], *, turn: int) -> list[float]:
-    """Processor seconds of a prompt on each side, which take turns part by part."""
+    """Processor seconds of a prompt on each side, interleaved by batches."""
     runs, took = [], [0.0] * len(rounds)
     for round_ in rounds:
         round_.target.memory.clear()
@@ -75,7 +75,7 @@ def _in_turn(rounds: Sequence[Round], prompt: Sequence[int], *, turn: int) -> li
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes the model, and prints a line for it and one for all layers."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("-m", "--model", type=Path, help="a file that is there, with --layers")
+    parser.add_argument("-m", "--model", type=Path, help="an existing file of --layers")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--prompt", type=int, default=2000)
     parser.add_argument("--threads", type=int, default=1)

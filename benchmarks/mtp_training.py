@@ -2,11 +2,11 @@
 
     python -m benchmarks.mtp_training [changed qwen35 qwen35moe deepseek2 ...]
 
-Each target writes PERM: the next token is a function of the last one, four cycles of 80 tokens. A
-target that is named by its architecture has a random head. The target "changed", of qwen35, has one
-that knows three quarters of the successors, and outdated ones for the rest. The head is trained on
-900 tokens of the target's text, of which a fifth is held out. Then the head of before and the new
-one draft three tokens a round behind six prompts, without lookups and at a fixed length.
+Each target generates PERM: a token determines the next one, in four cycles of 80 tokens. A target
+named by its architecture has a random head. The target "changed", a qwen35, has a head that
+predicts three quarters of the successors, and outdated tokens for the rest. The head is trained on
+900 tokens of the target's text, of which a fifth is held out. Then the old and the new head draft
+three tokens a round after six prompts, at a fixed length and without lookups.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ N_CHANGED = 80
 
 
 def target_of(name: str) -> Path:
-    """The file of a target."""
+    """The path of a target."""
     options: dict[str, Any] = {"arch": name, "n_cycles": 4, "is_known": False}
     if name == "changed":
         options = {"arch": "qwen35", "n_cycles": 4, "n_changed": N_CHANGED}
@@ -37,7 +37,7 @@ def target_of(name: str) -> Path:
 
 
 def decoded(target: Path, draft: str | Path) -> tuple[int, int, float]:
-    """Accepted and drafted tokens, and tokens per round."""
+    """Generates after each prompt; returns accepted and drafted tokens, and tokens per round."""
     options: dict[str, Any] = {"n_ctx": 128, "n_threads": 1, "lookup": 0, "controller": "fixed"}
     accepted = drafted = rounds = 0
     with Llama(target, draft=draft, n_draft=3, **options) as llm:
@@ -51,7 +51,7 @@ def decoded(target: Path, draft: str | Path) -> tuple[int, int, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Trains a head of each target, and prints three lines."""
+    """Trains a head of each target, and prints figures of the old and the new head."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("targets", nargs="*", default=["changed", "qwen35"])
     args = parser.parse_args(argv)

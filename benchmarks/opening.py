@@ -1,8 +1,8 @@
 """How long Llama() takes to open, by draft: python -m benchmarks.opening -m MODEL.gguf -d DRAFT ...
 
 Each opening is a process of its own, like a program's first one, with one thread. The drafts are
-interleaved, and CPU time is measured, which other programs do not add to. The file's pages are read
-beforehand.
+interleaved. CPU time is measured, to which other programs add nothing. An opening before the first
+repeat loads the file's pages.
 """
 
 from __future__ import annotations

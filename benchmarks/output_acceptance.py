@@ -1,16 +1,15 @@
-"""The loss of a draft that chooses among a part of the vocabulary: real ids, and real slots.
+"""The acceptance that a draft loses by choosing among a part of the vocabulary, on real texts.
 
     python -m benchmarks.output_acceptance -m MODEL.gguf --text FILE [FILE ...]
         [--slots 65536 32768 16384 8192] [--prompt 200] [-n 600] [--engine]
 
-The ids are MODEL's, of which the vocabulary alone is read. Of each text the first tokens are the
-prompt, and the rest is what the target says. The draft is one that knows that text: what it is
-given for `n_draft` tokens it has drafted right up to the first one without a slot. So what is lost
-is the part's doing alone. The last column lets it be right as often as published for a head of
-Qwen3.5-4B, three tokens: 0.83, 0.65, 0.49.
+The ids are those of MODEL, of which only the vocabulary is read. The first tokens of each text are
+the prompt, the rest is the target's answer. The simulated draft knows the answer: its tokens are
+right up to the first one without a slot. So only the part of the vocabulary loses acceptance. The
+last column has the acceptance published for three tokens of a head of Qwen3.5-4B: 0.83, 0.65, 0.49.
 
-With --engine an MTP head drafts as well, of a tiny model with as many ids, whose text is all
-distinct ids of that text in their order, twice. With the whole matrix all of it is accepted.
+With --engine the MTP head of a tiny model with as many ids drafts too. Its text is all distinct ids
+of the answer in order, twice. With the whole matrix every drafted token is accepted.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ _ADDING = ("attn_output.weight", "ffn_down.weight", "ssm_out.weight")
 
 
 def write_circle(path: Path, ids: Sequence[int], n_vocab: int) -> None:
-    """Write a model that says these ids in their order, over and over, with a head that knows it.
+    """Writes a model that repeats these ids in order, with a head that predicts them.
 
-    The embedding of the one at k is a point that turns k times by a fixed angle in each of its
-    planes, so that one rotation leads from each to the next. All other ids lie at random.
+    The embedding of the k-th id is a point rotated k times by a fixed angle in each plane, so that
+    one rotation maps each to the next. All other ids have random embeddings.
     """
     rng, n = np.random.default_rng(0), len(ids)
     steps = rng.integers(1, n // 2, WIDTH // 2)
@@ -68,7 +67,7 @@ def write_circle(path: Path, ids: Sequence[int], n_vocab: int) -> None:
 
 
 def accepted_of_circle(path: Path, ids: Sequence[int], n_output: int) -> tuple[int, int]:
-    """The accepted and the drafted tokens of a head, while the text repeats the ids."""
+    """Generates the ids twice; returns the head's accepted and drafted tokens."""
     drafter = Mtp(max_draft=3, n_output=n_output)
     with (
         Model(path, load_mtp=True) as model,
@@ -87,11 +86,10 @@ def tokens_per_round(
     text: Sequence[int],
     right: npt.NDArray[np.int64],
 ) -> tuple[float, int]:
-    """Committed tokens of a round, and how many tokens came without a slot.
+    """Simulates rounds; returns the tokens per round, and the number of tokens without a slot.
 
     Args:
-        slots: the ids that can be drafted, None for all; they see the prompt, and the text as it is
-            committed.
+        slots: the ids that can be drafted, None for all; the prompt and committed tokens get slots.
         prompt: the ids of the prompt.
         text: the ids of the target's text; the first is from the prompt's last row.
         right: how many drafted tokens the head gets right in each round, for at least as many
@@ -115,7 +113,7 @@ def tokens_per_round(
 def replay(
     name: str, ids: Sequence[int], n_prompt: int, context: Context, target: Model, n_slots: int
 ) -> None:
-    """Prints what a text gives with so many slots; 0 for all ids."""
+    """Prints the figures of a text with n_slots; 0 for all ids."""
     prompt, text = ids[:n_prompt], ids[n_prompt:]
     drawn = np.random.default_rng(0).random(len(text))
     curve = np.array([sum(one < c for c in _CURVE) for one in drawn])
@@ -138,12 +136,12 @@ def replay(
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints a line for each text and number of slots."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("-m", "--model", required=True, help="whose vocabulary is taken")
-    parser.add_argument("--text", type=Path, nargs="+", required=True, help="files of UTF-8")
+    parser.add_argument("-m", "--model", required=True, help="model whose vocabulary is read")
+    parser.add_argument("--text", type=Path, nargs="+", required=True, help="UTF-8 files")
     parser.add_argument("--slots", type=int, nargs="+", default=[65536, 32768, 16384, 8192])
-    parser.add_argument("--prompt", type=int, default=200, help="tokens that are the prompt")
-    parser.add_argument("-n", type=int, default=600, help="tokens behind it")
-    parser.add_argument("--engine", action="store_true", help="let a head draft, too")
+    parser.add_argument("--prompt", type=int, default=200, help="tokens of the prompt")
+    parser.add_argument("-n", type=int, default=600, help="tokens after it")
+    parser.add_argument("--engine", action="store_true", help="draft with a head too")
     args = parser.parse_args(argv)
     with Model(args.model, vocab_only=True) as target, tempfile.TemporaryDirectory() as folder:
         path, vocab = Path(folder) / "circle.gguf", target.vocab

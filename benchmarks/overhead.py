@@ -8,7 +8,7 @@ Without -m the target is a tiny model with the vocabulary of SmolLM2, and part 2
    1k and after 16k tokens of prefix.
 2. Plain decoding through the loop against raw decode and argmax in C, in one process, interleaved.
 
-Times are medians; the two sides of a comparison take turns, since machines drift.
+Times are medians; both sides of a comparison are interleaved, since a machine's speed drifts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PREFIXES = (1024, 16384)
 
 
 class Replay(Drafter):
-    """Proposes what plain decoding said: every token of every chain is accepted."""
+    """Proposes the tokens of plain decoding, so that all of them are accepted."""
 
     name = "replay"
     max_draft = CHAIN
@@ -50,7 +50,7 @@ class Replay(Drafter):
 def generate(
     context: Context, state: SequenceState, drafter: Drafter, prompt: Sequence[int], n: int
 ) -> SpeculativeLoop:
-    """Greedy tokens; the loop with its figures. The state's prefix is reused, not decoded again."""
+    """Generates greedily, with the state's prefix reused; returns the loop with its figures."""
     loop = SpeculativeLoop(context, drafter)
     sampler = Sampler(context.model, SamplerParams(temperature=0))
     loop.prefill(state, prompt)
@@ -77,7 +77,7 @@ def summary(name: str, n_prefix: int, loops: Sequence[SpeculativeLoop]) -> dict[
 
 
 def overhead_by_prefix(path: Path, repeats: int, n_tokens: int) -> list[dict[str, Any]]:
-    """Microseconds per round beside draft and decode, per drafter and prefix length."""
+    """Measures the overhead per round; returns a row for each drafter and prefix length."""
     model = Model(path)
     cases: dict[tuple[str, int], list[SpeculativeLoop]] = {}
     setups = {}
@@ -103,7 +103,7 @@ def reference_tps(context: Context, prompt: Sequence[int], n: int) -> float:
 
 
 def plain_against_reference(target: Path, repeats: int, n_tokens: int) -> dict[str, Any]:
-    """Ratio of plain decoding through the loop to the raw C loop, pair by pair."""
+    """Measures plain decoding through the loop over the raw C loop, in interleaved pairs."""
     model = Model(target)
     context = Context(model, n_ctx=1024)
     prompt = model.vocab.tokenize("Once upon a time there was a compiler that")

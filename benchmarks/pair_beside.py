@@ -1,13 +1,14 @@
-"""A small draft model here and in the engine's own server: speed, tokens per round, and texts.
+"""Compares a small draft model here and in the engine's own server: speed, acceptance and texts.
 
     python -m venv OTHER && OTHER/bin/pip install xllamacpp==2026.10.11549
     python -m benchmarks.pair_beside --python OTHER/bin/python -m TARGET.gguf -d SMALL.gguf [-n 96]
 
-xllamacpp is a wheel of the pinned source; its server drafts as draft-simple does. Both systems read
-the same ids, greedy, with one thread, and draft as many tokens in each round; a third side here has
-the controller. They take turns, and the processor's time of each process counts, prompts included.
-Each text is compared with that of the same system without a draft. What is known is printed after
-each prompt, so that a run may be ended early. Ends with 1 where a text of ours differs.
+xllamacpp is a wheel of the pinned source; its server drafts by draft-simple. Both systems get the
+same ids, decode greedily on one thread, and draft the same number of tokens a round. A third side
+here has the controller. The sides are interleaved. Times are the processor time of each process,
+prompts included. Each text is compared with that of the same system without a draft. Results so far
+are printed after each prompt, so that a run may be stopped early. The exit status is 1 if a text of
+ours differs.
 """
 
 from __future__ import annotations
@@ -52,15 +53,15 @@ class Text:
 
 
 class Asked(Protocol):
-    """A side."""
+    """A side of the comparison."""
 
     def ask(self, ids: Sequence[int], n: int) -> Text:
-        """Greedy, from an empty memory."""
+        """Generates n greedy tokens at most, from an empty memory."""
         ...
 
 
 class Ours:
-    """A context in this process."""
+    """A side in this process, with its own context."""
 
     def __init__(self, model: Model, draft: Model | None, n_draft: int) -> None:
         params = ContextParams(n_ctx=N_CTX, n_batch=512, n_threads=1)
@@ -73,14 +74,14 @@ class Ours:
         self.side = Side(runtime, RequestOptions(temperature=0.0), drafter)
 
     def ask(self, ids: Sequence[int], n: int) -> Text:
-        """See Asked."""
+        """Generates here; returns the text and its counts."""
         run = self.side.run(ids, n)
         drafted = sum(drafted for drafted, _ in run.rounds)
         return Text(run.tokens, drafted, sum(accepted for _, accepted in run.rounds), run.cpu_s)
 
 
 class Theirs:
-    """A server of the other system."""
+    """A side in a server process of the other system."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
         self._process, self._port = process, port
@@ -92,7 +93,7 @@ class Theirs:
         return seconds
 
     def ask(self, ids: Sequence[int], n: int) -> Text:
-        """See Asked."""
+        """Asks the server; returns the text and its counts."""
         body = {
             "prompt": list(ids), "n_predict": n, "temperature": 0, "top_k": 1,
             "cache_prompt": False, "return_tokens": True,
@@ -112,7 +113,7 @@ class Theirs:
 
 
 def show(texts: dict[str, list[Text]], n_draft: int) -> dict[str, Any]:
-    """A line for each side."""
+    """Prints a line for each side; returns their figures."""
     rows = {}
     print(f"load {os.getloadavg()[0]:.1f}", flush=True)
     for name, of in texts.items():
@@ -142,13 +143,13 @@ def show(texts: dict[str, list[Text]], n_draft: int) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures; 1 where a text of ours is not that of plain decoding."""
+    """Measures and prints; returns 1 if a text of ours differs from plain decoding's."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--python", required=True, help="of the environment with xllamacpp")
+    parser.add_argument("--python", required=True, help="interpreter that has xllamacpp")
     parser.add_argument("-m", "--model", type=Path, required=True)
     parser.add_argument("-d", "--draft", type=Path, required=True)
     parser.add_argument("--n-draft", type=int, default=3)
-    parser.add_argument("--prompts", type=int, default=8, help="how many of the 24")
+    parser.add_argument("--prompts", type=int, default=8, help="the first N of the 24")
     parser.add_argument("-n", "--max-tokens", type=int, default=128)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)

@@ -1,15 +1,14 @@
-"""The profit controller beside plain decoding and fixed lengths: ratios within one run.
+"""Compares the profit controller with plain decoding and fixed lengths, within one run.
 
     python benchmarks/profit.py -m TARGET.gguf -d DRAFT.gguf --fixed 4 --fixed 4:0.4 [-n 128]
 
-Every prompt goes through all sides directly after each other, in an order that turns with each
-repeat. A fixed side is N or N:P_MIN. Printed are, for each side, total tokens over total seconds of
-the rounds against plain decoding's, the worst prompt, and the share of rounds without a draft.
+All sides generate each prompt directly after each other; their order rotates with prompts and
+repeats. A fixed side is N or N:P_MIN. It prints for each side the speed-up over plain decoding in
+the rounds of all prompts, the worst prompt, and the share of rounds without a draft.
 
-`--part 0/3` takes every third prompt, where a machine is there for minutes only, and `--merge
-A.json B.json` prints the table of several parts together. On a machine that reclaims the pages of
-files, copy the files to a memory disk first: a page that is read again in between takes longer than
-a round.
+`--part 0/3` takes every third prompt, for machines that are available for minutes only. `--merge
+A.json B.json` prints one table of several parts. On a machine that reclaims the pages of files,
+copy the files to a memory disk first: to read a page again takes longer than a round.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from pyllama_spec.speculative import FixedLength, ProfitController
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The figures of a run in the table: tokens, seconds, rounds, those without a draft, text."""
+    """The figures of a run: tokens, seconds, rounds, those without a draft, a hash of the text."""
 
     n_decoded: int
     decode_s: float
@@ -47,7 +46,7 @@ class Seen:
 
     @classmethod
     def of(cls, run: Run) -> Seen:
-        """A run."""
+        """The figures of a run."""
         digest = hashlib.sha256(repr(run.tokens).encode()).hexdigest()
         n_plain = sum(drafted == 0 for drafted, _ in run.rounds)
         return cls(run.n_decoded, run.decode_s, run.cpu_s, len(run.rounds), n_plain, digest[:16])
@@ -57,7 +56,7 @@ Times = dict[str, dict[str, list[Seen]]]
 
 
 def open_side(model: Model, args: argparse.Namespace, name: str) -> Side:
-    """A side by its name: plain, profit, or a fixed length."""
+    """Opens a side by its name: plain, profit, or a fixed length."""
     params = ContextParams(n_ctx=args.n_ctx, n_threads=args.threads)
     options = RequestOptions(max_tokens=args.max_tokens, temperature=0.0)
     if name == "plain":
@@ -78,12 +77,12 @@ def open_side(model: Model, args: argparse.Namespace, name: str) -> Side:
 
 
 def rate(runs: list[Seen]) -> float:
-    """Tokens per second of the repeat in the middle."""
+    """The median tokens per second of the repeats."""
     return statistics.median(run.n_decoded / run.decode_s for run in runs if run.decode_s > 0)
 
 
 def table(times: Times) -> dict[str, Any]:
-    """The printed result."""
+    """The figures of each side."""
     out: dict[str, Any] = {}
     for name in times:
         totals, worst, tokens, rounds, plain_rounds = [], {}, 0, 0, 0
@@ -120,7 +119,7 @@ def table(times: Times) -> dict[str, Any]:
 
 
 def show(repeat: int, by_side: dict[str, Any]) -> None:
-    """A line for each side."""
+    """Prints a line for each side."""
     for name, row in by_side.items():
         print(
             f"{repeat} {name:8} {row['total']:.3f} ({row['low']:.3f} .. "
@@ -133,7 +132,7 @@ def show(repeat: int, by_side: dict[str, Any]) -> None:
 
 
 def merge(paths: list[Path]) -> None:
-    """The table of several parts."""
+    """Prints the table of several parts."""
     times: Times = {}
     for path in paths:
         for name, runs in json.loads(path.read_text())["times"].items():
@@ -150,7 +149,7 @@ def merge(paths: list[Path]) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """The parser of the options."""
     out = argparse.ArgumentParser(description=__doc__)
     out.add_argument("-m", "--model", type=Path)
     out.add_argument("-d", "--draft")
@@ -160,20 +159,20 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--n-draft", type=int, default=None)
     out.add_argument("--lookup", type=int, default=None)
     out.add_argument("--prompts", type=Path, default=None)
-    out.add_argument("--skip", default="field", help="a category that is left out")
+    out.add_argument("--skip", default="field", help="a category to skip")
     out.add_argument("--part", default="0/1", metavar="K/N", help="every N-th prompt, from K on")
     out.add_argument("--merge", type=Path, nargs="+", metavar="JSON")
     out.add_argument("-c", "--n-ctx", type=int, default=1024)
     out.add_argument("-t", "--threads", type=int, default=None)
     out.add_argument(
-        "--stock", action="store_true", help="the engine's own kernels, whose rows are not equal"
+        "--stock", action="store_true", help="the engine's own kernels, whose rows may differ"
     )
     out.add_argument("--json", type=Path, default=None)
     return out
 
 
 def main() -> None:
-    """Measures."""
+    """Measures or merges, and prints."""
     options = parser()
     args = options.parse_args()
     if args.merge:
@@ -193,7 +192,7 @@ def main() -> None:
         sides = {name: stack.enter_context(open_side(model, args, name)) for name in names}
         ids = {prompt.id: prompt.tokens(model.vocab, template) for prompt in prompts}
         first = next(iter(ids.values()))
-        for side in sides.values():  # pages of the file; the controller's curves start empty after
+        for side in sides.values():  # loads file pages; the controller's curves start empty after
             side.run(first, 8)
         for repeat in range(args.repeat):
             for at, (key, tokens) in enumerate(ids.items()):

@@ -1,10 +1,10 @@
-"""Records what a draft would have proposed at every token of some answers, for the simulations.
+"""Records the draft at every token of some answers, for simulations of controllers.
 
     python benchmarks/record_traces.py -m TARGET.gguf -d DRAFT.gguf -o tests/traces/NAME.json.gz
 
-Every round asks for a full draft and verifies nothing of it: the text is plain decoding's, and at
-each of its places there is a draft with its probabilities and how much of it came true. A policy
-that is simulated on it (tests/controller_world.py) may begin a draft at any place.
+Every round requests a full draft and verifies none of it: the text is plain decoding's. The trace
+has for each position the draft's probabilities, and how many of its tokens were right. A policy
+simulated on it (tests/controller_world.py) may start a draft at any position.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyllama_spec.speculative.controller import Controller, Span, Spent
 
 
 class Recorder(Controller):
-    """Asks for everything, verifies nothing, and keeps what was proposed."""
+    """Requests full drafts, verifies none of them, and stores them."""
 
     name = "recorder"
 
@@ -30,16 +30,16 @@ class Recorder(Controller):
         self.drafts: list[Span] = []
 
     def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
-        """Nothing is verified."""
+        """Returns 0 for each sequence: no drafted token is verified."""
         return [0] * len(spans)
 
     def learn(self, spans: Sequence[Span], spent: Spent) -> None:
-        """Keeps the span, in its place of the text."""
+        """Stores the spans, in the order of the text."""
         self.drafts.extend(spans)
 
 
 def trace_of(drafts: Sequence[Span]) -> list[list[Any]]:
-    """For each place: tokens of the match of a copy, how many were right, the probabilities."""
+    """For each position: a copy's match length, the number of right tokens, the probabilities."""
     text = [span.tokens[0] for span in drafts]
     out: list[list[Any]] = []
     for at, span in enumerate(drafts):
@@ -54,7 +54,7 @@ def trace_of(drafts: Sequence[Span]) -> list[list[Any]]:
 
 
 def main() -> None:
-    """Records."""
+    """Records the traces, and writes them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-m", "--model", type=Path, required=True)
     parser.add_argument("-d", "--draft", required=True)
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("-n", "--max-tokens", type=int, default=256)
     parser.add_argument("--n-draft", type=int, default=8)
     parser.add_argument("--prompts", type=Path, default=None)
-    parser.add_argument("--lookup", type=int, default=None, help="0 for no copies")
+    parser.add_argument("--lookup", type=int, default=None, help="0: no lookups")
     args = parser.parse_args()
     traces = {}
     for prompt in load_prompts(args.prompts):

@@ -1,8 +1,8 @@
 """The cost of a network per round: messages, bytes and waits, on loopback with a delay added.
 
-``python -m benchmarks.rpc_cost -m TARGET.gguf -d DRAFT.gguf`` starts a server of layers, puts the
-proxy of rpc_proxy.py before it, and generates with all of the target's layers there, with each
-delay. The waits of a round are what a second of delay adds to it, over two: a way there and back.
+``python -m benchmarks.rpc_cost -m TARGET.gguf -d DRAFT.gguf`` starts an RPC server behind the proxy
+of rpc_proxy.py, and generates with all of the target's layers there, with each delay. The waits of
+a round are the time that the delay adds to it, over twice the delay: its round trips.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ANSWERED = ("get_tensor", "get_tensor_2d", "copy_tensor", "get_alloc_size", "al
 
 @contextmanager
 def server() -> Iterator[str]:
-    """A server of layers on loopback; its address."""
+    """Runs an RPC server on loopback; yields its address."""
     command = [sys.executable, "-m", "pyllama_spec.cli", "rpc-server", "--port", "0", "-t", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -36,7 +36,7 @@ def server() -> Iterator[str]:
 
 
 def measure(proxy: Proxy, llm: Llama, n_tokens: int, repeats: int) -> dict[str, float]:
-    """Figures of a round, the median of the repeats."""
+    """Generates; returns figures of a round, the medians of the repeats."""
     figures: list[dict[str, float]] = []
     for turn in range(repeats + 1):
         proxy.reset()
@@ -44,7 +44,7 @@ def measure(proxy: Proxy, llm: Llama, n_tokens: int, repeats: int) -> dict[str, 
         for _ in generation:
             pass
         if turn == 0:
-            continue  # it reads the prompt, and makes the graphs
+            continue  # it decodes the prompt, and builds the graphs
         timing, stats = generation.record.timing, generation.record.stats
         n = stats.rounds or timing.n_decoded
         figures.append({

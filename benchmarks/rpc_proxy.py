@@ -1,4 +1,4 @@
-"""A proxy before a server of layers: counts its messages and bytes, and delays both ways.
+"""A proxy of an RPC server: counts messages and bytes, and delays both directions.
 
 It reads the frames of the engine's protocol: a byte for the command, eight for the size, the data.
 """
@@ -25,7 +25,7 @@ _PIECE = 1 << 16
 
 
 class Proxy:
-    """Passes on to `target`, each byte `delay_s` later.
+    """Forwards connections to `target`, each byte `delay_s` later.
 
     Attributes:
         delay_s: the delay, which may change at any time.
@@ -52,12 +52,12 @@ class Proxy:
         return f"127.0.0.1:{self._socket.getsockname()[1]}"
 
     def reset(self) -> None:
-        """Counts from here on."""
+        """Sets the counts to zero."""
         self.messages.clear()
         self.sent = self.received = 0
 
     def close(self) -> None:
-        """Hangs up on both sides."""
+        """Closes all connections."""
         for one in (self._socket, *self._open):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -103,7 +103,7 @@ class Proxy:
         out(b"")
 
     def _sender(self, to: socket.socket) -> Callable[[bytes], None]:
-        """Sends what it is called with, in order, when its time has come; b"" hangs up."""
+        """Returns a function that sends bytes in order after the delay; b"" ends the stream."""
         waiting: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
 
         def run() -> None:

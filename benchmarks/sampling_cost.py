@@ -1,9 +1,9 @@
-"""The cost of choosing a token, by the size of the vocabulary and the request's options.
+"""The cost of sampling a token, by the size of the vocabulary and the request's options.
 
     python -m benchmarks.sampling_cost [--n-vocab 151936]
 
-One row of logits of a tiny model with that vocabulary, microseconds of the thread's processor time:
-the median and the least of the repeats. The penalties have seen 64 tokens.
+Samples from one row of logits of a tiny model with that vocabulary. Prints microseconds of the
+thread's processor time, the median and the minimum. Penalties have a history of 64 tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CASES = {
 
 
 def microseconds(params: SamplerParams, context: Context, n_repeats: int) -> list[float]:
-    """The seconds of single draws."""
+    """The microseconds of single samples."""
     out = []
     with closing(Sampler(context.model, params)) as sampler:
         for i in range(64):

@@ -1,15 +1,15 @@
-"""The server beside llama-server of the same pin: many clients at once, streamed chats, greedy.
+"""Compares the server with llama-server of the same pin: concurrent clients, greedy streamed chats.
 
     python -m venv OTHER && OTHER/bin/pip install xllamacpp==2026.10.11549
     python -m benchmarks.server_beside --python OTHER/bin/python -m MODEL.gguf -d HEAD.gguf
 
-Both have the same model, threads, places and context; only ours have drafts. The sides take turns,
-in the opposite order in every second repeat. Each repeat has prompts of its own, so that no side
-remembers a whole one. Printed for each side: tokens per second of wall and of CPU time, the median
-and the 95th percentile of the time to the first token, and the prompt tokens that were computed;
-then the ratio of each of our sides to theirs, over the repeats. The exit status is 1 where a text
-of ours differs from that of the same request alone. With --shared N all requests have one system
-prompt of about N tokens, another one in each repeat.
+All sides have the same model, threads, parallel sequences and context; only ours have drafts. The
+sides are interleaved, in reverse order in every second repeat. Each repeat has prompts of its own,
+so that no server has a whole prompt cached. It prints for each side: tokens per second of wall time
+and of CPU time, the median and the 95th percentile of the time to the first token, and the prompt
+tokens computed. Then it prints the speed of each of our sides over llama-server's. With --shared N
+all requests of a repeat have one system prompt of about N tokens. The exit status is 1 if a text of
+ours differs from that of the same request alone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WAYS = ("Explain {} in two sentences.", "Write a short poem about {}.", "List f
 
 @dataclass
 class Burst:
-    """The result of one repeat."""
+    """The result of one side in one repeat."""
 
     texts: list[str] = field(default_factory=list)
     first_s: list[float] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Burst:
 
 
 class Server:
-    """A server in a process of its own, asked for texts of at most max_tokens."""
+    """A client of a server process, which requests texts of at most max_tokens."""
 
     def __init__(
         self, name: str, process: subprocess.Popen[Any], address: str, max_tokens: int
@@ -64,13 +64,13 @@ class Server:
         self.port = int(port)
 
     def cpu_s(self) -> float:
-        """Seconds of the processor that it has taken."""
+        """The CPU seconds that the server has used."""
         seconds = process_cpu_s(self.process.pid)
         assert seconds is not None, "this benchmark needs Linux's /proc, and a running server"
         return seconds
 
     def ask(self, question: str, shared: str = "") -> tuple[str, float, dict[str, Any]]:
-        """One streamed chat: its text, the seconds to its first token, and its usage."""
+        """Streams one chat; returns its text, the seconds to its first token, and its usage."""
         turns = [{"role": "system", "content": shared}] if shared else []
         body = {
             "model": "m", "messages": [*turns, {"role": "user", "content": question}],
@@ -97,7 +97,7 @@ class Server:
         return "".join(parts), first, usage
 
     def burst(self, questions: Sequence[str], n_clients: int, shared: str) -> Burst:
-        """Asks all questions, with a number of clients at once."""
+        """Sends all questions from n_clients concurrent clients."""
         cpu_s, begin, out = self.cpu_s(), time.perf_counter(), Burst()
         with ThreadPoolExecutor(n_clients) as pool:
             answers = pool.map(lambda question: self.ask(question, shared), questions)
@@ -135,7 +135,7 @@ def _questions(repeat: int, n: int) -> list[str]:
 
 
 def _shared(repeat: int, n_tokens: int) -> str:
-    """A system prompt of about so many tokens; no two repeats begin alike."""
+    """A system prompt of about n_tokens; its first rule differs in each repeat."""
     rules = [f"Rule {i}: of {_SUBJECTS[(i + repeat) % 16]} say what readers of book {repeat} say."
              for i in range(n_tokens // 17)]  # fmt: skip
     return " ".join(rules)
@@ -156,11 +156,11 @@ def _line(name: str, bursts: Sequence[Burst]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures and prints."""
+    """Measures and prints; returns 1 if a text of ours differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
-    parser.add_argument("--python", required=True, help="of the environment with xllamacpp")
+    parser.add_argument("--python", required=True, help="interpreter that has xllamacpp")
     parser.add_argument("-m", "--model", required=True)
-    parser.add_argument("-d", "--draft", action="append", default=[], help="ours alone")
+    parser.add_argument("-d", "--draft", action="append", default=[], help="for our server only")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--repeat", type=int, default=3)

@@ -1,17 +1,17 @@
-"""The gain of a draft on a target of random weights, with the published acceptance.
+"""The gain of a draft on a target of random weights, at the published acceptance rate.
 
     python -m benchmarks.shapes qwen3.5-4b q4.gguf
     python -m benchmarks.shape_speed -m q4.gguf [--lengths 3 2] [--accepted 0.83 0.65 0.49] [-n 48]
     python -m benchmarks.shape_speed -m q8.gguf -d q06.gguf --lengths 3 2
 
-The drafts are those of the MTP head in the file, over the whole vocabulary and over a part of it,
-or of a small model; coins put right and wrong tokens in place of theirs, as `bench
---synthetic-acceptance` does. `--accepted` says of all first, second, third ... drafted tokens how
-many are right. All sides take turns, a round each, on one thread, and the processor's time counts,
-so that other programs disturb all alike. The coins of some dozen rounds fall as they like: the last
-figure of a line takes what a round costs, and as many tokens as `--accepted` means on average.
-With `--controller` one more side has the controller choose the lengths from the first token on,
-with nothing known of the machine but what it measures when it is opened.
+The draft is the MTP head in the target's file, over the whole vocabulary and over a part of it, or
+a small model. Its tokens are replaced by right and wrong ones at random, as `bench
+--synthetic-acceptance` does. `--accepted` gives the shares of first, second, third ... drafted
+tokens that are right. The sides are interleaved by rounds, on one thread. Times are processor time,
+which other programs disturb alike on all sides. The acceptance rate of some dozen rounds varies by
+chance. So the last figure of a line is the speed-up from the measured cost of a round and its
+expected tokens. `--controller` adds a side where the controller chooses the lengths from the first
+token on. It knows only the costs that it measures when it is opened.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MAX_DRAFT = 6
 
 
 class Timed(SyntheticDrafter):
-    """Made-up tokens, the cost of the real ones, and a count of the processor's time for them."""
+    """Synthetic acceptance at the real drafter's cost; sums the processor time of its calls."""
 
     def __init__(self, inner: Drafter, probabilities: Sequence[float], n_vocab: int) -> None:
         super().__init__(inner, probabilities, n_vocab, seed=7)
@@ -64,18 +64,18 @@ class Timed(SyntheticDrafter):
 
     @property
     def step_share(self) -> float:  # type: ignore[override]
-        """The real drafter's, known once it is attached."""
+        """The real drafter's step_share, known once it is attached."""
         return self.inner.step_share
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """Drafts as many tokens as requested: the real draft's probabilities mean nothing here."""
+        """Drafts as many tokens as requested: the real draft's probabilities must not stop it."""
         start = process_time()
         draft = super().propose_one(request._replace(stop=None))
         self.cpu_s += process_time() - start
         return draft
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """Counted too: a drafter reads there, and makes new ids ready."""
+        """Commits and sums the time: a drafter decodes there, and prepares rows of new ids."""
         start = process_time()
         super().commit(done)
         self.cpu_s += process_time() - start
@@ -89,7 +89,7 @@ def conditional(accepted: Sequence[float]) -> list[float]:
 
 @dataclass(slots=True)
 class Side:
-    """One way to generate, in the middle of its text; the first round is not timed."""
+    """One way to generate, and the state of its text; the first round is not timed."""
 
     name: str
     runtime: Runtime
@@ -102,10 +102,10 @@ class Side:
     cpu_s: float = 0.0
     draft_s: float = 0.0
     expected: float = 0.0
-    """Tokens of a round, where a fixed number is drafted in each."""
+    """The expected tokens of a round with a fixed number of drafted tokens; else 0."""
 
     def begin(self, prompt: list[int], n_tokens: int, sampler: Sampler) -> None:
-        """Reads the prompt, and draws the first token."""
+        """Decodes the prompt, and samples the first token."""
         loop, sequence = SpeculativeLoop.of(self.runtime.round), SequenceState()
         if self.drafter is not None:
             answer = [prompt[-1] + STRIDE * (i + 1) for i in range(n_tokens)]
@@ -115,7 +115,7 @@ class Side:
         self.tokens = next(self.steps).tokens
 
     def round(self) -> bool:
-        """A round; whether there was one."""
+        """Runs a round; returns False if the text has ended."""
         assert self.steps is not None
         draft_s = self.drafter.cpu_s if self.drafter is not None else 0.0
         start = process_time()
@@ -133,7 +133,7 @@ class Side:
         return True
 
     def row(self, plain: Side) -> dict[str, Any]:
-        """The printed and stored result; times in milliseconds of the processor."""
+        """The figures to print and to store; times in milliseconds of processor time."""
         rounds, tokens = max(self.n_rounds - 1, 1), max(self.n_timed, 1)
         plain_s = plain.cpu_s / max(plain.n_timed, 1)
         n = min(len(self.tokens), len(plain.tokens))
@@ -150,7 +150,7 @@ class Side:
 
 @contextlib.contextmanager
 def open_sides(model: Model, draft: Model | None, args: argparse.Namespace) -> Iterator[list[Side]]:
-    """Plain decoding, and each draft with each length."""
+    """Opens plain decoding, and each draft with each length."""
     params = ContextParams(n_ctx=512, n_batch=64, n_ubatch=64, n_threads=1)
     given = conditional(args.accepted)
 
@@ -188,7 +188,7 @@ def open_sides(model: Model, draft: Model | None, args: argparse.Namespace) -> I
 
 
 def show(sides: list[Side]) -> dict[str, Any]:
-    """A line for each side."""
+    """Prints a line for each side; returns their figures."""
     rows = {side.name: side.row(sides[0]) for side in sides}
     print(f"load {os.getloadavg()[0]:.1f}; rounds but the first of each side", flush=True)
     for side in sides:
@@ -205,21 +205,21 @@ def show(sides: list[Side]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures; 1 where texts differ."""
+    """Measures and prints; returns 1 if a text differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("-m", "--model", type=Path, required=True)
-    parser.add_argument("-d", "--draft", type=Path, help="a small model; without, the MTP head")
+    parser.add_argument("-d", "--draft", type=Path, help="a small model [the MTP head]")
     parser.add_argument("--lengths", type=int, nargs="+", default=[3])
-    parser.add_argument("--ids", type=int, nargs="+", help="of a head, 0 for all [0, a quarter]")
+    parser.add_argument("--ids", type=int, nargs="+", help="ids of a head, 0: all [0, a quarter]")
     parser.add_argument("--accepted", type=float, nargs="+", default=[0.83, 0.65, 0.49])
     parser.add_argument("--controller", action="store_true")
     parser.add_argument("-n", "--max-tokens", type=int, default=48)
     parser.add_argument("--prompt", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="end after so many")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     if max(args.lengths) > len(args.accepted):
-        parser.error("--accepted has to say something of each drafted token of --lengths")
+        parser.error("--accepted needs a value for each drafted token of --lengths")
     end = monotonic() + args.seconds
     prompt = [300 + i for i in range(args.prompt)]
     with contextlib.ExitStack() as stack:

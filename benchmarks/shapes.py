@@ -1,4 +1,4 @@
-"""Random weights in the shapes of published models: what a round costs, without a download.
+"""Writes random weights in the shapes of published models, to time rounds without a download.
 
     python -m benchmarks.shapes qwen3.5-4b OUT.gguf [--vocab 248320] [--layers 32]
     python -m benchmarks.shapes qwen3-0.6b OUT.gguf
@@ -7,9 +7,9 @@
 The shapes: qwen3.5-4b and qwen3.5-9b with their MTP head, qwen3-8b, qwen3-0.6b, llama-3.1-8b, and
 an EAGLE-3 head for the last.
 
-Types as in Q4_K_M, of the EAGLE-3 head Q8_0. The weights are blocks of random bits with mean 0, so
-that gigabytes are there in seconds. Behind each token stands the one that is STRIDE ids further on,
-by far the likeliest: no rounding changes a text, and `bench --synthetic-acceptance` can follow it.
+Types are those of Q4_K_M, of the EAGLE-3 head Q8_0. The weights are blocks of random bits with mean
+0, so that gigabytes are written in seconds. After each token the one STRIDE ids further on is by
+far the likeliest. So rounding changes no text, and `bench --synthetic-acceptance` can follow it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from tests.models.sketch import Sketch
 from tests.models.vocab import write_tokenizer
 
 STRIDE = 1009
-# The size of embedding rows: the layers add about 1 each, which these must not hide.
+# The standard deviation of embedding rows. Each layer adds about 1, which must not hide them.
 _EMBEDDING_STD = 16.0
-# The size of all logits but the likeliest, which is 45 of these and more.
+# The size of all logits but the likeliest, which is at least 45 times as large.
 _OUTPUT_GAIN = 2.0
 _SPECIAL_SCALE = 1.0 / 64.0
 Bytes = npt.NDArray[np.uint8]
@@ -97,16 +97,16 @@ def _set_half(out: Bytes, at: int, value: float) -> None:
 
 
 class Shape(Sketch):
-    """A model whose matrices are never there in whole numbers: their shapes and gains alone."""
+    """A sketch that stores only the shapes and gains of its matrices."""
 
     def __init__(self, cfg: TinyConfig) -> None:
         super().__init__(cfg)
         self.large: dict[str, tuple[tuple[int, ...], float]] = {}
 
     def matrix(self, name: str, *shape: int, gain: float = 1.0) -> None:
-        """Noted."""
+        """Stores a matrix's shape and gain; in attention the width is that of the queries."""
         cfg = self.cfg
-        width = cfg.n_head * cfg.head_dim  # of the queries; in some models not that of the rows
+        width = cfg.n_head * cfg.head_dim  # of the queries; may differ from n_embd
         if name.endswith("attn_q.weight"):
             shape = (shape[0] // cfg.n_embd * width, shape[1])
         elif name.endswith("attn_output.weight"):
@@ -114,13 +114,13 @@ class Shape(Sketch):
         self.large[name] = shape, gain
 
     def embedding(self, std: float = _EMBEDDING_STD) -> None:
-        """Noted."""
+        """Stores the embedding's shape and gain."""
         cfg = self.cfg
         gain = std * float(np.sqrt(cfg.n_embd))
         self.large["token_embd.weight"] = (cfg.n_vocab, cfg.n_embd), gain
 
     def output(self, gain: float = 1.0, norm: str = "output_norm", *, bias: bool = False) -> None:
-        """Noted, but for the norm: the embedding's rows, each STRIDE ids further on."""
+        """Adds the norm; stores the output's shape: the embedding's rows, STRIDE ids further on."""
         self.norm(norm, self.cfg.n_embd, bias=bias)
         self.large["output.weight"] = (self.cfg.n_vocab, self.cfg.n_embd), _OUTPUT_GAIN
 
@@ -135,7 +135,7 @@ class Shape(Sketch):
         return "Q6_K" if is_finer and ("ffn_down" in name or "attn_v" in name) else "Q4_K"
 
     def write(self, path: Path) -> Path:
-        """The file."""
+        """Writes the file; returns its path."""
         large = (
             (name, self.kind(name), self._blocks(name, shape, self.kind(name), gain))
             for name, (shape, gain) in self.large.items()
@@ -194,17 +194,17 @@ def qwen35(n_vocab: int, n_layer: int, n_embd: int, n_ff: int) -> Shape:
 
 
 def qwen35_4b(n_vocab: int, n_layer: int) -> Shape:
-    """Qwen3.5-4B."""
+    """The shape of Qwen3.5-4B."""
     return qwen35(n_vocab, n_layer, 2560, 9216)
 
 
 def qwen35_9b(n_vocab: int, n_layer: int) -> Shape:
-    """Qwen3.5-9B."""
+    """The shape of Qwen3.5-9B."""
     return qwen35(n_vocab, n_layer, 4096, 12288)
 
 
 def qwen3(n_vocab: int, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> Shape:
-    """A dense Qwen3."""
+    """The shape of a dense Qwen3."""
     m = Shape(
         _Sized(
             "qwen3", 0, n_layer, n_vocab, n_embd=n_embd, n_head=n_head, n_head_kv=8, n_ff=n_ff,
@@ -216,17 +216,17 @@ def qwen3(n_vocab: int, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> Sh
 
 
 def qwen3_8b(n_vocab: int, n_layer: int) -> Shape:
-    """Qwen3-8B."""
+    """The shape of Qwen3-8B."""
     return qwen3(n_vocab, n_layer, 4096, 32, 12288)
 
 
 def qwen3_06b(n_vocab: int, n_layer: int) -> Shape:
-    """Qwen3-0.6B, which drafts for the larger ones of its family."""
+    """The shape of Qwen3-0.6B, a draft for larger models of its family."""
     return qwen3(n_vocab, n_layer, 1024, 16, 3072)
 
 
 def llama_8b(n_vocab: int, n_layer: int) -> Shape:
-    """Llama 3.1 8B."""
+    """The shape of Llama 3.1 8B."""
     m = Shape(
         TinyConfig(
             "llama", 0, n_layer, n_vocab, n_embd=4096, n_head=32, n_head_kv=8, n_ff=14336,
@@ -245,11 +245,11 @@ class _Eagle3(_Draft):
         self.large: dict[str, tuple[tuple[int, ...], float]] = {}
 
     def matrix(self, name: str, *shape: int, gain: float = 1.0) -> None:
-        """Noted."""
+        """Stores a matrix's shape and gain."""
         self.large[name] = shape, gain
 
     def write(self, path: Path) -> Path:
-        """The file."""
+        """Writes the file; returns its path."""
         cfg = self.draft
         self.fill()
         assert cfg.n_draft_vocab is not None
@@ -306,7 +306,7 @@ SHAPES: dict[str, tuple[Callable[[int, int], Shape | _Eagle3], int, int]] = {
     "llama-3.1-8b": (llama_8b, 128256, 32),
     "llama-3.1-8b-eagle3": (llama_8b_eagle3, 128256, 32),
 }
-"""What makes a shape, its vocabulary, and its layers or those of its target."""
+"""Each shape's builder, vocabulary size, and number of layers of it or of its target."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -314,8 +314,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("path", type=Path)
-    parser.add_argument("--vocab", type=int, help="ids [the model's own]")
-    parser.add_argument("--layers", type=int, help="of the target [the model's own]")
+    parser.add_argument("--vocab", type=int, help="ids [the model's]")
+    parser.add_argument("--layers", type=int, help="of the target [the model's]")
     args = parser.parse_args(argv)
     make, n_vocab, n_layer = SHAPES[args.shape]
     path = make(args.vocab or n_vocab, args.layers or n_layer).write(args.path)

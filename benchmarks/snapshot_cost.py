@@ -3,13 +3,13 @@
     python -m benchmarks.snapshot_cost [--arch qwen35] [--rows 8] [--repeats 15]
     python -m benchmarks.snapshot_cost -m q4.gguf --rows 4 --depths 4 --repeats 8
 
-A random model of some 20 million parameters, or a file (benchmarks/shapes.py). All contexts take
-turns, on one thread, and medians of the processor's time of a round are compared (other programs
-then disturb it less): a batch of `rows` tokens of which half are refused.
+The model is random, of some 20 million parameters, or a file (benchmarks/shapes.py). The contexts
+are interleaved, on one thread. Figures are medians of a round's processor time, which other
+programs disturb less. A round is a batch of `rows` tokens, of which some are rejected.
 
-    plain     the batch alone, in a context without snapshots; its state is not rolled back
-    native    the batch with n_rs_seq snapshots, and the rollback
-    replay    the state copied to the host, the batch, the copy put back, the accepted half again
+    plain     the batch only, in a context without snapshots and without a rollback
+    native    the batch with n_rs_seq snapshots; rejects as many tokens, at most half; rolls back
+    replay    saves the state, decodes, rejects one token, restores, decodes the accepted ones again
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pyllama_spec.engine import Batch, Context, Model
 from tests.models import model_path
 
 DEPTHS = (2, 4, 8, 16)
-# Sizes of an embedding, a feed-forward block and layers that make some 25 million parameters.
+# The sizes of the random model.
 SIZES = {"n_embd": 512, "n_ff": 1536, "n_layer": 6, "n_head": 8, "n_vocab": 4096}
 
 
@@ -45,7 +45,7 @@ class Bench:
         self.at += len(tokens)
 
     def round(self, kind: str) -> float:
-        """The processor's milliseconds of a round."""
+        """Runs a round; returns its milliseconds of processor time."""
         memory, start = self.context.memory, process_time()
         rows = list(range(100, 100 + self.n_rows))
         n_refused = min(self.n_rows // 2, max(self.context.n_rs_seq, 1))

@@ -1,4 +1,4 @@
-"""The cost of a store by its size: to open, to look up, to write a text to, and in memory.
+"""The cost of a store by its size: opening, lookups, writing a text, and memory.
 
     python benchmarks/suffix_cost.py [--megabytes 0.001 1 100 1000]
 
@@ -25,7 +25,7 @@ _VOCABULARY = 30_000
 
 
 def filled(path: Path, n_bytes: float, rng: np.random.Generator) -> Store:
-    """A store of about so many bytes, of texts that share phrases."""
+    """Creates a store of about n_bytes, of texts that share phrases."""
     phrases = rng.integers(0, _VOCABULARY, (2000, 12)).astype(np.int32)
     store = Store(path, bytes(32), max_bytes=2 << 30)
     n_tokens = max(int((n_bytes - HEADER_BYTES) / (index_bytes(1 << 20) / (1 << 20))), 32)
@@ -37,7 +37,7 @@ def filled(path: Path, n_bytes: float, rng: np.random.Generator) -> Store:
 
 
 def measure(path: Path, n_bytes: float) -> None:
-    """Prints a line."""
+    """Measures a store; prints a line."""
     rng = np.random.default_rng(1)
     filled(path, n_bytes, rng).close()
     own, of_libraries = _memory()
@@ -75,7 +75,7 @@ def measure(path: Path, n_bytes: float) -> None:
 
 
 def _memory() -> tuple[float, float]:
-    """MB of this process's own, and of files that are mapped."""
+    """MB of the process's own memory, and of mapped files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     facts = dict(line.split(":", 1) for line in lines if ":" in line)
     own, of_files = (int(facts[name].split()[0]) / 1e3 for name in ("RssAnon", "RssFile"))

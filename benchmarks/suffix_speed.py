@@ -1,18 +1,17 @@
-"""The time that copies save over plain decoding, on the traces of suffix_traces.py or on prompts.
+"""The time that lookups save over plain decoding, on the traces of suffix_traces.py or on prompts.
 
     python -m benchmarks.suffix_speed -m TARGET.gguf --trace agent [-n 20] [--earlier 0 100]
     python -m benchmarks.suffix_speed -m TARGET.gguf --prompts benchmarks/mixed_prompts.jsonl
 
-One process generates each text several times: by plain decoding, by prompt lookup, and by suffix
-that has seen some number of earlier requests, with the controller that Llama has. The order of the
-sides rotates from text to text. Times are CPU seconds of the process over the rounds, without the
-prompt: other programs disturb them less than wall time. Behind each text its own ratios are
-printed, with what was verified and accepted of drafts, and all sums so far, so that a run may be
-ended early; `--only 7` measures the seventh text alone. The exit status is 1 where a text differs
-from that of plain decoding.
+One process generates each text by plain decoding, by prompt lookup, and by suffix after some number
+of earlier requests, with Llama's controller. The order of the sides rotates from text to text.
+Times are CPU seconds of the rounds, without the prompt: other programs disturb them less than wall
+time. After each text it prints the text's ratios, its verified and accepted tokens, and all sums so
+far, so that a run may be stopped early. `--only 7` measures only the seventh text. The exit status
+is 1 if a text differs from plain decoding's.
 
-    by_total    plain's time over the side's, of all texts together
-    median      of the texts' own ratios; and the worst of them
+    by_total    plain decoding's time over the side's, of all texts together
+    median      the median of the texts' own ratios; worst is the lowest
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from pyllama_spec.llama.open_model import OpenModel
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop, make_controller
 
-# The side whose store knows each text already when it is generated.
+# The side whose store already has each text: an untimed run goes first.
 STORED = "suffix, stored"
 WAYS = {
     "greedy": RequestOptions(temperature=0.0),
@@ -46,7 +45,7 @@ WAYS = {
 
 
 class Run(NamedTuple):
-    """A text: its tokens, the CPU seconds of its rounds, and what the rounds were.
+    """A generated text, and the figures of its rounds.
 
     Attributes:
         tokens: the text.
@@ -64,7 +63,7 @@ class Run(NamedTuple):
     n_accepted: int
 
     def line(self, plain: Run) -> str:
-        """The printed figures of the text alone."""
+        """The printed figures of this text."""
         return (
             f"{plain.seconds / self.seconds:.3f} of plain, {self.n_accepted} of {self.n_verified} "
             f"drafted tokens accepted in {self.n_rounds} rounds, "
@@ -74,7 +73,7 @@ class Run(NamedTuple):
 
 @dataclass(slots=True)
 class Sum:
-    """The seconds of one side, over all texts."""
+    """The sums of one side over all texts."""
 
     seconds: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
@@ -102,7 +101,7 @@ class Sum:
 
 
 class Side:
-    """One way to generate; it keeps what it holds of a text for the next request, as Llama does."""
+    """One way to generate; like Llama, it keeps its sequence for the next request."""
 
     def __init__(
         self, model: Model, drafter: Drafter, args: argparse.Namespace, params: ContextParams
@@ -183,7 +182,7 @@ def measure(args: argparse.Namespace, model: Model, stack: contextlib.ExitStack)
         if STORED in sides:
             sides[STORED].run(prompt, n_tokens)
         runs = {n: sides[n].run(prompt, n_tokens) for n in names[turn:] + names[:turn]}
-        if len(runs["plain"].tokens) < 2:  # the prompt gave all of it
+        if len(runs["plain"].tokens) < 2:  # no round: the prompt gave the only token
             continue
         print(f"text {at + 1} of {len(texts)}", flush=True)
         for name in names:
@@ -194,23 +193,23 @@ def measure(args: argparse.Namespace, model: Model, stack: contextlib.ExitStack)
 
 
 def main() -> int:
-    """Measures; 1 where texts differ."""
+    """Measures; returns 1 if a text differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("-m", "--model", type=Path, required=True)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--trace", choices=tuple(N_MEASURED))
     what.add_argument("--prompts", type=Path)
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="of the traces")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the traces")
     parser.add_argument("--earlier", type=int, nargs="+", default=[0, 100])
     parser.add_argument("--way", default="greedy", choices=tuple(WAYS))
     parser.add_argument("--controller", default="profit", choices=("profit", "fixed"))
     parser.add_argument("-n", "--n-texts", type=int, default=1000, help="only the last N")
     parser.add_argument("--only", type=int, nargs="+", help="these texts, counted from 1")
-    parser.add_argument("--max-tokens", type=int, default=128, help="of a prompt's text")
+    parser.add_argument("--max-tokens", type=int, default=128, help="of each of --prompts")
     parser.add_argument("-t", "--threads", type=int, default=1)
     parser.add_argument("--store", type=Path, help=f"adds the side {STORED!r}, with this store")
     parser.add_argument("--sides", nargs="+", help="only these, and plain decoding")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no text later")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no text later")
     args = parser.parse_args()
     with Model(args.model) as model, contextlib.ExitStack() as stack:
         sums = measure(args, model, stack)

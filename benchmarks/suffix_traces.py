@@ -1,16 +1,16 @@
-"""Records three traces of repetitive work, and counts what copies would have drafted of them.
+"""Records three traces of repetitive work, and measures lookup drafts on them.
 
     python benchmarks/suffix_traces.py record -m TARGET.gguf [--only agent]
     python benchmarks/suffix_traces.py measure
     python benchmarks/suffix_traces.py beside -m TARGET.gguf -d HEAD.gguf
     python benchmarks/suffix_traces.py use -m TARGET.gguf -d HEAD.gguf --only records STORE
 
-A trace is a list of requests: what was asked, and the greedy answer of a model, as ids. The prompts
-are made by this script: an agent's sessions with tool calls and contents of files, edits of one
-source file, records extracted by one schema. Greedy text does not depend on the drafter, so that
-tokens per round are counted by playing the answers to a drafter: no clock is in them. A drafter
-that remembers is first told a number of earlier requests; what is measured is always the same rest.
-A head reads rows of the target, which decodes each text once for them; all else is as without one.
+A trace is a list of requests: the prompt and a model's greedy answer, as ids. This script makes the
+prompts: an agent's sessions with tool calls and contents of files, edits of one source file,
+records extracted by one schema. Greedy text does not depend on the drafter. So tokens per round are
+counted by replaying the answers to a drafter, without a clock. A drafter that remembers first gets
+a number of earlier requests; the measured requests are always the same. A head needs rows of the
+target, which decodes each text once for them.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.speculative.sequence import n_common
 
 FOLDER = Path(__file__).parent / "traces"
-# How many requests of each trace are measured: the last ones.
+# The number of measured requests of each trace: the last ones.
 N_MEASURED = {"agent": 40, "edits": 20, "records": 50}
 N_EARLIER = (0, 10, 100)
 _BY_RULE = "head, prompt lookup"
-# Of the context that rows are made in, and how many tokens it reads at once.
+# The size of the context that computes rows, and of its batches.
 _N_CTX, _CHUNK = 4096, 512
 
 
@@ -141,7 +141,7 @@ class _Names:
         self._rng, self._names, self._n = rng, list(_IDENTIFIERS), 0
 
     def rename(self) -> tuple[str, str]:
-        """The name of one, and a new one that was never used before."""
+        """Renames one; returns its old name, and a new one that was never used."""
         i = self._rng.randrange(len(self._names))
         self._n += 1
         old, new = self._names[i], f"{self._rng.choice(_WORDS)}_{self._n}"
@@ -150,7 +150,7 @@ class _Names:
 
 
 def agent_session(rng: random.Random, n_turns: int) -> Iterator[str]:
-    """The messages to an agent, turn by turn: the next task, and the results of its tools."""
+    """Yields the messages to an agent: the next task, and the results of its tools."""
     files, names = dict(_FILES), _Names(rng)
     told = ""
     for turn in range(n_turns):
@@ -171,12 +171,12 @@ def agent_session(rng: random.Random, n_turns: int) -> Iterator[str]:
             yield f"{told}Run the tests of {path}."
             n_passed, seconds = rng.randrange(3, 20), rng.random()
             told = f"Result: tests/test_{path}: {n_passed} passed in {seconds:.2f} s.\n"
-        if turn % 12 == 11:  # what it was told long ago is of no use, and fills the context
+        if turn % 12 == 11:  # older turns only fill the context
             told = "You begin with a new task.\n"
 
 
 def edits(rng: random.Random, n: int) -> Iterator[str]:
-    """A source file, edited step by step: the model must rewrite it whole each time."""
+    """Yields edits of a source file, which the model must rewrite whole each time."""
     text, names = _FILES["stock.py"] + "\n" + _FILES["report.py"], _Names(rng)
     for _ in range(n):
         old, new = names.rename()
@@ -188,7 +188,7 @@ def edits(rng: random.Random, n: int) -> Iterator[str]:
 
 
 def records(rng: random.Random, n: int) -> Iterator[str]:
-    """Letters of customers, whose facts are to be extracted by one schema."""
+    """Yields letters of customers, whose facts the model must extract by one schema."""
     example = (
         "Letter: Good day, this is Mona Berg from Kiel. I ordered 3 pieces of the desk lamp on "
         "2026-03-04, please deliver by 2026-03-20.\n"
@@ -209,7 +209,7 @@ def records(rng: random.Random, n: int) -> Iterator[str]:
 
 
 def record(args: argparse.Namespace) -> None:
-    """Has a model answer all of it, greedily. Each answer is written as soon as it is there."""
+    """Generates all answers greedily; writes the trace after each."""
     from pyllama_spec import Llama
 
     with Llama(args.model, draft="suffix", n_ctx=8192, n_threads=args.threads) as llm:
@@ -293,7 +293,7 @@ def read_trace(name: str, folder: Path = FOLDER) -> list[Recorded]:
 
 
 def measure(args: argparse.Namespace) -> None:
-    """Prints tokens per round of each trace, and the processor's time of a round."""
+    """Prints tokens per round of each trace, and the processor time of a round."""
     print("trace     drafter                       tokens/round  drafted/round  us/round")
     for name, n_measured in N_MEASURED.items():
         if not path_of(name, args.folder).exists():
@@ -385,7 +385,7 @@ def told_of(one: Recorded, rows: Sequence[npt.NDArray[np.float16]]) -> Told:
 def beside(args: argparse.Namespace) -> None:
     """Prints tokens per round of a head alone, with copies of the text, and with a store.
 
-    The copies of "prompt lookup" are those of the newest place with as many equal tokens.
+    "prompt lookup" copies what followed the newest place with the same last tokens.
     """
     print("trace     drafter                       tokens/round  drafted/round  us/round  copied")
     target = Model(args.model)
@@ -431,7 +431,7 @@ def beside(args: argparse.Namespace) -> None:
 
 
 def _by_rule(drafter: Drafter) -> Drafter:
-    """The same head behind copies by a simpler rule: what followed the newest place."""
+    """The same head after lookups by a simpler rule: what followed the newest place."""
     assert isinstance(drafter, LookupFirst)
     n = drafter.min_ngram
     rule = PromptLookup(drafter.max_draft, max_ngram=n, min_ngram=n)
@@ -439,7 +439,7 @@ def _by_rule(drafter: Drafter) -> Drafter:
 
 
 def use(args: argparse.Namespace) -> None:
-    """Writes a trace into a store as if it were asked with a head, and where that missed."""
+    """Writes a trace into a store as if a head had drafted it, with the head's misses."""
     target = Model(args.model)
     drafter = open_draft(args.draft, DraftOptions(max_draft=args.n_draft, memory=args.store))
     drafter.check(target)
@@ -466,25 +466,25 @@ def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(required=True)
-    recording = commands.add_parser("record", help="have a model answer all of it")
+    recording = commands.add_parser("record", help="generate all answers")
     recording.add_argument("-m", "--model", required=True)
     recording.add_argument("-t", "--threads", type=int, default=None)
     recording.add_argument("--only", default=None, choices=tuple(N_MEASURED))
     recording.set_defaults(run=record)
-    measuring = commands.add_parser("measure", help="count what drafters make of it")
+    measuring = commands.add_parser("measure", help="measure drafters")
     measuring.set_defaults(run=measure)
     both = commands.add_parser("beside", help="the same for a head, without and with a store")
     both.add_argument("--only", default=None, choices=tuple(N_MEASURED))
     for command in (measuring, both):
         command.add_argument("--requests", type=int, default=1000, help="measure only the last N")
     both.set_defaults(run=beside)
-    used = commands.add_parser("use", help="write a trace into a store, and where a head missed")
+    used = commands.add_parser("use", help="write a trace with a head's misses into a store")
     used.add_argument("store")
     used.add_argument("--only", required=True, choices=tuple(N_MEASURED))
     used.add_argument("--requests", type=int, default=1000, help="write only the first N")
     used.set_defaults(run=use)
     for command in (recording, measuring, both, used):
-        command.add_argument("--folder", type=Path, default=FOLDER, help="of the traces")
+        command.add_argument("--folder", type=Path, default=FOLDER, help="folder of the traces")
     for command in (both, used):
         command.add_argument("-m", "--model", required=True)
         command.add_argument("-d", "--draft", required=True)

@@ -1,10 +1,10 @@
-"""Prose, a copied passage, prose again: how soon the controller follows, and how long drafts are.
+"""Measures how fast the controller reacts to a copied passage between two parts of prose.
 
     python benchmarks/switching_text.py -m TARGET.gguf -d prompt-lookup [--plot OUT.png]
 
-The text is given: a sampler takes its next token, whatever the logits say, so that the passage is
-copied at a known place. It prints the rounds from the start of the copy until its drafts are
-verified in full, and from its end until they no longer are.
+The text is given: a sampler returns its next token, whatever the logits, so that the copy begins at
+a known place. It prints the rounds from there to the first one that accepts two tokens or more,
+and the rounds after its end in which drafts were still verified.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ AFTER = (
 
 
 class Given(StepSampler):
-    """Takes the tokens of a text, one after the other."""
+    """Returns the tokens of a given text in order, whatever the logits."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._left = list(tokens)
 
     def sample(self, context: Context, row: int) -> int:
-        """The next one."""
+        """Returns the next token of the text."""
         return self._left.pop(0)
 
     def accept(self, token: int, *, generated: bool = True) -> None:
@@ -58,7 +58,7 @@ class Given(StepSampler):
 def draw(
     rounds: Sequence[RoundCounts], at: Sequence[int], span: tuple[int, int], out: Path
 ) -> None:
-    """Verified and accepted tokens of each round, by its place in the text."""
+    """Plots the verified and accepted tokens of each round by its position in the text."""
     figure = importlib.import_module("matplotlib.figure").Figure(figsize=(10, 4))
     axes = figure.subplots()
     axes.axvspan(*span, color="#dddddd", label="the copied passage")
@@ -74,7 +74,7 @@ def draw(
 
 
 def main() -> None:
-    """Runs and prints."""
+    """Generates, and prints the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-m", "--model", type=Path, required=True)
     parser.add_argument("-d", "--draft", default="prompt-lookup")

@@ -1,21 +1,20 @@
-"""The gain of trees of drafted tokens and of sampled drafts, from traces of real drafts.
+"""Estimates the gain of draft trees and of sampled drafts, from traces of real drafts.
 
     python -m benchmarks.tree_drafts record -m TARGET.gguf -d DRAFT.gguf -o TRACE.json
     python -m benchmarks.tree_drafts show TRACE.json --rows 1.0,1.12,1.4,1.67,2.3 --step 0.1
 
-`record` generates texts plainly, greedily or at a temperature with the default cuts, and asks the
-draft at each of their places what it holds for the next tokens, given those that came true: of each
-place ahead which of its candidates was right, the first, the second or the third, and how likely it
-called them. Such a trace says how many tokens of any chain or tree would have been accepted there.
-An EAGLE-3 head has two candidates a place, and the votes of its n-grams; a small model of the same
-vocabulary has all. Copies of the text are off.
+`record` generates texts by plain decoding, greedily or at a temperature with the default cuts. At
+each position it stores the draft's candidates for the next tokens, with their probabilities, given
+the text's own tokens before each. Such a trace shows how many tokens of any chain or tree would
+have been accepted there. An EAGLE-3 head has two candidates a position, and the votes of its
+n-grams; a small model of the same vocabulary ranks all tokens. Lookups in the text are off.
 
-`show` fits the best chain and the best tree for the prices of rows (`--rows`: of a verify batch of
-1, 2, 3 ... rows, over one row; `--step`: a drafted place over one row) on one half of the texts and
-counts them on the other half. A tree's levels cost the draft as much as a chain's tokens, and the
-pass over a tree as much as one over a row of as many tokens: both favour the tree. Of texts at a
-temperature it says what the draft sampled and accepted with min(1, p/q) (arXiv 2211.17192) would
-have had accepted, beside what equals the target's own draw.
+`show` finds the best chain and the best tree on one half of the texts, and evaluates them on the
+other half. `--rows` has the costs of verify batches of 1, 2, 3 ... rows over one row, `--step` that
+of a drafted position. A tree's levels cost the draft as much as a chain's tokens, and verifying a
+tree costs as much as verifying a chain of as many tokens: both favour the tree. For texts at a
+temperature it compares two rules: sampled drafts accepted with min(1, p/q) (arXiv 2211.17192), and
+drafts accepted if they equal the target's own sample.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from pyllama_spec.llama.loading import open_runtime
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from pyllama_spec.speculative.controller import Controller, Span
 
-# No text repeats as many tokens: nothing is copied, and the n-grams beside a head stay.
+# No text repeats so many tokens: lookups are off, and a head's n-grams stay on.
 NO_COPY = 1024
 N_RANKS = 3
 TOP = 64
@@ -55,7 +54,7 @@ Ranked = list[tuple[int, float]]
 
 
 def probabilities(logits: Row, temperature: float) -> Row:
-    """The distribution over the whole vocabulary, after the default cuts; greedy without them."""
+    """The distribution over the whole vocabulary; at a temperature after the default cuts."""
     x = logits.astype(np.float64)
     if temperature:
         x = cut(x) / temperature
@@ -64,7 +63,7 @@ def probabilities(logits: Row, temperature: float) -> Row:
 
 
 def cut(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Applies top_k, top_p and min_p of SamplerParams; what they cut is minus infinity."""
+    """Applies the default top_k, top_p and min_p: logits that they cut become minus infinity."""
     order = np.argsort(-x)[: DEFAULTS.top_k]
     p = np.exp(x[order] - x[order[0]])
     p /= p.sum()
@@ -76,14 +75,14 @@ def cut(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def ranked(p: Row, n: int = TOP) -> Ranked:
-    """The likeliest tokens."""
+    """The n likeliest tokens."""
     ids = np.argpartition(-p, n)[:n]
     ids = ids[np.argsort(-p[ids], kind="stable")]
     return [(int(i), float(p[i])) for i in ids]
 
 
 class Forced(Eagle3):
-    """A head whose drafts follow a text that is known, and which says what it held likely there."""
+    """A head that drafts a known text, and stores its own candidates at each position."""
 
     def __init__(self, path: Path, n_places: int) -> None:
         super().__init__(path, n_places)
@@ -91,7 +90,7 @@ class Forced(Eagle3):
         self.places: dict[int, list[Ranked]] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """Keeps what it would have drafted at each place ahead; drafts what came true."""
+        """Stores its candidates at each position ahead; drafts the text's own tokens."""
         (request,) = requests
         n, own, votes = len(request.tokens), request.prior, []
 
@@ -117,18 +116,18 @@ def _mixed(candidates: Sequence[tuple[int, float]], votes: Sequence[Vote]) -> Ra
 
 
 class AskAll(Controller):
-    """Asks for a whole draft in every round, and verifies nothing of it."""
+    """Requests a full draft in every round, and verifies none of it."""
 
     name = "ask all"
 
     def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
-        """Nothing is verified."""
+        """Returns 0 for each sequence: no drafted token is verified."""
         return [0] * len(spans)
 
 
 @dataclass(slots=True)
 class Recorder:
-    """Plain texts of a target, with its own probabilities at each of their places."""
+    """Generates texts of a target, with its own probabilities at each position."""
 
     model: Model
     n_ctx: int
@@ -137,7 +136,7 @@ class Recorder:
     def text(
         self, prompt: list[int], n: int, drafter: Drafter, controller: Controller | None
     ) -> tuple[list[int], list[Ranked]]:
-        """A text of n tokens at most, and the target's likeliest tokens at each place of it."""
+        """Generates n tokens at most; returns them, and the likeliest tokens at each position."""
         context_params = ContextParams(n_ctx=self.n_ctx, n_batch=512, n_threads=1)
         runtime = open_runtime(self.model, context_params, drafter, None, controller=controller)
         rows: list[Ranked] = []
@@ -164,7 +163,7 @@ class Recorder:
 def of_head(
     recorder: Recorder, draft: Path, prompt: list[int], n: int, n_places: int
 ) -> Iterator[tuple[int, Ranked, list[Ranked]]]:
-    """Token, target's and draft's likeliest tokens ahead, for each place."""
+    """Yields each position's token, the target's candidates, and the draft's candidates ahead."""
     tokens, rows = recorder.text(prompt, n, NoDrafter(), None)
     head = Forced(draft, n_places)
     head.text = [*prompt, *tokens]
@@ -182,7 +181,7 @@ def of_head(
 def of_model(
     recorder: Recorder, draft: Model, prompt: list[int], n: int, n_places: int
 ) -> Iterator[tuple[int, Ranked, list[Ranked]]]:
-    """The places of a small model, as of_head(); it reads the true text, a row per place."""
+    """Yields the same as of_head() for a small model, which decodes the whole text at once."""
     tokens, rows = recorder.text(prompt, n, NoDrafter(), None)
     whole = [*prompt, *tokens]
     context = Context(draft, n_ctx=recorder.n_ctx, n_batch=512, n_threads=1, n_outputs_max=n)
@@ -200,7 +199,7 @@ def of_model(
 
 
 def record(args: argparse.Namespace) -> None:
-    """Writes a trace; after each text what there is."""
+    """Records all texts, and writes the trace so far after each."""
     prompts = load_prompts(args.prompts)[: args.n_prompts]
     params = SamplerParams(temperature=args.temperature, seed=args.seed)
     texts: list[Any] = []
@@ -225,17 +224,17 @@ def record(args: argparse.Namespace) -> None:
             small.close()
 
 
-# ---- what a trace says
+# ---- evaluating a trace
 
 
 def rank_of(token: int, held: Ranked) -> int:
-    """The rank of the candidate; N_RANKS for none of the first ones."""
+    """The rank of a token among the first candidates; N_RANKS if it is none of them."""
     found = [i for i, (one, _) in enumerate(held[:N_RANKS]) if one == token]
     return found[0] if found else N_RANKS
 
 
 def paths_of(text: Any) -> list[tuple[int, ...]]:
-    """For each place the ranks of the tokens that came true, as far as the draft looked."""
+    """For each position the ranks of the text's next tokens, as far as the draft looked ahead."""
     tokens = [place[0] for place in text["places"]]
     return [
         tuple(rank_of(token, held) for token, held in zip(tokens[at:], ahead, strict=False))
@@ -248,7 +247,7 @@ Node = tuple[int, ...]
 
 
 def frequencies(paths: Sequence[Node]) -> dict[Node, float]:
-    """For each node of a tree, a sequence of ranks, how often the text went there."""
+    """For each node of a tree, a sequence of ranks, the share of positions that reach it."""
     counts: Counter[Node] = Counter()
     for path in paths:
         for depth in range(1, len(path) + 1):
@@ -259,7 +258,7 @@ def frequencies(paths: Sequence[Node]) -> dict[Node, float]:
 
 
 def accepted(tree: Sequence[Node], paths: Sequence[Node]) -> float:
-    """Tokens of a draft of these nodes that come true, in the mean."""
+    """The mean number of accepted tokens of a draft of these nodes."""
     share = frequencies(paths)
     return sum(share.get(node, 0.0) for node in tree)
 
@@ -272,13 +271,13 @@ class Prices:
     step: float
 
     def speedup(self, tree: Sequence[Node], paths: Sequence[Node]) -> float:
-        """Over plain decoding."""
+        """The speed-up over plain decoding."""
         depth = max((len(node) for node in tree), default=0)
         cost = self.rows[len(tree)] + depth * self.step
         return (1.0 + accepted(tree, paths)) / cost
 
     def best(self, paths: Sequence[Node], *, is_chain: bool) -> list[Node]:
-        """The nodes that gain most. Of each depth a tree is the likeliest nodes down to it."""
+        """The nodes with the highest speed-up. A tree has the likeliest nodes up to some depth."""
         share = frequencies(paths)
         deepest = max((len(node) for node in share), default=0)
         found: tuple[float, list[Node]] = (1.0, [])
@@ -299,12 +298,12 @@ class Prices:
 
 
 def matched(tokens: Sequence[int], ahead: Sequence[Ranked]) -> list[float]:
-    """Chance that each is accepted where the target's own draw has to be the likeliest token."""
+    """1 for each token that is the draft's likeliest one, and so would be accepted; else 0."""
     return [float(bool(held) and held[0][0] == t) for t, held in zip(tokens, ahead, strict=False)]
 
 
 def rejected(tokens: Sequence[int], own: Sequence[Ranked], ahead: Sequence[Ranked]) -> list[float]:
-    """The same where the draft is drawn from q: of a token that came, min(1, q/p)."""
+    """The chance of acceptance if the draft is sampled from q: min(1, q/p) of each token."""
     out = []
     for token, p, held in zip(tokens, own, ahead, strict=False):
         q = dict(held)
@@ -314,17 +313,17 @@ def rejected(tokens: Sequence[int], own: Sequence[Ranked], ahead: Sequence[Ranke
 
 
 def run_lengths(chances: Sequence[Sequence[float]], n: int) -> float:
-    """Accepted tokens of drafts of n, in the mean."""
+    """The mean number of accepted tokens of drafts of n."""
     return float(np.mean([np.cumprod(one[:n]).sum() for one in chances]))
 
 
 def sharpened(held: Ranked, temperature: float) -> Ranked:
-    """A head's few candidates at another temperature: they are all that it draws from."""
+    """A head's few candidates at another temperature; it samples only from them."""
     return [(token, p ** (1.0 / temperature)) for token, p in held]
 
 
 def show(args: argparse.Namespace) -> None:
-    """Prints what a trace says."""
+    """Prints the results of a trace."""
     trace = json.loads(args.trace.read_text("utf-8"))
     texts = trace["texts"]
     prices = Prices([float(x) for x in args.rows.split(",")], args.step)
@@ -380,7 +379,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Records or shows."""
+    """Runs `record` or `show`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -391,9 +390,9 @@ def main() -> None:
     one.add_argument("--head", action="store_true", help="the draft is an EAGLE-3 head")
     one.add_argument("-o", "--out", type=Path, required=True)
     one.add_argument("-n", "--max-tokens", type=int, default=64)
-    one.add_argument("--places", type=int, default=6, help="how far the draft looks ahead")
+    one.add_argument("--places", type=int, default=6, help="how many positions to look ahead")
     one.add_argument("--prompts", type=Path, default=Path("benchmarks/field_prompts.jsonl"))
-    one.add_argument("--n-prompts", type=int, default=None, help="the first so many")
+    one.add_argument("--n-prompts", type=int, default=None, help="only the first N")
     one.add_argument("--temperature", type=float, default=0.0)
     one.add_argument("--seed", type=int, default=1)
     one.set_defaults(run=record)

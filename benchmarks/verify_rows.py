@@ -2,15 +2,15 @@
 
     python -m benchmarks.verify_rows [--types Q4_K_M BF16] [--random 14] [--threads 1]
 
-SmolLM2, or with `--random N` a model of N random layers of the sizes of a Llama of 1B parameters
-(14 of them are 0.9B), whose weights come from memory and not from a cache. Logits are wanted at
-every row, behind 64 tokens. Both sides are one context that takes turns; times are the processor's
-of the thread that computes, or with more threads the clock's, and medians of the repeats.
+The model is SmolLM2. With `--random N` it has N random layers of the sizes of a Llama of 1B
+parameters (14 are 0.9B), and its weights are read from memory, not from a cache. A batch follows 64
+tokens, and has logits at every row. Both sides use one context, interleaved. Figures are medians of
+the repeats, of the thread's processor time, or of wall time with more than one thread.
 
-    ours, stock     a batch of so many rows over one row of the same side
-    beside stock    ours over the engine's own kernels at the same width
-    GB/s            bytes of the file per second of one row: half of the roofline
-    gmac per s      10^9 multiply-adds of all parameters per second: the other half
+    ours, stock     the time of a batch of that width over one row of the same side
+    beside stock    our time over that of the engine's own kernels at the same width
+    GB/s            bytes of the file over the time of one row: the roofline's memory bandwidth
+    gmac per s      10^9 multiply-adds of all parameters per second: the roofline's compute
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SIZES = {"n_embd": 2048, "n_ff": 8192, "n_head": 32, "n_head_kv": 8, "n_vocab": 
 
 
 def random_model(n_layers: int, kind: str, work: Path) -> Path:
-    """A file of that type; it and the one in F32 are kept for the next run."""
+    """The path of a random model of that type; it and its F32 source are kept for later runs."""
     work.mkdir(parents=True, exist_ok=True)
     source = work / f"random-{n_layers}.F32.gguf"
     if not source.exists():
@@ -51,7 +51,7 @@ def random_model(n_layers: int, kind: str, work: Path) -> Path:
 
 
 class Bench:
-    """A context that decodes a batch of any width behind the same tokens."""
+    """A context that decodes a batch of any width after the same tokens."""
 
     def __init__(self, model: Model, n_threads: int) -> None:
         self.context = Context(
@@ -63,7 +63,7 @@ class Bench:
         self.context.decode(self.batch)
 
     def seconds(self, width: int) -> float:
-        """The seconds of one batch; afterwards the memory is restored."""
+        """Decodes one batch, removes it from the memory again, and returns its seconds."""
         self.batch.clear()
         self.batch.extend([400 + i for i in range(width)], N_BEFORE, output_all=True)
         start = self.clock()
@@ -119,14 +119,14 @@ def show(kind: str, path: Path, medians: dict[str, dict[int, float]]) -> dict[st
 
 
 def main() -> None:
-    """Prints one table."""
+    """Measures each type, and prints its lines."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--types", nargs="+", default=TYPES)
     parser.add_argument("--random", type=int, default=0, metavar="LAYERS")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "pls-random")
-    parser.add_argument("--only-build", action="store_true", help="make the random files and end")
+    parser.add_argument("--only-build", action="store_true", help="write random files and exit")
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     print(f"rows: {' '.join(f'{w:6d}' for w in WIDTHS)}", flush=True)

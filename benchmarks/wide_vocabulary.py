@@ -1,10 +1,10 @@
-"""A copy of a model whose vocabulary has more tokens, to see what a draft for such a target weighs.
+"""Copies a model with a larger vocabulary, to measure drafts for such a target.
 
     python benchmarks/wide_vocabulary.py IN.gguf OUT.gguf [262144]
 
 The added tokens never occur: their rows of the embedding, which must be the output matrix too, are
-zero. Everything else is unchanged, and so is the model's text: SmolLM2-135M with 262,144 tokens has
-the proportions of Gemma 3 270M.
+zero. All else is unchanged, and so is the model's text. SmolLM2-135M with 262,144 tokens has the
+proportions of Gemma 3 270M.
 """
 
 from __future__ import annotations
