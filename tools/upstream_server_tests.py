@@ -4,9 +4,9 @@
 
 The tests are in the source package that vendor/sync.py fetches. They are unpacked and run
 unchanged. LLAMA_SERVER_BIN_PATH names a script that starts our server, and tiny random models
-replace those of the hub. Tests marked slow need models of gigabytes and are skipped, as upstream
-skips them without SLOW_TESTS. The output has a line for each file, and the reason for each test
-that does not pass. FILE is a name such as test_basic.py; the default is all files.
+replace those of the hub. Tests marked slow need models of gigabytes and are left out, as they are
+upstream without SLOW_TESTS. The output has a line for each file, and the reason for each test that
+does not pass. FILE is a name such as test_basic.py; the default is all files.
 """
 
 from __future__ import annotations
