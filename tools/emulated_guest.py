@@ -1,9 +1,9 @@
-"""Runs on the emulated processor of tools/emulated_rows.py: rows alone and in batches.
+"""Compares rows of batches with single rows, on the processor that tools/emulated_rows.py emulates.
 
     python emulated_guest.py LEVEL FEATURE,... FILE...
 
-For each file one line a KV cache: in how many rows a batch differs from tokens alone. The
-last line is "equal" or "unequal".
+For each file and KV cache it prints how many rows of a batch differ from rows decoded one by one.
+The last line is "equal" or "unequal".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CACHES: dict[str, dict[str, Any]] = {
 
 
 def _force(level: str, features: str) -> None:
-    """Loads the engine of a level, whatever CPUID says: the emulated model's has not all of it."""
+    """Selects the engine of a level despite CPUID: the emulated model does not report all of it."""
     found = importlib.util.find_spec("pyllama_spec")
     assert found is not None and found.submodule_search_locations is not None
     folder = Path(found.submodule_search_locations[0])
@@ -61,7 +61,7 @@ def _rows(model: Any, tokens: list[int], width: int, params: dict[str, Any]) -> 
 
 
 def main() -> None:
-    """See the module's docstring."""
+    """Compares the rows for each file, KV cache and batch width, and prints the result."""
     level, features, *files = sys.argv[1:]
     _force(level, features)
     from pyllama_spec.engine import Model

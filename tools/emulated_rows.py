@@ -1,12 +1,12 @@
-"""Whether rows are equal on a processor that this machine has not: on one that Bochs emulates.
+"""Checks that rows are equal on a processor that this machine lacks and that Bochs emulates.
 
     python -m tools.emulated_rows --bochs DIR --debs DIR [--level LEVEL] [--arch ARCH ...] [WHEEL]
 
-A Linux is started whose only program is tools/emulated_guest.py, on an engine of the wheel
-(dist/*.whl), for toys of these architectures. Bochs computes each instruction as its manual says,
-AVX-512 with BF16 too, some hundred times slower: the start takes a minute and a half of a
-processor, a file and a type of cache a few seconds. CONTRIBUTING.md says what --bochs and --debs
-are.
+It boots a Linux whose only program is tools/emulated_guest.py, with the engine of the wheel
+(dist/*.whl) and tiny models of the given architectures. Bochs executes each instruction as
+documented, AVX-512 with BF16 too, but some hundred times slower. Booting takes a minute and a half
+of processor time, each file with each cache type a few seconds. CONTRIBUTING.md explains --bochs
+and --debs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.parity.sessions import TOYS
 
 _GUEST = Path(__file__).with_name("emulated_guest.py")
 _ARCHS = ("deepseek2", "glm-dsa", "bailingmoe3", "llama", "qwen35moe")
-_SEEDS = (1, 2)  # of sizes of latent attention
+_SEEDS = (1, 2)  # of the weights and sizes of latent_path()
 _PACKAGES = ("numpy", "numpy.libs", "cffi", "jinja2", "markupsafe")
 _LEFT_OUT = shutil.ignore_patterns(
     "site-packages", "test", "tests", "idlelib", "tkinter", "ensurepip", "lib2to3", "config-*",
@@ -49,7 +49,7 @@ LABEL l
  APPEND initrd=/initrd console=ttyS0 quiet rdinit=/init mitigations=off nokaslr nosmap nosmep \
 no5lvl nopku apparmor=0 audit=0 tsc=reliable clocksource=tsc no_timer_check lpj=1000000
 """
-# Of the models of Bochs those with more leave this kernel in a loop of faults.
+# Bochs models with more features put this kernel into a loop of faults.
 _BOCHSRC = """megs: 1536
 romimage: file={bochs}/bios/BIOS-bochs-latest
 vgaromimage: file={bochs}/bios/VGABIOS-lgpl/VGABIOS-lgpl-latest.bin
@@ -65,7 +65,7 @@ clock: sync=none, time0=utc
 
 
 def _shared_libraries(root: Path) -> set[Path]:
-    """The libraries of this machine that the programs and modules below a folder link to."""
+    """The system libraries that the programs and modules below a folder link to."""
     files = [str(p) for p in root.rglob("*") if ".so" in p.name or os.access(p, os.X_OK)]
     found: set[Path] = set()
     for file in (f for f in files if Path(f).is_file()):
@@ -76,7 +76,7 @@ def _shared_libraries(root: Path) -> set[Path]:
 
 
 def _fill(root: Path, wheel: Path, busybox: Path, files: Iterable[Path]) -> Path:
-    """Copies all that the guest needs; returns the path of Python in it."""
+    """Copies everything the guest needs; returns the path of its Python."""
     for name in ("bin", "proc", "dev", "app"):
         (root / name).mkdir(parents=True)
     shutil.copy(busybox, root / "bin/busybox")
@@ -103,7 +103,7 @@ def _fill(root: Path, wheel: Path, busybox: Path, files: Iterable[Path]) -> Path
 
 
 def _cpio(root: Path) -> Iterator[bytes]:
-    """The folder as the kernel reads it at its start (cpio, "newc")."""
+    """The folder as an initrd archive (cpio, "newc")."""
 
     def entry(name: str, mode: int, data: bytes) -> bytes:
         numbers = (0, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(name) + 1, 0)
@@ -137,7 +137,7 @@ def _make_image(folder: Path, root: Path, debs: Path) -> None:
 
 
 def _run(folder: Path, bochs: Path, limit_s: float) -> str:
-    """Starts the machine; returns what it printed, once it has ended or its time is up."""
+    """Runs the machine until it ends or its time is up; returns its serial output."""
     (folder / "bochsrc").write_text(_BOCHSRC.format(bochs=bochs.resolve(), folder=folder))
     serial, shown, end = folder / "serial.txt", 0, time.monotonic() + limit_s
     with subprocess.Popen(
@@ -158,9 +158,9 @@ def _run(folder: Path, bochs: Path, limit_s: float) -> str:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("wheel", nargs="?", type=Path, help="of dist/ where none is named")
-    parser.add_argument("--bochs", type=Path, required=True, help="where it was built")
-    parser.add_argument("--debs", type=Path, required=True, help="where the packages are unpacked")
+    parser.add_argument("wheel", nargs="?", type=Path, help="default: the wheel in dist/")
+    parser.add_argument("--bochs", type=Path, required=True, help="folder of the Bochs build")
+    parser.add_argument("--debs", type=Path, required=True, help="folder of unpacked packages")
     parser.add_argument("--level", choices=list(CPU_VARIANTS), default=list(CPU_VARIANTS)[-1])
     parser.add_argument("--arch", nargs="+", default=list(_ARCHS))
     parser.add_argument("--minutes", type=float, default=30)
@@ -168,7 +168,7 @@ def _options() -> argparse.Namespace:
 
 
 def main() -> int:
-    """See the module's docstring. Returns 0 where all rows are equal."""
+    """Runs the comparison in the guest; returns 0 if all rows are equal."""
     options = _options()
     wheel = options.wheel or next(Path("dist").glob("*.whl"))
     files = [model_path(arch) for arch in options.arch if arch in TOYS]

@@ -2,9 +2,9 @@
 
     .venv/bin/python tools/installed_first.py [--remove]
 
-Tests run in the root of the repository, where Python looks first: they would import the tree's
-Python files, which have no engine, instead of the installed wheel. So the environment gets a
-finder, by a .pth file, that each of its interpreters loads. Needs the standard library alone.
+Tests run in the root of the repository, which Python searches first. They would import the source
+tree, which has no compiled engine, instead of the installed wheel. This script installs a finder
+that each interpreter of the environment loads by a .pth file. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ sys.meta_path.insert(0, InstalledFirst)
 
 
 def main() -> None:
-    """Writes the finder, or takes it away."""
+    """Writes the finder, or removes it."""
     folder = Path(sysconfig.get_path("purelib"))
     module, line = folder / f"{_NAME}.py", folder / f"{_NAME}.pth"
     if sys.argv[1:] == ["--remove"]:

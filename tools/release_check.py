@@ -1,12 +1,11 @@
-"""The checks of a release beside the gate, row by row, and when each row passed last.
+"""Runs the release checks that the gate does not run, and records the result of each.
 
     python -m tools.release_check [ROW ... | all] [--list]
 
-The rows take hours together, and what they look at changes rarely: they run before a release, and
-at the end of a piece of work that touched csrc/ or vendor/. Each is a target of the Makefile. How
-it ended is written into tests/release-check.json at once, to be committed, so that rows can be run
-one at a time. Without names those run that have not passed with today's sources. Needs the
-standard library alone.
+All rows together take hours, and their sources rarely change. Run them before a release, and after
+work on csrc/ or vendor/. Each row is a target of the Makefile. Its result is written at once to
+tests/release-check.json, which is committed, so rows can run one at a time. Without names, the
+rows run that have not passed with the current sources. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ ROWS: dict[str, Row] = {
     ),
     "page": Row(
         "test-page",
-        "the server's page and the site of the documents in a browser: some ten minutes",
+        "the server's page and the documentation site in a browser: some ten minutes",
         ("pyllama_spec/server", "tests/browser", "docs/assets", "tools/docs/site_hooks.py"),
         ("chromium",),
         "apt-get install chromium",
@@ -88,12 +87,12 @@ ROWS: dict[str, Row] = {
     ),
     "vulkan": Row(
         "test-vulkan",
-        "the tests of devices, and parity, with Mesa's Vulkan device of software",
+        "the device tests and parity on Mesa's software Vulkan device",
         (*_ENGINE, "tests/gpu"),
         ("glslc",),
         "apt-get install libvulkan-dev glslc spirv-headers mesa-vulkan-drivers",
     ),
-    # Whether it compiles and loads: our own sources are compiled everywhere.
+    # Checks only that it compiles and loads: our own sources are compiled everywhere.
     "cuda": Row(
         "build-cuda",
         "the CUDA backend, compiled and imported without a driver",
@@ -130,7 +129,7 @@ def fingerprint(row: Row) -> str:
     for name in row.sources:
         path = ROOT / name
         inside = path.rglob("*") if path.is_dir() else (path,)
-        # csrc/fuzz is a project of its own: only the row that names it is made of it.
+        # csrc/fuzz is a separate project: only the row that names it depends on it.
         fuzzed = name == "csrc/fuzz"
         files.update(
             file for file in inside
@@ -153,19 +152,19 @@ def read(path: Path) -> dict[str, Outcome]:
 
 
 def write(path: Path, outcomes: Mapping[str, Outcome]) -> None:
-    """Writes it down, a row after the other by name."""
+    """Writes the results, sorted by row name."""
     rows = {name: asdict(outcomes[name]) for name in sorted(outcomes)}
     path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 def has_passed(name: str, outcomes: Mapping[str, Outcome]) -> bool:
-    """Whether a row has passed with today's sources."""
+    """Whether a row has passed with the current sources."""
     last = outcomes.get(name)
     return last is not None and (last.outcome, last.sources) == (_PASSED, fingerprint(ROWS[name]))
 
 
 def chosen(names: Sequence[str], outcomes: Mapping[str, Outcome]) -> list[str]:
-    """The rows to run: the named ones, all, or those that have not passed with today's sources.
+    """The rows to run: the named ones, all, or those not passed with the current sources.
 
     Raises:
         ValueError: a name is not a row.
@@ -179,20 +178,20 @@ def chosen(names: Sequence[str], outcomes: Mapping[str, Outcome]) -> list[str]:
 
 
 def commit() -> str:
-    """The commit that is checked out, with a "+" where files differ from it."""
+    """The commit that is checked out, with a "+" if files differ from it."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
-    # The record itself differs as soon as a row has ended.
+    # The record is left out: it changes with each row.
     others = (".", f":!{RECORD.relative_to(ROOT).as_posix()}")
     differs = git("status", "--porcelain", "--", *others)
     return git("rev-parse", "--short=12", "HEAD") + ("+" if differs else "")
 
 
 def make(target: str) -> int:
-    """Runs a target on the wheel that would be released; its exit code."""
+    """Runs a target on the wheel to be released; returns its exit code."""
     return subprocess.run(["make", "ENGINE=wheel", target], cwd=ROOT, check=False).returncode
 
 
@@ -203,7 +202,7 @@ def lacking(row: Row) -> str:
 
 
 def check(names: Sequence[str], record: Path, run: Callable[[str], int] = make) -> bool:
-    """Runs rows, and writes down how each ended. What cannot run here leaves the record as it is.
+    """Runs rows and records their results. A row that cannot run here leaves the record unchanged.
 
     Returns:
         Whether all rows passed.
@@ -216,7 +215,7 @@ def check(names: Sequence[str], record: Path, run: Callable[[str], int] = make) 
             said[name] = f"NOT RUN, {reason}"
             continue
         print(f"== {name}: make {row.target}", flush=True)
-        # The sources at its start: it has not seen later changes.
+        # Taken before the run, which does not test later changes.
         sources, checked_out, begin = fingerprint(row), commit(), time.monotonic()
         outcome = _FAILED if run(row.target) else _PASSED
         seconds = round(time.monotonic() - begin)
@@ -230,7 +229,7 @@ def check(names: Sequence[str], record: Path, run: Callable[[str], int] = make) 
 
 
 def listing(outcomes: Mapping[str, Outcome]) -> list[str]:
-    """A line for each row: what it is, and how it ended last."""
+    """A line for each row: its description and its last result."""
     lines = []
     for name, row in ROWS.items():
         last = outcomes.get(name)
@@ -244,15 +243,15 @@ def listing(outcomes: Mapping[str, Outcome]) -> list[str]:
 
 
 def main() -> int:
-    """Runs rows, or says how they stand.
+    """Runs rows, or prints their last results.
 
     Returns:
         0 if all rows passed, 1 if one did not, 2 for a name that is not a row.
 
     """
-    parser = argparse.ArgumentParser(description="what a release needs beside the gate")
-    parser.add_argument("rows", nargs="*", help=f"{', '.join(ROWS)}, or all; else what is due")
-    parser.add_argument("--list", action="store_true", help="say how the rows stand, run none")
+    parser = argparse.ArgumentParser(description="run the release checks that the gate lacks")
+    parser.add_argument("rows", nargs="*", help=f"{', '.join(ROWS)}, or all [the rows due]")
+    parser.add_argument("--list", action="store_true", help="print the last results, run nothing")
     args = parser.parse_args()
     outcomes = read(RECORD)
     if args.list:

@@ -1,9 +1,9 @@
-"""Calls that clients of others make to a server; run by the Python that has the client.
+"""Calls of third-party clients to a server; run by the Python that has the client.
 
     ENV/bin/python tools/server_client_calls.py CLIENT http://127.0.0.1:8080 MODEL OUT.json
 
-Nothing of this repository is imported: it runs where only the client is installed. Each call
-returns a short result, or fails with the client's exception.
+It imports nothing from this repository, because only the client is installed. Each call returns a
+short result, or fails with the client's exception.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ SCHEMA = {
     "required": ["name", "age"], "additionalProperties": False,
 }  # fmt: skip
 FORM = {"type": "json_schema", "json_schema": {"name": "p", "schema": SCHEMA, "strict": True}}
-# What clients raise where an answer reached its length.
+# Exceptions that clients raise for an answer that reached the token limit.
 _SAY_LENGTH = ("LengthFinishReasonError", "IncompleteOutputException", "OutputTokenLimitExceeded")
 Calls = dict[str, Callable[[], str]]
 
 
 def told(text: object, least: int = 1) -> str:
-    """A text that has to be there."""
+    """Checks that a text has at least `least` characters; returns their number."""
     assert isinstance(text, str), f"no text: {text!r:.200}"
     assert len(text) >= least, f"too short: {text!r}"
     return f"{len(text)} characters"
 
 
 def called(calls: list[tuple[str, Any]]) -> str:
-    """Calls of tools, of which one has to be there that can be made."""
+    """Checks that the first tool call is a valid call of get_weather; returns it as text."""
     assert calls, "no call"
     name, arguments = calls[0]
     given = json.loads(arguments) if isinstance(arguments, str) else arguments
@@ -64,7 +64,7 @@ def get_weather(city: str) -> str:
 
 
 def person_class() -> Any:
-    """The form as a class of pydantic, which each client that is asked for one has installed."""
+    """The requested form as a pydantic model; each client that uses it has pydantic installed."""
     from pydantic import BaseModel
 
     class Person(BaseModel):
@@ -77,7 +77,7 @@ def person_class() -> Any:
 
 
 def person(one: Any) -> str:
-    """A valid object of the requested form."""
+    """Checks an object of the requested form; returns it as JSON."""
     given = one if isinstance(one, dict) else one.model_dump()
     assert isinstance(given["name"], str), given
     assert isinstance(given["age"], int), given
@@ -85,20 +85,20 @@ def person(one: Any) -> str:
 
 
 def vector(row: Any) -> str:
-    """An embedding of length 1."""
+    """Checks that an embedding has length 1; returns the number of its components."""
     assert len(row) > 8, row
     assert abs(sum(float(x) * float(x) for x in row) - 1) < 1e-3
     return f"{len(row)} numbers"
 
 
 def in_pieces(pieces: list[str]) -> str:
-    """A stream that came in pieces."""
+    """Checks that a stream had several pieces; returns their number and the text's length."""
     assert len(pieces) > 2, pieces
     return f"{len(pieces)} pieces, {told(''.join(pieces))}"
 
 
 def unheld(call: Callable[[], str]) -> Callable[[], str]:
-    """An object of JSON without a schema that holds it: a small model may come to no end."""
+    """Wraps a call for JSON without a schema: a small model may run into the token limit."""
 
     def asked() -> str:
         try:
@@ -159,7 +159,7 @@ def langchain_openai(url: str, model: str) -> Calls:
 
 
 def _langchain_round_trip(llm: Any, tool: Any, choice: str) -> str:
-    """A call, and what comes of its result."""
+    """A tool call, and the answer to its result."""
     from langchain_core.messages import HumanMessage, ToolMessage
 
     asked = HumanMessage(WEATHER)
@@ -170,7 +170,7 @@ def _langchain_round_trip(llm: Any, tool: Any, choice: str) -> str:
 
 
 def _langchain_figures(llm: Any) -> Calls:
-    """The client's figures of an answer, and several answers at once."""
+    """Token counts, log-probabilities, and several requests at once."""
 
     def usage() -> str:
         chunks = list(llm.stream(QUESTION, stream_usage=True))
@@ -194,7 +194,7 @@ def _langchain_figures(llm: Any) -> Calls:
 
 
 def _langchain_responses(llm: Any, form: Any) -> Calls:
-    """The same over OpenAI's responses."""
+    """LangChain over OpenAI's Responses API."""
     return {
         "responses": lambda: told(llm.invoke(QUESTION).text),
         "responses, streamed": lambda: in_pieces(
@@ -207,7 +207,7 @@ def _langchain_responses(llm: Any, form: Any) -> Calls:
 
 
 def langchain_anthropic(url: str, model: str) -> Calls:
-    """LangChain over Anthropic's messages."""
+    """LangChain over Anthropic's Messages API."""
     from langchain_anthropic import ChatAnthropic
     from langchain_core.messages import HumanMessage
     from langchain_core.tools import tool
@@ -279,7 +279,7 @@ def llama_index(url: str, model: str) -> Calls:
 
 
 def llm_tool(url: str, model: str) -> Calls:
-    """The command llm, and its Python."""
+    """The llm command, and its Python API."""
     folder = tempfile.mkdtemp()
     os.environ["LLM_USER_PATH"] = folder
     (Path(folder) / "extra-openai-models.yaml").write_text(
@@ -371,7 +371,7 @@ def litellm(url: str, model: str) -> Calls:
 
 
 def instructor(url: str, model: str) -> Calls:
-    """Instructor in each way that it asks for a form."""
+    """Instructor in several modes of structured output."""
     import instructor as ins
     import openai
 
@@ -475,7 +475,7 @@ def pydantic_ai(url: str, model: str) -> Calls:
 
 
 def aider(url: str, model: str) -> Calls:
-    """The command aider in a folder of its own."""
+    """The aider command in a temporary folder."""
 
     def command(*words: str, text: str) -> tuple[str, str]:
         with tempfile.TemporaryDirectory() as folder:
@@ -496,7 +496,7 @@ def aider(url: str, model: str) -> Calls:
             )  # fmt: skip
             said = done.stdout + done.stderr
             assert done.returncode == 0, said[-400:]
-            assert "litellm." not in said, said[-400:]  # as its errors begin
+            assert "litellm." not in said, said[-400:]  # the start of its errors
             assert "Tokens:" in said, said[-400:]
             return said, path.read_text()
 
@@ -533,7 +533,7 @@ CLIENTS: dict[str, Callable[[str, str], Calls]] = {
 
 
 def main() -> None:
-    """See the module's docstring."""
+    """Runs the client's calls, and writes their results to OUT.json."""
     client, url, model, out = sys.argv[1:5]
     results: dict[str, dict[str, Any]] = {}
     only = sys.argv[5:]
@@ -543,7 +543,7 @@ def main() -> None:
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 results[name] = {"came": call()}
-        except Exception as error:  # noqa: BLE001 - it is the result
+        except Exception as error:  # noqa: BLE001 - any error is a result
             results[name] = {"failed": f"{type(error).__name__}: {error!s:.600}"}
         print(name, results[name], file=sys.stderr, flush=True)
     Path(out).write_text(json.dumps(results, indent=1))

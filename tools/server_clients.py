@@ -1,9 +1,9 @@
-"""Clients of others against `pyllama-spec serve`, each from the index in an environment of its own.
+"""Runs third-party clients against `pyllama-spec serve`, each in its own environment.
 
     python -m tools.server_clients -m MODEL [CLIENT ...] [--folder DIR] [-o docs/server-clients.md]
 
-The page lists each client's calls and their results. Environments stay in the folder, and so do the
-results of clients that are not run again.
+The clients are installed from the index. The page lists each client's calls and their results. The
+folder keeps the environments, and the results of clients that are not run again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CALLS = ROOT / "tools" / "server_client_calls.py"
-# What is installed for each, the client itself first.
+# The packages to install for each client; the first is the client itself.
 PACKAGES = {
     "langchain-openai": ("langchain-openai",),
     "langchain-anthropic": ("langchain-anthropic",),
@@ -53,7 +53,7 @@ FOOT = """
 
 
 def environment(client: str, folder: Path) -> Path:
-    """The Python of a client's environment, which is made where there is none."""
+    """The Python of a client's environment, which is created if it is missing."""
     home = folder / client
     python = home / "bin" / "python"
     if not (home / ".made").exists():
@@ -73,11 +73,11 @@ def version(client: str, python: Path) -> str:
 
 
 class Server:
-    """`pyllama-spec serve` on any free port, ended by close().
+    """Runs `pyllama-spec serve` on a free port until close().
 
     Args:
         model: the path of the model.
-        log: the file of its output.
+        log: the file for its stderr.
 
     """
 
@@ -98,14 +98,14 @@ class Server:
         self.url = line.split(" at ")[1].split(",")[0].strip()
 
     def close(self) -> None:
-        """Stops it."""
+        """Stops the server."""
         self._process.terminate()
         self._process.wait(60)
         self._log.close()
 
 
 def asked(client: str, python: Path, url: str, folder: Path) -> dict[str, Any]:
-    """The results of a client's calls."""
+    """Runs a client's calls; returns their results."""
     out = folder / f"{client}.json"
     out.unlink(missing_ok=True)
     variables = {**os.environ, "HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
@@ -136,7 +136,7 @@ def page(results: dict[str, Any], model: Path) -> str:
 
 
 def main() -> int:
-    """See the module's docstring."""
+    """Runs the clients, and writes the page; returns 1 if a call failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("clients", nargs="*", choices=[[], *PACKAGES])
     parser.add_argument("-m", "--model", type=Path, required=True)

@@ -1,12 +1,12 @@
-"""The tests of the engine's own server, against ours under its flags.
+"""Runs the tests of the engine's own server against our server with its flags.
 
     python -m tools.upstream_server_tests [--work DIR] [--json OUT.json] [FILE ...]
 
 The tests are in the source package that vendor/sync.py fetches. They are unpacked and run
-unchanged, with LLAMA_SERVER_BIN_PATH naming a script that starts ours, and tiny random models
-instead of those from the hub. Their tests marked slow, which need models of gigabytes, are left
-out, as they are there without SLOW_TESTS. It prints a line for each file, and the reason for each
-test that does not pass. FILE: such as test_basic.py; all without one.
+unchanged. LLAMA_SERVER_BIN_PATH names a script that starts our server, and tiny random models
+replace those of the hub. Tests marked slow need models of gigabytes and are left out, as they are
+upstream without SLOW_TESTS. The output has a line for each file, and the reason for each test that
+does not pass. FILE is a name such as test_basic.py; the default is all files.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from typing import Any, NamedTuple
 
 import pyllama_spec.llama
 import pyllama_spec.server.app
-import pyllama_spec.server.process  # noqa: F401 - what each server needs, once for all forks
+import pyllama_spec.server.process  # noqa: F401 - imported once for all forked servers
 from pyllama_spec.server import llama_server
 from tests.models import model_path
 from tests.upstream.run import ROOT, archive
 
 _TESTS = "tools/server/tests"
-# What they read beside their own folder.
+# What the tests read outside their own folder.
 _BESIDE = ("models/templates",)
 _PORT = 18990
-# How often it looks whether the server that waits does so.
+# The interval of the checks whether the fork server is ready.
 _LOOK_S = 0.05
-# Models of the hub, and what stands in for each: none of them can be had here.
+# Hub models, which are not available here, and the tiny model that replaces each.
 _STAND_INS = {
     "stories260K": "llama", "stories15M_MOE": "qwen3moe", "bert-bge-small": "bert",
     "jina-reranker": "reranker",
 }  # fmt: skip
-# Started in the place of llama-server: has the server that waits fork one, and stands for it. It
-# imports next to nothing, as each of their tests starts a server or more.
+# Started in place of llama-server: the fork server forks a server for it, and it passes signals on
+# and returns the exit code. It imports little, because each test starts at least one server.
 _LAUNCHER = """#!{python} -IS
 import json, os, signal, socket, sys
 link = socket.socket(socket.AF_UNIX)
@@ -63,7 +63,7 @@ for one in (signal.SIGTERM, signal.SIGINT):
 code = link.recv(1)
 os._exit(code[0] if code else 1)
 """
-# Read by pytest there: models are not fetched before the tests, but stood in for as they are asked.
+# A pytest plugin: no models are fetched before the tests; a test that downloads gets a stand-in.
 _PLUGIN = '''import shutil
 import sys
 import types
@@ -90,7 +90,7 @@ _NO_IMAGES = "models see no images here"
 _NO_CORS = "no page of another origin may call unless --cors-origins names it"
 _OWN_FORM = "a form of llama-server's own that is not taken"
 _OPENAIS = "the error has OpenAI's form, and the library's words"
-# Why a test cannot pass here, by a pattern of its file and name; the first that fits counts.
+# Why a test cannot pass here, by a pattern of its file and name; the first match counts.
 _REASONS: tuple[tuple[str, str], ...] = (
     (r"test_(mcp_servers|tools_builtin|proxy)\.|with_tools_enabled|cors_proxy",
      "the server runs no tools and forwards nothing; clients do"),
@@ -147,7 +147,7 @@ class Outcome(NamedTuple):
 
 
 def unpack(work: Path) -> Path:
-    """The folder of their tests, below a folder that is made once."""
+    """Unpacks their tests below `work` if they are missing; returns their folder."""
     file, folder = archive()
     tests = work / _TESTS
     if not tests.exists():
@@ -164,7 +164,7 @@ def unpack(work: Path) -> Path:
 
 
 def prepare(tests: Path) -> Path:
-    """Writes the launcher and the plugin; the path of the launcher."""
+    """Writes the launcher and the plugin; returns the path of the launcher."""
     launcher = tests / "llama-server"
     launcher.write_text(_LAUNCHER.format(python=sys.executable, socket=str(_socket(tests))))
     launcher.chmod(0o755)
@@ -179,13 +179,13 @@ def _socket(tests: Path) -> Path:
 
 
 def wait_for_launches(tests: Path, texts: Path | None) -> None:
-    """Forks a server for each launcher that asks, until this process is told to end."""
+    """Forks a server for each launcher that connects, until this process is killed."""
     made = _socket(tests).with_suffix(".part")
     made.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(made))
         listener.listen(16)
-        made.replace(_socket(tests))  # where it is there, it answers
+        made.replace(_socket(tests))  # once the path exists, the socket listens
         while True:
             link, _ = listener.accept()
             head, streams, _, _ = socket.recv_fds(link, 4, 2)
@@ -200,7 +200,7 @@ def wait_for_launches(tests: Path, texts: Path | None) -> None:
 
 
 def _serve_instead(told: Any, streams: list[int], texts: Path | None) -> None:
-    """In the fork: serves with the command line that the launcher got."""
+    """In the fork: serves with the launcher's command line."""
     arguments, environment, folder = told
     code = 1
     try:
@@ -210,7 +210,7 @@ def _serve_instead(told: Any, streams: list[int], texts: Path | None) -> None:
         for number, stream in zip((1, 2), streams, strict=True):
             os.dup2(stream, number)
         code = llama_server.main(with_stand_ins(arguments, texts))
-    except BaseException:  # noqa: BLE001 - whatever it is, it is this fork's end
+    except BaseException:  # noqa: BLE001 - any error ends this fork
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -219,7 +219,7 @@ def _serve_instead(told: Any, streams: list[int], texts: Path | None) -> None:
 
 
 def _look_after(link: socket.socket, child: int) -> None:
-    """Tells the launcher its server's process, and how that ended; ends it with the launcher."""
+    """Sends the launcher its server's process id and exit code; kills it if the launcher ends."""
     link.sendall(child.to_bytes(4, "big"))
     with suppress(OSError):
         while True:
@@ -227,7 +227,7 @@ def _look_after(link: socket.socket, child: int) -> None:
             if ended:
                 link.sendall(bytes([os.waitstatus_to_exitcode(status) & 255]))
                 break
-            if select.select([link], [], [], 0.02)[0]:  # it says nothing more: it was killed
+            if select.select([link], [], [], 0.02)[0]:  # it sends no more: it was killed
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
                 break
@@ -235,11 +235,11 @@ def _look_after(link: socket.socket, child: int) -> None:
 
 
 def with_stand_ins(arguments: Sequence[str], texts: Path | None = None) -> list[str]:
-    """A command line with a file in the place of what it names of the hub.
+    """A command line with a local file in place of the hub's model.
 
     Args:
         arguments: the arguments of llama-server.
-        texts: the model for texts; None for a tiny one.
+        texts: the text model; None for a tiny one.
 
     """
     words, given, asked = list[str](), iter(arguments), ""
@@ -256,7 +256,7 @@ def with_stand_ins(arguments: Sequence[str], texts: Path | None = None) -> list[
 
 
 def run_file(tests: Path, launcher: Path, file: str, timeout_s: int) -> list[Outcome]:
-    """Runs one file of theirs."""
+    """Runs one of their test files."""
     report = tests / "report.xml"
     report.unlink(missing_ok=True)
     environment = {
@@ -287,7 +287,7 @@ def _outcome(file: str, case: ET.Element) -> Outcome:
 
 
 def _why(message: str, text: str, log: str) -> str:
-    """The line that failed, and what was wrong with it."""
+    """The line that failed, the test's error and the server's error."""
     told = re.findall(r"pyllama-spec-llama-server: error: (.*)", log)
     lines = [line[1:].strip() for line in text.splitlines() if line.startswith(">")]
     parts = [*lines[-1:], message.splitlines()[0] if message else "", *told[:1]]
@@ -301,14 +301,14 @@ def known_reason(outcome: Outcome) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the table; 1 where a test fails without a known reason."""
+    """Prints the results; returns 1 if a test fails without a known reason."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("files", nargs="*", metavar="FILE")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "upstream-server-tests")
     parser.add_argument("--json", type=Path, default=None, metavar="OUT.json")
-    parser.add_argument("--timeout", type=int, default=120, metavar="S", help="of one test")
+    parser.add_argument("--timeout", type=int, default=120, metavar="S", help="limit of one test")
     parser.add_argument("--model", type=Path, default=None, metavar="GGUF",
-                        help="a model of texts in the place of theirs [a tiny one]")  # fmt: skip
+                        help="the text model in place of theirs [a tiny one]")  # fmt: skip
     parser.add_argument("--wait", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     tests = unpack(args.work.resolve())
@@ -322,7 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     waiting = subprocess.Popen(command, cwd=ROOT)
     try:
         if not comes(waiting, _socket(tests)):
-            print(f"the server that waits ended with {waiting.returncode}", file=sys.stderr)
+            print(f"the fork server ended with {waiting.returncode}", file=sys.stderr)
             return 1
         return _run(args, tests, launcher)
     finally:
@@ -331,7 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def comes(process: subprocess.Popen[Any], file: Path) -> bool:
-    """Waits for a file that a process makes; whether it is there, and not the process's end."""
+    """Waits for a file that a process creates; False if the process ends without it."""
     while not file.exists():
         with suppress(subprocess.TimeoutExpired):
             process.wait(_LOOK_S)

@@ -1,4 +1,4 @@
-"""A LoRA adapter for a tiny model: random, and strong enough to change what it says."""
+"""Random LoRA adapters for tiny models, strong enough to change their texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gguf import GGUFWriter
 from pyllama_spec.gguf.reader import GgufFile, read_gguf
 
 RANK = 2
-# Of one that takes 2 GiB: a smaller one fits into what other tests have freed in the process.
+# The rank of an adapter of 2 GiB: a smaller one fits into memory that other tests have freed.
 LARGE_RANK = 1 << 20
 
 
@@ -25,9 +25,9 @@ def write_adapter(
     arch: str = "llama",
     dtype: type[np.generic] = np.float32,
 ) -> Path:
-    """Writes one for the queries of each layer of `target`, of `arch`; returns the path.
+    """Writes an adapter of `arch` for the queries of each layer of `target`; returns the path.
 
-    An MTP head has none: the engine refuses what a model opened without its head does not have.
+    MTP heads get none: the engine rejects tensors that a model opened without its head lacks.
     """
     rng = np.random.default_rng(seed)
     writer = _writer(path, alpha, arch)
@@ -41,7 +41,7 @@ def write_adapter(
 
 
 def write_large_adapter(target: Path, path: Path) -> Path:
-    """Writes one of zeros with LARGE_RANK, as a file with a hole; returns the path."""
+    """Writes an adapter of zeros with LARGE_RANK, as a sparse file; returns the path."""
     writer, n_bytes = _writer(path, 8.0, "llama"), 0
     for name, shape in _shapes(target, LARGE_RANK):
         size = 4 * shape[0] * shape[1]
@@ -75,6 +75,6 @@ def _shapes(target: Path, rank: int) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def _number(file: GgufFile, name: str) -> int:
-    """An architecture's key; 0 where there is none."""
+    """The value of an architecture's key; 0 if it is missing."""
     of_name = [key.value for full, key in file.keys.items() if full.endswith(f".{name}")]
     return int(of_name[0]) if of_name else 0

@@ -57,7 +57,7 @@ WITH_HEADS: dict[str, Callable[[Sketch], None]] = {
     "mimo2": windowed_moe.mimo2,
     "hy_v3": windowed_moe.hy_v3,
 }
-"""Further architectures, which are here for their MTP heads alone."""
+"""Further architectures, which are here only for their MTP heads."""
 
 SLIDING = frozenset({"gemma2", "gemma3", "gpt-oss"})
 HYBRID = frozenset(
@@ -96,8 +96,8 @@ def build(
     """Write a tiny random F32 model and return `path`.
 
     The file is a function of the arguments alone. `perturb_layer=k` redraws all weights of
-    layer `k` and no others: what enters layers `0..k` keeps its bits, what enters later layers
-    changes. `extra` are the further fields of `TinyConfig`.
+    layer `k` and no others: the inputs of layers `0..k` keep their bits, those of later layers
+    change. `extra` are the further fields of `TinyConfig`.
     """
     builders = {**ARCHITECTURES, **WITH_HEADS}
     if arch not in builders:

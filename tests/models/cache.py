@@ -27,7 +27,7 @@ from .script import build_script
 from .toys import build_constant, build_hybrid_perm, build_markov, build_perm
 
 CACHE_VARIABLE = "PYLLAMA_SPEC_TEST_CACHE"
-# A change of the builders makes all models anew, so that those of earlier builders only take disk.
+# A change of the builders rebuilds all models: those of earlier builders only use disk space.
 _KEPT_UNUSED_S = 12 * 3600
 
 _BUILDERS: dict[str, Callable[..., Path]] = {
@@ -65,9 +65,9 @@ def cache_directory() -> Path:
 
 
 def built_models() -> Path:
-    """The directory of what the builders of this checkout have made.
+    """The directory of the models that this checkout's builders have made.
 
-    Each version of the builders has its own, so that one can be deleted as a whole.
+    Each version of the builders has its own, which can be deleted as a whole.
     """
     directory = cache_directory() / "built" / _source_digest().hex()[:16]
     directory.mkdir(parents=True, exist_ok=True)
@@ -75,11 +75,11 @@ def built_models() -> Path:
 
 
 def delete_unused_models(unused_s: float = _KEPT_UNUSED_S) -> list[Path]:
-    """Deletes what other versions of the builders have made, and returns those directories.
+    """Deletes unused models of other versions of the builders, and returns their directories.
 
     Args:
-        unused_s: seconds since the last test run that used a directory. A run beside this one,
-            of another checkout, keeps its models.
+        unused_s: seconds since the last test run that used a directory. So a concurrent run of
+            another checkout keeps its models.
 
     """
     own = built_models()

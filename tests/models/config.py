@@ -16,7 +16,7 @@ CHATML_TEMPLATE = (
 
 @dataclass(frozen=True)
 class TinyConfig:
-    """Everything that decides the bytes of one tiny model, apart from the architecture's code.
+    """All settings that determine the bytes of a tiny model, besides the architecture's code.
 
     Fields after `perturb_layer` are the keyword `extra` options of `build`.
     """
@@ -41,24 +41,25 @@ class TinyConfig:
     """The interval of the attention layers of qwen35 and its relatives."""
     state_size: int = 0
     state_heads: int = 0
+    """0: the builder's default, as for `state_size`."""
     conv_kernel: int = 4
-    """The kernel of recurrent layers; 0: the builder's default. lfm2's kernel is one less."""
+    """The convolution kernel of recurrent layers; lfm2's is one less."""
     norm_eps: float = 1e-5
     rope_freq_base: float = 10000.0
     quantised: str = ""
-    """The type, by gguf's name, of all matrices that it fits but the embedding; "" for F32."""
+    """gguf's name of the type of all matrices that it fits, except the embedding; "": F32."""
     suppress_special: bool = True
-    """Keep control tokens (EOS among them) far from the argmax, so that generation runs on."""
+    """Keep control tokens, such as EOS, far from the argmax, so that generation does not end."""
     chat_template: str | None = CHATML_TEMPLATE
     shuffle: int = 0
-    """Not 0: the seed of other ids for the same texts, see vocab.shuffled()."""
+    """The seed of vocab.shuffled(), which gives the same texts other ids; 0: none."""
     n_heads: int = 0
-    """MTP heads behind the layers, of the architectures in mtp.HEADS."""
+    """The number of MTP heads after the layers, for the architectures in mtp.HEADS."""
     control_names: tuple[str, ...] = ()
     """The names of control tokens, in place of the first padding words."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes that the engine cannot load."""
+        """Reject sizes that the engine cannot load."""
         if self.n_layer < 1:
             raise ValueError(f"n_layer must be >= 1, got {self.n_layer}")
         if self.n_vocab < MIN_VOCAB:

@@ -63,7 +63,7 @@ def gemma2(m: Sketch) -> None:
     """Sliding windows, tied output, soft caps on attention and logits."""
     _gemma(m, head_norms=False)
     m.key("attn_logit_softcapping", 50.0)
-    # far enough out that the cap does not squeeze the top logits together
+    # so high that the cap does not squeeze the top logits together
     m.key("final_logit_softcapping", 4.0 * m.cfg.output_scale)
     m.tied_output(row_norm=1.0)
 

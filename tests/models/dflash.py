@@ -32,7 +32,7 @@ _FILE_TYPES = {
 
 @dataclass(frozen=True)
 class DFlashConfig:
-    """Everything that decides the bytes of one draft. None leaves a key out, where not said."""
+    """All settings that determine the bytes of a draft. None leaves a key out, unless stated."""
 
     variant: Variant = "dflash"
     seed: int = 0
@@ -55,7 +55,7 @@ class DFlashConfig:
     """An ordinary padding word by default: no text encodes to it."""
     causal: bool | None = None
     causal_pattern: tuple[bool, ...] | None = None
-    """Per layer, where they differ."""
+    """Per layer, if the layers differ."""
     attention_bias: bool = False
     sliding_window: int | None = None
     window_pattern: tuple[bool, ...] | None = None
@@ -63,7 +63,7 @@ class DFlashConfig:
     own_embedding: bool = True
     own_output: bool = True
     sample_from_anchor: bool | None = None
-    """Without the key the anchor's slot drafts too in a DSpark, and in no other."""
+    """Without the key, the anchor's slot drafts too in DSpark, and not in other variants."""
     markov_rank: int = 12
     confidence: bool = True
     """DSpark's confidence head."""
@@ -81,7 +81,7 @@ class DFlashConfig:
     """Sections as for an M-RoPE target: all pairs temporal."""
     post_norms: bool = False
     output_scales: bool = False
-    """A factor on what leaves each layer."""
+    """A factor on the output of each layer."""
     sinks: bool = False
     shared_kv: bool = False
     """Keys serve as values."""
@@ -95,7 +95,7 @@ class DFlashConfig:
     """The type of matrices; norms, convolution bases, biases and RoPE factors are F32."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes that make no draft."""
+        """Reject invalid sizes."""
         if self.n_head % self.n_head_kv:
             raise ValueError(f"n_head {self.n_head} is not a multiple of {self.n_head_kv}")
         if self.head_size % 2:
@@ -142,7 +142,7 @@ class _Draft(Sketch):
         if not cfg.shared_kv:
             self.matrix(f"{blk}attn_v.weight", n_kv, cfg.n_embd)
         self.matrix(f"{blk}attn_output.weight", cfg.n_embd, n_q, gain=1.5)
-        # sharper attention would show how the engine rounds angles at positions of some hundreds
+        # sharper attention would expose the engine's rounding of angles at positions of hundreds
         for part in "qk":
             self.normal(f"{blk}attn_{part}_norm.weight", cfg.head_size, mean=1.25, std=0.1)
         for part, n in (("q", n_q), ("k", n_kv), ("v", n_kv), ("output", cfg.n_embd)):
@@ -170,7 +170,7 @@ class _Draft(Sketch):
                 self._convolution(f"{blk}{part}_conv")
 
     def _convolution(self, name: str) -> None:
-        """Taps that leave a row mostly as it is and mix in enough of earlier ones to be seen."""
+        """Add taps that mostly keep a row, but mix in enough of earlier rows to show."""
         cfg = self.draft
         taps, groups = cfg.conv_kernel_size, cfg.n_embd // cfg.conv_group_size
         base = self.rng(f"{name}_base").normal(0.0, 0.3, (2, taps, cfg.n_embd))
@@ -186,7 +186,7 @@ class _Draft(Sketch):
             self.matrix("selector_hidden.weight", cfg.selector_rank, cfg.n_embd)
         if cfg.variant == "dspark":
             self.normal("markov_w1.weight", cfg.n_vocab, cfg.markov_rank)
-            # half the logits' spread: the token before decides often, the row mostly
+            # half the logits' spread: the previous token often decides, the row mostly
             self.matrix("markov_w2.weight", cfg.n_vocab, cfg.markov_rank, gain=cfg.output_scale / 2)
             self._quiet("markov_w2.weight")
             if cfg.confidence:
@@ -255,7 +255,7 @@ class _Draft(Sketch):
         values["sample_from_anchor"] = cfg.sample_from_anchor
         if cfg.variant == "dspark":
             values["has_confidence_head"] = cfg.confidence
-        # llama3 is its tensor alone
+        # llama3 has no keys, only a tensor
         if cfg.rope.kind in ("linear", "yarn"):
             values["rope.scaling.type"] = cfg.rope.kind
             values["rope.scaling.factor"] = cfg.rope.factor
@@ -273,7 +273,7 @@ class _Draft(Sketch):
     ) -> Path:
         """Write the file with `tensors` in place of the draft's own, and a target's tokenizer.
 
-        `keys` are whole names with other values, or None for a key to leave out.
+        `keys` maps full names of keys to other values; None leaves a key out.
         """
         cfg = self.draft
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -331,7 +331,7 @@ def write_dflash(
 ) -> Path:
     """Write a draft of `cfg`'s keys with `tensors` (as from `dflash_tensors`); returns `path`.
 
-    `keys` replace those of `cfg`, by their whole names; None leaves one out. Readers never see a
+    `keys` replace those of `cfg`, by their full names; None leaves a key out. Readers never see a
     half-written file under `path`.
     """
     return _Draft(cfg).write_with(path, tensors, keys=keys)
@@ -349,7 +349,7 @@ def build_dflash(path: Path, *, target: Path | None = None, **options: Any) -> P
 
 
 def target_options(target: Path) -> dict[str, Any]:
-    """What a draft for the model in `target` has to share with it: fields of `DFlashConfig`."""
+    """The fields of `DFlashConfig` that a draft must share with the model in `target`."""
     reader = GGUFReader(target)
 
     def key(name: str) -> Any:
@@ -360,7 +360,7 @@ def target_options(target: Path) -> dict[str, Any]:
     n_embd = int(key(f"{arch}.embedding_length"))
     options: dict[str, Any] = {"n_embd": n_embd, "n_vocab": len(key("tokenizer.ggml.tokens"))}
     if arch.startswith("gemma"):
-        # no key of gemma's own: the engine's graph multiplies by it
+        # gemma has no key for it: the engine's graph multiplies by it
         options["embedding_scale"] = float(np.sqrt(n_embd))
     if key(f"{arch}.rope.dimension_sections") is not None:
         options["mrope"] = True

@@ -1,4 +1,4 @@
-"""A DFlash draft whose drafts are known: it goes with the PERM target of toys.py."""
+"""A DFlash draft with predictable tokens, for the PERM target of toys.py."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from .toys import perm_next
 Read = Literal["newest", "spread", "token"]
 Array = NDArray[np.float64]
 
-# exp(-CONTRAST) is what a neighbour of the position attended to adds
+# a neighbour of the attended position has a weight of exp(-CONTRAST)
 _CONTRAST = 24.0
 _MAX_FREQUENCIES = 30
 
 
 class _Code:
-    """Vectors for tokens in which a step of the permutation is a rotation.
+    """Token vectors in which a step of the permutation is a rotation.
 
     A token at place t of a cycle of length L has the pairs (cos, sin)(2 pi f t / L) for some f,
-    over the square root of their number; a token that is its own successor has a number of its
-    own. So k steps are one orthogonal matrix for all tokens, and products of unlike tokens are
-    far below 1.
+    divided by the square root of their number. A token that is its own successor has its own
+    component. So k steps are one orthogonal matrix for all tokens, and dot products of different
+    tokens are far below 1.
     """
 
     def __init__(self, successor: NDArray[np.int64], room: int, seed: int) -> None:
-        """Find codes of at most `room` numbers."""
+        """Find codes of at most `room` components."""
         cycles = _cycles(successor)
         n_single = sum(len(cycle) == 1 for cycle in cycles)
         n_long = len(cycles) - n_single
@@ -56,7 +56,7 @@ class _Code:
                 at += 2
 
     def step(self, n: int) -> Array:
-        """The matrix `[size, size]` that takes a token's code to that of the token n steps on."""
+        """The matrix `[size, size]` from a token's code to that of the token n steps ahead."""
         matrix: Array = np.eye(self.size)
         for at, angle in self._pairs:
             cos, sin = np.cos(n * angle), np.sin(n * angle)
@@ -92,18 +92,17 @@ def build_perm_dflash(
     block_size: int = 8,
     **extra: Any,
 ) -> Path:
-    """Write a draft of what the PERM target (`build_perm`, same arguments) will say.
+    """Write a draft that predicts the text of the PERM target (`build_perm`, same arguments).
 
-    By default every slot reads the newest injected row, that of position P - 1, and nothing
-    else of the text; the token in the block's first slot only has to be another than the mask.
-    One row that is stale, shifted, permuted, NaN or of another text there and the whole block is
-    wrong; of earlier rows none matters. With `read="spread"` the draft d (0, 1, ...) reads the
-    row of P - 1 - d, so that a block tests `block_size` rows; then the text has to follow the
-    permutation that far back, a prompt too. With `read="token"` slots read the block's first
-    token and no row: what rows say is of no consequence.
+    By default every slot reads only the newest injected row, that of position P - 1. The token
+    in the block's first slot only has to differ from the mask. If that row is stale, shifted,
+    permuted, NaN or of another text, the whole block is wrong; earlier rows do not matter. With
+    `read="spread"` draft d (0, 1, ...) reads the row of P - 1 - d, so that a block tests
+    `block_size` rows. Then the text, prompts included, must follow the permutation that far back.
+    With `read="token"` slots read only the block's first token; rows do not matter.
 
-    Features are the mean over `target_layers`, or `target_layers[read_layer]` alone. They know
-    what their layer says: with a `stepping` target those of any other layer are wrong.
+    Features are the mean over `target_layers`, or `target_layers[read_layer]` alone. They depend
+    on the layer: with a `stepping` target, the features of any other layer are wrong.
 
     `reduced` writes a `d2t` with `n_draft_vocab` ids (all by default) in random order. `extra`
     are further fields of `DFlashConfig`, `variant` among them: DFlash2's convolution and selector
@@ -137,7 +136,7 @@ def build_perm_dflash(
 
 
 def _inert(tensors: Tensors) -> None:
-    """Take whatever layers, convolutions and heads add."""
+    """Zero what layers and heads add, and let convolutions keep each row."""
     layers = ("attn_output.weight", "ffn_down.weight", "_conv_proj.weight")
     heads = ("selector_hidden.weight", "markov_w2.weight", "conf_proj.weight")
     for name, array in tensors.items():
@@ -151,13 +150,13 @@ def _inert(tensors: Tensors) -> None:
 
 
 class _Layout:
-    """Where what stands in the residual, which is `n_vocab` wide: code, flags, a marker per slot.
+    """The layout of the residual, which is `n_vocab` wide: code, flags, a marker per slot.
 
-    RoPE with the same K for all rows and a Q turned back by n positions attends to the row n back
-    alone. In layer 0, head h looks h back for the block's first token: slot i, and no other, finds
-    it by head i, which writes marker i. In layer 1, the marker turns the Q of head i to the row
-    wanted; other heads look at their own slot, whose V is 0. V is the row's code, and head i's
-    output matrix takes it as many steps on as the drafted position is from the row's.
+    With the same K for all rows and a Q rotated back by n positions, RoPE attends only to the row
+    n positions back. In layer 0, head h looks h positions back for the block's first token. Only
+    slot i finds it with head i, which writes marker i. In layer 1, the marker rotates the Q of head
+    i to the wanted row. Other heads attend to their own slot, whose V is 0. V is the row's code.
+    Head i's output matrix advances it by the steps from the row's position to the drafted one.
     """
 
     def __init__(self, cfg: DFlashConfig, code: _Code, read: Read) -> None:
@@ -181,7 +180,7 @@ class _Layout:
             raise ValueError("read='token' leaves the anchor's own slot without a draft")
 
     def _undo_norm(self, square: float) -> float:
-        """The weight with which RMSNorm leaves a row of that squared length as it is."""
+        """The weight with which RMSNorm keeps a row of that squared length unchanged."""
         return float(np.sqrt(square / self._cfg.n_embd + self._cfg.norm_eps))
 
     def _look_back(self, n: int) -> Array:
@@ -192,7 +191,7 @@ class _Layout:
         )
 
     def _qk_weight(self) -> float:
-        """The weight of both head norms with which each position back costs `_CONTRAST`."""
+        """The weight of both head norms that lowers scores by `_CONTRAST` or more per position."""
         lags = np.arange(2 * self._n_slot + 1)
         # the norm makes each pair of K sqrt(2) long
         scores = np.sqrt(2) * np.cos(np.outer(lags, self._frequencies)) @ self._amplitudes
@@ -225,7 +224,7 @@ class _Layout:
         tensors["token_embd.weight"][:] = embedding / (cfg.embedding_scale or 1.0)
 
     def _same_keys(self, tensors: Tensors, blk: str) -> None:
-        """K of all rows alike: 1 in each pair."""
+        """Give all rows the same K: 1 in each pair."""
         flags = [self._one, self._first, self._mask]
         half = self._cfg.head_size // 2
         for part in "qkv":
@@ -249,7 +248,7 @@ class _Layout:
             tensors[f"{blk}attn_output.weight"][self._marker + head, head * d] = 1.0
 
     def _distance(self, slot: int) -> int:
-        """How far behind its own position a slot looks."""
+        """The number of positions that a slot looks back."""
         if self._read == "token":
             return slot
         draft = slot if self._ahead else max(slot - 1, 0)

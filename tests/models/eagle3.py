@@ -24,7 +24,7 @@ RopeKind = Literal["none", "linear", "yarn", "llama3", "longrope"]
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How a head's RoPE is stretched.
+    """The RoPE scaling of a head.
 
     The context length is short, so that with tiny heads every kind changes several frequencies.
     """
@@ -39,7 +39,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class Eagle3Config:
-    """Everything that decides the bytes of one draft head; docs/eagle3.md explains the options."""
+    """All settings that determine the bytes of a draft head; docs/eagle3.md explains them."""
 
     seed: int = 0
     n_vocab: int = 320
@@ -77,7 +77,7 @@ class Eagle3Config:
     """The type of matrices; norms, biases and RoPE factors are F32."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes that make no head."""
+        """Reject invalid sizes."""
         if self.n_head % self.n_head_kv:
             raise ValueError(f"n_head {self.n_head} is not a multiple of {self.n_head_kv}")
         if self.head_size % 2:
@@ -185,7 +185,7 @@ class _Draft(Sketch):
         if cfg.output_gate:
             self.key("attention.output_gate", True)
         rope = cfg.rope
-        # llama3 is its tensor alone; a factor beside longrope's tensors would be applied as well
+        # llama3 has only a tensor; with longrope's tensors, a factor would be applied as well
         if rope.kind in ("linear", "yarn", "longrope"):
             self.key("rope.scaling.type", rope.kind)
             self.key("rope.scaling.original_context_length", rope.original_context)
@@ -225,7 +225,7 @@ class _Draft(Sketch):
 
 
 def llama3_factors(cfg: Eagle3Config) -> NDArray[np.float64]:
-    """What Llama 3.1 divides each RoPE frequency by, float64 `[head size / 2]`."""
+    """Llama 3.1's divisors of the RoPE frequencies, float64 `[head size / 2]`."""
     low, high = 1.0, 4.0
     n_pairs = cfg.head_size // 2
     wavelengths = 2 * np.pi * cfg.rope_freq_base ** (np.arange(n_pairs) / n_pairs)
@@ -268,7 +268,7 @@ def write_eagle3(path: Path, cfg: Eagle3Config, tensors: Mapping[str, NDArray[An
 def build_eagle3(path: Path, *, target: Path | None = None, **options: Any) -> Path:
     """Write a random head; `options` are the fields of `Eagle3Config`. Returns `path`.
 
-    With a GGUF as `target` the head has its tokenizer; the sizes must be given all the same.
+    With a GGUF as `target` the head has its tokenizer; the sizes must still be given.
     """
     cfg = Eagle3Config(**options)
     return _Draft(cfg).write_with(path, eagle3_tensors(cfg), target)

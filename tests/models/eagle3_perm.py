@@ -1,4 +1,4 @@
-"""A draft head whose drafts are known: it goes with the PERM target of toys.py."""
+"""An EAGLE-3 head with predictable drafts, for the PERM target of toys.py."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def build_perm_eagle3(
     n_draft_vocab: int | None = None,
     **extra: Any,
 ) -> Path:
-    """Write a head that drafts what the PERM target (`build_perm`, same arguments) will say.
+    """Write a head that drafts the text of the PERM target (`build_perm`, same arguments).
 
     `n_embd == n_vocab`, a multiple of 8; e_x is the one-hot row of token x, P is `perm_next`,
-    and s = 1 / sqrt(1 / n_vocab + eps) is what RMSNorm makes of a one. The norms before
+    and s = 1 / sqrt(1 / n_vocab + eps) is the one's value after RMSNorm. The norms before
     attention, of the output and of features have weight 1 / s: they map each positive multiple
     of e_x to e_x.
 
@@ -43,7 +43,7 @@ def build_perm_eagle3(
     depend on the size of h, so that rounding does not grow along a chain.
 
     With `read_token` the head reads only the token x[P+1] instead and drafts its successor,
-    whatever the row says. Q and K are the same for all tokens, so that RoPE makes each position
+    whatever the row holds. Q and K are the same for all tokens, so that RoPE makes each position
     attend to itself alone; V is e_x[P+1] minus the row's one-hot, which takes g out of the
     residual: h = e_x[P+1]. The row must be one-hot; the FFN adds nothing.
 
@@ -75,14 +75,14 @@ def build_perm_eagle3(
 
 
 def _inert(tensors: Tensors) -> None:
-    """Take all biases and whatever layers add to the residual stream."""
+    """Zero all biases, and all matrices that add to the residual stream."""
     for name, array in tensors.items():
         if name.endswith((".bias", "attn_output.weight", "ffn_down.weight")):
             array[:] = 0.0
 
 
 def _one_normed(cfg: Eagle3Config) -> float:
-    """What RMSNorm makes of the one in a one-hot row."""
+    """The value of a one-hot row's one after RMSNorm."""
     return float(1.0 / np.sqrt(1.0 / cfg.n_vocab + cfg.norm_eps))
 
 
@@ -119,7 +119,7 @@ def _read_token(cfg: Eagle3Config, tensors: Tensors) -> None:
         raise ValueError("read_token goes with neither output_gate, qk_norm nor head_dim")
     n = cfg.n_vocab
     for part in "qk":
-        # (16, 0) in each pair: positions 1 apart differ by 36 in score, by more if further
+        # (16, 0) in each pair: scores of positions 1 apart differ by 36, further ones by more
         weight = tensors[f"blk.0.attn_{part}.weight"]
         weight[:] = 0.0
         weight[::2, :n] = 16.0

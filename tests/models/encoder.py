@@ -1,4 +1,4 @@
-"""Encoders: models that cannot generate, present to be refused."""
+"""Encoders: models that cannot generate, but give vectors or scores."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def bert(m: Sketch) -> None:
 def build_reranker(path: Path, *, template: str | None = None, seed: int = 0) -> Path:
     """Write an encoder with a classifier over a text's first token: one score for a pair.
 
-    `template` becomes the file's template "rerank", with {query} and {document} in it.
+    `template` becomes the file's template "rerank"; {query} and {document} are its placeholders.
     """
     cfg = TinyConfig("bert", seed=seed, n_layer=2)
     m = Sketch(cfg)

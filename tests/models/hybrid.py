@@ -1,6 +1,6 @@
-"""More recurrent and hybrid decoders: those whose snapshots our patches add, and their relatives.
+"""More recurrent and hybrid decoders: those whose snapshots our patches add, and related ones.
 
-Even layers have the recurrent state and odd ones the attention, unless it says otherwise.
+Even layers have the recurrent state and odd ones the attention, unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def _gated_delta_moe(m: Sketch, *, joined: bool) -> None:
 
 
 def gated_delta_header(m: Sketch) -> tuple[int, int, int]:
-    """Add the keys of such a model.
+    """Add the keys of a gated delta net with experts.
 
     Returns:
-        The numbers of a head of its delta net, how many have keys, and how many values.
+        The size of a delta net's head, and its numbers of key heads and of value heads.
 
     """
     cfg = m.cfg
@@ -64,7 +64,7 @@ def gated_delta_header(m: Sketch) -> tuple[int, int, int]:
 
 
 def gated_experts(m: Sketch, blk: str) -> None:
-    """Add routed experts, and a shared one behind a gate."""
+    """Add routed experts, and a shared one with a gate."""
     parts.experts(m, blk)
     m.matrix(f"{blk}ffn_gate_inp_shexp.weight", m.cfg.n_embd)
     shared_expert(m, blk)
@@ -76,12 +76,12 @@ def qwen35moe(m: Sketch) -> None:
 
 
 def qwen3next(m: Sketch) -> None:
-    """Likewise, beta and alpha in one projection, and rotation by one position."""
+    """qwen35moe with beta and alpha in one projection, and RoPE without sections."""
     _gated_delta_moe(m, joined=True)
 
 
 def falcon_h1(m: Sketch) -> None:
-    """Mamba-2 and attention side by side in every layer."""
+    """Mamba-2 and attention in parallel in every layer."""
     cfg = m.cfg
     parts.header(m)
     sizes = {
@@ -129,7 +129,7 @@ def granite_hybrid(m: Sketch) -> None:
 
 
 def nemotron_h(m: Sketch) -> None:
-    """One thing per layer: Mamba-2, attention, Mamba-2, feed-forward, and so on."""
+    """One block per layer: Mamba-2, attention, Mamba-2, feed-forward, and so on."""
     cfg = m.cfg
     kinds = [("mamba", "attention", "mamba", "ffn")[i % 4] for i in range(cfg.n_layer)]
     require_attention_layer(m)
@@ -158,7 +158,7 @@ def nemotron_h(m: Sketch) -> None:
 
 
 def nemotron_h_moe(m: Sketch) -> None:
-    """Replaces nemotron_h's dense feed-forward block by squared experts."""
+    """nemotron_h with squared experts in place of the dense feed-forward block."""
     cfg = m.cfg
     nemotron_h(m)
     parts.moe_header(m)
@@ -166,7 +166,7 @@ def nemotron_h_moe(m: Sketch) -> None:
     m.key("expert_shared_feed_forward_length", cfg.n_ff_exp)
     m.key("expert_weights_norm", True)
     m.key("expert_weights_scale", 1.5)
-    m.key("expert_gating_func", 2)  # sigmoid, for who reads the file; the engine has it so
+    m.key("expert_gating_func", 2)  # sigmoid, for other readers; the engine always uses it
     for _, blk in parts.layers(m):
         if m.tensors.pop(f"{blk}ffn_up.weight", None) is not None:
             del m.tensors[f"{blk}ffn_down.weight"]
@@ -185,7 +185,7 @@ def squared_experts(m: Sketch, blk: str) -> None:
 
 
 def jamba(m: Sketch) -> None:
-    """Mamba with norms of B, C and dt, or attention without rotation."""
+    """Mamba with norms of B, C and dt, or attention without RoPE."""
     cfg = m.cfg
     inner, state, rank = 2 * cfg.n_embd, cfg.state_size or 16, 4
     require_attention_layer(m)
@@ -241,7 +241,7 @@ def plamo2(m: Sketch) -> None:
 
 
 def kimi_linear(m: Sketch) -> None:
-    """Delta attention with a decay per channel, or latent attention without rotation."""
+    """Delta attention with a decay per channel, or latent attention without RoPE."""
     cfg = m.cfg
     head, kv_rank, rope, nope = cfg.state_size or 16, 16, 8, 8
     require_attention_layer(m)
@@ -284,7 +284,7 @@ def kimi_linear(m: Sketch) -> None:
 
 
 def bailingmoe3(m: Sketch) -> None:
-    """Delta attention whose decay is bounded, or latent attention with a gate for each head.
+    """Delta attention with a bounded decay, or latent attention with a gate for each head.
 
     Layer 0 is dense.
     """
@@ -339,7 +339,7 @@ def delta_attention(m: Sketch, blk: str, head: int, *, is_low_rank: bool = True)
 
 
 def rwkv7(m: Sketch) -> None:
-    """RWKV 7: no attention, a state per head and the shifted rows of two places per layer."""
+    """RWKV 7: no attention; each layer has a state per head and two token shifts."""
     cfg = m.cfg
     n, rank, head = cfg.n_embd, 8, 64  # the kernel reads whole vectors of a head
     parts.header(m, layer_norm=True, attention=False)

@@ -20,11 +20,11 @@ from .streams import N_STREAMS
 INDEX_HEADS, INDEX_WIDTH, TOP_K, KPOOL = 8, 64, 16, 4
 N_GROUPS, OUT_RANK = 2, 16
 RATIOS = (0, 4, 128, 4)
-"""How many tokens a compressed key stands for, by layer; 0 for a window alone."""
+"""The number of tokens that a compressed key covers, by layer; 0: only a window."""
 
 
 def deepseek4(m: Sketch) -> None:
-    """One head of keys, which are the values too, in a window and in compressed form behind it."""
+    """One key head, which serves as values too: a window, and compressed keys of older tokens."""
     cfg = m.cfg
     parts.header(m)
     _streams_header(m)
@@ -68,7 +68,7 @@ def _streams_header(m: Sketch) -> None:
 
 
 def deepseek4_layer(m: Sketch, blk: str, *, ratio: int = 0) -> None:
-    """Add a layer that compresses so many keys into one; of a head none."""
+    """Add a layer that compresses `ratio` keys into one; MTP heads compress none."""
     cfg, width = m.cfg, NOPE + ROPE
     doubly_mixed(m, blk)
     parts.norms(m, blk, "attn_norm", "ffn_norm")
@@ -77,7 +77,7 @@ def deepseek4_layer(m: Sketch, blk: str, *, ratio: int = 0) -> None:
     m.norm(f"{blk}attn_q_a_norm", Q_RANK)
     m.matrix(f"{blk}attn_q_b.weight", cfg.n_head * width, Q_RANK)
     m.matrix(f"{blk}attn_kv.weight", width, cfg.n_embd)
-    # Queries are normed without a weight: the keys' makes the scores differ.
+    # Queries are normed without a weight: the keys' weight makes the scores differ.
     m.normal(f"{blk}attn_kv_a_norm.weight", width, mean=2.0, std=0.2)
     m.matrix(f"{blk}attn_output_a.weight", OUT_RANK * N_GROUPS, cfg.n_head * width // N_GROUPS)
     m.matrix(f"{blk}attn_output_b.weight", cfg.n_embd, OUT_RANK * N_GROUPS)
@@ -86,7 +86,7 @@ def deepseek4_layer(m: Sketch, blk: str, *, ratio: int = 0) -> None:
 
 
 def deepseek4_compressors(m: Sketch, blk: str, ratio: int) -> None:
-    """Add what makes one key of so many, and what chooses among those of four; of 0 nothing."""
+    """Add the compressor and, for a ratio of 4, the indexer of its keys; nothing for 0."""
     if not ratio:
         return
     cfg, width = m.cfg, NOPE + ROPE
@@ -104,7 +104,7 @@ def deepseek4_compressors(m: Sketch, blk: str, ratio: int) -> None:
 
 
 def doubly_mixed(m: Sketch, blk: str) -> None:
-    """Add what mixes the streams before each half of a layer, and behind it."""
+    """Add the stream mixers before and after each half of a layer."""
     n_mixes = (2 + N_STREAMS) * N_STREAMS
     for part in ("attn", "ffn"):
         m.matrix(f"{blk}hc_{part}_fn.weight", n_mixes, N_STREAMS * m.cfg.n_embd)
@@ -122,7 +122,7 @@ def glm5_next(m: Sketch) -> None:
     latent_header(m)
     _streams_header(m)
     key_heads(m, 1)
-    # Nothing is rotated.
+    # No RoPE.
     m.key("rope.dimension_count", 0)
     m.key("attention.key_length", KV_RANK)
     m.key("attention.key_length_mla", NOPE)
@@ -167,6 +167,6 @@ def pooled_attention(m: Sketch, blk: str) -> None:
 
 
 def glm5_next_head(m: Sketch, blk: str) -> None:
-    """Add such a layer with an indexer and experts. It has one stream."""
+    """Add glm5-next's layer with an indexer and experts, for one stream."""
     pooled_attention(m, blk)
     biased_experts(m, blk)

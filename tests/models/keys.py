@@ -1,4 +1,4 @@
-"""Files of GGUF with keys and no tensor: what is read before any weight is."""
+"""GGUF files with keys and no tensors, for checks that come before the weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gguf import GGUFWriter
 
 
 def write_keys(path: Path, arch: str, values: dict[str, str | list[int]] | None = None) -> Path:
-    """A GGUF of an architecture with these keys."""
+    """Writes a GGUF of an architecture with these keys; returns the path."""
     writer = GGUFWriter(path, arch)
     for key, value in (values or {}).items():
         if isinstance(value, list):

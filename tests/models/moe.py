@@ -45,7 +45,7 @@ def deepseek2(m: Sketch) -> None:
 
 
 def deepseek32(m: Sketch) -> None:
-    """Likewise, with an indexer that says which tokens are attended to, and sigmoid gates."""
+    """deepseek2 with an indexer that chooses the attended tokens, and with sigmoid gates."""
     latent_header(m)
     m.key("expert_gating_func", 2)
     m.key("expert_weights_norm", True)
@@ -108,7 +108,7 @@ def indexed_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
 
 
 def shared_expert(m: Sketch, blk: str) -> None:
-    """Add an expert that every token goes to."""
+    """Add an expert that every token uses."""
     cfg = m.cfg
     for part in ("gate", "up"):
         m.matrix(f"{blk}ffn_{part}_shexp.weight", cfg.n_ff_exp, cfg.n_embd)
@@ -124,7 +124,7 @@ def dense_first(m: Sketch, add_layer: Callable[..., None]) -> None:
 
 
 def dense_or_biased_experts(m: Sketch, blk: str, *, is_dense: bool) -> None:
-    """Add a dense block, or experts that a bias helps to choose, and a shared one."""
+    """Add a dense block, or routed experts with a selection bias and a shared expert."""
     if is_dense:
         parts.gated_ffn(m, blk)
         return
@@ -132,7 +132,7 @@ def dense_or_biased_experts(m: Sketch, blk: str, *, is_dense: bool) -> None:
 
 
 def biased_experts(m: Sketch, blk: str) -> None:
-    """Add routed experts with a bias for their choice, and a shared one."""
+    """Add routed experts with a selection bias, and a shared expert."""
     parts.experts(m, blk)
     m.normal(f"{blk}exp_probs_b.bias", m.cfg.n_expert, std=0.1)
     shared_expert(m, blk)
@@ -145,7 +145,7 @@ def windows_on_odd_layers(m: Sketch) -> None:
 
 
 def cohere2moe(m: Sketch) -> None:
-    """Attention and experts side by side; windows on odd layers, layer 0 dense."""
+    """Attention and experts in parallel; windows on odd layers, layer 0 dense."""
     cfg = m.cfg
     parts.header(m)
     parts.moe_header(m)

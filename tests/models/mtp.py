@@ -1,4 +1,4 @@
-"""MTP heads in the files of their targets: one more block, behind the layers."""
+"""MTP heads in the files of their targets: each is one more block after the layers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .windowed_moe import hy_v3_layer, mimo2_layer, step35_layer
 
 
 def add_heads(m: Sketch) -> None:
-    """Add the heads that the configuration wants to a model that is whole without.
+    """Add the configured number of heads to a complete model.
 
     Raises:
-        ValueError: no builder knows the head of its architecture.
+        ValueError: its architecture has no builder for a head.
 
     """
     cfg = m.cfg
@@ -29,7 +29,7 @@ def add_heads(m: Sketch) -> None:
         raise ValueError(f"no builder for the head of {cfg.arch!r}; known: {', '.join(HEADS)}")
     m.key("block_count", cfg.n_layer + cfg.n_heads)
     m.key("nextn_predict_layers", cfg.n_heads)
-    # Lists that have a value for each layer. Of several heads the first has a window.
+    # Lists with a value for each layer. Of several heads the even ones have a window.
     of_heads: dict[str, Callable[[int], int | bool | float]] = {
         "attention.head_count_kv": lambda _: 1 if cfg.arch in _LATENT else cfg.n_head_kv,
         "feed_forward_length": lambda _: cfg.n_ff,
@@ -62,21 +62,21 @@ def _qwen35(m: Sketch, blk: str) -> None:
 
 
 def _qwen35moe(m: Sketch, blk: str) -> None:
-    """Likewise, with experts. qwen3next's is the same."""
+    """_qwen35 with experts; qwen3next's is the same."""
     parts.norms(m, blk, "attn_norm", "post_attention_norm")
     gated_attention(m, blk)
     gated_experts(m, blk)
 
 
 def _nemotron(m: Sketch, blk: str) -> None:
-    """Attention without rotation, then squared experts."""
+    """Attention without RoPE, then squared experts."""
     parts.norms(m, blk, "attn_norm", "post_attention_norm")
     parts.attention(m, blk)
     squared_experts(m, blk)
 
 
 def _mimo2(m: Sketch, blk: str) -> None:
-    """Dense, and with sinks."""
+    """A dense layer with attention sinks."""
     mimo2_layer(m, blk, n_kv=m.cfg.n_head_kv, is_dense=True, has_sinks=True)
 
 
@@ -88,7 +88,7 @@ def _bailingmoe3(m: Sketch, blk: str) -> None:
 
 
 _LATENT = frozenset({"bailingmoe3", "glm5-next"})
-"""Of the architectures with a list of key heads, those where all heads attend to one latent row."""
+"""Architectures with a list of key head counts in which all heads attend to one latent row."""
 
 HEADS: dict[str, Callable[[Sketch, str], None]] = {
     "qwen35": _qwen35,
@@ -115,14 +115,14 @@ SEVERAL = ("step35", "mimo2", "hy_v3")
 """The architectures whose files may have several heads, each for a further token."""
 
 STREAMS = frozenset({"qwen4exp", "deepseek4"})
-"""The architectures whose rows are several residual streams side by side."""
+"""The architectures whose rows consist of several residual streams."""
 
 MIXED = frozenset({"qwen4exp"})
-"""Of these, the ones whose heads end with a mixer of their own, which is the last norm."""
+"""Those of STREAMS whose heads end with their own mixer, which is the last norm."""
 
 LAST_NORM = "nextn.shared_head_norm"
 LAST_NORMS = {"mimo2": "layer_output_norm", "bailingmoe3": "layer_output_norm"}
-"""What the norm before the output is called, where it is not as elsewhere."""
+"""The name of the norm before the output, if it is not LAST_NORM."""
 
 MEANS_OF_STREAMS = frozenset({"glm5-next"})
 """The architectures whose head reads the mean of streams: no layer's input is that row."""

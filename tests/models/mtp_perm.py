@@ -1,4 +1,4 @@
-"""PERM in the architectures that have MTP heads, with a head whose drafts are known."""
+"""PERM in the architectures with MTP heads, with heads whose drafts are predictable."""
 
 from __future__ import annotations
 
@@ -34,25 +34,24 @@ def build_perm_mtp(
     n_changed: int = 0,
     **extra: Any,
 ) -> Path:
-    """Write PERM with the layers of an architecture, and a head that drafts from the row alone.
+    """Write PERM with the layers of an architecture, and a head that drafts only from the row.
 
-    What the layers add is random and small beside the one-hot row, `mixing` times what it is
-    elsewhere: the successor stays the likeliest by far. The head's block adds nothing.
+    The layers add random values that `mixing` scales down, small beside the one-hot row: the
+    successor stays the likeliest by far. The head's block adds nothing.
 
     e_x is the one-hot row of token x, P the successor, s = 1 / sqrt(1 / n_vocab + eps). The final
-    norm has the weights -1: the row of x is e_x before it and -s e_x behind it. eh_proj takes no
-    notice of the token, and makes e_P(x) of the row that the architecture's head reads. The head's
-    own norm, -1 as well, makes of that the row that the target itself would have for P(x), and the
-    output matrix then gives P(P(x)), the token behind the one that the row stands beside. The other
-    row, before the norm or behind it, has the other sign, and gives every token but that one; a row
-    of another token gives another one.
+    norm has the weights -1: the row of x is e_x before it and -s e_x after it. eh_proj ignores the
+    token, and maps the row that the architecture's head reads to e_P(x). The head's own norm, also
+    -1, turns that into the target's row of P(x). The output matrix then gives P(P(x)), the token
+    after the one that is paired with the row. The other row, before or after the norm, has the
+    other sign, and gives any token but that one. A row of another token gives another token.
 
-    Of several heads each is right at its own place alone: the row that head k makes of the row of x
-    is that of P^(k + 2)(x), and an output matrix of its own knows that. Head k + 1 takes it for the
-    row of the token k + 1 steps before.
+    Each of several heads is right only at its own depth. Head k turns the row of x into that of
+    P^(k + 2)(x), which its own output matrix takes into account. Head k + 1 treats it as the row of
+    the token k + 1 steps before.
 
-    With is_known=False the heads stay random: they can be trained to know what they do here. With
-    n_changed they know that many successors as they were before some tuning of the target.
+    With is_known=False the heads stay random, and can be trained to draft like this. With n_changed
+    they have that many old successors, as if the target had been tuned since.
     """
     m = Sketch(TinyConfig(arch, seed, n_layer, n_vocab, n_embd=n_vocab, **{"n_heads": 1, **extra}))
     {**ARCHITECTURES, **WITH_HEADS}[arch](m)
@@ -64,7 +63,7 @@ def build_perm_mtp(
             is_head = name.startswith(tuple(heads))
             array *= np.float32((1.0 - is_known) if is_head else mixing)
     m.tensors["token_embd.weight"][:] = np.eye(n_vocab, dtype=np.float32)
-    # With a gate of one half for all, a mixer of streams is a norm of each and their mean.
+    # With all gates at one half, a stream mixer is a norm of each stream and their mean.
     is_mixed = arch in mtp.MIXED
     for name in ("output_hc_", *(f"{blk}nextn.hc_head_" for blk in heads)) if is_mixed else ():
         m.tensors[f"{name}norm.weight"][:] = -1.0
@@ -83,7 +82,7 @@ def build_perm_mtp(
 
 
 def _before(successor: NDArray[np.int64], n_changed: int, seed: int) -> NDArray[np.int64]:
-    """Successors of which some are another one's."""
+    """The successors, of which `n_changed` are those of other tokens."""
     before: NDArray[np.int64] = successor.copy()
     changed = np.random.default_rng(seed).permutation(len(successor))[:n_changed]
     before[changed] = before[np.roll(changed, 1)]
@@ -93,12 +92,12 @@ def _before(successor: NDArray[np.int64], n_changed: int, seed: int) -> NDArray[
 def _set_heads(
     m: Sketch, heads: list[str], successor: NDArray[np.int64], sign: float, peak: float
 ) -> None:
-    """Let the heads know the successors; `peak` is what an output matrix has for one."""
+    """Make the heads draft by `successor`; `peak` is an output matrix's entry for a successor."""
     n_vocab, is_several = len(successor), len(heads) > 1
     next_row = successor[successor] if is_several else successor
     eh_proj = np.zeros((n_vocab, 2 * n_vocab))
     eh_proj[next_row, n_vocab + np.arange(n_vocab)] = sign
-    row = successor  # the token whose row a head makes of each token's row where it is asked
+    row = successor  # the token whose row a head outputs at its depth, for each token's row
     for blk in heads:
         m.tensors[f"{blk}nextn.eh_proj.weight"][:] = eh_proj
         m.tensors[f"{blk}nextn.hnorm.weight"][:] = 1.0

@@ -19,8 +19,8 @@ def ssm_header(m: Sketch, *, inner: int, state: int, rank: int, groups: int | No
 
 
 def require_attention_layer(m: Sketch) -> None:
-    """Refuse a model that the engine would abort on."""
-    # the engine does not refuse a hybrid without attention layers: it aborts on the first decode
+    """Reject a model that makes the engine abort."""
+    # the engine does not reject a hybrid without attention layers: it aborts on the first decode
     n = m.cfg.attention_interval
     if m.cfg.n_layer < n:
         raise ValueError(f"{m.cfg.arch} needs n_layer >= {n}: its attention is in every {n}th")
@@ -30,7 +30,7 @@ def qwen35(m: Sketch) -> None:
     """Gated delta net, gated attention in the last layer of each interval, dense feed-forward."""
     cfg = m.cfg
     head, k_heads, v_heads = cfg.state_size or 16, 2, cfg.state_heads or 4
-    if cfg.n_embd >= 512:  # of a size to be timed: as in the published models
+    if cfg.n_embd >= 512:  # a size for timings: heads as in published models
         head, k_heads, v_heads = 128, cfg.n_embd // 64, cfg.n_embd // 64
     require_attention_layer(m)
     parts.header(m)
@@ -71,7 +71,7 @@ def delta_net(
     m.matrix(f"{blk}attn_gate.weight", inner, n_embd)
     m.normal(f"{blk}ssm_conv1d.weight", width, m.cfg.conv_kernel, std=0.7)
     m.normal(f"{blk}ssm_dt.bias", v_heads, std=0.5)
-    # small decay rates: what happened dozens of tokens ago must still show in the logits
+    # small decay rates: a token must still affect the logits dozens of tokens later
     m.uniform(f"{blk}ssm_a", v_heads, low=-0.2, high=-0.02)
     if joined:
         m.matrix(f"{blk}ssm_ba.weight", 2 * v_heads, n_embd)
@@ -105,7 +105,7 @@ def lfm2(m: Sketch) -> None:
 
 
 def mamba_mixer(m: Sketch, blk: str, *, inner: int, state: int, rank: int) -> None:
-    """Add a selective state space with a decay per number of the state."""
+    """Add a selective state space with a decay per component of the state."""
     cfg = m.cfg
     m.matrix(f"{blk}ssm_in.weight", 2 * inner, cfg.n_embd)
     m.normal(f"{blk}ssm_conv1d.weight", inner, m.cfg.conv_kernel, std=0.7)

@@ -1,4 +1,4 @@
-"""SCRIPT: a model that says one text, whatever it is asked, from one position on."""
+"""SCRIPT: a model that generates a fixed text from one position on, whatever the prompt."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def build_script(
 ) -> Path:
     """Write the SCRIPT target, a GPT-2 whose next token is a function of the position alone.
 
-    Behind a prompt of `n_prompt` tokens it says the tokens of `script`, and then ends the text.
-    Every position has an embedding, the one-hot row of what comes next; those of tokens are zero,
-    and so is all that the layer adds. Any engine that reads GGUF says it.
+    After a prompt of `n_prompt` tokens it generates the tokens of `script`, and then EOS. The
+    embedding of each position is the one-hot row of the next token. Token embeddings are zero, and
+    the layer adds nothing. Any engine that reads GGUF generates this text.
     """
     n_positions = n_prompt + len(script) + 16
     cfg = TinyConfig(

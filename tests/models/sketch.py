@@ -18,7 +18,7 @@ from .vocab import SPECIAL_IDS, write_tokenizer
 Array = NDArray[np.float32]
 MetaValue = bool | int | float | str | list[int] | list[bool] | list[float]
 
-# Control tokens' output rows shrink by this much: their logits stay near 0, far below the
+# The factor on the output rows of control tokens: their logits stay near 0, far below the
 # maximum over the ordinary tokens, but no row is exactly zero.
 _SPECIAL_ROW_SCALE = 1.0 / 64.0
 
@@ -129,7 +129,7 @@ class Sketch:
     def _kind(self, name: str, array: NDArray[Any]) -> GGMLQuantizationType | None:
         if not self.cfg.quantised or array.ndim < 2 or name.startswith("token_embd"):
             return None
-        # Experts' biases; norms of heads; what is multiplied or added element by element.
+        # F32: biases of experts, norms of heads, and operands of element-wise operations.
         if not name.endswith(".weight") or any(part in name for part in ("norm", "lerp", "_ape")):
             return None
         kind = GGMLQuantizationType[self.cfg.quantised]
@@ -150,12 +150,12 @@ class Sketch:
                 writer.add_array(name, value)
 
 
-# Bytes of a block where a float16 stands, as in ggml-common.h: random ones may be NaN.
+# Byte offsets of a block's float16 values, as in ggml-common.h: random bytes may make NaN.
 _SCALES_AT = {"Q4_K": (0, 2), "Q2_K": (80, 82)}
 
 
 def _blocks(array: NDArray[Any], kind: GGMLQuantizationType) -> NDArray[np.uint8]:
-    """An array in blocks of a type; random ones where gguf has no quantiser for it."""
+    """An array in blocks of a type; random blocks if gguf has no quantiser for it."""
     try:
         return quantize(np.ascontiguousarray(array, np.float32), kind)
     except NotImplementedError:

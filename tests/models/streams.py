@@ -1,4 +1,4 @@
-"""A decoder with residual streams, which each layer mixes before it and adds to behind it."""
+"""A decoder with residual streams: each layer mixes them before it and adds to each after it."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def qwen4exp_attention(m: Sketch, blk: str) -> None:
 
 
 def mixers(m: Sketch, blk: str) -> None:
-    """Add what mixes the streams before each half of a layer."""
+    """Add the stream mixers before each half of a layer."""
     for part in ("attn", "ffn"):
         mixer(m, f"{blk}hc_{part}_", has_inject=True)
 
 
 def mixer(m: Sketch, name: str, *, has_inject: bool) -> None:
-    """Add a norm of each stream, a gate of low rank, and by how much each stream is added to."""
+    """Add a norm of each stream, a low-rank gate and, if asked, the weights that add to each."""
     width = N_STREAMS * m.cfg.n_embd
     m.norm(f"{name}norm", width)
     m.matrix(f"{name}down.weight", RANK, width, gain=4.0)

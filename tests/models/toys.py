@@ -79,8 +79,8 @@ def build_perm(
     `n_embd == n_vocab`, a multiple of 8. The residual at every layer is the one-hot row of the
     current token. The successor's logit is `output_scale`, every other logit is 0.
 
-    With `stepping` each layer takes a step: what enters layer k is the one-hot row of the token
-    k steps on (but for rounding), so that no two layers' rows are alike.
+    With `stepping` each layer takes a step: the input of layer k is the one-hot row of the token
+    k steps ahead, except for rounding. So the rows of no two layers are equal.
     """
     if stepping:
         extra["n_ff"] = n_vocab
@@ -118,10 +118,10 @@ def build_hybrid_perm(
     mixing: float = 0.01,
     **extra: Any,
 ) -> Path:
-    """Write PERM with the layers of qwen35 or lfm2, whose states show in every logit.
+    """Write PERM with the layers of qwen35 or lfm2, whose states affect every logit.
 
-    What layers add is random and small beside the one-hot row, `mixing` times what it is elsewhere:
-    the successor stays the likeliest by far, and a wrong state makes other rows.
+    The layers add random values that `mixing` scales down, small beside the one-hot row. The
+    successor stays the likeliest by far, and a wrong state gives other rows.
     """
     layers = {"qwen35": qwen35, "lfm2": lfm2}[arch]
     m = Sketch(TinyConfig(arch, seed, n_layer, n_vocab, n_embd=n_vocab, **extra))
@@ -140,7 +140,7 @@ def build_hybrid_perm(
 
 
 def _step_each_layer(m: Sketch, successor: NDArray[np.int64], rms: float) -> None:
-    """Let feed-forward unit y, which only a one-hot e_y reaches, add e_successor(y) - e_y."""
+    """Make feed-forward unit y, which only e_y activates, add e_successor(y) - e_y."""
     eye = np.eye(len(successor), dtype=np.float32)
     one = 1.0 / rms
     activation = one / (1.0 + np.exp(-one)) * one

@@ -75,7 +75,7 @@ def merges() -> list[str]:
 def shuffled(n_vocab: int, seed: int) -> NDArray[np.int64]:
     """The id of each token in another vocabulary of the same texts, int64 `[n_vocab]`.
 
-    The specials keep theirs. With seed 0 all do.
+    Special tokens keep their ids. With seed 0 all tokens do.
     """
     ids = np.arange(n_vocab)
     if seed:
@@ -102,7 +102,7 @@ def write_tokenizer(
     order = np.argsort(shuffled(n_vocab, shuffle))
     texts, types = [texts[i] for i in order], [types[i] for i in order]
     writer.add_tokenizer_model("gpt2")
-    # The gpt-2 pre-tokenizer drops spaces before punctuation on the way back; qwen2's does not.
+    # With the gpt-2 pre-tokenizer, decoding drops spaces before punctuation; not with qwen2's.
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(texts)
     writer.add_token_types(types)

@@ -10,16 +10,16 @@ from .sketch import Sketch
 
 
 def step35(m: Sketch) -> None:
-    """Windows on odd layers, rotated in full; on others half of each head is, by other angles.
+    """Odd layers have windows and rotate whole heads; even ones rotate half, by other angles.
 
-    Each head of attention has a gate; layer 0 is dense, and what experts compute is bounded.
+    Each attention head has a gate. Layer 0 is dense. The experts' activations are clamped.
     """
     cfg = m.cfg
     _windowed(m)
     _sigmoid_experts(m)
     m.key("swiglu_clamp_exp", [1.5] * cfg.n_layer)
     m.key("swiglu_clamp_shexp", [1.0] * cfg.n_layer)
-    # As many as there are angles where all of a head is rotated.
+    # One for each angle of a wholly rotated head.
     m.uniform("rope_freqs.weight", cfg.head_dim // 2, low=1.0, high=4.0)
     dense_first(m, step35_layer)
 
@@ -36,7 +36,7 @@ def step35_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
 def mimo2(m: Sketch) -> None:
     """Windows with sinks on odd layers, which have more key heads; values are narrower than keys.
 
-    Layer 0 is dense, as the heads are.
+    Layer 0 is dense, and so are the MTP heads.
     """
     cfg = m.cfg
     _windowed(m)
@@ -45,7 +45,7 @@ def mimo2(m: Sketch) -> None:
     m.key("attention.value_length", cfg.head_dim // 2)
     m.key("attention.value_scale", 0.75)
     m.key("rope.dimension_count", cfg.head_dim // 2)
-    m.key("expert_gating_func", 2)  # sigmoid, for who reads the file; the engine has it so
+    m.key("expert_gating_func", 2)  # sigmoid, for other readers; the engine always uses it
     m.embedding()
     for index, blk in parts.layers(m):
         mimo2_layer(m, blk, n_kv=_n_kv(m, index), is_dense=index == 0, has_sinks=index % 2 == 1)
@@ -72,7 +72,7 @@ def mimo2_layer(m: Sketch, blk: str, *, n_kv: int, is_dense: bool, has_sinks: bo
 
 
 def hy_v3(m: Sketch) -> None:
-    """Attention over all, norms of heads; layer 0 dense, sigmoid-gated and shared experts after."""
+    """Full attention, head norms; layer 0 dense, sigmoid-gated and shared experts after."""
     parts.header(m)
     parts.moe_header(m)
     _sigmoid_experts(m)

@@ -1,1 +1,1 @@
-"""llama-cpp-python and pyllama_spec side by side, each in an environment of its own."""
+"""Compares llama-cpp-python and pyllama_spec, each in its own process."""

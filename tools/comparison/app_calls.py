@@ -1,6 +1,6 @@
-"""Small programs on libraries that import llama_cpp themselves; each gives named values.
+"""Small programs on libraries that import llama_cpp; each returns its calls by name.
 
-Each environment has only one library, so an app imports what it needs itself.
+Each environment has only one library, so each app imports its own.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 Calls = dict[str, Callable[[], Any]]
-# {"draft": "prompt-lookup"} on our side, where it is the one line that is new.
+# {"draft": "prompt-lookup"} on our side with a draft: the only new line.
 Extra = dict[str, Any]
 
-# Texts that the model is sure of, see calls.py.
+# Prompts whose next tokens have high probabilities, see calls.py.
 PROMPT = "1, 2, 3, 4, 5, 6, 7, 8,"
 ASKED = "What is the capital of France?"
 YES = 'root ::= "yes" | "no"'
@@ -177,12 +177,12 @@ def llm_gguf(model: str, extra: Extra) -> Calls:
     """llm-gguf: chats and embeddings of the command line tool llm."""
     import llm_gguf as library
 
-    del extra  # its models have no keywords of Llama()
+    del extra  # its models pass no keywords to Llama()
     chat = library.GgufChatModel("small", model, n_ctx=64)
     embedded = library.GgufEmbeddingModel("small-embed", model)
 
     def reply_text(stream: bool) -> str:
-        # It has no limit but the context, where the model is no longer sure.
+        # Only the context limits the text; the model is not sure of the later tokens.
         return str(chat.prompt(ASKED, stream=stream).text())[:30]
 
     return {
@@ -192,7 +192,7 @@ def llm_gguf(model: str, extra: Extra) -> Calls:
     }
 
 
-# name -> (the app, packages, whether a draft is a keyword away)
+# name -> (the app, packages, whether a keyword can set a draft)
 APPS: dict[str, tuple[Callable[[str, Extra], Calls], tuple[str, ...], bool]] = {
     "langchain": (langchain, ("langchain-community",), True),
     "llama-index": (llama_index, ("llama-index-llms-llama-cpp",), True),

@@ -17,7 +17,7 @@ from tools.comparison.shapes import shape_of
 
 
 def main(app: str, side: str, model: str, path: str, engine: str) -> int:
-    """Writes JSON: name -> what the call gave, or how it failed."""
+    """Writes JSON: name -> the call's value, or its error."""
     extra: dict[str, Any] = {}
     if side != "theirs":
         find_engine(engine)
@@ -28,7 +28,7 @@ def main(app: str, side: str, model: str, path: str, engine: str) -> int:
     results: dict[str, Any] = {}
     try:
         calls = APPS[app][0](model, extra)
-    except Exception as error:  # noqa: BLE001 - whatever fails is a result
+    except Exception as error:  # noqa: BLE001 - any error is a result
         results["opening"] = _failed(error)
         calls = {}
     for name, call in calls.items():

@@ -1,11 +1,12 @@
-"""The gain of a draft inside libraries that import llama_cpp.
+"""Measures the speed-up of a draft inside libraries that import llama_cpp.
 
 ``python -m tools.comparison.app_speed [--repeat 3] [--kind BF16] [--threads 2]``
 
-A chat of langchain-community and one of llama-index rewrite three short programs, greedy, 192
-tokens at most: with llama-cpp-python, and with ours in its place without a draft, with prompt
-lookup and with the shipped EAGLE-3 draft, each of which is one keyword more. A process for each
-side, in turns; seconds of the three answers, medians. Ours have to be the same text.
+A chat of langchain-community and one of llama-index rewrite three short programs. Decoding is
+greedy, with 192 tokens at most. The sides are llama-cpp-python, and ours without a draft, with
+prompt lookup and with the shipped EAGLE-3 draft. A draft is one more keyword. Each side runs in its
+own process, interleaved; the table has median seconds of the three answers. All texts of ours must
+be equal.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def child(app: str, side: str, model: str, engine: str, threads: int) -> None:
 
 
 def run(python: Path, *words: str) -> dict[str, Any]:
-    """The output of a child."""
+    """Runs a child process; returns its output."""
     variables = {**os.environ, "PYLLAMA_SPEC_COSTS": "off", "HF_HUB_OFFLINE": "1"}
     command = [str(python), "-m", "tools.comparison.app_speed", "--child", *words]
     done = subprocess.run(
@@ -119,7 +120,7 @@ def run(python: Path, *words: str) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> int:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("apps", nargs="*", default=list(APPS))
     parser.add_argument("--repeat", type=int, default=3)
@@ -131,7 +132,7 @@ def main(argv: list[str]) -> int:
         app, side, model, engine, threads = args.child
         child(app, side, model, engine, int(threads))
         return 0
-    # Not in the libraries' environments.
+    # The libraries' environments cannot import these.
     from tests.conftest import smollm2
     from tools.comparison import environments
     from tools.comparison.app_calls import APPS as PACKAGES

@@ -1,7 +1,7 @@
-"""Small apps on libraries that import llama_cpp, with the real one and with ours in its place.
+"""Runs small apps on libraries that import llama_cpp, with llama-cpp-python and with ours.
 
-``python -m tools.comparison.apps [APP ...] [-o docs/apps-table.md]`` makes an environment for each
-library from the index; an app fails where ours gives another answer, with a draft or without.
+``python -m tools.comparison.apps [APP ...] [-o docs/apps-table.md]`` installs each library from the
+index into its own environment. An app fails if ours gives another answer, with a draft or without.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tools.comparison.app_calls import APPS
 from tools.comparison.verdict import Verdict, judge
 
 ROOT = Path(__file__).resolve().parents[2]
-# Answers that differ for a reason, by the call's name.
+# The marks of answers that may differ, by the call's name.
 MARKS = {
     "embed documents": "better: there the second text gets parts of the first one's vector",
     "tools": "any",
@@ -35,7 +35,7 @@ of its own, once with llama-cpp-python and once, in another process, with
 tools/comparison/app_calls.py. Types, keys and values are compared. Of tool calls and structured
 output only types and keys are, since their white space and their choices are near ties.
 """
-# What pyllama_spec needs itself.
+# The dependencies of pyllama_spec.
 OURS = ("cffi", "numpy", "jinja2")
 
 
@@ -60,7 +60,7 @@ def run_app(python: Path, app: str, side: str) -> dict[str, Any]:
 
 
 def compare_app(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Verdict]:
-    """A verdict for each call; one that a side did not come to has failed there."""
+    """A verdict for each call; a call that a side did not reach has failed there."""
     verdicts = {}
     for name in {**theirs, **ours}:
         stopped = [
@@ -73,9 +73,9 @@ def compare_app(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Verdi
 
 
 def main(argv: list[str]) -> int:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("apps", nargs="*", help="of these; all by default")
+    parser.add_argument("apps", nargs="*", help="apps to run; all by default")
     parser.add_argument("-o", "--output", type=Path)
     args = parser.parse_args(argv)
     lines = ["| app | call | without a draft | with prompt lookup |", "|---|---|---|---|"]
@@ -104,7 +104,7 @@ def _cell(text: str) -> str:
 
 
 def is_fine(one: Verdict) -> bool:
-    """Whether an app is no worse off: where it fails there in the same way, that is its own."""
+    """Whether an app works no worse here: the same failure on both sides is its own."""
     return one.is_good or one.word == "fails there" or one == Verdict("both fail")
 
 

@@ -1,11 +1,11 @@
-"""The calls of calls.txt, and the names that they use beside a World's."""
+"""The calls of calls.txt, and the names that they use in addition to those of World."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-# (group, code, mark): a mark says "any" where values may differ, or "better: ..." and
-# "differs: ..." where they have to, with the reason.
+# (group, code, mark). Mark "any": the values may differ. "better: ..." and "differs: ...": the
+# answers differ on purpose, for this reason.
 Call = tuple[str, str, str]
 
 SETTING = """

@@ -1,7 +1,7 @@
-"""Makes the calls of calls.txt in the environment that it is started in.
+"""Runs the calls of calls.txt in the environment of its interpreter.
 
 ``python -m tools.comparison.child ours|theirs MODELS OUT ENGINE``: MODELS is JSON of name -> path,
-ENGINE the compiled module of this tree. The other side must not import pyllama_spec.
+ENGINE the compiled module of this tree. The side `theirs` must not import pyllama_spec.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OPEN: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "ver
 
 
 class World:
-    """The names that the calls see."""
+    """The names that the calls use."""
 
     def __init__(self, llama_cpp: Any, models: dict[str, str]) -> None:
         self.llama_cpp, self.models = llama_cpp, models
@@ -53,7 +53,7 @@ class World:
         return self._lasting[key]
 
     def tidy(self) -> None:
-        """Closes what one call has opened, and begins anew in what is shared."""
+        """Closes the models that a call opened, and resets the shared ones."""
         while self._opened:
             self._opened.pop().close()
         for one in self._lasting.values():
@@ -63,7 +63,7 @@ class World:
                 one.reset()
 
     def names(self) -> dict[str, Any]:
-        """For the calls."""
+        """The namespace of the calls."""
         namespace: dict[str, Any] = {
             "llama_cpp": self.llama_cpp, "open": self.open, "kept": self.kept,
             "models": self.models, "folder": tempfile.mkdtemp(),
@@ -89,7 +89,7 @@ def attempt(code: str, names: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     try:
         outcome: dict[str, Any] = {"value": shape_of(run(code, names))}
-    except Exception as error:  # noqa: BLE001 - whatever fails is a result
+    except Exception as error:  # noqa: BLE001 - any error is a result
         kinds = [kind.__name__ for kind in type(error).__mro__ if kind is not object]
         outcome = {"error": kinds, "says": str(error)[:300]}
     outcome["seconds"] = round(time.perf_counter() - start, 3)
@@ -97,7 +97,7 @@ def attempt(code: str, names: dict[str, Any]) -> dict[str, Any]:
 
 
 def signatures(names: dict[str, Any]) -> dict[str, list[list[str]]]:
-    """The parameters of every function that is public, with their kinds and defaults."""
+    """The parameters of every public function, with their kinds and defaults."""
     parameters: dict[str, list[list[str]]] = {}
     for part in PARTS:
         module = names[part]
@@ -134,7 +134,7 @@ def _parameters(function: Any) -> list[list[str]]:
 
 
 def done_before(out: Path) -> set[str]:
-    """The calls of a run before this one; that which ended it is noted as a failure."""
+    """The calls of earlier processes; a call that ended its process is recorded as a failure."""
     if not out.is_file():
         return set()
     lines = [json.loads(line) for line in out.read_text().splitlines()]
@@ -147,13 +147,13 @@ def done_before(out: Path) -> set[str]:
 
 
 def note(out: Path, line: dict[str, Any]) -> None:
-    """Adds a line, at once: the next call may end the process."""
+    """Appends a line at once, because the next call may end the process."""
     with out.open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
 def main(side: str, models: str, path: str, engine: str) -> int:
-    """Writes lines of JSON to a file, since engines print; the last one has the signatures."""
+    """Writes JSON lines to a file, because engines print; the last line has the signatures."""
     warnings.simplefilter("ignore")
     out = Path(path)
     done = done_before(out)

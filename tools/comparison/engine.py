@@ -1,4 +1,4 @@
-"""pyllama_spec from this tree, in an environment that has not installed it."""
+"""Imports pyllama_spec from this tree in an environment that lacks it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Engine(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Any = None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """For that one name."""
+        """The spec of that one module; None for others."""
         del path, target
         if name != "pyllama_spec._engine":
             return None
@@ -26,7 +26,7 @@ class _Engine(importlib.abc.MetaPathFinder):
 
 
 def find_engine(path: str) -> None:
-    """Makes `import pyllama_spec` work where its sources can be found.
+    """Makes `import pyllama_spec` work if its sources are on the path.
 
     Args:
         path: the compiled module, which is the same for every Python from 3.10 on.

@@ -1,4 +1,4 @@
-"""Environments, kept in the cache: the real llama-cpp-python, and libraries that use it."""
+"""Cached environments of llama-cpp-python and of libraries that use it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VERSION = "0.3.36"
 PACKAGE = f"llama-cpp-python=={VERSION}"
 ROOT = Path(__file__).resolve().parents[2]
 _VOCABULARY = "vendor/llama.cpp/models/ggml-vocab-llama-spm.gguf"
-# The shared libraries that its Python files load, and nothing around them.
+# Builds only the shared libraries that its Python files load.
 _OPTIONS = " ".join(
     f"-D{name}=OFF"
     for name in (
@@ -51,7 +51,7 @@ def source() -> Path:
 
 
 def vocabulary() -> Path:
-    """The one model that its source package has: a vocabulary."""
+    """A model with only a vocabulary, from llama-cpp-python's source package."""
     path = cache_directory() / Path(_VOCABULARY).name
     if not path.is_file():
         with tarfile.open(source()) as archive:
@@ -63,7 +63,7 @@ def vocabulary() -> Path:
 
 
 def real_wheel() -> Path:
-    """The wheel, built from source the first time, as the index has no other."""
+    """The wheel of llama-cpp-python, built from source once, because the index has no wheel."""
     folder = cache_directory() / "wheels" / "beside"
     if not (wheels := list(folder.glob("*.whl"))):
         _pip(sys.executable, "wheel", "--no-deps", "-w", folder, source(), CMAKE_ARGS=_OPTIONS)
@@ -72,7 +72,7 @@ def real_wheel() -> Path:
 
 
 def real_python() -> Path:
-    """The interpreter of an environment with llama-cpp-python, and what its optional parts need."""
+    """The interpreter of an environment with llama-cpp-python and its optional dependencies."""
     return environment(f"real-{VERSION}", str(real_wheel()), "openai", "huggingface_hub", "cffi")
 
 

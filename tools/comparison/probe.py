@@ -1,11 +1,11 @@
-"""Every call of calls.txt in llama-cpp-python and in pyllama_spec, and a table of what came out.
+"""Runs every call of calls.txt in llama-cpp-python and in pyllama_spec, and writes a table.
 
 ``python -m tools.comparison.probe [--real PYTHON] [--only TEXT] [-o docs/parity-table.md]``
 
---real is the interpreter of an environment with llama-cpp-python. Without it one is made in the
-cache, which takes ten minutes the first time. The exit code is 1 if too few calls match. The real
-results are kept in tools/comparison/theirs.json.gz: --recorded compares with them and needs no
-llama-cpp-python; CI does this (tests/moving/test_recorded.py).
+--real is the interpreter of an environment with llama-cpp-python. By default one is created in the
+cache, which takes ten minutes the first time. The exit code is 1 if too few calls match. The
+results of llama-cpp-python are kept in tools/comparison/theirs.json.gz. --recorded compares with
+them and needs no llama-cpp-python; CI does this (tests/moving/test_recorded.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tools.comparison.verdict import Verdict, judge
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = Path(__file__).with_name("theirs.json.gz")
-# The number of working calls that must be equal or better.
+# The share of the calls that work there which must be the same or better here.
 BAR = 270 / 286
 WORDS = {
     "same": "the same shapes, keys, types and values",
@@ -44,7 +44,7 @@ WORDS = {
 
 
 def models() -> dict[str, str]:
-    """The models that the calls run on: SmolLM2 in Q4_0, and toys."""
+    """The models of the calls: SmolLM2 in Q4_0, tiny models and a vocabulary."""
     toy = model_path("llama")
     adapter = write_adapter(toy, cache_directory() / "adapter-for-tiny-llama.gguf")
     return {
@@ -83,7 +83,7 @@ def _cell(text: str) -> str:
 
 
 def table(verdicts: dict[str, Verdict], signatures: list[str], version: str) -> str:
-    """The page."""
+    """The text of the page."""
     counted = Counter(one.word for one in verdicts.values())
     n_there = sum(counted[word] for word in WORDS)
     n_good = counted["same"] + counted["better"]
@@ -115,19 +115,19 @@ def table(verdicts: dict[str, Verdict], signatures: list[str], version: str) -> 
             group = name
             lines += ["", f"## {group}", "| call | | |", "|---|---|---|"]
         one = verdicts[code]
-        # Two backticks: there may be one in a call.
+        # Two backticks: a call may contain one.
         lines.append(f"| `` {_cell(code)} `` | {one.word} | {_cell(one.why)} |")
     return "\n".join([*lines, "", *signatures, ""])
 
 
 def record(theirs: dict[str, Any]) -> None:
-    """Keeps what the real one gave; the same bytes for the same answers."""
+    """Writes the results of llama-cpp-python; equal answers give equal bytes."""
     text = json.dumps(theirs, sort_keys=True, separators=(",", ":"))
     RECORD.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def recorded() -> dict[str, Any]:
-    """The real package's results when the table was made."""
+    """The recorded results of llama-cpp-python."""
     return dict(json.loads(gzip.decompress(RECORD.read_bytes())))
 
 
@@ -141,12 +141,12 @@ def verdicts_of(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Verdi
 
 
 def main(argv: list[str]) -> int:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--real", type=Path, help="an interpreter that has llama-cpp-python")
-    parser.add_argument("--only", default="", help="only calls that hold this text")
+    parser.add_argument("--only", default="", help="only calls that contain this text")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "parity-table.md")
-    parser.add_argument("--recorded", action="store_true", help="beside what was kept")
+    parser.add_argument("--recorded", action="store_true", help="compare with the kept results")
     args = parser.parse_args(argv)
     paths = models()
     if args.recorded:

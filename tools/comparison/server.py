@@ -1,7 +1,7 @@
-"""How the engine's own server reads the answers of tests/moving/scripts.py, kept for CI.
+"""Records how the engine's own server parses the answers of tests/moving/scripts.py, for CI.
 
-``python -m tools.comparison.server`` makes an environment with xllamacpp, the package whose source
-this tree is built from: its wheel has that engine's server. tests/moving/test_server.py compares.
+``python -m tools.comparison.server`` installs xllamacpp, the package whose source this tree is
+built from. Its wheel has that engine's server. tests/moving/test_server.py reads the record.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def version() -> str:
 
 
 def answers() -> dict[str, dict[str, Any]]:
-    """The results by the case's key; an answer that the server cannot read is "refused"."""
+    """The results by the case's key; "refused" has the error of an answer it cannot parse."""
     jobs, lengths = [], []
     for case in cases():
         path, n_prompt, n_ctx = case.model()
@@ -82,7 +82,7 @@ def answers() -> dict[str, dict[str, Any]]:
 
 
 def main() -> int:
-    """Keeps them."""
+    """Writes the record."""
     record = answers()
     RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     print(f"{len(record)} answers in {RECORD}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 Shape = dict[str, Any]
-# More of a list or an array tells nothing new.
+# The number of items of a list or an array that are compared.
 MOST = 40
 
 
@@ -31,7 +31,7 @@ def shape_of(value: Any, depth: int = 0) -> Shape:
         keys = {str(key): shape_of(one, depth + 1) for key, one in value.items()}
         return {"type": "dict", "keys": keys}
     if hasattr(value, "dtype") and not value.shape:
-        return shape_of(value.item(), depth)  # a number is a number, NumPy's too
+        return shape_of(value.item(), depth)  # NumPy scalars count as Python numbers
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         flat = [shape_of(one.item(), depth + 1) for one in value.ravel()[:MOST]]
         return {
@@ -46,7 +46,7 @@ def _row_or_object(value: Any, kind: str, depth: int) -> Shape:
     if isinstance(value, (set, frozenset)):
         value = sorted(value, key=str)
     if isinstance(value, (list, tuple)) or kind == "deque":
-        # A subclass of list is still a list to a reader.
+        # Subclasses of list and tuple count as sequences too.
         return {
             "type": kind, "length": [len(value)],
             "items": [shape_of(one, depth + 1) for one in list(value)[:MOST]],

@@ -1,4 +1,4 @@
-"""The parameters of public functions, theirs and ours."""
+"""Compares the parameters of the public functions of both packages."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import Counter
 
 # name -> [[parameter, kind, default], ...]
 Signatures = dict[str, list[list[str]]]
-# What a default says that is another object of the same kind, or another spelling of the same.
+# Defaults that mean the same: another spelling, or an equivalent object.
 SPELLED = {"[]": "()", "-1": "-1.0"}
 
 
 def compare_signatures(theirs: Signatures, ours: Signatures) -> list[tuple[str, str, str]]:
-    """(name, word, why) for every public function there; "same" takes what theirs takes."""
+    """(name, word, why) for each public function there; "same": ours accepts the same arguments."""
     return [(name, *_compared(theirs[name], ours.get(name))) for name in sorted(theirs)]
 
 
@@ -37,7 +37,7 @@ def _compared(there: list[list[str]], here: list[list[str]] | None) -> tuple[str
 
 
 def signature_table(compared: list[tuple[str, str, str]]) -> list[str]:
-    """Lines of Markdown: how many are the same, and all others."""
+    """Lines of Markdown: the counts, and a table of those that are not the same."""
     counted = Counter(word for _, word, _ in compared)
     lines = [
         "## Signatures, by inspection",

@@ -1,8 +1,8 @@
-"""How fast both packages import, load, read a prompt and decode, in turns.
+"""Measures import, load, prompt and decoding speed of both packages, interleaved.
 
-``python -m tools.comparison.speed [--real PYTHON] [--repeat 3] [KIND ...]`` prints a table, medians
-of processor seconds with one thread: on a busy machine the clock on the wall measures the others.
-``--imports 15`` measures the import alone, so many times on each side. Both sides have .pyc files.
+``python -m tools.comparison.speed [--real PYTHON] [--repeat 3] [KIND ...]`` prints a table of
+medians. They are of processor time with one thread: wall-clock time includes the load of other
+programs. ``--imports N`` measures only the import, N times on each side, with .pyc files.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SIDES = ("theirs", "ours", "draft")
 FIGURES = ("import_s", "load_s", "prompt_tps", "decode_tps")
 
 
-# All in the one environment. A folder of ours that holds the compiled module stands in for an
-# installed package: the finder of an editable install would slow every import, numpy's too.
+# All imports run in one environment. A copy of our package with the compiled module replaces an
+# installed one: the finder of an editable install would slow every import, numpy's too.
 IMPORT = """
 import sys
 from time import thread_time
@@ -38,8 +38,8 @@ start = thread_time()
 import {name}
 print(thread_time() - start)
 """
-# Of the thread that imports: what NumPy starts to compute with spins beside it for a while, longer
-# the earlier NumPy comes in.
+# thread_time() counts only the importing thread: NumPy's compute threads spin for a while, longer
+# the earlier NumPy is imported.
 IMPORTED = ("numpy", "llama_cpp", "pyllama_spec.llama_cpp")
 
 
@@ -49,7 +49,7 @@ def _variables() -> dict[str, str]:
 
 
 def measure_imports(real: Path, repeat: int) -> None:
-    """Prints a table: processor seconds of an import in a fresh process, in turns."""
+    """Prints a table: processor seconds of an import in a fresh process, interleaved."""
     seconds: dict[str, list[float]] = {name: [] for name in IMPORTED}
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "pyllama_spec"
@@ -62,7 +62,7 @@ def measure_imports(real: Path, repeat: int) -> None:
                     [str(real), "-c", code], env=_variables(), cwd=folder, check=True,
                     capture_output=True, text=True,
                 )  # fmt: skip
-                if turn:  # the first one writes the .pyc files
+                if turn:  # the first turn writes the .pyc files
                     seconds[name].append(float(done.stdout.splitlines()[-1]))
     print(f"| import, {repeat} times | median (s) | least (s) |\n|---|---|---|")
     for name, runs in seconds.items():
@@ -70,7 +70,7 @@ def measure_imports(real: Path, repeat: int) -> None:
 
 
 def measure(python: Path, side: str, kind: str) -> dict[str, float]:
-    """One process on one side."""
+    """Measures one side in its own process."""
     command = [str(python), "-m", "tools.comparison.speed_child", side, str(smollm2(kind))]
     command += [environments.engine(), str(DRAFT)]
     done = subprocess.run(
@@ -82,12 +82,12 @@ def measure(python: Path, side: str, kind: str) -> dict[str, float]:
 
 
 def main(argv: list[str]) -> int:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("kinds", nargs="*", default=KINDS)
     parser.add_argument("--real", type=Path, help="an interpreter that has llama-cpp-python")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--imports", type=int, metavar="N", help="the import alone, N times")
+    parser.add_argument("--imports", type=int, metavar="N", help="measure only the import, N times")
     args = parser.parse_args(argv)
     real = args.real or environments.real_python()
     if args.imports:

@@ -1,4 +1,4 @@
-"""One measurement.
+"""Measures import, load, prompt and decoding speed of one side in this process.
 
 ``python -m tools.comparison.speed_child SIDE MODEL ENGINE DRAFT`` prints JSON.
 """
@@ -20,14 +20,14 @@ N_PROMPT, N_TEXT = 512, 96
 
 
 def timed(call: Callable[[], Any], clock: Callable[[], float] = process_time) -> tuple[Any, float]:
-    """The result of a call, and its processor seconds."""
+    """The result of a call, and its processor time in seconds."""
     start = clock()
     value = call()
     return value, clock() - start
 
 
 def main(side: str, model: str, engine: str, draft: str) -> int:
-    """Prints the figures."""
+    """Prints the measurements as JSON."""
     if side != "theirs":
         find_engine(engine)
     name = "llama_cpp" if side == "theirs" else "pyllama_spec.llama_cpp"

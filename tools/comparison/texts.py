@@ -1,8 +1,8 @@
-"""Greedy texts of both packages side by side, and how sure the model was where they part.
+"""Compares greedy texts of both packages, with the model's margin at the first difference.
 
 ``python -m tools.comparison.texts [--real PYTHON] [KIND ...]`` prints a table for each type of
-weights: eight chats of 64 tokens. The margin is the log-probability of our token over that of the
-next one.
+weights: eight chats of 64 tokens. The margin is the difference between the log-probabilities of our
+two likeliest tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ASKED = (
 
 
 def child(side: str, model: str, engine: str) -> None:
-    """Prints JSON: of each chat its tokens' texts, and on our side their margins."""
+    """Prints JSON: each chat's text, and on our side its tokens and their margins."""
     name = "llama_cpp"
     if side == "ours":
         find_engine(engine)
@@ -56,7 +56,7 @@ def child(side: str, model: str, engine: str) -> None:
 
 
 def run(python: Path, side: str, model: Path, engine: str) -> list[dict[str, Any]]:
-    """The output of a child."""
+    """Runs a child process; returns its output."""
     variables = {**os.environ, "PYLLAMA_SPEC_COSTS": "off", "OMP_WAIT_POLICY": "PASSIVE"}
     command = [str(python), "-m", "tools.comparison.texts", "--child", side, str(model), engine]
     done = subprocess.run(
@@ -68,7 +68,7 @@ def run(python: Path, side: str, model: Path, engine: str) -> list[dict[str, Any
 
 
 def parting(theirs: str, ours: dict[str, Any]) -> str:
-    """The first difference of two texts, and the model's margin there; "the same" without one."""
+    """The first difference of two texts and the margin there; "the same" if they are equal."""
     if theirs == ours["text"]:
         return "the same |"
     at = 0
@@ -82,7 +82,7 @@ def parting(theirs: str, ours: dict[str, Any]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("kinds", nargs="*", default=["Q4_0", "BF16"])
     parser.add_argument("--real", type=Path, help="an interpreter that has llama-cpp-python")
@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
     if args.child:
         child(*args.child)
         return 0
-    # Not in the environment of the real one.
+    # llama-cpp-python's environment cannot import these.
     from tests.conftest import smollm2
     from tools.comparison import environments
 

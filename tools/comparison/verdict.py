@@ -1,4 +1,4 @@
-"""Compares two answers to one call."""
+"""Compares both packages' answers to one call."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import Any
 
 from tools.comparison.shapes import Shape
 
-# Ours has these in addition, and each side makes up its own of the others.
-# `usage` is in the last chunk of a stream, as OpenAI has it; `stop_reason` is vLLM's.
+# Keys that our answers have in addition. `usage` is in the last chunk of a stream, as in OpenAI's
+# API; `stop_reason` is vLLM's.
 MORE = frozenset(("speculation", "timing", "usage", "stop_reason", "prompt_tokens_details"))
-# In OpenAI's form they have a value; there it is None.
+# Ours have a value, as in OpenAI's API; llama-cpp-python has None.
 FILLED = frozenset(("bytes", "usage"))
+# Each side generates its own values of these.
 OWN = frozenset(("id", "created", "response_id"))
 # Two builds of one engine round the last bits of a Q4_0 product differently.
 NEAR = 0.25
-# Of an embedding the direction is what counts: so many numbers, and how near their cosine is to 1.
+# Lists of at least MANY floats are compared by direction: their cosine must be at least COSINE.
 MANY, COSINE = 16, 0.99
-# What everything inherits from says nothing about a failure.
+# Base classes of all errors, which say nothing about a failure.
 ANY_ERROR = frozenset(("Exception", "BaseException"))
 
 
@@ -31,7 +32,7 @@ class Verdict:
     Attributes:
         word: "same", "better", "differs", "refused", "missing", "worse"; or "fails there" if only
             ours works, and "both fail" if neither does.
-        why: the reason, for a reader.
+        why: the reason, as text.
 
     """
 
@@ -40,12 +41,12 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        """Whether a program that makes this call can move over."""
+        """Whether a program that makes this call can switch to this package."""
         return self.word in ("same", "better")
 
 
 def judge(theirs: Mapping[str, Any], ours: Mapping[str, Any], mark: str) -> Verdict:
-    """Compares what child.attempt() gave on the two sides."""
+    """Compares the results of child.attempt() on both sides."""
     if "error" in theirs:
         if "error" not in ours:
             return Verdict("fails there", f"{theirs['error'][0]}: {theirs['says']}")
@@ -98,7 +99,7 @@ def _of_keys(there: dict[str, Shape], here: dict[str, Shape], at: str, values: b
 
 
 def _is_file_name(there: Shape, here: Shape | None) -> bool:
-    """Whether a model is named there by its path and here by its file, on purpose."""
+    """Whether their model name is a path and ours is that path's file name, as intended."""
     path, name = there.get("value"), None if here is None else here.get("value")
     return isinstance(path, str) and isinstance(name, str) and Path(path).name == name
 
@@ -117,9 +118,9 @@ def _of_items(there: Shape, here: Shape, at: str, values: bool) -> str:
 
 
 def _of_chunks(there: list[Shape], here: list[Shape], at: str, values: bool) -> str:
-    """The first chunk, the last one, and all that lies between as one text.
+    """Compares the first chunk, the last one, the shape of those between and the joined text.
 
-    The borders of a text's chunks do not matter, as long as the chunks have the same shape.
+    The chunk boundaries may differ.
     """
     if not there or not here:
         return "" if len(there) == len(here) else f"{at}: {len(there)} there, {len(here)} here"

@@ -1,1 +1,1 @@
-"""Builds the site of docs/: hooks of mkdocs, and pages that are written by programs."""
+"""Builds the site of docs/: mkdocs hooks, and generators of pages and pictures."""

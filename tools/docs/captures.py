@@ -1,10 +1,11 @@
-"""Takes the captures of docs/images/ again: a real terminal of 80 columns, light and dark.
+"""Takes the terminal captures of docs/images/: 80 columns, light and dark.
 
     python -m tools.docs.captures              all of them
     python -m tools.docs.captures chat bench   some
 
-Needs tmux, and rich (`make .venv/.docs` installs it), which draws what tmux shows. They run in a
-folder of their own with SmolLM2 and the shipped draft. `train` writes text first, some minutes.
+Needs tmux, and rich (`make .venv/.docs` installs it), which draws tmux's screen. The commands run
+in a temporary folder with SmolLM2 and the shipped draft. `train` first generates text for some
+minutes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ IMAGES = ROOT / "docs" / "images"
 _WIDTH, _HEIGHT = 80, 200
 _LIMIT_S = 1800.0
 _SHELL = "$ "
-# The colours of the page (mkdocs-material), with a green that is readable on each ground.
+# The colours of the page (mkdocs-material), with a green that is readable on each background.
 _NORMAL = [
     (0, 0, 0), (190, 60, 60), (79, 181, 115), (190, 150, 40), (80, 120, 200), (170, 90, 170),
     (60, 150, 170), (180, 180, 184),
@@ -54,7 +55,7 @@ _PROMPTS = {
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """A command and what is typed into it.
+    """A command and its input.
 
     Attributes:
         command: the command as the page shows it.
@@ -137,14 +138,14 @@ def draw(name: str, text: str) -> None:
         console = Console(width=_WIDTH, record=True, file=io.StringIO(), color_system="truecolor")
         console.print(Text.from_ansi(text), soft_wrap=True)
         svg = console.export_svg(title=f"pyllama-spec {name}", theme=theme, unique_id=name)
-        # Rich's page loads a font from elsewhere.
+        # Rich's SVG loads a font from another host.
         svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
         svg = svg.replace("Fira Code", "ui-monospace, Menlo, Consolas")
         (IMAGES / f"{name}-{ground}.svg").write_text(svg, encoding="utf-8")
 
 
 def prepare(folder: Path) -> None:
-    """The files that the commands name."""
+    """Creates the files that the commands name."""
     for name in ("BF16", "Q4_0"):
         model = fetch(ROOT / "models" / f"SmolLM2-135M-Instruct.{name}.gguf")
         (folder / f"smollm2-{name.lower()}.gguf").symlink_to(model)
@@ -164,7 +165,7 @@ def prepare(folder: Path) -> None:
 
 
 def main(names: list[str]) -> None:
-    """Takes those captures, or all."""
+    """Takes the named captures, or all."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         prepare(folder)

@@ -1,10 +1,10 @@
 """Draws results-light.svg, categories-light.svg and the dark ones from files of `bench --json`.
 
-A bar is a run's speed over plain decoding, of all prompts in sum. The line through its end spans
-the middle half of the prompts, the diamond is the worst of them. Beside it: how many drafted tokens
-its rounds accepted. The second picture has each draft's speed in each category of prompts, of the
-files that have several drafts. `python -m tools.docs.results` writes them into docs/images/ from
-docs/results/.
+A bar is a run's speed-up over plain decoding, over all prompts. The line through its end spans the
+quartiles of the prompts; the diamond is the worst prompt. The histogram beside it shows how many
+drafted tokens its rounds accepted. The second picture shows each draft's speed-up in each category
+of prompts, for files with several drafts. `python -m tools.docs.results` writes them into
+docs/images/ from docs/results/.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ def bar_of(run: Result) -> Bar:
 
 
 def is_drawn(run: Result) -> bool:
-    """Whether it is of a real draft, and each category has as many prompts as the others.
+    """Whether a run is drawn: not a synthetic, failed or unevenly interrupted one.
 
-    A run that was ended between two rounds of categories is drawn: it says how many prompts it has.
+    An interrupted run is drawn if its categories have equally many prompts: its label counts them.
     """
     counts = Counter(prompt["category"] for prompt in run["prompts"])
     is_part = run["interrupted"] and len(set(counts.values())) != 1
@@ -89,7 +89,7 @@ def is_drawn(run: Result) -> bool:
 
 
 def by_processor(run: Result) -> bool:
-    """Whether the processor's time says more than the clock: other programs had the machine."""
+    """Whether to use processor time, because other programs kept the machine busy."""
     plain = run["time"]["plain"]
     clock_s = (plain["prompt_s"] + plain["decode_s"]) * run["settings"]["n_threads"]
     is_busy: bool = plain["cpu_s"] < BUSY * clock_s
@@ -102,7 +102,7 @@ def speed(run: Result, figures: Result) -> float:
 
 
 def draft_name(run: Result) -> str:
-    """The name of the drafter; a small model's file."""
+    """The name of the drafter; for a draft model, that of its file."""
     name = str(run["settings"]["drafter"])
     if name != "draft-model":
         return name
@@ -110,7 +110,7 @@ def draft_name(run: Result) -> str:
 
 
 def kernels(run: Result) -> str:
-    """The instructions of the kernels that computed a run's rows, such as AVX2."""
+    """The instruction sets of a run's row kernels, such as AVX2."""
     return ", ".join(sorted(set(run["machine"]["row_kernels"].values())))
 
 
@@ -144,7 +144,7 @@ def draw(bars: Sequence[Bar], theme: Theme) -> str:
 
 
 def _element(tag: str, text: str | None = "", **attributes: str | float) -> str:
-    """One element; without a text (None) its beginning alone."""
+    """An element; with None as text, only its start tag."""
     head = tag
     for key, value in attributes.items():
         said = f"{value:.5g}" if isinstance(value, float) else str(value)
@@ -181,7 +181,7 @@ def _bar(bar: Bar, y: float, scale: float, theme: Theme) -> list[str]:
 def _histogram(accepted: Sequence[int], y: float, theme: Theme) -> list[str]:
     out, total = [], sum(accepted) or 1
     step = min(20.0, _HIST_WIDTH / max(len(accepted), 1))
-    every = 1 if step >= 13 else 5  # numbers of two digits would touch
+    every = 1 if step >= 13 else 5  # labels of two digits would overlap
     style: Attributes = {"text_anchor": "middle", "font_size": 9, "fill": theme.faint}
     for i, count in enumerate(accepted):
         x, tall = _HIST + i * step, 26 * count / total
@@ -195,7 +195,7 @@ def _histogram(accepted: Sequence[int], y: float, theme: Theme) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A target's drafts.
+    """The drafts of a target.
 
     Attributes:
         model: the target's name.
@@ -210,9 +210,9 @@ class Table:
 
 
 def in_categories(files: Sequence[Sequence[Result]]) -> list[list[Result]]:
-    """The runs of several drafts over the same prompts, of one file or of several.
+    """Groups the runs of several drafts over the same prompts, from one file or several.
 
-    Answers have the same length in all runs of a group, and rows the same kernels.
+    All runs of a group have the same target, answer length and row kernels.
     """
 
     def what(run: Result) -> tuple[str, int, list[str], str]:
@@ -260,7 +260,7 @@ def draw_tables(tables: Sequence[Table], theme: Theme) -> str:
 
 
 def _table(table: Table, top: float, theme: Theme) -> list[str]:
-    """A row of cells for each draft: the greener the faster, and the other colour where slower."""
+    """A row of cells for each draft: stronger green if faster, another colour if slower."""
     out = [_element("text", table.model, x=16, y=top + 26, font_weight=600)]
     faint: Attributes = {"font_size": 11, "fill": theme.faint, "text_anchor": "middle"}
     for j, name in enumerate(table.categories):
@@ -287,7 +287,7 @@ def pictures(files: Sequence[Sequence[Result]], folder: Path) -> dict[Path, str]
 
     Args:
         files: the runs of each file.
-        folder: the folder of the files.
+        folder: the folder for the pictures.
 
     """
     drawn = [[run for run in runs if is_drawn(run)] for runs in files]

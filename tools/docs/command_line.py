@@ -1,7 +1,7 @@
 """Writes docs/command-line.md: every command with its options and their defaults.
 
-``python -m tools.docs.command_line`` writes the page; tests/docs compares it with the parsers, so
-that it stays up to date. Only the page's beginning is written by hand.
+``python -m tools.docs.command_line`` writes the page. tests/docs compares it with the parsers. Only
+the start of the page is written by hand.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ A line of a `--prompts` file is a prompt or a chat, as JSON. A chat may have `to
 {"id": "a", "category": "b", "prompt": "..."}
 {"id": "c", "category": "b", "messages": [{"role": "user", "content": "..."}]}
 ```
-"""  # noqa: E501 - a paragraph of a page is a line
+"""  # noqa: E501 - each paragraph of the page is one line
 
 
 def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """The parsers below this one that have options of their own, with what help says of each."""
+    """The parsers of the commands below this one, each with its help text."""
     for action in parser._actions:
         if not isinstance(action, argparse._SubParsersAction):
             continue
@@ -52,14 +52,14 @@ def _cell(text: str) -> str:
 
 
 def _value(action: argparse.Action) -> str:
-    """The metavar of an option; nothing where choices are listed."""
+    """The metavar of an option; "" for a flag, or if choices are listed."""
     if action.nargs == 0 or (action.choices is not None and action.metavar is None):
         return ""
     return str(action.metavar or action.dest.upper())
 
 
 def _default(action: argparse.Action, help_text: str) -> str:
-    """The default, in the words of the help where it has them."""
+    """The default, as the help text states it if it does."""
     if action.required:
         return "required"
     if help_text.endswith("]"):

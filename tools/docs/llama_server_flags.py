@@ -1,8 +1,8 @@
-"""Writes docs/llama-server-flags.md: each flag of llama-server, and what it is here.
+"""Writes docs/llama-server-flags.md: each flag of llama-server, and its equivalent here.
 
 ``python -m tools.docs.llama_server_flags`` writes the page. The flags come from the engine's
-source, their treatment from the table that decides it, and the options of `serve` from its parser;
-tests/docs compares the page with them. Only other names in `serve` are written by hand.
+source, their treatment from the table that the command uses, and the options of `serve` from its
+parser. tests/docs compares the page with them. Only names that differ are written by hand.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _GROUPS = {
     "common": "Common params", "sampling": "Sampling params", "spec": "Speculative params",
     "server": "Server params",
 }  # fmt: skip
-# Fields of the table that the parser of `serve` calls otherwise.
+# Fields of the table that have another name in the parser of `serve`.
 _OF_SERVE = {
     "n_threads": "threads", "n_parallel": "parallel", "aliases": "alias",
     "embedding": "embeddings", "pooling_type": "pooling", "cors_origins": "cors_origin",
     "send_timeout_s": "send_timeout", "has_slots": "slots",
 }  # fmt: skip
 _FILE = "[`--config`](server-models.md)"
-# What `serve` has for fields that are neither its options nor keywords by their own names.
+# The equivalents in `serve` of fields whose names are neither its options nor its keywords.
 BY_HAND: Mapping[str, str] = {
     "n_ctx": "`-c`, the context of each request: `-c 8192 -np 4` is `-c 2048 --parallel 4`",
     "kv_unified": "not needed: each request has all of `-c`",
@@ -66,7 +66,7 @@ BY_HAND: Mapping[str, str] = {
     "verbosity": "`-q`: no line for each request",
     "log_file": "the log is on stderr: `2>>FILE`, or systemd's journal",
 }
-# What is not quite the same under llama-server's own flag.
+# Flags that differ slightly from llama-server's.
 _APART = {
     "n_ctx": "the same: divided by `-np`, unless `-kvu` is given",
     "n_parallel": "the same; without it four, each with all of `-c`",
@@ -89,11 +89,11 @@ _HEAD = """# From llama-server, flag by flag
 Under `pyllama-spec-llama-server` too, `--ctx_size` is `--ctx-size`, and a variable counts where its flag is not given. Variables of flags without effect or refused, and llama-server's `config.ini`, are not read.
 
 **Defaults that differ**: `-ngl` is 0 here, and `auto` there. `-c` is 4,096 tokens for each request, and the model's own length there. `-b` is 512 (2,048), `-cram` 2 GiB (8 GiB), `--timeout` 60 seconds (3,600), `--sse-ping-interval` 15 (30).
-"""  # noqa: E501 - a paragraph of a page is a line
+"""  # noqa: E501 - each paragraph of the page is one line
 
 
 class Row(NamedTuple):
-    """A line of the page: the names, and what the flag is under the two commands."""
+    """A row of the page: the flag's names, and its treatment by the two commands."""
 
     names: str
     theirs: str
@@ -140,7 +140,7 @@ def _outcome(name: str) -> tuple[str, str]:
 
 
 def rows_of(flag: TheirFlag) -> Iterator[Row]:
-    """The rows of a flag: one, or two where switching off is another thing than switching on.
+    """The rows of a flag: one for each treatment that its names have.
 
     Raises:
         KeyError: a name is in no table.
@@ -184,7 +184,7 @@ def page() -> str:
 
 
 def _older(flags: list[TheirFlag]) -> str:
-    """Names that are taken here and that the pinned llama-server has no more."""
+    """Names that are accepted here but that the pinned llama-server lacks."""
     theirs = {name for flag in flags for name in flag.all_names}
     names = [name for name in BY_NAME if name not in theirs and name != "--allowed-hosts"]
     return ", ".join(f"`{name}`" for name in sorted(names))

@@ -1,7 +1,7 @@
-"""The flags of llama-server, read from the engine's source.
+"""Reads the flags of llama-server from the engine's source.
 
-The C++ source adds one option after the other. It is read as text: names in braces, a hint for each
-value, and the calls after it that give the option's programs and its environment variable.
+The C++ source adds options one by one. It is parsed as text: the names in braces, a hint for each
+value, and the chained calls that set the option's programs and its environment variable.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TheirFlag(NamedTuple):
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        """The names of either kind."""
+        """All names, of both kinds."""
         return (*self.names, *self.negated)
 
 

@@ -1,9 +1,9 @@
-"""Takes the captures of the server's page again: docs/images/page-*.png.
+"""Takes the screenshots of the server's page: docs/images/page-*.png.
 
     python -m tools.docs.page_captures
 
-Wide and narrow, light and dark, of one conversation of SmolLM2 with the shipped draft, and without
-it beside. Needs Chromium and Playwright (`make .venv/.page` installs that).
+They show one conversation of SmolLM2 with the shipped draft beside the answer without it: wide and
+narrow, light and dark. Needs Chromium and Playwright (`make .venv/.page` installs the latter).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _MAX_BYTES = 150_000
 
 
 def take(page: ChatPage, name: str, scheme: str) -> Path:
-    """Writes one picture; returns where it lies."""
-    # As high as the text: the composer, which stays at the window's end, is then at the page's.
+    """Writes one screenshot; returns its path."""
+    # The window gets the height of the text: the composer sticks to the window's bottom.
     for height in (_LEAST_HEIGHT, "document.documentElement.scrollHeight"):
         high = page.page.evaluate(str(height))
         page.page.set_viewport_size({"width": _WIDTHS[name], "height": high})
     page.page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     page.page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     raw = page.page.screenshot()
-    # Few colours: the files lie in the repository, and in its history.
+    # Few colours keep the files small, in the repository and in its history.
     image = Image.open(io.BytesIO(raw)).convert("RGB")
     image = image.quantize(_N_COLOURS, dither=Image.Dither.NONE)
     path = IMAGES / f"page-{name}-{scheme}.png"
@@ -47,7 +47,7 @@ def take(page: ChatPage, name: str, scheme: str) -> Path:
 
 
 def main() -> None:
-    """Takes all four."""
+    """Takes all four screenshots."""
     options = ("--controller", "fixed", "--parallel", "1", "-t", "1", "--n-ctx", "1024")
     server = Server(smollm2("BF16"), str(DRAFT), *options)
     try:

@@ -1,10 +1,10 @@
 """Writes docs/results.md and its pictures from the files of `bench --json` in docs/results/.
 
     pyllama-spec bench -m TARGET.gguf -d DRAFT.gguf --json run.json
-    python -m tools.docs.results run.json      takes a run in, without its record of single rounds
+    python -m tools.docs.results run.json      adds a run, without its record of single rounds
     python -m tools.docs.results               writes the page; tests/docs compares it
 
-Each figure of the page is in one of the files. A file of several drafts has a run of each.
+Each figure of the page is in one of the files. A file of several drafts has a run for each.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ A speed is total tokens over total seconds of decoding, never a mean of rates. P
 There are two sets of prompts: the 27 of the package, and the first ones of `benchmarks/field_prompts.jsonl`, which has 80 prompts in eight categories that alternate. Each run says how many were measured. `make models/Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf models/SmolLM2-135M-Instruct.Q4_0.gguf` fetches both models. The DFlash drafts that some commands name [are not shipped](../examples/drafts/README.md).
 
 The speed of a run is by the clock. If other programs used the machine meanwhile, it is by processor time, which they change less, and the name of the run says so. Tokens per second, and end to end, are always by the clock.
-"""  # noqa: E501 - a paragraph of a page is a line
+"""  # noqa: E501 - each paragraph of the page is one line
 
 
 def load() -> list[tuple[Path, Result]]:
-    """The runs, by the names of their files; those of one file in its order."""
+    """The runs, sorted by file name; the runs of one file keep its order."""
     out = []
     for path in sorted(FOLDER.glob("*.json")):
         run = json.loads(path.read_text("utf-8"))
@@ -43,7 +43,7 @@ def load() -> list[tuple[Path, Result]]:
 
 
 def take_in(source: Path) -> Path:
-    """Puts a run into docs/results/, without its record of single rounds."""
+    """Copies a run into docs/results/, without its record of single rounds."""
     run: Result = json.loads(source.read_text("utf-8"))
     for one in (run, *run.get("others", ())):
         for prompt in one["prompts"]:
@@ -195,7 +195,7 @@ def page() -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Takes runs in, and writes the page."""
+    """Adds the given runs, and writes the page and its pictures."""
     for name in argv:
         print(take_in(Path(name)))
     PAGE.write_text(page(), encoding="utf-8")
