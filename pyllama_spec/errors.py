@@ -22,8 +22,9 @@ MAX_MESSAGE = 2000
 MAX_SHOWN = 60
 # Advice against a large KV cache, which the options of a command cannot all follow.
 FEWER_BITS = "type_k and type_v of fewer bits"
-# What a terminal may take for a command: all control characters but tabs and newlines.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# What a terminal may take for a command: all control characters but tabs and newlines. And what
+# reorders a line, or ends one in some programs.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 # Modules that call the user's code: a warning must not point at their lines.
 _BETWEEN = ("threading", "concurrent", "asyncio", "runpy", "contextlib", "functools")
 
@@ -45,9 +46,9 @@ def shown(value: object) -> str:
         return f"<{type(value).__name__}>"
 
 
-def _escaped(text: str) -> str:
-    """A text for a terminal or a log: control characters, which a file may hold, as escapes."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+def escaped(text: str) -> str:
+    """A text for a terminal or a log: control and direction characters as escapes."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def warn(message: str) -> None:
@@ -66,7 +67,7 @@ def warn(message: str) -> None:
     module = str(place.f_globals.get("__name__", "<unknown>"))
     registry = place.f_globals.setdefault("__warningregistry__", {})
     warnings.warn_explicit(
-        _escaped(message), UserWarning, place.f_code.co_filename, place.f_lineno, module, registry
+        escaped(message), UserWarning, place.f_code.co_filename, place.f_lineno, module, registry
     )
 
 
@@ -89,7 +90,7 @@ class PyllamaSpecError(Exception):
     partial_choices: Sequence[dict[str, Any] | None] = ()
 
     def __str__(self) -> str:
-        text, most = _escaped(super().__str__()), MAX_MESSAGE
+        text, most = escaped(super().__str__()), MAX_MESSAGE
         return text if len(text) <= most else f"{text[: most - 250]} ... {text[-200:]}"
 
 

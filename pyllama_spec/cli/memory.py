@@ -19,7 +19,7 @@ from pyllama_spec.drafters.suffix.memory import RememberedText, TokenOrigin
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
 from pyllama_spec.drafters.suffix.store_file import capacity_of
 from pyllama_spec.engine import Model
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, escaped
 from pyllama_spec.terminal import ProgressBar, fitted
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -157,14 +157,9 @@ def _show(args: argparse.Namespace) -> int:
     if any(is_later_part):
         _say("a text after ... continues one that the store holds already")
     for one, text, is_later in zip(texts, newest, is_later_part, strict=True):
-        line = "... " * is_later + _harmless(" ".join(text.split())[:_SHOWN_CHARACTERS])
+        line = "... " * is_later + escaped(" ".join(text.split())[:_SHOWN_CHARACTERS])
         _say(f"{_date(one.minute)}  {len(one.ids)} tokens, {one.n_used} used  {line}")
     return 0
-
-
-def _harmless(text: str) -> str:
-    """A text for a terminal, with control and direction characters as escapes."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _merge(args: argparse.Namespace) -> int:

@@ -207,6 +207,6 @@ def test_a_name_that_is_none(name: str, tmp_path: Path) -> None:
 
 
 def test_shown_texts_do_not_steer_a_terminal() -> None:
-    from pyllama_spec.cli.memory import _harmless
+    from pyllama_spec.errors import escaped
 
-    assert _harmless("a\x1b]0;b\x07 \x9b2J\u202ec é 語") == "a\\x1b]0;b\\x07 \\x9b2J\\u202ec é 語"
+    assert escaped("a\x1b]0;b\x07 \x9b2J\u202ec é 語") == "a\\x1b]0;b\\x07 \\x9b2J\\u202ec é 語"

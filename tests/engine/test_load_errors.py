@@ -152,7 +152,7 @@ def test_control_characters_of_a_file_are_escaped(tmp_path: Path) -> None:
 
 
 def test_a_message_keeps_what_is_no_control_character() -> None:
-    assert str(ModelLoadError("a\n\tü 語 \x9b2J\r")) == "a\n\tü 語 \\x9b2J\\x0d"
+    assert str(ModelLoadError("a\n\tü 語 \x9b2J\r\u202ez")) == "a\n\tü 語 \\x9b2J\\r\\u202ez"
     with pytest.warns(UserWarning, match=r"9 layers of ü\\x1b\[31m on a device"):
         warn_of_fewer("ü\x1b[31m", 9, 0, 9)
 
