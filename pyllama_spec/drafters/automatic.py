@@ -59,12 +59,15 @@ def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:
     return False
 
 
-def check_head(target: str | os.PathLike[str], instead: str = INSTEAD) -> None:
+def check_head(
+    target: str | os.PathLike[str], instead: str = INSTEAD, whose: str = f'draft="{MTP}"'
+) -> None:
     """Raises unless a file's keys show an MTP head to draft with. Loads nothing.
 
     Args:
         target: path of the target's GGUF.
         instead: the remedy in the message.
+        whose: the start of the message: what asks for the head.
 
     Raises:
         ArgumentError: the target has no MTP head, or one that this version does not know.
@@ -74,7 +77,7 @@ def check_head(target: str | os.PathLike[str], instead: str = INSTEAD) -> None:
     path = Path(target)
     fault = _head_fault(path)
     if fault:
-        raise ArgumentError(f'draft="{MTP}": {path.name} {fault}; {instead}')
+        raise ArgumentError(f"{whose}: {path.name} {fault}; {instead}")
 
 
 def check_before(draft: object, target: str | os.PathLike[str]) -> None:
@@ -121,7 +124,9 @@ def open_before(
     drafter = make_drafter(draft, options)
     with closed_on_failure(None if drafter is draft else drafter):
         if attribute(drafter, "wants_head"):
-            check_head(target, instead)
+            name = attribute(drafter, "name")
+            own = f"wants_head of the drafter {name!r}"
+            check_head(target, instead, f'draft="{MTP}"' if name == MTP else own)
     return drafter
 
 

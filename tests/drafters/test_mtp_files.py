@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pyllama_spec import Llama
-from pyllama_spec.drafters import DraftOptions, LookupFirst, Mtp, make_drafter
+from pyllama_spec.drafters import DraftOptions, LookupFirst, Mtp, PromptLookup, make_drafter
 from pyllama_spec.drafters.automatic import wants_head
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.engine.model import HEAD_ROWS, most_heads
@@ -92,6 +92,17 @@ def test_a_head_of_an_architecture_that_is_not_known(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="an MTP head of architecture 'llama', which this"):
         open_llama(path, draft="mtp")
     assert not wants_head("auto", path)
+
+
+def test_a_drafter_of_ones_own_that_wants_a_head() -> None:
+    class Mine(PromptLookup):
+        name = "mine"
+        wants_head = True
+
+    with pytest.raises(
+        ArgumentError, match=r"^wants_head of the drafter 'mine': \S+ \(llama\) has"
+    ):
+        open_llama(model_path("llama"), draft=Mine())
 
 
 @pytest.mark.parametrize(
