@@ -70,6 +70,7 @@ _NOT_TAKEN = (
     "it is none of the keys that this package takes, such as tokenizer.ggml.add_bos_token, "
     "ARCH.context_length, ARCH.rope.freq_base and ARCH.expert_used_count"
 )
+_NOT_NEGATIVE = ("_epsilon", ".rope.scale_linear", ".rope.scaling.factor")
 # The engine aborts at another one: see llama_expert_gating_func_type.
 _MAX_GATING = 4
 
@@ -161,19 +162,23 @@ def _fill(raw: Any, key: str, value: object, wanted: int | None, keep: list[Any]
         raw.text = _c_string(text(value, f"kv_overrides: {key}"), keep)
         if len(keep[-1]) > _MAX_BYTES + 1:  # with its zero
             raise fault
-    if kind == _INT:
-        _check_int(key, raw.whole)
+    if kind in (_INT, _REAL):
+        _check_range(key, raw.whole if kind == _INT else raw.real)
 
 
-def _check_int(key: str, value: int) -> None:
-    """Checks the range of an int.
+def _check_range(key: str, value: float) -> None:
+    """Checks the range of a number.
 
     Raises:
-        ArgumentError: the engine has no such value, and would fail or abort.
+        ArgumentError: the engine has no such value, and would fail, abort or compute NaN.
 
     """
     what = ""
-    if key.endswith(("expert_used_count", "context_length")) and value < 1:
+    if key.endswith((".rope.freq_base", ".rope.freq_base_swa")) and value <= 0:
+        what = "above 0"
+    elif key.endswith(_NOT_NEGATIVE) and value < 0:
+        what = "at least 0"
+    elif key.endswith(("expert_used_count", "context_length")) and value < 1:
         what = "at least 1"
     elif key.endswith(".expert_gating_func") and not 1 <= value <= _MAX_GATING:
         what = f"from 1 to {_MAX_GATING}"

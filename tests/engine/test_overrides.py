@@ -66,6 +66,7 @@ def test_a_bool_arrives(value: Any) -> None:
         assert not model.vocab.adds_bos
 
 
+EPSILON = "attention.layer_norm_rms_epsilon"
 EOS, LIST = "tokenizer.ggml.eos_token_id", "may not be overridden: its value is a list"
 
 
@@ -84,6 +85,10 @@ EOS, LIST = "tokenizer.ggml.eos_token_id", "may not be overridden: its value is 
         ("llama.expert_gating_func", 0, "llama.expert_gating_func=0 is not from 1 to 4"),
         ("llama.expert_gating_func", 5, "llama.expert_gating_func=5 is not from 1 to 4"),
         ("llama.rope.freq_scale", 0.5, "no such key; give rope.scale_linear, or Llama's rope_freq"),
+        ("llama.rope.freq_base", 0, "llama.rope.freq_base=0.0 is not above 0"),
+        ("llama.rope.freq_base_swa", -2.0, "llama.rope.freq_base_swa=-2.0 is not above 0"),
+        ("llama.rope.scaling.factor", -2.0, "llama.rope.scaling.factor=-2.0 is not at least 0"),
+        (f"llama.{EPSILON}", -1.0, f"llama.{EPSILON}=-1.0 is not at least 0"),
         ("gemma.rope.freq_base", 5.0, "of this one is 'llama'; give llama.rope.freq_base"),
     ],
 )
