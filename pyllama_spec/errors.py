@@ -201,8 +201,8 @@ class ForkedError(PyllamaSpecError):
 class RemoteError(PyllamaSpecError):
     """An RPC server cannot be reached, disconnected, timed out, or sent an invalid answer.
 
-    Its layers and memory are lost. Close the model and open it again: that connects anew, and fails
-    with the same error until the server is back.
+    Its layers and memory are lost. Llama.reopen() connects anew, and fails with the same error
+    until the server is back.
     """
 
 

@@ -3,7 +3,7 @@
 from pyllama_spec.engine.adapter import Adapter
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.chat import ChatParser, ChatSession, schema_to_grammar
-from pyllama_spec.engine.context import Context, ThreadUse
+from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.context_params import ContextParams
 from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.engine.exactness import exact_rows
@@ -24,7 +24,7 @@ from pyllama_spec.engine.system import (
     supports_gpu,
     system_info,
 )
-from pyllama_spec.engine.transfers import Transfers
+from pyllama_spec.engine.transfers import ThreadUse, Transfers
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.lazy_imports import public_names
 

@@ -52,8 +52,9 @@ _EXCEPTIONS: dict[int, type[PyllamaSpecError]] = {
 
 # What the engine logs before it stops for want of memory, in the middle of a graph too.
 _LACKS_MEMORY = re.compile(
-    r"insufficient memory(?: \(attempted to allocate [^)]*\))?"
-    r"|(?:cannot|failed to) allocate [^;\n]*|CUDA error: out of memory|std::bad_alloc"
+    r"insufficient memory(?: \(attempted to allocate [^)]*\))?|ErrorOutOf(?:Device|Host)Memory"
+    r"|(?:cannot|failed to) allocate [^;\n)]*|out of memory|bad_alloc|resource allocation failed",
+    re.IGNORECASE,
 )
 
 

@@ -21,32 +21,18 @@ from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.memory import Memory
 from pyllama_spec.engine.memory_settings import Settings, adapters_key, settings_of
 from pyllama_spec.engine.model import Model
-from pyllama_spec.engine.transfers import Transfers, read_transfers
+from pyllama_spec.engine.transfers import ThreadUse, Transfers, read_transfers
 from pyllama_spec.errors import (
     ArgumentError,
     ClosedError,
     ContextFullError,
     ContextOpenError,
     EngineError,
+    OutOfMemoryError,
+    RemoteError,
 )
 
 Rows = npt.NDArray[np.float32]
-
-
-class ThreadUse(NamedTuple):
-    """Growing counts of a target's context and its drafts'; 0 with one thread.
-
-    If other programs use the cores, threads wait for the one that lost its core. This wait is
-    measured. If fewer threads are faster, fewer compute, with equal numbers.
-
-    Attributes:
-        n_graphs: physical batches that several threads could compute.
-        n_with_fewer: the number of those computed by fewer than all threads.
-
-    """
-
-    n_graphs: int = 0
-    n_with_fewer: int = 0
 
 
 class Likely(NamedTuple):
@@ -110,6 +96,9 @@ class Context(Closeable):
         params: the parameters; keywords override single fields.
         target: for a draft: the target's context, whose results and threads it shares.
 
+    Attributes:
+        has_failed: whether a failure of a decode, or the loss of a server, left it unusable.
+
     Raises:
         ArgumentError: a parameter is out of range or does not fit the model.
         UnsupportedError: the architecture does not expose one of target_layers.
@@ -132,7 +121,7 @@ class Context(Closeable):
             params = replace(params or ContextParams(), **overrides)
         except TypeError as error:
             raise ArgumentError(f"unknown context parameter: {error}") from None
-        self.model, self.params = model, params
+        self.model, self.params, self.has_failed = model, params, False
         self._adapters: tuple[tuple[Adapter, float], ...] = ()
         self._settings: Settings | None = None  # but for the adapters
         self.target_layers = tuple(params.target_layers)
@@ -227,16 +216,12 @@ class Context(Closeable):
         """Whether the context belongs to the parent process: no call works then."""
         return self._handle.is_forked
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether the context can compute: False once it is closed or forked, or has failed inside.
-
-        While another thread computes the answer is True.
-        """
-        if self.is_closed or self.is_forked:
-            return False
-        code = lib.llama_spec_synchronize(self.handle)
-        return code not in (lib.LLAMA_SPEC_POISONED, lib.LLAMA_SPEC_REMOTE)
+    def find_failure(self) -> bool:
+        """Updates has_failed after an error, and returns it. Not while another thread computes."""
+        if not (self.has_failed or self.is_closed or self.is_forked):
+            code = lib.llama_spec_synchronize(self.handle)
+            self.has_failed = code in (lib.LLAMA_SPEC_POISONED, lib.LLAMA_SPEC_REMOTE)
+        return self.has_failed
 
     def lend(self, borrower: str | None) -> None:
         """Makes the memory read-only until called with None: writes raise.
@@ -285,8 +270,12 @@ class Context(Closeable):
         if batch.n_tokens != self._n_last:
             self._layer_views.clear()  # the buffer may be too small for this one
             self._n_last = batch.n_tokens
-        check(lib.llama_spec_decode(handle, batch.as_struct(), encode), "cannot decode")
-        check(lib.llama_spec_synchronize(handle), "cannot decode")
+        try:
+            check(lib.llama_spec_decode(handle, batch.as_struct(), encode), "cannot decode")
+            check(lib.llama_spec_synchronize(handle), "cannot decode")
+        except (EngineError, OutOfMemoryError, RemoteError):
+            self.find_failure()
+            raise
 
     def logits(self, i: int) -> Rows:
         """The logits of token i of the last batch.

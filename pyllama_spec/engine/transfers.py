@@ -1,10 +1,26 @@
-"""Transfers between host and devices during computation."""
+"""What a context counts: the use of its threads, and transfers between host and devices."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 from pyllama_spec.engine.binding import check, ffi, lib
+
+
+class ThreadUse(NamedTuple):
+    """Growing counts of a target's context and its drafts'; 0 with one thread.
+
+    If other programs use the cores, threads wait for the one that lost its core. This wait is
+    measured. If fewer threads are faster, fewer compute, with equal numbers.
+
+    Attributes:
+        n_graphs: physical batches that several threads could compute.
+        n_with_fewer: the number of those computed by fewer than all threads.
+
+    """
+
+    n_graphs: int = 0
+    n_with_fewer: int = 0
 
 
 class Transfers(NamedTuple):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -16,7 +18,9 @@ from pyllama_spec.errors import (
     ArgumentError,
     ClosedError,
     ContextFullError,
+    EngineError,
     OutOfMemoryError,
+    RemoteError,
     UnsupportedError,
     no_room,
     shown,
@@ -29,6 +33,8 @@ Text = str | Sequence[int]
 # The engine's LLAMA_MAX_SEQ.
 _MAX_SEQUENCES = 256
 
+# The maximum number of contexts for embeddings that may fail, one after the other.
+_MAX_DROPPED = 8
 # The number of pooling "rank" in a file.
 _RANK = POOLING["rank"]
 
@@ -95,19 +101,28 @@ class Embedder:
         """
         # Before the lock: in a forked child a thread may hold it that is not there.
         self.context.check_process()
-        vectors: list[Any] = []
         with self._lock.exclusive():
-            tokenized = [self._tokens(text, truncate) for text in texts]
-            group: list[list[int]] = []
-            n = 0
-            for tokens in tokenized:
-                if n + len(tokens) > self.n_batch or len(group) >= self.context.n_seq_max:
-                    vectors += self._rows(group, normalize)
-                    group, n = [], 0
-                group.append(tokens)
-                n += len(tokens)
-            vectors += self._rows(group, normalize)
-            self.context.pause_threads()
+            try:
+                return self._embed(texts, normalize=normalize, truncate=truncate)
+            except (EngineError, OutOfMemoryError, RemoteError):
+                self.context.find_failure()
+                raise
+
+    def _embed(
+        self, texts: Sequence[Text], *, normalize: bool, truncate: bool
+    ) -> tuple[list[Any], int]:
+        vectors: list[Any] = []
+        tokenized = [self._tokens(text, truncate) for text in texts]
+        group: list[list[int]] = []
+        n = 0
+        for tokens in tokenized:
+            if n + len(tokens) > self.n_batch or len(group) >= self.context.n_seq_max:
+                vectors += self._rows(group, normalize)
+                group, n = [], 0
+            group.append(tokens)
+            n += len(tokens)
+        vectors += self._rows(group, normalize)
+        self.context.pause_threads()
         return vectors, sum(map(len, tokenized))
 
     def _tokens(self, text: object, truncate: bool) -> list[int]:
@@ -157,12 +172,6 @@ class Embedder:
             at += len(tokens)
         return vectors
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether a failure left the open context unusable."""
-        context = self.context
-        return not (context.is_closed or context.is_forked or context.is_usable)
-
     def cancel(self) -> None:
         """Cancels the running call, from any thread."""
         if not self.context.is_forked:
@@ -182,20 +191,24 @@ class Embeddings:
         params: the parameters of the target's context.
         is_wanted: whether the model was opened with embedding=True.
 
-    """
+    Attributes:
+        is_lost: whether a server that has the model's layers was lost.
 
-    _embedder: Embedder | None = None
+    """
 
     def __init__(self, model: Model, params: ContextParams, is_wanted: bool) -> None:
         self._model, self._params, self._is_wanted = model, params, is_wanted
+        self._embedder: Embedder | None = None
+        self._dropping, self._n_dropped, self.is_lost = threading.Lock(), 0, False
 
     def embed(
         self, texts: object, model_path: str, *, normalize: bool, truncate: bool
     ) -> tuple[list[Any], int]:
         """See Llama.embed: a vector or more for each text, and how many tokens were read."""
         self._check_open(model_path)
-        embedder = self._opened(model_path)
-        return embedder.embed(texts_of(texts), normalize=normalize, truncate=truncate)
+        with self._noting_loss():
+            embedder = self._opened(model_path)
+            return embedder.embed(texts_of(texts), normalize=normalize, truncate=truncate)
 
     def _opened(self, model_path: str) -> Embedder:
         if not self._is_wanted:
@@ -204,11 +217,9 @@ class Embeddings:
                 "embedding=True"
             )
         embedder = self._embedder
-        if embedder is not None and embedder.has_failed:
-            # It keeps nothing between calls. A thread that is still in it fails as well.
-            embedder.close()
-            self.__dict__.pop("_embedder", None)
-            embedder = None
+        if embedder is not None and embedder.context.has_failed:
+            self._drop(embedder)
+            embedder = self._embedder
         if embedder is None:
             mine = Embedder(self._model, self._params)
             if mine.gives_each_token and self._params.pooling is None:
@@ -218,13 +229,32 @@ class Embeddings:
                     '"last", gives one for the text; "none" says that each token\'s is meant',
                 )
             # Two threads may come here at once: one context serves both.
-            embedder = self.__dict__.setdefault("_embedder", mine)
+            with self._dropping:
+                embedder = self._embedder = self._embedder or mine
             if embedder is not mine:
                 mine.close()
             if self._model.is_closed:  # meanwhile, by a close() that saw no context to free
                 embedder.close()
                 self._check_open(model_path)
         return embedder
+
+    def _drop(self, failed: Embedder) -> None:
+        """Has the next call open another context: none keeps anything between calls."""
+        with self._dropping:
+            # The engine does not free a context that failed: not for every text without memory.
+            if self._embedder is not failed or self._n_dropped >= _MAX_DROPPED:
+                return
+            self._n_dropped += 1
+            self._embedder = None
+        failed.close()
+
+    @contextmanager
+    def _noting_loss(self) -> Iterator[None]:
+        try:
+            yield
+        except RemoteError:
+            self.is_lost = True
+            raise
 
     def rank(
         self, query: object, documents: object, model_path: str, *, truncate: bool
@@ -254,7 +284,8 @@ class Embeddings:
         for text in (query, *(() if truncate else documents)):
             check_fits(self._model.vocab, text, embedder.n_batch)
         tokens = [pairs.tokens(query, document, most) for document in documents]
-        rows, _ = embedder.embed(tokens, normalize=False, truncate=False)
+        with self._noting_loss():
+            rows, _ = embedder.embed(tokens, normalize=False, truncate=False)
         return [float(row[0]) for row in rows]
 
     def _check_open(self, model_path: str) -> None:

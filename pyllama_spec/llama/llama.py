@@ -47,6 +47,7 @@ from pyllama_spec.llama.open_options import (
     warn_of_unknown,
     with_arguments,
 )
+from pyllama_spec.llama.reopening import Reopening
 from pyllama_spec.llama.responses import Response, Stream, answering_model
 from pyllama_spec.llama.settings import Settings
 from pyllama_spec.llama.tokenizer import VocabTexts
@@ -101,6 +102,7 @@ class Llama(LlamaTokenCalls, Closeable):
         start = perf_counter()
         options, unknown = OpenOptions.from_keywords(model_path, keywords)
         self._opened_with = options
+        self._reopening: Reopening = vars(self).get("_reopening") or Reopening()
         warn_of_unknown(unknown)
         check_options(options)
         draft, draft_model = options.draft, options.draft_model
@@ -540,21 +542,18 @@ class Llama(LlamaTokenCalls, Closeable):
     # ---- the end
 
     def reopen(self) -> None:
-        """Closes the model and opens it again with the same keywords; see is_usable.
+        """Opens the model again in place after a failure left it unusable; see is_usable.
 
-        Running requests are cancelled, and the KV cache is empty. Adapters are those of lora_path.
-        After an error the model is closed, and reopen() may be called again.
+        Does nothing to a usable model, so that several threads may call it. Requests end, and the
+        KV cache is empty. The keywords are the same, and so are chat format, chat handler, cache
+        and seeds; adapters are those of lora_path. After an error the model is closed, and
+        reopen() may be called again.
 
         Raises:
             PyllamaSpecError: whatever Llama() and close() raise.
 
         """
-        chat_format, chat_handler = self.chat_format, self.chat_handler
-        self.close()
-        Llama.__init__(self, **self._opened_with.keywords())
-        self.chat_handler = chat_handler
-        if chat_format != self.chat_format:
-            self.chat_format = chat_format
+        self._reopening.run(self, Llama.__init__, self._close)
 
     def cancel(self) -> None:
         """Cancels all calls, from any thread: they raise CancelledError within one decode.
@@ -571,6 +570,10 @@ class Llama(LlamaTokenCalls, Closeable):
             BusyError: called by a callback of a running generation.
 
         """
+        self._reopening.note_close()
+        self._close()
+
+    def _close(self) -> None:
         self._opened.close()
         self._embeddings.close()
         self._chats.close()
@@ -580,7 +583,7 @@ class Llama(LlamaTokenCalls, Closeable):
 _OWN_ATTRIBUTES = frozenset((
     "model_path", "verbose", "spm_infill", "last_n_tokens_size", "chat_handler", "cache",
     "_opened_with", "_opened", "_texts", "_settings", "_embeddings", "_low_level", "_completions",
-    "_chats",
+    "_chats", "_reopening",
 ))  # fmt: skip
 
 

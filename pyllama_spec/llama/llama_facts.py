@@ -132,15 +132,17 @@ class LlamaFacts:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the model can generate: False once it is closed, or after it failed inside.
+        """Whether requests can be computed: False once the model is closed or has failed.
 
-        An engine failure in the middle of a decode, as without memory, leaves the context in an
-        unknown state, and so does the loss of an RPC server. Then reopen() helps.
+        The loss of an RPC server makes it unusable. So does an engine failure in the middle of a
+        decode, as without memory: it leaves the context in an unknown state. Then reopen() helps.
         """
         runtime = self._opened.generating
+        if self._embeddings.is_lost:
+            return False
         if runtime is None:
             return not self._opened.model.is_closed
-        return runtime.context.is_usable
+        return runtime.runner.is_usable()
 
     @property
     def decode_counts(self) -> DecodeCounts:

@@ -248,7 +248,8 @@ def open_runtime(
         try:
             on_close = _learn_costs(round_, controller, drafter)
         except OutOfMemoryError as error:  # the first decodes
-            raise no_room(str(error), "", smaller) from None
+            sizes = ", ".join([*smaller, "n_batch"])
+            raise OutOfMemoryError(f"{error}; choose a smaller {sizes} or n_ubatch") from None
         runner = Runner(round_, max_waiting, attach_s=perf_counter() - begin)
         return Runtime(model, context, round_, runner, on_close, acceptance)
 

@@ -66,6 +66,18 @@ class Visits(ABC):
         if self._computer == threading.get_ident():
             raise BusyError(_IN_CALLBACK.format(what=what))
 
+    def is_usable(self) -> bool:
+        """Whether the context can compute. Never waits for a round."""
+        target = self._round.target
+        if target.is_forked:
+            return False
+        with self._lock:
+            if self._is_closed:
+                return False
+            # A computing thread updates has_failed itself, and would not stand another one.
+            is_free = (self._computer or self._visitor) is None
+            return not (target.find_failure() if is_free else target.has_failed)
+
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError(CLOSED)

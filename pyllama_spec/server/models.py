@@ -40,6 +40,7 @@ from pyllama_spec.server.load_failures import (
 )
 from pyllama_spec.server.loader import expected_bytes, in_daemon, options_of
 from pyllama_spec.server.model_list import ModelList, ModelSpec, is_missing
+from pyllama_spec.server.recovery import Recovery, given_up
 from pyllama_spec.server.room import Room, end_draining
 from pyllama_spec.server.served_model import (
     STATES,
@@ -58,8 +59,6 @@ from pyllama_spec.server.settings import ServerSettings
 _MAX_NAMED = 20
 # How long an end waits for a load that was told to stop.
 _LAST_LOAD_S, _LOOK_S = 5.0, 0.02
-# The longest wait between two tries to open a model again.
-_MAX_WAIT_S = 60.0
 _MIB = 1 << 20
 
 
@@ -99,6 +98,7 @@ class Models:
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads: set[threading.Thread] = set()
         self._preloads: list[ServedModel] | None = None
+        self._recovery = Recovery(serving, self._threads, self._note_failure, self._watch)
         self._is_ending = False
         serving.on_stop.append(self._stop_loading)
         add_gauges(serving.metrics, self.all)
@@ -184,7 +184,20 @@ class Models:
         one.n_users -= 1
         one.count_bytes()
         self._released(one)
-        self._load_failed(one)
+        if one.has_failed and not (one.n_users or self._is_ending):
+            self._begin_recovery(one)
+
+    def _begin_recovery(self, one: ServedModel) -> None:
+        """Opens the caller's model again, and closes one of a list: a request loads it again."""
+        if one.spec is not None:
+            self._begin(self._close_failed, one)
+        elif one.loading is None and not one.is_given_up:
+            one.loading = asyncio.ensure_future(self._recovery.reopen(one))
+
+    async def _close_failed(self, one: ServedModel) -> None:
+        async with self._one_load:
+            if one.has_failed and not one.n_users:
+                await self._close(one, "failure")
 
     def _released(self, one: ServedModel) -> None:
         """Called when a request or a load ends: the model may close now, or when it expires."""
@@ -226,7 +239,8 @@ class Models:
                 self._check(one)
                 awaited: asyncio.Future[None] | None = one.draining
                 if awaited is None:
-                    awaited = one.loading = one.loading or self._begin_load(one)
+                    load = self._load if one.spec is not None else self._recovery.reopen
+                    awaited = one.loading = one.loading or asyncio.ensure_future(load(one))
                 await asyncio.wait({awaited}, timeout=max(until - monotonic(), 0))
                 if not one.takes_requests and monotonic() >= until:
                     is_not = "is not loaded" if one.service is None else "takes no requests"
@@ -243,6 +257,8 @@ class Models:
         """Raises if the model cannot be loaded."""
         if self._is_ending:
             raise ApiError(503, "the server is stopping: it loads no model", "stopping")
+        if one.is_given_up:
+            raise given_up(one.name)
         if one.failure is None:
             return
         # A file may appear a moment later; until then requests get the same error at once.
@@ -267,54 +283,14 @@ class Models:
 
     # ---- loading
 
-    def _begin_load(self, one: ServedModel) -> asyncio.Task[None]:
-        load = self._reopen if one.spec is None else self._load
-        return asyncio.ensure_future(load(one))
-
-    async def _reopen(self, one: ServedModel) -> None:
-        """Opens the caller's model again after it failed inside, or tries once more later."""
-        failed = one.service
-        assert failed is not None
-        try:
-            await self._last_users(one)
-            if one.n_failures == 0:
-                log.warning("%s failed inside, and is opened again", one.name)
-            await in_daemon(lambda: self._opened_again(failed.llm), lambda _: None, self._threads)
-            one.failure, one.n_failures = None, 0
-            one.service = Service(failed.llm, failed.settings, one.name, failed.metrics)
-            self._released(one)
-        except Exception as error:  # noqa: BLE001 - reported to the model's requests, and logged
-            self._note_failure(one, error)
-            # A proxy sends no request to a server that is not ready.
-            wait_s = min(self.serving.settings.retry_after_s * 2**one.n_failures, _MAX_WAIT_S)
-            one.n_failures += 1
-            one.cancel_expiry()
-            one.expiry = asyncio.get_running_loop().call_later(wait_s, self._load_failed, one)
-        finally:
-            one.loading = None
-
-    def _load_failed(self, one: ServedModel) -> None:
-        """Begins to load a model again that failed inside, unless requests still have it."""
-        if one.has_failed and one.loading is None and not (one.n_users or self._is_ending):
-            one.loading = self._begin_load(one)
-
-    def _opened_again(self, llm: Llama) -> None:
-        WATCH.set(self._watch)
-        llm.reopen()
-
-    async def _last_users(self, one: ServedModel) -> None:
-        """Waits until no request has a model that failed: each gets its own error."""
-        while one.n_users:
-            await asyncio.sleep(_LOOK_S)
-
     async def _load(self, one: ServedModel, *, may_close_others: bool = True) -> None:
         """Loads a model, or records its error."""
         metrics, begin = self.serving.metrics, monotonic()
         try:
-            if one.has_failed:
-                await self._last_users(one)
-                await self._close(one, "failure")
             async with self._loading_alone(one):
+                if one.has_failed:
+                    await self._recovery.last_users(one)
+                    await self._close(one, "failure")
                 opened = await self._opened(one, may_close_others)
             assert one.spec is not None
             defaults = {**self.serving.settings.defaults, **one.spec.defaults}
@@ -523,6 +499,7 @@ class Models:
         opened = one.opened
         if opened is None:
             return
+        one.note_leak()
         one.service, one.opened, one.n_bytes = None, None, opened.n_bytes
         one.cancel_expiry()
         end_draining(one)
@@ -555,6 +532,11 @@ class Models:
             if one.loading is not None:
                 await asyncio.wait({one.loading})
         self._preloads = []
+
+    @property
+    def given_up(self) -> list[ServedModel]:
+        """The models that failed too often; only a restart of the server helps them."""
+        return [one for one in self.all if one.is_given_up]
 
     @property
     def is_ready(self) -> bool:

@@ -15,6 +15,7 @@ from pyllama_spec.llama import Llama
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.exchange import Exchange, Route, sse, stopping
 from pyllama_spec.server.metrics import CONTENT_TYPE
+from pyllama_spec.server.recovery import given_up
 from pyllama_spec.server.routes_openai import error_event, late_error_of
 from pyllama_spec.server.service import Answer, Service, timings
 from pyllama_spec.server.shapes import (
@@ -241,7 +242,9 @@ def _rendered(service: Service, request: ChatRequest) -> str:
 
 
 async def health(exchange: Exchange) -> None:
-    """GET /health: 200 while the process runs."""
+    """GET /health: 200 while the process runs, and no model needs a restart of it."""
+    if failed := exchange.models.given_up:
+        raise given_up(failed[0].name)
     await exchange.send_json({"status": "ok"})
 
 
@@ -252,8 +255,8 @@ async def ready(exchange: Exchange) -> None:
         raise stopping()
     if not models.is_ready:
         has_failed = models.only is not None and models.only.has_failed
-        failed = "the model failed inside, and is opened again"
-        raise ApiError(503, failed if has_failed else "models are being loaded", "loading")
+        what = "the model failed and is being reopened" if has_failed else "models are being loaded"
+        raise ApiError(503, what, "loading")
     # Without a key: the counts, and not the names.
     more = {} if models.only is not None else {"models": models.counts()}
     await exchange.send_json({"status": "ready", **more})
@@ -276,7 +279,7 @@ async def metrics(exchange: Exchange) -> None:
 async def props(exchange: Exchange) -> None:
     """GET /props?model=NAME: the model's facts without its path; it loads nothing."""
     one = exchange.models.find(exchange.query("model")).model
-    if one.service is None:
+    if one.service is None or one.has_failed:
         shown = {"model_alias": one.name, "build_info": _build_info(), "total_slots": 0}
         await exchange.send_json({**shown, "state": one.state})
         return
@@ -333,7 +336,8 @@ async def slots(exchange: Exchange) -> None:
             501, "this server shows no slots: they are switched off", "unsupported",
             option="has_slots",
         )  # fmt: skip
-    if exchange.models.find(exchange.query("model")).model.service is None:
+    one = exchange.models.find(exchange.query("model")).model
+    if one.service is None or one.has_failed:
         await exchange.send_json([])
         return
     service = await exchange.use(exchange.query("model"))

@@ -22,6 +22,8 @@ from pyllama_spec.server.serving import log
 Adapters = Sequence[tuple[Adapter, float]]
 Loaded = dict[str, Adapters]
 _NO_MEMORY = re.compile(r"\(the engine says: .*(?:failed to allocate|bad_alloc)", re.DOTALL)
+# How often a model may fail before only a restart of the server helps: see Service.has_leaked.
+_MAX_LEAKS = 8
 STATES = ("loaded", "loading", "unloaded", "failed")
 
 
@@ -69,7 +71,7 @@ class ServedModel:
         n_bytes: the bytes that it takes, or took after its last load; 0 before the first.
         waits_for_room: whether it waits for the memory of models in use.
         loaded_at: the time of its last load, on the clock of monotonic().
-        n_failures: how often opening it again has failed in a row.
+        n_leaks: how many contexts it has left to the process by failures, which are not freed.
         retries: the adapters that are being tried again, by name.
         draining: set while it takes no new requests since another model waits for its memory. Done
             once it is closed, or need not be.
@@ -83,7 +85,7 @@ class ServedModel:
         self.opened: Opened | None = None
         self.failure: Failure | None = None
         self.missing: list[tuple[str, Path]] = []
-        self.n_users = self.n_waiting = self.n_bytes = self.n_failures = 0
+        self.n_users = self.n_waiting = self.n_bytes = self.n_leaks = 0
         self.waits_for_room = False
         self.retries: dict[str, asyncio.Task[None]] = {}
         self.draining: asyncio.Future[None] | None = None
@@ -98,7 +100,7 @@ class ServedModel:
             return "loaded"
         if self.loading is not None:
             return "loading"
-        return "unloaded" if self.failure is None else "failed"
+        return "unloaded" if self.failure is None and self.service is None else "failed"
 
     @property
     def is_idle(self) -> bool:
@@ -115,6 +117,16 @@ class ServedModel:
     def has_failed(self) -> bool:
         """Whether the loaded model failed inside, so that it has to be loaded again."""
         return self.service is not None and not self.service.is_usable
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether it failed so often that it is not opened again."""
+        return self.n_leaks > _MAX_LEAKS
+
+    def note_leak(self) -> None:
+        """Counts the context of a model that failed, before it is closed."""
+        if self.service is not None and self.service.has_leaked:
+            self.service.has_leaked, self.n_leaks = False, self.n_leaks + 1
 
     def count_bytes(self) -> None:
         """Updates n_bytes: the first text to embed opens another context."""
@@ -156,7 +168,10 @@ class ServedModel:
     @property
     def max_waiting(self) -> int | None:
         """The maximum number of requests that wait for the load; None for no limit."""
-        most: int | None = None if self.spec is None else self.spec.keywords.get("max_waiting")
+        if self.spec is not None:
+            most: int | None = self.spec.keywords.get("max_waiting")
+        else:
+            most = None if self.service is None else self.service.llm.max_waiting
         return most
 
     def names(self) -> Iterator[tuple[str, ChosenModel]]:

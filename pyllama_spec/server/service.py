@@ -54,6 +54,8 @@ class Service:
         fingerprint: the fingerprint of the build.
         answers: the answers that have begun and have not ended.
         is_usable: False after a failure that left the model unusable.
+        has_leaked: whether the engine does not free the context of the model that failed, as its
+            state is unknown.
 
     """
 
@@ -65,7 +67,7 @@ class Service:
         # OpenAI's field: the settings that an answer with a seed depends on besides it.
         self.fingerprint = f"build-{__version__}-{engine_version()}"
         self.answers: set[Answer] = set()
-        self.is_usable = True
+        self.is_usable, self.has_leaked = True, False
         self._noted, self._counted = set[str](), (0, 0)
         self._one_beside, self._n_beside = asyncio.Semaphore(1), 0
 
@@ -219,6 +221,9 @@ class Service:
         try:
             async with self._one_beside:
                 yield check
+        except Exception as error:
+            self.note_error(error)
+            raise
         finally:
             has_left.set()
             self._n_beside -= 1
@@ -238,6 +243,8 @@ class Service:
 
     def note_decodes(self) -> None:
         """Adds the decodes since the last call to the metrics."""
+        if not self.is_usable:  # another model may be open in its place
+            return
         try:
             counts = self.llm.decode_counts
         except UnsupportedError:  # a model for vectors alone
@@ -255,10 +262,11 @@ class Service:
         """
         if not isinstance(error, (EngineError, OutOfMemoryError, RemoteError)):
             return
-        self.is_usable = self.is_usable and self.llm.is_usable
+        if self.is_usable and not self.llm.is_usable:
+            self.is_usable, self.has_leaked = False, not isinstance(error, RemoteError)
         if not self.is_usable and isinstance(error, EngineError):
             raise ApiError(
-                503, "the model failed inside, and the server opens it again: try again later",
+                503, "the model failed, and the server reopens it: try again later",
                 "model_failed",
             ) from error  # fmt: skip
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from pyllama_spec import Llama
+from pyllama_spec import Llama, RemoteError
+from pyllama_spec.llama.loading import WATCH
+from pyllama_spec.server import served_model
 from tests.models import model_path
 from tests.rpc.tools import Server
 from tests.server.models_world import ASKED, ENDLESS, TEXT, asked, keywords, several, spec, text_of
-from tests.server.world import Client, served, until
+from tests.server.world import PATIENCE_S, Client, served, until
 
 # Seconds between two tries, and what clients are told.
-SOON = {"retry_after_s": 1}
+SOON = {"retry_after_s": 1, "has_slots": True}
 
 
 def remote(layers: Server) -> dict[str, Any]:
@@ -23,16 +26,17 @@ def remote(layers: Server) -> dict[str, Any]:
 
 
 @contextmanager
-def one_model(layers: Server) -> Iterator[Client]:
+def one_model(layers: Server, **more: Any) -> Iterator[Client]:
     """A server of a model that the caller opened."""
-    with Llama(**keywords("a", **remote(layers))) as llm, served(llm, **SOON) as client:
+    given = keywords("a", **remote(layers), **more)
+    with Llama(**given) as llm, served(llm, **SOON) as client:
         yield client
 
 
 @contextmanager
-def listed_model(layers: Server) -> Iterator[Client]:
+def listed_model(layers: Server, **more: Any) -> Iterator[Client]:
     """A server that loads the model itself."""
-    with several(spec("a", remote(layers)), settings=SOON) as (client, _):
+    with several(spec("a", {**remote(layers), **more}), settings=SOON) as (client, _):
         yield client
 
 
@@ -56,8 +60,9 @@ def test_a_model_whose_layers_were_lost_is_opened_again(serving: Any) -> None:
         if serving is one_model:
             status, answer = client.get("/ready")
             assert (status, answer["error"]["code"]) == (503, "loading")
-            assert "failed inside" in answer["error"]["message"]
-        assert client.get("/health")[0] == 200
+            assert "the model failed" in answer["error"]["message"]
+        for path in ("/health", "/props", "/slots"):  # none of them waits
+            assert client.get(path)[0] == 200
         layers.start()
         until(lambda: asked(client, None)[0] == 200)
         assert is_ready(client)
@@ -90,23 +95,110 @@ def test_all_requests_of_a_failed_model_are_told_to_come_again() -> None:
             assert b'"layers_unreachable"' in rest or b'"model_failed"' in rest, rest[-1000:]
 
 
+@pytest.mark.parametrize("serving", [one_model, listed_model])
+def test_a_model_that_only_embeds_is_opened_again(serving: Any) -> None:
+    more = {"embedding": True, "pooling_type": "mean"}
+    asked_for = ("/v1/embeddings", {"input": "the cat"})
+    with Server() as layers, serving(layers, **more) as client:
+        vector = client.right(*asked_for)["data"]
+        layers.kill()
+        status, answer = client.post(*asked_for)
+        assert (status, answer["error"]["code"]) == (503, "layers_unreachable"), answer
+        layers.start()
+        until(lambda: client.post(*asked_for)[0] == 200)
+        assert client.right(*asked_for)["data"] == vector
+
+
+def test_a_model_that_fails_too_often_needs_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine does not free a context in an unknown state."""
+    monkeypatch.setattr(served_model, "_MAX_LEAKS", 0)
+    with Server() as layers, one_model(layers) as client:
+        layers.kill()
+        assert asked(client, None)[0] == 503
+        only = client.models.only
+        assert only is not None
+        until(lambda: only.failure is not None)
+        assert not only.is_given_up, "a context whose server was lost is freed"
+        assert only.service is not None
+        only.service.has_leaked = True
+        until(lambda: asked(client, None)[1]["error"]["code"] == "model_failed")
+        assert client.get("/health")[0] == 500
+        assert client.get("/ready")[0] == 503
+
+
+def test_threads_that_reopen_a_llama_open_it_once() -> None:
+    given = {**keywords("a"), "n_parallel": 1}
+    with Server() as layers, Llama(**given, **remote(layers)) as llm:
+        layers.kill()
+        with pytest.raises(RemoteError):
+            llm.create_completion("the cat", max_tokens=8)
+        layers.start()
+        opened: list[object] = []
+
+        def reopen() -> None:
+            llm.reopen()
+            opened.append(llm.model)
+
+        threads = [threading.Thread(target=reopen) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert len(opened) == 3
+        assert len({id(model) for model in opened}) == 1
+
+
+def test_a_llama_that_is_closed_while_it_reopens_stays_closed() -> None:
+    given = {**keywords("a"), "n_parallel": 1}
+    with Server() as layers, Llama(**given, **remote(layers)) as llm:
+        layers.kill()
+        with pytest.raises(RemoteError):
+            llm.create_completion("the cat", max_tokens=8)
+        layers.start()
+        WATCH.set(lambda fraction: llm.close())
+        try:
+            llm.reopen()
+        finally:
+            WATCH.set(None)
+        assert not works(llm)
+
+
+def test_a_look_at_a_model_disturbs_no_request() -> None:
+    with Llama(**keywords("a")) as llm:
+        answers: list[Any] = []
+
+        def ask() -> None:
+            options = {"max_tokens": 30, "temperature": 0.0}
+            answers.extend(llm.create_completion("the cat", **options) for _ in range(20))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        while thread.is_alive():
+            assert llm.is_usable
+        assert len({text_of((200, answer)) for answer in answers}) == 1
+        assert len(answers) == 20
+
+
 def test_a_llama_is_opened_again_in_place() -> None:
     given = {**keywords("a"), "n_parallel": 1}
     with Server() as layers, Llama(**given, **remote(layers)) as llm:
         expected = llm.create_completion("the cat", max_tokens=8, temperature=0)
         assert works(llm)
-        llm.chat_format = "chatml"
+        llm.chat_format, llm.last_n_tokens_size = "chatml", 7
+        llm.set_seed(5)
         layers.kill()
         with pytest.raises(Exception, match="lost"):
             llm.create_completion("the cat and the dog", max_tokens=8)
         assert not works(llm)
+        seeds = llm._opened.seeds.state
         with pytest.raises(Exception, match="cannot be reached"):
             llm.reopen()
         assert not works(llm)
         layers.start()
         llm.reopen()
         assert works(llm)
-        assert llm.chat_format == "chatml"
+        assert (llm.chat_format, llm.last_n_tokens_size) == ("chatml", 7)
+        assert llm._opened.seeds.state == seeds
         again = llm.create_completion("the cat", max_tokens=8, temperature=0)
         assert text_of((200, again)) == text_of((200, expected))
         model = str(model_path("llama", seed=0))
