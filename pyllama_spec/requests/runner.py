@@ -24,6 +24,7 @@ from pyllama_spec.errors import (
     CancelledError,
     ClosedError,
     DeadlineError,
+    OutOfMemoryError,
     QueueFullError,
     is_process_end,
 )
@@ -344,8 +345,15 @@ class Runner(Visits):
         """Starts the thread if it has work."""
         is_allowed = not self._is_closed and not self._n_exclusive
         if self._thread is None and is_allowed and self._has_work():
-            self._thread = threading.Thread(target=self._work, name="pyllama_spec", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._work, name="pyllama_spec", daemon=True)
+            self._thread = thread  # it may be over before start() returns
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self._thread = None
+                raise OutOfMemoryError(
+                    f"cannot start the thread of the requests: {error}"
+                ) from None
 
     def _has_work(self) -> bool:
         """Whether the thread has work now, or will once a stream is unread for long enough."""

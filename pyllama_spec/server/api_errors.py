@@ -111,6 +111,10 @@ _ADVICE: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
         (r"max_waiting=\d+", "the server", "max_waiting"),
         (r" \(memory_mib\): allow more, .*$", "", "memory_mib"),
         ("; choose a smaller n_ctx.*$", "", "n_ctx"),
+        (r"the server \S+ (was lost\b.*); close the model and open it again$",
+         r"a server with layers \1", "rpc_servers"),
+        (r"the server \S+ cannot be reached", "a server with layers cannot be reached",
+         "rpc_servers"),
     )
 )  # fmt: skip
 

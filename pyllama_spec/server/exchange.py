@@ -235,12 +235,17 @@ class Exchange:
                 if not message.get("more_body", False):
                     return
 
+        reading = asyncio.ensure_future(read())
         try:
-            await asyncio.wait_for(read(), settings.body_timeout_s)
-        except asyncio.TimeoutError:
-            raise ApiError(
-                408, f"the body did not arrive within {settings.body_timeout_s:g} s", "timeout"
-            ) from None
+            # wait_for() of Python 3.11 loses a cancellation that comes with the last part.
+            await asyncio.wait({reading}, timeout=settings.body_timeout_s)
+            if not reading.done():
+                raise ApiError(
+                    408, f"the body did not arrive within {settings.body_timeout_s:g} s", "timeout"
+                )
+            reading.result()
+        finally:
+            reading.cancel()
         self._body_is_read = True
         return b"".join(parts)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, MutableSet
+from time import monotonic
 
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.loading import WATCH
@@ -19,7 +20,7 @@ from pyllama_spec.server.served_model import ServedModel
 from pyllama_spec.server.service import Service
 from pyllama_spec.server.serving import Serving, log
 
-_LOOK_S = 0.02
+_LAST_USERS_S, _LOOK_S = 2.0, 0.02
 # Between two tries without a request, in units of the Retry-After.
 _N_RETRY = 3
 
@@ -46,8 +47,12 @@ class Recovery:
         self._note_failure, self._watch = note_failure, watch
 
     async def last_users(self, one: ServedModel) -> None:
-        """Waits until no request uses a model that failed: each gets its own error."""
-        while one.n_users:
+        """Waits until no request uses a model that failed, so that each gets its own error.
+
+        Bounded: a client that does not read its answer must not delay others.
+        """
+        until = monotonic() + _LAST_USERS_S
+        while one.n_users and monotonic() < until:
             await asyncio.sleep(_LOOK_S)
 
     async def reopen(self, one: ServedModel) -> None:

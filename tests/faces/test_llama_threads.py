@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec import BusyError, CancelledError, ClosedError, PromptLookup
+from pyllama_spec import (
+    BusyError,
+    CancelledError,
+    ClosedError,
+    OutOfMemoryError,
+    PromptLookup,
+)
 from pyllama_spec.engine import Batch
 from tests.faces.tools import GREEDY, PROMPT, SAMPLED, first_decode, lasting, open_tiny, text_of
 from tests.oracles import tiny, tiny_context
@@ -230,3 +236,17 @@ def test_threads_share_one_context_of_embeddings() -> None:
         expected = [llm.embed(text) for text in texts]
     with open_tiny(embedding=True) as llm, ThreadPoolExecutor(8) as pool:
         assert list(pool.map(llm.embed, texts)) == expected
+
+
+def test_a_thread_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system has no room for one more; the next request finds some."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with open_tiny(n_parallel=2) as llm:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", start)
+            with pytest.raises(OutOfMemoryError, match="can't start new thread"):
+                llm.create_completion("the cat", max_tokens=3)
+        assert llm.create_completion("the cat", max_tokens=3)["choices"]

@@ -5,6 +5,7 @@ Expected events come at once even on a slow machine; no assertion depends on a c
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -21,7 +22,10 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.cli.entry import main as command_line
+from pyllama_spec.server.exchange import Exchange
+from pyllama_spec.server.models import Models
 from pyllama_spec.server.serving import stopped_in_words
+from pyllama_spec.server.settings import ServerSettings
 from tests.faces.tools import open_tiny
 from tests.models import model_path
 from tests.server.world import (
@@ -396,3 +400,35 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
         half = f"POST {TEXT} HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{{".encode()
         assert b"HTTP/1.1 5" not in raw_exchange(client, half)  # it leaves in the middle
         until(lambda: is_idle(client))
+
+
+def test_a_request_that_ends_with_its_body_does_not_wait_for_its_client() -> None:
+    """The reading of a body is cancelled in each of its steps."""
+    turns = range(8)
+
+    async def answered(models: Models, n_turns: int) -> int:
+        given: list[dict[str, Any]] = [{"type": "http.request", "body": b"", "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.sleep(0)
+            if given:
+                return given.pop()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def send(_: Any) -> None:
+            raise AssertionError
+
+        async def work() -> int:
+            for _ in range(n_turns):
+                await asyncio.sleep(0)
+            return n_turns
+
+        scope = {"type": "http", "path": "/props", "method": "GET", "headers": []}
+        return await Exchange(models, scope, receive, send).watched(work())
+
+    async def all_answered(models: Models) -> list[int]:
+        return [await asyncio.wait_for(answered(models, n), PATIENCE_S) for n in turns]
+
+    with open_tiny() as llm:
+        assert asyncio.run(all_answered(Models(llm, ServerSettings()))) == list(turns)

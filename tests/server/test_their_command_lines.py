@@ -504,6 +504,10 @@ def options_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
      "it takes 9 MiB, and all may take 5", "memory_mib"),
     ("a.gguf: the KV cache needs 9 GB; choose a smaller n_ctx", "a.gguf: the KV cache needs 9 GB",
      "n_ctx"),
+    ("cannot decode: the server 10.0.0.9:1 was lost: it left; close the model and open it again",
+     "cannot decode: a server with layers was lost: it left", "rpc_servers"),
+    ("cannot load a: the server 10.0.0.9:1 cannot be reached: Connection refused",
+     "cannot load a: a server with layers cannot be reached: Connection refused", "rpc_servers"),
     ("stop=1 is no text", "stop=1 is no text", ""),
 ])  # fmt: skip
 def test_clients_are_not_told_of_options(message: str, told: str, keyword: str) -> None:
