@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, MutableSet
 from time import monotonic
 
+from pyllama_spec.errors import OutOfMemoryError
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.loading import WATCH
 from pyllama_spec.server.api_errors import NO_RETRY, ApiError
@@ -70,6 +71,7 @@ class Recovery:
             log.warning("%s was reopened", one.name)
         except Exception as error:  # noqa: BLE001 - reported to the model's requests, and logged
             self._note_failure(one, error)
+            one.n_leaks += isinstance(error, OutOfMemoryError)
             # A proxy sends no request to a server that is not ready.
             wait_s = _N_RETRY * self._serving.settings.retry_after_s
             one.cancel_expiry()

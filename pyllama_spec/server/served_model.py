@@ -71,7 +71,8 @@ class ServedModel:
         n_bytes: the bytes that it takes, or took after its last load; 0 before the first.
         waits_for_room: whether it waits for the memory of models in use.
         loaded_at: the time of its last load, on the clock of monotonic().
-        n_leaks: how many contexts it has left to the process by failures, which are not freed.
+        n_leaks: how many contexts it has left to the process by failures, which are not freed, and
+            how often there was too little memory to reopen it.
         retries: the adapters that are being tried again, by name.
         draining: set while it takes no new requests since another model waits for its memory. Done
             once it is closed, or need not be.

@@ -120,7 +120,7 @@ def test_a_model_that_fails_too_often_needs_a_restart(monkeypatch: pytest.Monkey
         until(lambda: only.failure is not None)
         assert not only.is_given_up, "a context whose server was lost is freed"
         assert only.service is not None
-        only.service.has_leaked = True
+        only.service.has_leaked = True  # as after a decode without memory
         until(lambda: asked(client, None)[1]["error"]["code"] == "model_failed")
         assert client.get("/health")[0] == 500
         assert client.get("/ready")[0] == 503
