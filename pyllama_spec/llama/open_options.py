@@ -383,8 +383,10 @@ def with_arguments(doc: str | None) -> str | None:
     arguments = OpenOptions.__doc__
     if doc is None or arguments is None:  # python -OO
         return None
-    head, raises, rest = doc.partition("    Raises:\n")
-    return f"{head}{arguments[arguments.index('    Args:') :].rstrip()}\n\n{raises}{rest}"
+    # Python 3.13 has taken the indentation away, and older ones have not.
+    doc, arguments = inspect.cleandoc(doc), inspect.cleandoc(arguments)
+    head, raises, rest = doc.partition("Raises:\n")
+    return f"{head}{arguments[arguments.index('Args:') :]}\n\n{raises}{rest}"
 
 
 def warn_of_unknown(unknown: Iterable[str]) -> None:

@@ -104,6 +104,11 @@ KEPT = {
         Opened(n_ctx=24), Drafting("perfect", 8),
         (Ask(tail=(0,)), Ask(tail=(0,), fate="cancelled", at=1), Ask(tail=(0,), fate="closed")),
     ),
+    "a state without snapshots, and a callback that fails behind a stop string": Session(
+        Opened("qwen35moe", n_ctx=24, n_ubatch=1), Drafting("grammar", 8),
+        (Ask(tail=(0, 1, 16, 4), options=(*_GREEDY, ("stop", "a"),
+             ("grammar", 'root ::= "the answer is " [0-9]+ "." ')), fate="raises", at=4),),
+    ),
     "two wide heads beside an indexer": Session(
         Opened("qwen4exp", n_head=2, n_ctx=24), Drafting("certain-mtp", 8), (Ask(tail=(0,)),)
     ),

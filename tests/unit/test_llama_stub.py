@@ -12,7 +12,7 @@ import pytest
 
 import pyllama_spec.llama.llama as llama_module
 from pyllama_spec import Llama
-from pyllama_spec.llama.open_options import KEYWORDS, OpenOptions
+from pyllama_spec.llama.open_options import KEYWORDS, OpenOptions, with_arguments
 
 STUB = Path(inspect.getfile(llama_module)).with_suffix(".pyi")
 
@@ -95,11 +95,11 @@ def test_keywords_are_those_of_open_options() -> None:
 def test_every_keyword_is_told_of() -> None:
     assert OpenOptions.__doc__ is not None
     assert Llama.__doc__ is not None
-    head, _, _ = OpenOptions.__doc__.partition("Raises:")
+    head, _, _ = inspect.cleandoc(OpenOptions.__doc__).partition("Raises:")
     told = {
         word.strip()
         for line in head.splitlines()
-        if line.startswith("        ") and not line.startswith("         ") and ":" in line
+        if line.startswith("    ") and not line.startswith("     ") and ":" in line
         for word in line.partition(":")[0].split(",")
     }
     assert set(KEYWORDS) - told == set()
@@ -113,3 +113,13 @@ def test_options_are_kept_as_they_were_given() -> None:
     assert options.attributes()["split_mode"] == "layer"
     again = OpenOptions(**pickle.loads(pickle.dumps(options.keywords())))
     assert again.keywords() == options.keywords()
+
+
+def test_docstrings_without_indentation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the compiler of Python 3.13 leaves them."""
+    assert OpenOptions.__doc__ is not None
+    monkeypatch.setattr(OpenOptions, "__doc__", inspect.cleandoc(OpenOptions.__doc__))
+    told = with_arguments("Opens.\n\nRaises:\n    ArgumentError: no.\n")
+    assert told is not None
+    assert told.startswith("Opens.\n\nArgs:\n    model_path: ")
+    assert told.endswith("\n\nRaises:\n    ArgumentError: no.")
