@@ -53,6 +53,14 @@ def knows(store: Store, text: Sequence[int]) -> bool:
     return True
 
 
+def test_dropped_stores_keep_no_descriptor(path: Path) -> None:
+    opened(path).write_all([fresh(0)])
+    before = len(list(Path("/dev/fd").iterdir()))
+    for _ in range(20):
+        assert knows(opened(path), fresh(0))
+    assert len(list(Path("/dev/fd").iterdir())) == before
+
+
 # ---- several who have it open
 
 

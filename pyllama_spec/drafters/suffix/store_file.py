@@ -206,6 +206,10 @@ class StoreFile:
             self.number = -1
             self._held.number = -1
 
+    def __del__(self) -> None:
+        if getattr(self, "number", -1) >= 0:  # dropped without close()
+            self.close()
+
 
 def _has_holes(info: os.stat_result) -> bool:
     # POSIX counts blocks of 512 bytes, whatever those of the disk are.
