@@ -27,4 +27,4 @@ def main(model_path: str, draft: str = "prompt-lookup") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(*(sys.argv[1:] or sys.exit(__doc__)))

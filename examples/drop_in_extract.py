@@ -53,4 +53,4 @@ def main(model_path: str) -> list[dict[str, object]]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*(sys.argv[1:] or sys.exit(__doc__)))

@@ -50,4 +50,4 @@ def main(model_path: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*(sys.argv[1:] or sys.exit(__doc__)))

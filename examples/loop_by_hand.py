@@ -36,4 +36,4 @@ def main(path: str, prompt: str = "cat dog cow pig " * 4, n: int = 64) -> tuple[
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*(sys.argv[1:] or sys.exit(__doc__)))

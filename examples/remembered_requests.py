@@ -27,4 +27,4 @@ def main(model_path: str, store: str) -> list[float]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*(sys.argv[1:] or sys.exit(__doc__)))

@@ -26,4 +26,4 @@ def main(large: str, small: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*(sys.argv[1:] or sys.exit(__doc__)))

@@ -26,4 +26,5 @@ def main(model_path: str, draft_path: str, n_tokens: int = 4000) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))
+    model, draft, *n_tokens = sys.argv[1:] or sys.exit(__doc__)
+    main(model, draft, *map(int, n_tokens))

@@ -35,4 +35,4 @@ def main(model: str, draft: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(*(sys.argv[1:] or sys.exit(__doc__)))

@@ -97,7 +97,16 @@ class Memory:
         """
         instance(data, (bytes, bytearray, memoryview), "the saved state")
         payload = unseal(data, _MAGIC, _VERSION, "a sequence that Memory.save() wrote")
-        self._set(seq, payload, partial=False)
+        try:
+            self._set(seq, payload, partial=False)
+        except ArgumentError as error:
+            if "n_stream mismatch" not in str(error):
+                raise
+            raise ArgumentError(
+                f"cannot restore sequence {seq}: the state is of a context with another number of "
+                "sequences (n_parallel of Llama, n_seq_max of Context); open the model with that "
+                "number, or read the text again"
+            ) from None
 
     def copy_out(self, seq: int) -> memoryview:
         """The state of a sequence for copy_in() of this context: save() without its checks."""

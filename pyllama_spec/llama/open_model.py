@@ -50,6 +50,9 @@ class LlamaState:
     n_given: int | None = None
     settings: Settings | None = None
 
+    def __repr__(self) -> str:
+        return f"<LlamaState: {self.n_tokens} tokens, {self.llama_state_size} bytes>"
+
     def __setstate__(self, values: Sequence[Any]) -> None:
         """Restores a pickle, which may lack the newest fields."""
         for i, one in enumerate(fields(self)):

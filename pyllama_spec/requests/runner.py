@@ -103,9 +103,9 @@ class Runner(Visits):
 
         It comes into line with the first piece that is asked for, if start() was not called.
         """
-        if ticket.number >= 0:
-            yield PENDING  # see start()
         try:
+            if ticket.number >= 0:
+                yield PENDING  # see start()
             self._submit(ticket, max_ahead=_MAX_AHEAD, is_inline=self._line.n_places == 1)
             while (piece := self._next(ticket)).finish_reason is None:
                 yield piece

@@ -308,8 +308,19 @@ def test_a_state_of_another_engine_is_refused() -> None:
         check_state(context, TEXT)
 
 
+def test_a_state_of_another_number_of_sequences_is_refused() -> None:
+    with tiny_context(tiny("llama"), n_seq_max=2) as wide:
+        decode(wide, TEXT, 0)
+        saved = wide.memory.save(0)
+    with tiny_context(tiny("llama")) as context:
+        with pytest.raises(ArgumentError, match="another number of sequences .n_parallel of Llama"):
+            context.memory.restore(0, saved)
+        decode(context, TEXT, 0)
+        check_state(context, TEXT)
+
+
 def test_a_state_of_another_model_is_refused() -> None:
-    with tiny_context(tiny("llama", n_layer=2)) as other:
+    with tiny_context(tiny("llama", n_layer=2), n_seq_max=2) as other:
         decode(other, TEXT, 0)
         saved = other.memory.save(0)
     with tiny_context(tiny("llama"), n_seq_max=2) as context:

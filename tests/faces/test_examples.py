@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,15 @@ def run(name: str, *words: str | Path) -> str:
     assert done.returncode == 0, done.stderr
     assert not done.stderr
     return done.stdout
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("[a-z]*.py")), ids=lambda p: p.stem)
+def test_an_example_without_arguments_says_what_it_takes(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    with pytest.raises(SystemExit, match=f"python examples/{path.name} "):
+        runpy.run_path(str(path), run_name="__main__")
 
 
 def test_loop_by_hand_gives_the_plain_text(smollm2_bf16: Path) -> None:

@@ -46,6 +46,7 @@ def test_a_llama(draft: str | Drafter | None, words: str) -> None:
         stream = llm([1, 2, 3], max_tokens=3, temperature=0.0, stream=True)
         assert repr(stream) == "<Stream: 0 tokens, going on>"
         list(stream)
+        assert re.fullmatch(r"<LlamaState: \d tokens, \d+ bytes>", repr(llm.save_state()))
         assert re.fullmatch(r"<Stream: \d tokens, ended: (length|stop)>", repr(stream))
     assert repr(llm) == f"<Llama of <Model '{path.name}', closed>>"
 
