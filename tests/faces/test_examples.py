@@ -46,7 +46,9 @@ def run(name: str, *words: str | Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("[a-z]*.py")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples").glob("[a-z]*.py")), ids=lambda p: p.stem
+)
 def test_an_example_without_arguments_says_what_it_takes(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
