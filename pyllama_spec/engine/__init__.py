@@ -2,6 +2,7 @@
 
 from pyllama_spec.engine.adapter import Adapter
 from pyllama_spec.engine.batch import Batch
+from pyllama_spec.engine.binding import stopping
 from pyllama_spec.engine.chat import ChatParser, ChatSession, schema_to_grammar
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.context_params import ContextParams
@@ -59,6 +60,7 @@ __all__ = [
     "server_devices",
     "set_log_level",
     "set_rpc_timeout",
+    "stopping",
     "supports_gpu",
     "system_info",
     "thread_log_level",

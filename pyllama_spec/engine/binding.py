@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import re
 import threading
+from collections.abc import Iterator, Set
 from typing import Any
 
 # NumPy refuses a second interpreter. It has to do so before that one registers the end of the
@@ -33,7 +35,16 @@ _engine: Any = load_engine()
 ffi, lib = _engine.ffi, _engine.lib
 module_file: str = str(_engine.__file__)
 
-__all__ = ["check", "ffi", "fork_generation", "keep_error", "last_error", "lib", "module_file"]
+__all__ = [
+    "check",
+    "ffi",
+    "fork_generation",
+    "keep_error",
+    "last_error",
+    "lib",
+    "module_file",
+    "stopping",
+]
 
 _EXCEPTIONS: dict[int, type[PyllamaSpecError]] = {
     lib.LLAMA_SPEC_ARGUMENT: ArgumentError,
@@ -60,6 +71,8 @@ _LACKS_MEMORY = re.compile(
 
 # Per thread: the exception that ended a call from inside, such as KeyboardInterrupt.
 _waiting = threading.local()
+# The threads whose calls have to end; see stopping().
+_stopping: set[int] = set()
 
 
 def keep_error(kind: object, error: BaseException, trace: object) -> bool:
@@ -74,10 +87,23 @@ def keep_error(kind: object, error: BaseException, trace: object) -> bool:
 @ffi.def_extern(onerror=keep_error)  # type: ignore[untyped-decorator]
 def pyllama_spec_wants_to_stop() -> bool:
     """Called by long engine loops: runs pending signal handlers; returns whether to stop."""
-    return False
+    return threading.get_ident() in _stopping
 
 
 lib.llama_spec_on_wait(lib.pyllama_spec_wants_to_stop)
+
+
+@contextlib.contextmanager
+def stopping(threads: Set[int]) -> Iterator[None]:
+    """Within the block, calls of these threads do not wait for a hung server of layers.
+
+    A second after the beginning of the block such a call loses its server, and is a CancelledError.
+    """
+    _stopping.update(threads)
+    try:
+        yield
+    finally:
+        _stopping.difference_update(threads)
 
 
 def last_error() -> str:

@@ -574,8 +574,8 @@ class Llama(LlamaTokenCalls, Closeable):
         self._close()
 
     def _close(self) -> None:
-        self._opened.close()
-        self._embeddings.close()
+        self._opened.close(self._embeddings.close)
+        self._embeddings.close()  # one that was opened meanwhile
         self._chats.close()
 
 

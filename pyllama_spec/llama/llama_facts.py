@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.llama.embedding import Embeddings
 from pyllama_spec.llama.open_model import OpenModel
+from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.llama.settings import Settings
 from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts
 from pyllama_spec.requests.generation import Runtime
@@ -21,6 +22,13 @@ class LlamaFacts:
     _texts: VocabTexts
     _settings: Settings
     _embeddings: Embeddings
+    _opened_with: OpenOptions
+
+    @property
+    def files(self) -> dict[str, object]:
+        """The keywords that may name a file, each with its value."""
+        names = ("model_path", "draft", "lora_path", "draft_memory")
+        return {name: getattr(self._opened_with, name) for name in names}
 
     # ---- the vocabulary
 

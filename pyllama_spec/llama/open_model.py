@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from typing import Any
@@ -376,8 +376,12 @@ class OpenModel(Closeable):
         if self.generating is not None:
             self.generating.runner.cancel()
 
-    def close(self) -> None:
+    def close(self, close_others: Callable[[], None] = lambda: None) -> None:
         """Frees the model. Cancels requests of other threads first. May be called twice.
+
+        Args:
+            close_others: called before the model is freed, to close its other contexts: a call of
+                theirs that hangs would hold it up.
 
         Raises:
             BusyError: called by a callback of a running generation.
@@ -385,13 +389,20 @@ class OpenModel(Closeable):
         """
         runtime = self.generating
         if runtime is None:
+            close_others()
             self.model.close()
         elif runtime.runner.close():
-            if runtime.on_close is not None:
-                # A caller's own controller must not keep the model open.
-                with contextlib.suppress(Exception):
-                    runtime.on_close()
-            runtime.context.close()
-            runtime.model.close()
-            if self._own_drafter is not None:
-                self._own_drafter.close()
+            try:
+                close_others()
+            finally:
+                self._free(runtime)
+
+    def _free(self, runtime: Runtime) -> None:
+        if runtime.on_close is not None:
+            # A caller's own controller must not keep the model open.
+            with contextlib.suppress(Exception):
+                runtime.on_close()
+        runtime.context.close()
+        runtime.model.close()
+        if self._own_drafter is not None:
+            self._own_drafter.close()

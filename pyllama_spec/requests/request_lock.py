@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from pyllama_spec.engine import stopping
 from pyllama_spec.errors import BusyError, CancelledError, ClosedError
 
 # The message for a request whose model was closed, before it or during it.
@@ -86,8 +87,9 @@ class RequestLock:
                 self._interrupt(True)
             self._is_closed = True
             self._condition.notify_all()
-            while self._owner is not None:
-                self._condition.wait()
+            with stopping({self._owner} if self._owner is not None else set()):
+                while self._owner is not None:
+                    self._condition.wait()
             return True
 
     def _check_open(self) -> None:

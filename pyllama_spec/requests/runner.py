@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from time import monotonic
 
+from pyllama_spec.engine import stopping
 from pyllama_spec.errors import (
     CancelledError,
     ClosedError,
@@ -323,8 +324,10 @@ class Runner(Visits):
             if self._computer is not None or self._visitor not in (None, me):
                 self._round.target.cancel(True)
             self._changed.notify_all()
-            while self._computer is not None or self._visitor not in (None, me):
-                self._changed.wait()
+            others = {one for one in (self._computer, self._visitor) if one not in (None, me)}
+            with stopping(others):
+                while self._computer is not None or self._visitor not in (None, me):
+                    self._changed.wait()
             self._cancel(self._line.everyone())  # no thread computes any more that would end them
             thread = self._thread
         if thread is not None:

@@ -184,7 +184,7 @@ class Models:
         one.n_users -= 1
         one.count_bytes()
         self._released(one)
-        if one.has_failed and not (one.n_users or self._is_ending):
+        if one.has_failed and not self._is_ending:
             self._begin_recovery(one)
 
     def _begin_recovery(self, one: ServedModel) -> None:
@@ -195,8 +195,9 @@ class Models:
             one.loading = asyncio.ensure_future(self._recovery.reopen(one))
 
     async def _close_failed(self, one: ServedModel) -> None:
+        await self._recovery.last_users(one)
         async with self._one_load:
-            if one.has_failed and not one.n_users:
+            if one.has_failed and not one.retries:
                 await self._close(one, "failure")
 
     def _released(self, one: ServedModel) -> None:
@@ -216,8 +217,6 @@ class Models:
 
     def without_paths(self, message: str) -> str:
         """A message for a client, without file paths."""
-        if self._only is not None and self._only.service is not None:
-            return message.replace(str(self._only.service.llm.model_path), self._only.name)
         places = [place for one in self.all for place in one.places()]
         for path, name in sorted(places, key=lambda place: -len(place[0])):
             message = message.replace(path, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, time
@@ -184,14 +184,18 @@ class ServedModel:
 
     def places(self) -> Iterator[tuple[str, str]]:
         """The paths of its files, each with its name in messages."""
-        if self.spec is None:
+        adapters: Mapping[str, tuple[Path, float]] = {}
+        if self.spec is not None:
+            keywords, adapters = self.spec.keywords, self.spec.adapters
+        elif self.service is not None:
+            keywords = self.service.llm.files
+        else:
             return
-        keywords = self.spec.keywords
         path = Path(keywords["model_path"])
         yield str(path), self.name
         if path.is_absolute() and len(path.parts) > 2:  # further parts of a split model
             yield f"{path.parent}{os.sep}", ""
-        for name, (adapter, _) in self.spec.adapters.items():
+        for name, (adapter, _) in adapters.items():
             yield str(adapter), name
         for word in ("draft", "lora_path", "draft_memory"):
             file = keywords.get(word)

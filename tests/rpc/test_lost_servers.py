@@ -10,13 +10,15 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
 
 from benchmarks.rpc_proxy import Proxy
-from pyllama_spec import Llama, RemoteError
+from pyllama_spec import Llama, PyllamaSpecError, RemoteError
 from pyllama_spec.engine import set_rpc_timeout
 from pyllama_spec.engine.rpc import DEFAULT_TIMEOUT_S
 from tests.models import model_path
@@ -173,6 +175,26 @@ def test_a_server_that_hangs(server: Server) -> None:
     server.process.send_signal(signal.SIGCONT)
     with opened(server.address) as llm:  # it has hung up on the lost ones
         llm(PERM_PROMPT, max_tokens=2)
+
+
+@pytest.mark.parametrize("what", ["text", "vector"])
+def test_close_does_not_wait_for_a_server_that_hangs(server: Server, what: str) -> None:
+    """Else it would wait for the timeout of five minutes."""
+    more: Any = {"embedding": True, "pooling_type": "mean"} if what == "vector" else {}
+    llm = opened(server.address, **more)
+    ask: Any = llm.embed if what == "vector" else partial(llm, max_tokens=20)
+    ask("the cat")
+    server.process.send_signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, "another one")
+        with pytest.raises(TimeoutError):
+            asked.result(0.5)
+        begin = time.monotonic()
+        llm.close()
+        assert time.monotonic() - begin < 30
+        with pytest.raises(PyllamaSpecError):
+            asked.result(30)
+    server.process.send_signal(signal.SIGCONT)
 
 
 @contextlib.contextmanager

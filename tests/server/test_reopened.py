@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +31,7 @@ def remote(layers: Server) -> dict[str, Any]:
 @contextmanager
 def one_model(layers: Server, **more: Any) -> Iterator[Client]:
     """A server of a model that the caller opened."""
-    given = keywords("a", **remote(layers), **more)
+    given = keywords("a", **{**remote(layers), **more})
     with Llama(**given) as llm, served(llm, **SOON) as client:
         yield client
 
@@ -93,6 +96,50 @@ def test_all_requests_of_a_failed_model_are_told_to_come_again() -> None:
             rest = response.read()
             connection.close()
             assert b'"layers_unreachable"' in rest or b'"model_failed"' in rest, rest[-1000:]
+
+
+@pytest.mark.parametrize("serving", [one_model, listed_model])
+def test_a_client_that_does_not_read_does_not_delay_the_reopening(serving: Any) -> None:
+    with Server() as layers, serving(layers) as client:
+        text = text_of(asked(client, None))
+        one = client.models.all[0]
+        one.n_users += 1  # as one whose client has a full socket
+        layers.kill()
+        layers.start()
+        assert asked(client, None)[0] == 503
+        until(lambda: not one.has_failed)
+        assert text_of(asked(client, None)) == text
+        one.n_users -= 1
+
+
+def test_a_hung_server_of_layers_delays_no_other_model() -> None:
+    """A model whose client has left is closed for another one, though its decode hangs."""
+    with Server() as layers:
+        specs = spec("a", remote(layers)), spec("b")
+        with several(*specs, settings=SOON, max_loaded=1) as (client, models):
+            connection, response = client.send("POST", TEXT, {**ENDLESS, "model": "a"})
+            assert response.readline()
+            layers.process.send_signal(signal.SIGSTOP)
+            response.close()
+            connection.close()
+            until(lambda: not models.named("a").n_users)
+            text_of(asked(client, "b"))
+            layers.process.send_signal(signal.SIGCONT)
+
+
+def test_clients_are_told_no_path_of_a_draft(tmp_path: Path) -> None:
+    draft = tmp_path / "draft.gguf"
+    shutil.copy(model_path("llama", seed=1), draft)
+    with Server() as layers, one_model(layers, draft=draft) as client:
+        text_of(asked(client, None))
+        draft.unlink()
+        layers.kill()
+        layers.start()
+        asked(client, None)
+        until(lambda: asked(client, None)[1]["error"]["code"] == "model_not_loaded")
+        message = asked(client, None)[1]["error"]["message"]
+        assert "draft.gguf does not exist" in message
+        assert str(tmp_path) not in message
 
 
 @pytest.mark.parametrize("serving", [one_model, listed_model])
