@@ -27,7 +27,7 @@ On a terminal, the colour of an accepted token shows who drafted it. Green is th
 ![pyllama-spec chat: a message of three lines that was pasted, the answer with its drafted tokens in green, and the figures below](images/chat-dark.svg#gh-dark-mode-only)
 
 ## A prompts file (JSONL)
-A line of a `--prompts` file is a prompt or a chat, as JSON. A chat may have `tools`, a list of functions as in chat completions. `train` needs neither id nor category:
+A line of a `--prompts` file is a prompt or a chat, as JSON. A chat may have `tools`, a list of functions as in chat completions. `bench` needs `id` and `category`, `train` neither:
 
 ```json
 {"id": "a", "category": "b", "prompt": "..."}
