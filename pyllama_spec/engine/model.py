@@ -186,6 +186,11 @@ class Model(Closeable):
         return self._handle.is_closed
 
     @property
+    def is_forked(self) -> bool:
+        """Whether the model belongs to the parent process."""
+        return self._handle.is_forked
+
+    @property
     def refusal(self) -> PyllamaSpecError | None:
         """The error that refuse() set."""
         return self._handle.refusal

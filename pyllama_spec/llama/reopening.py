@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pyllama_spec.engine.binding import fork_generation
 from pyllama_spec.errors import ForkedError, PyllamaSpecError
 
 # What a program may have set since the model was opened, beside the chat format and the seeds.
@@ -33,7 +32,6 @@ class Reopening:
     def __init__(self) -> None:
         self._lock, self._n_closes = threading.Lock(), 0
         self._kept: _Kept | None = None
-        self._process = fork_generation()
 
     def note_close(self, llm: Any) -> None:
         """Called by close(), from any thread: a model that is being opened is closed then."""
@@ -53,7 +51,7 @@ class Reopening:
             PyllamaSpecError: whatever Llama() and close() raise.
 
         """
-        if self._process != fork_generation():  # the lock's holder may not exist here
+        if llm._opened.model.is_forked:  # the lock's holder may not exist here
             raise ForkedError(
                 "the model was opened before the process forked; open the model in the child, or "
                 'start the child with the "spawn" method of multiprocessing'
