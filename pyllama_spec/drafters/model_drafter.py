@@ -25,6 +25,7 @@ from pyllama_spec.errors import (
     ModelLoadError,
     OutOfMemoryError,
     PyllamaSpecError,
+    RemoteError,
     no_room,
 )
 
@@ -144,6 +145,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self.target_layers = self.layers_read()
         self._target: Context | None = None
         self._memory: _Memory | None = None
+        self._is_lost = False
         self._n_features = 0
         self._fingerprint = ""  # what tells its saved states from those of another draft
 
@@ -200,6 +202,10 @@ class ModelDrafter(Drafter, Generic[_Memory]):
     def attach(self, target: Context) -> None:
         """Opens the draft's context, which shares the target's threads.
 
+        Opens none if a server with the draft's layers was lost: then each draft is an error. The
+        engine would compute with the lost addresses over the target's connection, and the server
+        would close that.
+
         Raises:
             ArgumentError: the draft was made for another target; the message names the first
                 difference.
@@ -211,14 +217,24 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         if self._memory is not None:
             if self._target is target:
                 return
+            self._is_lost = self._is_lost or self._has_lost_layers(self._memory.context)
             self._memory.context.close()
             self._target = self._memory = None  # also where the next one cannot be opened
+        if self._is_lost:
+            self._target, self._draft_ids = target, None
+            return
         self._n_features = sum(map(target.model.row_width, self.target_layers))
         # Once: it reads all metadata, which takes longer than to save a short text, and `train` may
         # give the file's name to another draft while this one is open.
         self._fingerprint = fingerprint(self.model, self._n_features)
         self._memory = self.open_memory(target)
         self._target = target
+
+    def _has_lost_layers(self, context: Context) -> bool:
+        """Whether a server was lost that has layers of the draft; not those of a former target."""
+        is_remote = any("[" in device for device in context.model.placement)
+        is_own = is_remote and context.model is self._model
+        return is_own and context.find_failure() and isinstance(context.failure, RemoteError)
 
     @abstractmethod
     def open_memory(self, target: Context) -> _Memory:
@@ -329,8 +345,13 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
         Raises:
             ArgumentError: attach() was not called.
+            RemoteError: a server with the draft's layers was lost.
 
         """
+        if self._is_lost:
+            raise RemoteError(
+                "a server with the draft's layers was lost; open the draft again, for a new Llama"
+            )
         if self._memory is None:
             raise ArgumentError("the draft is not attached to a target: call attach() first")
         return self._memory

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pyllama_spec.engine.adapter import Adapter
 from pyllama_spec.engine.batch import Batch
-from pyllama_spec.engine.binding import check, ffi, keep_error, lib
+from pyllama_spec.engine.binding import check, error_of, ffi, keep_error, lib
 from pyllama_spec.engine.checks import instance, int32, real
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.context_params import POOLING, UNPACKED, ContextParams
@@ -29,6 +29,7 @@ from pyllama_spec.errors import (
     ContextOpenError,
     EngineError,
     OutOfMemoryError,
+    PyllamaSpecError,
     RemoteError,
 )
 
@@ -98,6 +99,7 @@ class Context(Closeable):
 
     Attributes:
         has_failed: whether a failure of a decode, or the loss of a server, left it unusable.
+        failure: the error that each use of it raises then; None for none.
 
     Raises:
         ArgumentError: a parameter is out of range or does not fit the model.
@@ -122,6 +124,7 @@ class Context(Closeable):
         except TypeError as error:
             raise ArgumentError(f"unknown context parameter: {error}") from None
         self.model, self.params, self.has_failed = model, params, False
+        self.failure: PyllamaSpecError | None = None
         self._adapters: tuple[tuple[Adapter, float], ...] = ()
         self._settings: Settings | None = None  # but for the adapters
         self.target_layers = tuple(params.target_layers)
@@ -220,7 +223,8 @@ class Context(Closeable):
         """Updates has_failed after an error, and returns it. Not while another thread computes."""
         if not (self.has_failed or self.is_closed or self.is_forked):
             code = lib.llama_spec_synchronize(self.handle)
-            self.has_failed = code in (lib.LLAMA_SPEC_POISONED, lib.LLAMA_SPEC_REMOTE)
+            if code in (lib.LLAMA_SPEC_POISONED, lib.LLAMA_SPEC_REMOTE):
+                self.failure, self.has_failed = error_of(code, "cannot compute"), True
         return self.has_failed
 
     def lend(self, borrower: str | None) -> None:

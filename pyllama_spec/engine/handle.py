@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pyllama_spec.engine.binding import ffi, fork_generation
-from pyllama_spec.errors import ArgumentError, ClosedError
+from pyllama_spec.errors import ArgumentError, ClosedError, PyllamaSpecError
 
 
 class Handle:
@@ -17,9 +17,12 @@ class Handle:
         free: frees it; called once, when no handle and no view points to it.
         closed: the error message for a use after close().
 
+    Attributes:
+        refusal: the error for a use after close(), in place of a ClosedError; None for that.
+
     """
 
-    __slots__ = ("_closed", "_generation", "_pointer", "borrower")
+    __slots__ = ("_closed", "_generation", "_pointer", "borrower", "refusal")
 
     def __init__(self, pointer: Any, free: Callable[[Any], Any], closed: str) -> None:
         self._pointer: Any = ffi.gc(pointer, free)
@@ -27,6 +30,7 @@ class Handle:
         self._generation = fork_generation()
         # A borrower that may only read it now, as a drafter its target.
         self.borrower: str | None = None
+        self.refusal: PyllamaSpecError | None = None
 
     @property
     def pointer(self) -> Any:
@@ -37,8 +41,13 @@ class Handle:
 
         """
         if self._pointer is None:
-            raise ClosedError(self._closed)
+            raise self.closed_error(self._closed)
         return self._pointer
+
+    def closed_error(self, message: str) -> PyllamaSpecError:
+        """The error for a use after close(): the refusal, or a ClosedError with a message."""
+        refusal = self.refusal
+        return ClosedError(message) if refusal is None else type(refusal)(*refusal.args)
 
     @property
     def own(self) -> Any:

@@ -186,6 +186,24 @@ class Model(Closeable):
         return self._handle.is_closed
 
     @property
+    def is_forked(self) -> bool:
+        """Whether the model belongs to the parent process."""
+        return self._handle.is_forked
+
+    @property
+    def refusal(self) -> PyllamaSpecError | None:
+        """The error that refuse() set."""
+        return self._handle.refusal
+
+    def refuse(self, error: PyllamaSpecError | None) -> None:
+        """Sets the error for uses after close(): of this class and text; None for ClosedError."""
+        self._handle.refusal = None if error is None else type(error)(str(error))
+
+    def closed_error(self, message: str) -> PyllamaSpecError:
+        """The error for a use after close(): that of refuse(), or a ClosedError with a message."""
+        return self._handle.closed_error(message)
+
+    @property
     def is_on_gpu(self) -> bool:
         """Whether some of its layers are on a GPU, or on another machine."""
         return self.info.n_device_layers > 0

@@ -192,21 +192,22 @@ class Embeddings:
         is_wanted: whether the model was opened with embedding=True.
 
     Attributes:
-        is_lost: whether a server that has the model's layers was lost.
+        loss: the error that says that a server with layers was lost; None for none.
 
     """
 
     def __init__(self, model: Model, params: ContextParams, is_wanted: bool) -> None:
         self._model, self._params, self._is_wanted = model, params, is_wanted
         self._embedder: Embedder | None = None
-        self._dropping, self._n_dropped, self.is_lost = threading.Lock(), 0, False
+        self._dropping, self._n_dropped = threading.Lock(), 0
+        self.loss: RemoteError | None = None
 
     def embed(
         self, texts: object, model_path: str, *, normalize: bool, truncate: bool
     ) -> tuple[list[Any], int]:
         """See Llama.embed: a vector or more for each text, and how many tokens were read."""
         self._check_open(model_path)
-        with self._noting_loss():
+        with self._noting_loss(model_path):
             embedder = self._opened(model_path)
             return embedder.embed(texts_of(texts), normalize=normalize, truncate=truncate)
 
@@ -249,11 +250,14 @@ class Embeddings:
         failed.close()
 
     @contextmanager
-    def _noting_loss(self) -> Iterator[None]:
+    def _noting_loss(self, model_path: str) -> Iterator[None]:
         try:
             yield
-        except RemoteError:
-            self.is_lost = True
+        except RemoteError as error:
+            self.loss = RemoteError(str(error))
+            raise
+        except ClosedError:  # by close(), or by reopen() of another thread
+            self._check_open(model_path)
             raise
 
     def rank(
@@ -284,13 +288,13 @@ class Embeddings:
         for text in (query, *(() if truncate else documents)):
             check_fits(self._model.vocab, text, embedder.n_batch)
         tokens = [pairs.tokens(query, document, most) for document in documents]
-        with self._noting_loss():
+        with self._noting_loss(model_path):
             rows, _ = embedder.embed(tokens, normalize=False, truncate=False)
         return [float(row[0]) for row in rows]
 
     def _check_open(self, model_path: str) -> None:
         if self._model.is_closed:
-            raise ClosedError(f"the model {model_path} is closed; load it again")
+            raise self._model.closed_error(f"the model {model_path} is closed; load it again")
 
     @property
     def memory_bytes(self) -> int:

@@ -136,7 +136,7 @@ class Llama(LlamaTokenCalls, Closeable):
             self._chats = ChatCompletions(opened, self._low_level, self._completions, *form)
         self.chat_handler = options.chat_handler or registered_handler(*form)
         if adapters:
-            with closed_on_failure(self):
+            with closed_on_failure(self._chats, opened):
                 self.set_adapters(adapters)
         if runtime is not None:
             warn_of_length(params, model)
@@ -547,9 +547,11 @@ class Llama(LlamaTokenCalls, Closeable):
         Does nothing to a usable model, so that several threads may call it. Requests end, and the
         KV cache is empty. The keywords are the same, and so are chat format, chat handler, cache
         and seeds; adapters are those of lora_path. After an error the model is closed, and
-        reopen() may be called again.
+        reopen() may be called again; until then requests raise an error of the same class. A model
+        that the program closed is opened too.
 
         Raises:
+            ForkedError: the model belongs to the parent of this forked process.
             PyllamaSpecError: whatever Llama() and close() raise.
 
         """
@@ -570,7 +572,7 @@ class Llama(LlamaTokenCalls, Closeable):
             BusyError: called by a callback of a running generation.
 
         """
-        self._reopening.note_close()
+        self._reopening.note_close(self)
         self._close()
 
     def _close(self) -> None:

@@ -146,7 +146,7 @@ class LlamaFacts:
         decode, as without memory: it leaves the context in an unknown state. Then reopen() helps.
         """
         runtime = self._opened.generating
-        if self._embeddings.is_lost:
+        if self._embeddings.loss is not None:
             return False
         if runtime is None:
             return not self._opened.model.is_closed

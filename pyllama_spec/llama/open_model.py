@@ -18,7 +18,13 @@ from pyllama_spec.engine import Adapter, Model
 from pyllama_spec.engine.checks import instance, real
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.memory_settings import Settings, first_difference
-from pyllama_spec.errors import ArgumentError, ContextFullError, UnsupportedError, shown
+from pyllama_spec.errors import (
+    ArgumentError,
+    ContextFullError,
+    PyllamaSpecError,
+    UnsupportedError,
+    shown,
+)
 from pyllama_spec.requests.generation import Runtime
 from pyllama_spec.requests.options import check_seed
 from pyllama_spec.speculative import Adapters, SavedSequence, SequenceState
@@ -213,6 +219,13 @@ class OpenModel(Closeable):
         if self.generating is None:
             raise UnsupportedError(self._why_not)
         return self.generating
+
+    @property
+    def failure(self) -> PyllamaSpecError | None:
+        """The error that left the model unusable, or that uses of a closed one raise; or None."""
+        if self.model.is_closed:
+            return self.model.refusal
+        return None if self.generating is None else self.generating.context.failure
 
     def __repr__(self) -> str:
         return self.describe(type(self).__name__)

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from pyllama_spec.errors import ForkedError, PyllamaSpecError
+
 # What a program may have set since the model was opened, beside the chat format and the seeds.
 _ATTRIBUTES = ("chat_handler", "verbose", "spm_infill", "last_n_tokens_size")
 
@@ -31,9 +33,10 @@ class Reopening:
         self._lock, self._n_closes = threading.Lock(), 0
         self._kept: _Kept | None = None
 
-    def note_close(self) -> None:
+    def note_close(self, llm: Any) -> None:
         """Called by close(), from any thread: a model that is being opened is closed then."""
         self._n_closes += 1
+        llm._opened.model.refuse(None)
 
     def run(self, llm: Any, begin: Callable[..., None], close: Callable[[], None]) -> None:
         """See Llama.reopen().
@@ -44,23 +47,46 @@ class Reopening:
             close: closes the model, without note_close().
 
         Raises:
+            ForkedError: the model belongs to the parent process.
             PyllamaSpecError: whatever Llama() and close() raise.
 
         """
+        if llm._opened.model.is_forked:  # the lock's holder may not exist here
+            raise ForkedError(
+                "the model was opened before the process forked; open the model in the child, or "
+                'start the child with the "spawn" method of multiprocessing'
+            )
+        n_closes = self._n_closes
         with self._lock:
-            if llm.is_usable:
+            if llm.is_usable or self._n_closes != n_closes:
                 return
-            n_closes = self._n_closes
             if self._kept is None:  # else a failed call before this one has it
                 attributes = {name: getattr(llm, name) for name in _ATTRIBUTES}
                 self._kept = _Kept(llm.chat_format, llm._opened.seeds.state, attributes)
+            failure = llm._embeddings.loss or llm._opened.failure
+            if failure is not None:  # that of waiting requests, in place of ClosedError
+                llm._opened.model.refuse(failure)
             close()
             try:
                 begin(llm, **llm._opened_with.keywords())
                 self._kept.put_back(llm)
-            except BaseException:
+            except BaseException as error:
                 close()
+                self._refuse(llm, error, failure, n_closes)
                 raise
             self._kept = None
             if self._n_closes != n_closes:
                 close()
+
+    def _refuse(
+        self, llm: Any, error: BaseException, before: PyllamaSpecError | None, n_closes: int
+    ) -> None:
+        """Has requests raise the error of a failed reopen(), unless close() was called."""
+        kind = next((type(e) for e in (error, before) if isinstance(e, PyllamaSpecError)), None)
+        if kind is not None:
+            why = str(error) or type(error).__name__
+            llm._opened.model.refuse(
+                kind(f"the model is not usable, since reopen() failed; call it again. {why}")
+            )
+        if self._n_closes != n_closes:
+            llm._opened.model.refuse(None)

@@ -31,7 +31,6 @@ from pyllama_spec.errors import (
 )
 from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.job import Job
-from pyllama_spec.requests.request_lock import CLOSED
 from pyllama_spec.requests.ticket import ARRIVAL, PENDING, Arrival, RequestStatus, Ticket
 from pyllama_spec.requests.visits import Visits
 from pyllama_spec.speculative import Round, Timing
@@ -523,7 +522,7 @@ class Runner(Visits):
             # Nobody asks where it was noticed, and the frames there hold the request, which would
             # form a cycle with its error.
             error.__traceback__ = None
-            error = ClosedError(CLOSED) if self._is_closed else ticket.reason or error
+            error = self._closed_error() if self._is_closed else ticket.reason or error
         if error is not None:
             ticket.job.attach_partial(error)
         ticket.error, ticket.finish, ticket.saved = error, finish, None

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pyllama_spec.errors import BusyError, CancelledError, ClosedError
+from pyllama_spec.errors import BusyError, CancelledError, PyllamaSpecError
 from pyllama_spec.requests.line import Line
 from pyllama_spec.requests.request_lock import CLOSED
 from pyllama_spec.requests.ticket import Ticket
@@ -80,7 +80,10 @@ class Visits(ABC):
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ClosedError(CLOSED)
+            raise self._closed_error()
+
+    def _closed_error(self) -> PyllamaSpecError:
+        return self._round.target.model.closed_error(CLOSED)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -109,7 +112,7 @@ class Visits(ABC):
             yield
         except CancelledError as error:
             if self._is_closed:
-                raise ClosedError(CLOSED) from error
+                raise self._closed_error() from error
             raise
         finally:
             with self._lock:
