@@ -29,7 +29,7 @@ from pyllama_spec.server.keywords import NOTE, beyond, cut_note, keywords_of
 from pyllama_spec.server.metrics import ModelMetrics
 from pyllama_spec.server.serving import log
 from pyllama_spec.server.settings import ServerSettings
-from pyllama_spec.server.shapes import ChatRequest, CompletionRequest
+from pyllama_spec.server.shapes import ChatRequest, CompletionRequest, Json
 from pyllama_spec.speculative.stats import plural
 
 _T = TypeVar("_T")
@@ -114,7 +114,7 @@ class Service:
         )  # fmt: skip
 
     def chat_keywords(self, request: ChatRequest) -> dict[str, Any]:
-        """The keywords of a chat within the limits.
+        """The keywords of a chat within the limits; its developer becomes the system if need be.
 
         Raises:
             ApiError: the chat exceeds a bound.
@@ -122,6 +122,7 @@ class Service:
         """
         self.check_n_messages("messages", request.messages)
         self._check_roles(request.messages)
+        self._map_developer(request.messages)
         return keywords_of(request, self.settings, self.name)
 
     def check_n_messages(self, field: str, messages: object) -> None:
@@ -153,6 +154,16 @@ class Service:
                     400, f"{field} is {role!r:.60}; expected {', '.join(_ROLES)}, or a role that "
                     "the chat template names", "invalid_value", field,
                 )  # fmt: skip
+
+    def _map_developer(self, messages: Sequence[Json]) -> None:
+        """Writes the role system for developer unless the chat template knows it."""
+        told = [message for message in messages if message.get("role") == "developer"]
+        if not told or self.llm.chat_handler is not None:
+            return
+        source = self.llm.template.source
+        if "'developer'" not in source and '"developer"' not in source:
+            for message in told:
+                message["role"] = "system"
 
     def unstarted(self, request: ChatRequest) -> Stream:
         """A handle that is never started, for the chat's prompt; takes milliseconds.

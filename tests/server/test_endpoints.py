@@ -18,7 +18,7 @@ from pyllama_spec import Llama
 from pyllama_spec.cli import serve
 from pyllama_spec.server.routes_page import page_files
 from tests.faces.tools import open_tiny
-from tests.models import model_path
+from tests.models import CHATML_TEMPLATE, model_path
 from tests.server.world import Client, events_of, is_idle, served, stages, until
 
 TEXT = "/v1/completions"
@@ -185,6 +185,20 @@ def test_a_template(client: Client) -> None:
         text = client.right("/apply-template", {"messages": messages, **more})["prompt"]
         assert text == llm.template.render(messages, **more).text
     assert client.post("/apply-template", {"messages": [{"role": "user"}]})[0] in (200, 400)
+
+
+def test_a_developer_is_the_system_unless_the_template_names_it(client: Client) -> None:
+    def told(client: Client, role: str) -> tuple[str, int]:
+        body = {"messages": [{"role": role, "content": "s"}, {"role": "user", "content": "hi"}]}
+        chat = client.right("/v1/chat/completions", {**body, "max_tokens": 1})
+        prompt = client.right("/apply-template", body)["prompt"]
+        return prompt, chat["usage"]["prompt_tokens"]
+
+    assert told(client, "developer") == told(client, "system")
+    with served(open_tiny(chat_template="{# 'developer' #}" + CHATML_TEMPLATE)) as knows:
+        prompt, n_tokens = told(knows, "developer")
+        assert "<|im_start|>developer\n" in prompt
+        assert n_tokens > told(knows, "system")[1]
 
 
 def test_the_likeliest_of_the_alternatives_is_first(client: Client) -> None:
