@@ -191,15 +191,12 @@ class Embeddings:
         params: the parameters of the target's context.
         is_wanted: whether the model was opened with embedding=True.
 
-    Attributes:
-        is_lost: whether a server that has the model's layers was lost.
-
     """
 
     def __init__(self, model: Model, params: ContextParams, is_wanted: bool) -> None:
         self._model, self._params, self._is_wanted = model, params, is_wanted
         self._embedder: Embedder | None = None
-        self._dropping, self._n_dropped, self.is_lost = threading.Lock(), 0, False
+        self._dropping, self._n_dropped, self._is_lost = threading.Lock(), 0, False
 
     def embed(
         self, texts: object, model_path: str, *, normalize: bool, truncate: bool
@@ -244,8 +241,8 @@ class Embeddings:
             # The engine does not free a context that failed: not for every text without memory.
             if self._embedder is not failed or self._n_dropped >= _MAX_DROPPED:
                 return
-            self._n_dropped += 1
             self._embedder = None
+            self._n_dropped += 1  # is_usable, which has no lock, reads it first
         failed.close()
 
     @contextmanager
@@ -253,7 +250,7 @@ class Embeddings:
         try:
             yield
         except RemoteError:
-            self.is_lost = True
+            self._is_lost = True
             raise
 
     def rank(
@@ -291,6 +288,14 @@ class Embeddings:
     def _check_open(self, model_path: str) -> None:
         if self._model.is_closed:
             raise ClosedError(f"the model {model_path} is closed; load it again")
+
+    @property
+    def is_usable(self) -> bool:
+        """False once a server with the model's layers was lost, or too many contexts failed."""
+        is_last = self._n_dropped >= _MAX_DROPPED
+        embedder = self._embedder
+        has_failed = is_last and embedder is not None and embedder.context.has_failed
+        return not (self._is_lost or has_failed)
 
     @property
     def memory_bytes(self) -> int:
