@@ -41,7 +41,7 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
         name: the default name of the model, for requests without one.
 
     Raises:
-        ApiError: the request exceeds a bound.
+        ApiError: the request exceeds a bound, or top_logprobs is without logprobs.
 
     """
     fields = msgspec.structs.asdict(request)
@@ -55,6 +55,10 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
     for field, value in fields.items():
         if value is not None and field not in _APART:
             keywords[_RENAMED.get(field, field)] = value
+    if fields.get("top_logprobs") is not None and not keywords.get("logprobs"):
+        raise ApiError(
+            400, 'top_logprobs needs "logprobs": true', "invalid_value", "top_logprobs"
+        )  # fmt: skip
     keywords["model"] = request.model or name
     if caller := CALLER.get():  # no client can pose as a user of another key
         keywords["user"] = f"{caller}: {request.user or ''}"
