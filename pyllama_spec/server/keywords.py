@@ -72,8 +72,7 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
         keywords["logit_bias"] = _bias(request.logit_bias)
     if keywords.get("max_completion_tokens") is not None:
         keywords["max_tokens"] = keywords.pop("max_completion_tokens")
-    _bound(keywords, "max_tokens", settings.max_tokens)
-    _bound(keywords, "timeout_s", settings.max_time_s)
+    _apply(settings, keywords)
     keywords.update(_drafting(request.speculation))
     return keywords
 
@@ -140,6 +139,13 @@ def _drafting(wanted: Speculation | None) -> dict[str, Any]:
     elif wanted.n_draft is not None:
         keywords["n_draft"] = wanted.n_draft
     return keywords
+
+
+def _apply(settings: ServerSettings, keywords: dict[str, Any]) -> None:
+    if settings.is_greedy_below_0 and keywords.get("temperature", 0) < 0:
+        keywords["temperature"] = 0.0
+    _bound(keywords, "max_tokens", settings.max_tokens)
+    _bound(keywords, "timeout_s", settings.max_time_s)
 
 
 def _bound(keywords: dict[str, Any], name: str, most: float | None) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.cli import serve
+from pyllama_spec.server import llama_server
 from pyllama_spec.server.routes_page import page_files
 from tests.faces.tools import open_tiny
 from tests.models import CHATML_TEMPLATE, model_path
@@ -199,6 +200,17 @@ def test_a_developer_is_the_system_unless_the_template_names_it(client: Client) 
         prompt, n_tokens = told(knows, "developer")
         assert "<|im_start|>developer\n" in prompt
         assert n_tokens > told(knows, "system")[1]
+
+
+def test_a_temperature_below_0(client: Client) -> None:
+    body = {"prompt": "the cat", "max_tokens": 20, "seed": 1}
+    texts = [client.right(TEXT, {**body, "temperature": t})["choices"] for t in (0, -1)]
+    assert texts[0] != texts[1]
+    settings = llama_server.plan(["-m", "t.gguf"], {}).settings
+    with served(open_tiny(), is_greedy_below_0=settings.is_greedy_below_0) as theirs:
+        for t in (0, -1):
+            given = {**body, "temperature": t}
+            assert theirs.right(TEXT, given)["choices"] == texts[0]
 
 
 def test_the_likeliest_of_the_alternatives_is_first(client: Client) -> None:
