@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -114,7 +115,7 @@ class Service:
         )  # fmt: skip
 
     def chat_keywords(self, request: ChatRequest) -> dict[str, Any]:
-        """The keywords of a chat within the limits; its developer becomes the system if need be.
+        """The keywords of a chat within the limits; see _check_roles() for its messages.
 
         Raises:
             ApiError: the chat exceeds a bound.
@@ -122,7 +123,6 @@ class Service:
         """
         self.check_n_messages("messages", request.messages)
         self._check_roles(request.messages)
-        self._map_developer(request.messages)
         return keywords_of(request, self.settings, self.name)
 
     def check_n_messages(self, field: str, messages: object) -> None:
@@ -136,10 +136,11 @@ class Service:
         if isinstance(messages, list) and len(messages) > most:
             raise beyond(field, f"has {len(messages)} entries", most)
 
-    def _check_roles(self, messages: Sequence[Mapping[str, Any]]) -> None:
+    def _check_roles(self, messages: Sequence[Json]) -> None:
         """Refuses a misspelt role: the chat template does not name it, and a known one is like it.
 
-        A template may write a role without naming it, so any other passes.
+        A template may write a role without naming it, so any other passes. A developer that it does
+        not name becomes the system.
         """
         if self.llm.chat_handler is not None:
             return
@@ -154,16 +155,10 @@ class Service:
                     400, f"{field} is {role!r:.60}; expected {', '.join(_ROLES)}, or a role that "
                     "the chat template names", "invalid_value", field,
                 )  # fmt: skip
-
-    def _map_developer(self, messages: Sequence[Json]) -> None:
-        """Writes the role system for developer unless the chat template knows it."""
-        told = [message for message in messages if message.get("role") == "developer"]
-        if not told or self.llm.chat_handler is not None:
-            return
-        source = self.llm.template.source
-        if "'developer'" not in source and '"developer"' not in source:
-            for message in told:
-                message["role"] = "system"
+        if "developer" in names and not re.search("['\"]developer", self.llm.template.source):
+            for message in messages:
+                if message.get("role") == "developer":
+                    message["role"] = "system"
 
     def unstarted(self, request: ChatRequest) -> Stream:
         """A handle that is never started, for the chat's prompt; takes milliseconds.
