@@ -245,8 +245,8 @@ class Embeddings:
             # The engine does not free a context that failed: not for every text without memory.
             if self._embedder is not failed or self._n_dropped >= _MAX_DROPPED:
                 return
-            self._n_dropped += 1
             self._embedder = None
+            self._n_dropped += 1  # is_usable, which has no lock, reads it first
         failed.close()
 
     @contextmanager
@@ -295,6 +295,14 @@ class Embeddings:
     def _check_open(self, model_path: str) -> None:
         if self._model.is_closed:
             raise self._model.closed_error(f"the model {model_path} is closed; load it again")
+
+    @property
+    def is_usable(self) -> bool:
+        """False once a server with the model's layers was lost, or too many contexts failed."""
+        is_last = self._n_dropped >= _MAX_DROPPED
+        embedder = self._embedder
+        has_failed = is_last and embedder is not None and embedder.context.has_failed
+        return self.loss is None and not has_failed
 
     @property
     def memory_bytes(self) -> int:

@@ -144,9 +144,10 @@ class LlamaFacts:
 
         The loss of an RPC server makes it unusable. So does an engine failure in the middle of a
         decode, as without memory: it leaves the context in an unknown state. Then reopen() helps.
+        Embeddings have a context of their own: eight that failed are replaced, and not the ninth.
         """
         runtime = self._opened.generating
-        if self._embeddings.loss is not None:
+        if not self._embeddings.is_usable:
             return False
         if runtime is None:
             return not self._opened.model.is_closed

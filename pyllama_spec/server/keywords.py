@@ -41,7 +41,7 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
         name: the default name of the model, for requests without one.
 
     Raises:
-        ApiError: the request exceeds a bound.
+        ApiError: the request exceeds a bound, or top_logprobs is without logprobs.
 
     """
     fields = msgspec.structs.asdict(request)
@@ -55,6 +55,10 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
     for field, value in fields.items():
         if value is not None and field not in _APART:
             keywords[_RENAMED.get(field, field)] = value
+    if fields.get("top_logprobs") and not keywords.get("logprobs"):
+        raise ApiError(
+            400, 'top_logprobs needs "logprobs": true', "invalid_value", "top_logprobs"
+        )  # fmt: skip
     keywords["model"] = request.model or name
     if caller := CALLER.get():  # no client can pose as a user of another key
         keywords["user"] = f"{caller}: {request.user or ''}"
@@ -68,8 +72,7 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
         keywords["logit_bias"] = _bias(request.logit_bias)
     if keywords.get("max_completion_tokens") is not None:
         keywords["max_tokens"] = keywords.pop("max_completion_tokens")
-    _bound(keywords, "max_tokens", settings.max_tokens)
-    _bound(keywords, "timeout_s", settings.max_time_s)
+    _apply(settings, keywords)
     keywords.update(_drafting(request.speculation))
     return keywords
 
@@ -136,6 +139,13 @@ def _drafting(wanted: Speculation | None) -> dict[str, Any]:
     elif wanted.n_draft is not None:
         keywords["n_draft"] = wanted.n_draft
     return keywords
+
+
+def _apply(settings: ServerSettings, keywords: dict[str, Any]) -> None:
+    if settings.is_greedy_below_0 and keywords.get("temperature", 0) < 0:
+        keywords["temperature"] = 0.0
+    _bound(keywords, "max_tokens", settings.max_tokens)
+    _bound(keywords, "timeout_s", settings.max_time_s)
 
 
 def _bound(keywords: dict[str, Any], name: str, most: float | None) -> None:

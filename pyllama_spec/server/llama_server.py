@@ -310,7 +310,7 @@ def _settings(values: Mapping[str, Any], listening: Listening, notes: list[str])
         read_keys=reader_of(key_file, given_keys),
         allowed_hosts=hosts_for(listening.host, values.get("allowed_hosts", ())),
         cors_origins=tuple(values.get("cors_origins", ())), defaults=defaults,
-        chat_defaults=_of_chats(values), flags=_TOLD,
+        chat_defaults=_of_chats(values), is_greedy_below_0=True, flags=_TOLD,
         **{"has_slots": True, "has_metrics": False, **given},
     )  # fmt: skip
 

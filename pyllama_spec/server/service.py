@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -29,7 +30,7 @@ from pyllama_spec.server.keywords import NOTE, beyond, cut_note, keywords_of
 from pyllama_spec.server.metrics import ModelMetrics
 from pyllama_spec.server.serving import log
 from pyllama_spec.server.settings import ServerSettings
-from pyllama_spec.server.shapes import ChatRequest, CompletionRequest
+from pyllama_spec.server.shapes import ChatRequest, CompletionRequest, Json
 from pyllama_spec.speculative.stats import plural
 
 _T = TypeVar("_T")
@@ -114,7 +115,7 @@ class Service:
         )  # fmt: skip
 
     def chat_keywords(self, request: ChatRequest) -> dict[str, Any]:
-        """The keywords of a chat within the limits.
+        """The keywords of a chat within the limits; see _check_roles() for its messages.
 
         Raises:
             ApiError: the chat exceeds a bound.
@@ -135,10 +136,11 @@ class Service:
         if isinstance(messages, list) and len(messages) > most:
             raise beyond(field, f"has {len(messages)} entries", most)
 
-    def _check_roles(self, messages: Sequence[Mapping[str, Any]]) -> None:
+    def _check_roles(self, messages: Sequence[Json]) -> None:
         """Refuses a misspelt role: the chat template does not name it, and a known one is like it.
 
-        A template may write a role without naming it, so any other passes.
+        A template may write a role without naming it, so any other passes. A developer that it does
+        not name becomes the system.
         """
         if self.llm.chat_handler is not None:
             return
@@ -153,6 +155,10 @@ class Service:
                     400, f"{field} is {role!r:.60}; expected {', '.join(_ROLES)}, or a role that "
                     "the chat template names", "invalid_value", field,
                 )  # fmt: skip
+        if "developer" in names and not re.search("['\"]developer", self.llm.template.source):
+            for message in messages:
+                if message.get("role") == "developer":
+                    message["role"] = "system"
 
     def unstarted(self, request: ChatRequest) -> Stream:
         """A handle that is never started, for the chat's prompt; takes milliseconds.

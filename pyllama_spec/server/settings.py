@@ -33,6 +33,8 @@ class ServerSettings:
         cors_origins: origins whose pages may send requests; "*" for all.
         defaults: request options for requests without them, by RequestOptions' names.
         chat_defaults: the same for chats alone, by the names of create_chat_completion().
+        is_greedy_below_0: whether a temperature below 0 is greedy, as in llama-server; otherwise
+            it samples without cuts, as in Llama.
         max_body_bytes: the most bytes of a request's body.
         max_messages: the most messages of a chat.
         max_inputs: the most texts in one request for embeddings, documents in one to rank, and
@@ -67,6 +69,7 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     chat_defaults: Mapping[str, Any] = field(default_factory=dict)
+    is_greedy_below_0: bool = False
     max_body_bytes: int = 8 << 20
     max_messages: int = 2048
     max_inputs: int = 2048

@@ -22,6 +22,7 @@ from tests.rpc.tools import PERM_PROMPT, Server, head_path, perm_text
 _PROGRAM = """
 import json, resource, sys
 from pyllama_spec import Llama
+from pyllama_spec.llama import embedding
 from tests.fuzz.runner import mapped_bytes
 
 # A batch of so many tokens needs buffers that three tokens do not.
@@ -48,6 +49,10 @@ def fails(call, has_failed):
 said = {"vector": llm.embed(short), "text": text(short)}
 said["embed"] = fails(llm.embed, lambda: llm._embeddings._embedder.context.has_failed)
 said["again"] = llm.embed(short)
+embedding._MAX_DROPPED = 1
+said["last"] = fails(llm.embed, lambda: not llm.is_usable)
+llm.reopen()
+said["reopened"] = llm.embed(short)
 said["decode"] = fails(text, lambda: not llm.is_usable)
 llm.reopen()
 said["text_again"], said["is_usable_again"] = text(short), llm.is_usable
@@ -56,15 +61,15 @@ print(json.dumps(said))
 
 
 def test_a_decode_without_memory() -> None:
-    """Embeddings take a new context by themselves; for texts reopen() makes one."""
+    """Embeddings take some contexts by themselves; else, and for texts, reopen() makes one."""
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, str(model_path("llama", seed=0))],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert (said["embed"], said["decode"]) == (True, True)
-    assert said["again"] == said["vector"]
+    assert (said["embed"], said["last"], said["decode"]) == (True, True, True)
+    assert said["again"] == said["reopened"] == said["vector"]
     assert (said["text_again"], said["is_usable_again"]) == (said["text"], True)
 
 

@@ -415,6 +415,19 @@ def test_padding_is_no_other_vocabulary() -> None:
     assert run.stats.drafted > 20
 
 
+def test_a_draft_ends_after_a_voted_token_that_the_draft_lacks() -> None:
+    drafter = draft_of("llama", seed=9)
+    with target_context(tiny("llama", n_vocab=400), drafter) as context:
+        loop, seq = SpeculativeLoop(context, drafter), SequenceState()
+        generate(loop, seq, prompt_tokens(21), 4)
+
+        def votes(drafted: Sequence[int]) -> Sequence[Vote]:
+            return [Vote(390, 1.0, 9.0)] if len(drafted) == 1 else ()
+
+        first = ask(drafter, 0, seq.tokens).ids[0]
+        assert ask(drafter, 0, seq.tokens, prior=votes).ids == (first, 390)
+
+
 @pytest.mark.parametrize("n_draft", [1, 2, 4, 7])
 def test_the_same_texts_under_other_ids(n_draft: int) -> None:
     """PERM with permuted ids accepts drafts only if every id is mapped, both ways."""

@@ -16,9 +16,10 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.cli import serve
+from pyllama_spec.server import llama_server
 from pyllama_spec.server.routes_page import page_files
 from tests.faces.tools import open_tiny
-from tests.models import model_path
+from tests.models import CHATML_TEMPLATE, model_path
 from tests.server.world import Client, events_of, is_idle, served, stages, until
 
 TEXT = "/v1/completions"
@@ -185,6 +186,27 @@ def test_a_template(client: Client) -> None:
         text = client.right("/apply-template", {"messages": messages, **more})["prompt"]
         assert text == llm.template.render(messages, **more).text
     assert client.post("/apply-template", {"messages": [{"role": "user"}]})[0] in (200, 400)
+
+
+def test_a_developer_is_the_system_unless_the_template_names_it(client: Client) -> None:
+    def n_tokens(client: Client, role: str) -> int:
+        body = {"messages": [{"role": role, "content": "s"}], "max_tokens": 1}
+        n: int = client.right("/v1/chat/completions", body)["usage"]["prompt_tokens"]
+        return n
+
+    assert n_tokens(client, "developer") == n_tokens(client, "system")
+    with served(open_tiny(chat_template="{# 'developer' #}" + CHATML_TEMPLATE)) as knows:
+        assert n_tokens(knows, "developer") != n_tokens(knows, "system")
+
+
+def test_a_temperature_below_0(client: Client) -> None:
+    settings = llama_server.plan(["-m", "t.gguf"], {}).settings
+    with served(open_tiny(), is_greedy_below_0=settings.is_greedy_below_0) as theirs:
+        greedy, *others = (
+            one.right(TEXT, {"prompt": "the cat", "seed": 1, "temperature": t})["choices"]
+            for one, t in ((client, 0), (client, -1), (theirs, 0), (theirs, -1))
+        )
+    assert [one == greedy for one in others] == [False, True, True]
 
 
 def test_the_likeliest_of_the_alternatives_is_first(client: Client) -> None:

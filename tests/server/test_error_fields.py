@@ -41,6 +41,8 @@ def client() -> Iterator[Client]:
      "messages[1].role", "expected system, developer, user,"),
     ("/apply-template", {"messages": [{"role": "ser", "content": "a"}]}, "messages[0].role", ""),
     ("/v1/chat/completions", {"messages": USER, "stop": [""]}, "stop", ""),
+    ("/v1/chat/completions", {"messages": USER, "top_logprobs": 2}, "top_logprobs",
+     'needs "logprobs": true'),
     ("/v1/chat/completions", {"messages": USER, "tools": [{"type": "function"}]},
      "tools[0].function", 'tools[0].function is null; expected {"name": ...}'),
     ("/v1/chat/completions", {"messages": USER, "response_format": {"type": "a"}},

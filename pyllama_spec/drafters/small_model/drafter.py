@@ -145,10 +145,11 @@ class SmallModel(ChainDrafter[TokenMemory]):
             memory.draft_on({c.seq: c.ids[-1] for c in going}, goes_on)
 
     def step_all(self, chains: Sequence[Chain]) -> None:
-        """Feeds each chain's newest token."""
+        """Feeds each chain's newest token; ends a chain whose token the draft lacks (a prior's)."""
         memory = self.memory_or_fail()
         guesses = [(c.seq, memory.vocab.to_draft(c.ids[-1])[:_MAX_PER_GUESS]) for c in chains]
-        choices = memory.guess([(seq, ids) for seq, ids in guesses if ids], self._step)
+        known = [(seq, ids) for seq, ids in guesses if ids]
+        choices = memory.guess(known, self._step) if known else {}
         for chain in chains:
             chain.choice = choices.get(chain.seq)
 
