@@ -299,8 +299,7 @@ class Embeddings:
     @property
     def is_usable(self) -> bool:
         """False once a server with the model's layers was lost, or too many contexts failed."""
-        is_last = self._n_dropped >= _MAX_DROPPED
-        embedder = self._embedder
+        is_last, embedder = self._n_dropped >= _MAX_DROPPED, self._embedder
         has_failed = is_last and embedder is not None and embedder.context.has_failed
         return self.loss is None and not has_failed
 

@@ -33,8 +33,7 @@ class ServerSettings:
         cors_origins: origins whose pages may send requests; "*" for all.
         defaults: request options for requests without them, by RequestOptions' names.
         chat_defaults: the same for chats alone, by the names of create_chat_completion().
-        is_greedy_below_0: whether a temperature below 0 is greedy, as in llama-server; otherwise
-            it samples without cuts, as in Llama.
+        is_greedy_below_0: whether a temperature below 0 is greedy; otherwise as in Llama.
         max_body_bytes: the most bytes of a request's body.
         max_messages: the most messages of a chat.
         max_inputs: the most texts in one request for embeddings, documents in one to rank, and

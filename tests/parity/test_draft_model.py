@@ -417,15 +417,11 @@ def test_padding_is_no_other_vocabulary() -> None:
 
 def test_a_draft_ends_after_a_voted_token_that_the_draft_lacks() -> None:
     drafter = draft_of("llama", seed=9)
-    with target_context(tiny("llama", n_vocab=400), drafter) as context:
-        loop, seq = SpeculativeLoop(context, drafter), SequenceState()
-        generate(loop, seq, prompt_tokens(21), 4)
-
-        def votes(drafted: Sequence[int]) -> Sequence[Vote]:
-            return [Vote(390, 1.0, 9.0)] if len(drafted) == 1 else ()
-
-        first = ask(drafter, 0, seq.tokens).ids[0]
-        assert ask(drafter, 0, seq.tokens, prior=votes).ids == (first, 390)
+    context, seq = target_context(tiny("llama", n_vocab=400), drafter), SequenceState()
+    generate(SpeculativeLoop(context, drafter), seq, prompt_tokens(21), 4)
+    votes = {1: [Vote(390, 1.0, 9.0)]}
+    drafted = ask(drafter, 0, seq.tokens, prior=lambda ids: votes.get(len(ids), ()))
+    assert drafted.ids == (ask(drafter, 0, seq.tokens).ids[0], 390)
 
 
 @pytest.mark.parametrize("n_draft", [1, 2, 4, 7])
