@@ -115,7 +115,7 @@ class Service:
         )  # fmt: skip
 
     def chat_keywords(self, request: ChatRequest) -> dict[str, Any]:
-        """The keywords of a chat within the limits; see _check_roles() for its messages.
+        """The keywords of a chat within the limits.
 
         Raises:
             ApiError: the chat exceeds a bound.

@@ -185,7 +185,6 @@ def test_a_template(client: Client) -> None:
     for more in variations:
         text = client.right("/apply-template", {"messages": messages, **more})["prompt"]
         assert text == llm.template.render(messages, **more).text
-    assert client.post("/apply-template", {"messages": [{"role": "user"}]})[0] in (200, 400)
     # A developer is the system unless the template names it.
     developers = {"messages": [{**messages[0], "role": "developer"}, messages[1]]}
     text = client.right("/apply-template", developers)["prompt"]
