@@ -36,4 +36,4 @@ def main(path: str, prompt: str = "cat dog cow pig " * 4, n: int = 64) -> tuple[
 
 
 if __name__ == "__main__":
-    main(*(sys.argv[1:] or sys.exit(__doc__)))
+    main(sys.argv[1] if sys.argv[1:] else sys.exit(__doc__))

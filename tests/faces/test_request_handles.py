@@ -406,28 +406,6 @@ def test_streams_that_nobody_reads_count_as_waiting() -> None:
 
 
 @PLACES
-@pytest.mark.parametrize("way", ["start", "event loop"])
-def test_a_stream_that_is_dropped_before_its_first_read(n_parallel: int, way: str) -> None:
-    """It ends at once; else it would compute on, and count against max_waiting for good."""
-    with open_wide(n_parallel=n_parallel, max_waiting=1, n_ctx=512) as llm:
-        for i in range(4):
-            gate = Gate()
-            options: Any = {"max_tokens": 200, "stream": True, "logits_processor": gate, **GREEDY}
-            if way == "start":
-                handle: Any = llm.create_completion([*PROMPT, i], **options)
-                handle.start()
-            else:
-                handle = asyncio.run(llm.acreate_completion([*PROMPT, i], **options))
-            assert gate.entered.wait(60)
-            ticket = handle._generation._ticket
-            del handle
-            gate.opened.set()
-            until(lambda t=ticket: t.is_over)  # type: ignore[misc]
-            assert ticket.is_cancelled and gate.calls < 200
-            assert text_of_whole(llm, PROMPT, max_tokens=3, **GREEDY)
-
-
-@PLACES
 def test_a_line_of_bounded_length(n_parallel: int) -> None:
     with open_wide(n_parallel=n_parallel, max_waiting=2) as llm:
         runner: Any = llm._runtime.runner

@@ -1,16 +1,17 @@
-"""The copies of suspended, unread streams are bounded."""
+"""Streams that nobody reads: copies of suspended ones are bounded, and dropped ones end."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from pyllama_spec.speculative import ProfitController
-from tests.faces.parallel_tools import nothing_stays_behind
-from tests.faces.test_request_handles import stream_of, text_of_whole
-from tests.faces.tools import PROMPT, SAMPLED, open_tiny, text_of
+from tests.faces.parallel_tools import nothing_stays_behind, open_wide
+from tests.faces.test_request_handles import PLACES, Gate, stream_of, text_of_whole, until
+from tests.faces.tools import GREEDY, PROMPT, SAMPLED, open_tiny, text_of
 from tests.models import model_path
 
 __all__ = ["nothing_stays_behind"]
@@ -73,3 +74,25 @@ def test_streams_without_copies_are_read_again(kind: str, n_copies: int) -> None
             assert found == texts
             assert (max(most) > 0) == bool(n_copies)
             assert not n_copies or most[2 * len(prompts) - 1] > ours.max_copies_bytes
+
+
+@PLACES
+@pytest.mark.parametrize("way", ["start", "event loop"])
+def test_a_stream_that_is_dropped_before_its_first_read(n_parallel: int, way: str) -> None:
+    """It ends at once; else it would compute on, and count against max_waiting for good."""
+    with open_wide(n_parallel=n_parallel, max_waiting=1, n_ctx=512) as llm:
+        for i in range(4):
+            gate = Gate()
+            options: Any = {"max_tokens": 200, "stream": True, "logits_processor": gate, **GREEDY}
+            if way == "start":
+                handle: Any = llm.create_completion([*PROMPT, i], **options)
+                handle.start()
+            else:
+                handle = asyncio.run(llm.acreate_completion([*PROMPT, i], **options))
+            assert gate.entered.wait(60)
+            ticket = handle._generation._ticket
+            del handle
+            gate.opened.set()
+            until(lambda t=ticket: t.is_over)  # type: ignore[misc]
+            assert ticket.is_cancelled and gate.calls < 200
+            assert text_of_whole(llm, PROMPT, max_tokens=3, **GREEDY)
