@@ -19,7 +19,6 @@ LEFT_OUT = (
     ".ci/", "examples/drafts/", "docs/images/", "docs/results/", "docs/results.md",
     "docs/parity-table.md", "docs/apps-table.md", "docs/measurements/", "benchmarks/",
     "tools/comparison/", "tools/docs/", "tests/docs/", "tests/moving/", "tests/browser/",
-    "tests/wheel/",
 )  # fmt: skip
 # A repository keeps every version of a file for good.
 MAX_TRACKED_BYTES = 25_000_000

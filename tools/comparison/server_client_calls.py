@@ -1,6 +1,6 @@
 """Calls of third-party clients to a server; run by the Python that has the client.
 
-    ENV/bin/python tools/server_client_calls.py CLIENT http://127.0.0.1:8080 MODEL OUT.json
+    ENV/bin/python tools/comparison/server_client_calls.py CLIENT URL MODEL OUT.json
 
 It imports nothing from this repository, because only the client is installed. Each call returns a
 short result, or fails with the client's exception.

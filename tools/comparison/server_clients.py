@@ -1,6 +1,6 @@
 """Runs third-party clients against `pyllama-spec serve`, each in its own environment.
 
-    python -m tools.server_clients -m MODEL [CLIENT ...] [--folder DIR] [-o docs/server-clients.md]
+    python -m tools.comparison.server_clients -m MODEL [CLIENT ...] [-o docs/server-clients.md]
 
 The clients are installed from the index. The page lists each client's calls and their results. The
 folder keeps the environments, and the results of clients that are not run again.
@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-CALLS = ROOT / "tools" / "server_client_calls.py"
+ROOT = Path(__file__).resolve().parents[2]
+CALLS = Path(__file__).with_name("server_client_calls.py")
 # The packages to install for each client; the first is the client itself.
 PACKAGES = {
     "langchain-openai": ("langchain-openai",),
@@ -30,8 +30,8 @@ PACKAGES = {
     "aider": ("aider-chat",),
 }
 HEAD = """# Clients of others
-`python -m tools.server_clients` makes this page. It installs each client from the index into an
-environment of its own, starts
+`python -m tools.comparison.server_clients` makes this page. It installs each client
+from the index into an environment of its own, starts
 `pyllama-spec serve -m {model} -d prompt-lookup --embeddings --pooling mean`,
 and makes one call after the other. A small model may answer a question badly. The page shows
 whether the client gets what its call promises: a text, pieces of a stream, a tool call with
