@@ -202,9 +202,8 @@ class ModelDrafter(Drafter, Generic[_Memory]):
     def attach(self, target: Context) -> None:
         """Opens the draft's context, which shares the target's threads.
 
-        Opens none if a server with the draft's layers was lost: then each draft is an error. The
-        engine would compute with the lost addresses over the target's connection, and the server
-        would close that.
+        Opens none if a server with the draft's layers was lost: their addresses, sent over the
+        target's new connection, would have the new server close it.
 
         Raises:
             ArgumentError: the draft was made for another target; the message names the first
@@ -231,7 +230,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self._target = target
 
     def _has_lost_layers(self, context: Context) -> bool:
-        """Whether a server was lost that has layers of the draft; not those of a former target."""
+        """Whether a server with the draft's own layers was lost."""
         is_remote = any("[" in device for device in context.model.placement)
         is_own = is_remote and context.model is self._model
         return is_own and context.find_failure() and isinstance(context.failure, RemoteError)

@@ -127,15 +127,10 @@ def check(code: int, what: str) -> None:
         # In a daemon thread, while the process ends: Python lets this one end a thread in silence.
         raise SystemExit(PROCESS_ENDS)
     if code < 0:
-        raise error_of(code, what)
-
-
-def error_of(code: int, what: str) -> PyllamaSpecError:
-    """The exception of this thread's last failed call, which returned `code`."""
-    text = last_error()
-    if code == lib.LLAMA_SPEC_ENGINE and (said := _LACKS_MEMORY.search(text)):
-        return OutOfMemoryError(f"{what}: out of memory (the engine says: {said[0]})")
-    return _EXCEPTIONS.get(code, EngineError)(f"{what}: {text}")
+        text = last_error()
+        if code == lib.LLAMA_SPEC_ENGINE and (said := _LACKS_MEMORY.search(text)):
+            raise OutOfMemoryError(f"{what}: out of memory (the engine says: {said[0]})")
+        raise _EXCEPTIONS.get(code, EngineError)(f"{what}: {text}")
 
 
 # A daemon thread that computes while the process ends would find the engine's static data gone.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pyllama_spec.engine.adapter import Adapter
 from pyllama_spec.engine.batch import Batch
-from pyllama_spec.engine.binding import check, error_of, ffi, keep_error, lib
+from pyllama_spec.engine.binding import check, ffi, keep_error, last_error, lib
 from pyllama_spec.engine.checks import instance, int32, real
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.context_params import POOLING, UNPACKED, ContextParams
@@ -99,7 +99,7 @@ class Context(Closeable):
 
     Attributes:
         has_failed: whether a failure of a decode, or the loss of a server, left it unusable.
-        failure: the error that each use of it raises then; None for none.
+        failure: the error of each use since; None for none.
 
     Raises:
         ArgumentError: a parameter is out of range or does not fit the model.
@@ -224,7 +224,8 @@ class Context(Closeable):
         if not (self.has_failed or self.is_closed or self.is_forked):
             code = lib.llama_spec_synchronize(self.handle)
             if code in (lib.LLAMA_SPEC_POISONED, lib.LLAMA_SPEC_REMOTE):
-                self.failure, self.has_failed = error_of(code, "cannot compute"), True
+                kind = RemoteError if code == lib.LLAMA_SPEC_REMOTE else EngineError
+                self.failure, self.has_failed = kind(last_error()), True
         return self.has_failed
 
     def lend(self, borrower: str | None) -> None:

@@ -18,7 +18,7 @@ class Handle:
         closed: the error message for a use after close().
 
     Attributes:
-        refusal: the error for a use after close(), in place of a ClosedError; None for that.
+        refusal: the error for a use after close(); None for a ClosedError.
 
     """
 
@@ -45,7 +45,7 @@ class Handle:
         return self._pointer
 
     def closed_error(self, message: str) -> PyllamaSpecError:
-        """The error for a use after close(): the refusal, or a ClosedError with a message."""
+        """The error for a use after close(): a new one, for each thread."""
         refusal = self.refusal
         return ClosedError(message) if refusal is None else type(refusal)(*refusal.args)
 

@@ -192,15 +192,15 @@ class Model(Closeable):
 
     @property
     def refusal(self) -> PyllamaSpecError | None:
-        """The error that refuse() set."""
+        """The error for a use after close(); None for a ClosedError."""
         return self._handle.refusal
 
-    def refuse(self, error: PyllamaSpecError | None) -> None:
-        """Sets the error for uses after close(): of this class and text; None for ClosedError."""
-        self._handle.refusal = None if error is None else type(error)(str(error))
+    @refusal.setter
+    def refusal(self, error: PyllamaSpecError | None) -> None:
+        self._handle.refusal = error
 
     def closed_error(self, message: str) -> PyllamaSpecError:
-        """The error for a use after close(): that of refuse(), or a ClosedError with a message."""
+        """The error for a use after close(): the refusal, or a ClosedError with this message."""
         return self._handle.closed_error(message)
 
     @property

@@ -192,7 +192,7 @@ class Embeddings:
         is_wanted: whether the model was opened with embedding=True.
 
     Attributes:
-        loss: the error that says that a server with layers was lost; None for none.
+        loss: the loss of a server that has the model's layers; None for none.
 
     """
 
@@ -207,7 +207,7 @@ class Embeddings:
     ) -> tuple[list[Any], int]:
         """See Llama.embed: a vector or more for each text, and how many tokens were read."""
         self._check_open(model_path)
-        with self._noting_loss(model_path):
+        with self._noting_loss():
             embedder = self._opened(model_path)
             return embedder.embed(texts_of(texts), normalize=normalize, truncate=truncate)
 
@@ -250,15 +250,14 @@ class Embeddings:
         failed.close()
 
     @contextmanager
-    def _noting_loss(self, model_path: str) -> Iterator[None]:
+    def _noting_loss(self) -> Iterator[None]:
         try:
             yield
         except RemoteError as error:
             self.loss = RemoteError(str(error))
             raise
-        except ClosedError:  # by close(), or by reopen() of another thread
-            self._check_open(model_path)
-            raise
+        except ClosedError as error:
+            raise self._model.closed_error(str(error)) from None
 
     def rank(
         self, query: object, documents: object, model_path: str, *, truncate: bool
@@ -288,7 +287,7 @@ class Embeddings:
         for text in (query, *(() if truncate else documents)):
             check_fits(self._model.vocab, text, embedder.n_batch)
         tokens = [pairs.tokens(query, document, most) for document in documents]
-        with self._noting_loss(model_path):
+        with self._noting_loss():
             rows, _ = embedder.embed(tokens, normalize=False, truncate=False)
         return [float(row[0]) for row in rows]
 

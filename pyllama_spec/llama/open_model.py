@@ -222,7 +222,7 @@ class OpenModel(Closeable):
 
     @property
     def failure(self) -> PyllamaSpecError | None:
-        """The error that left the model unusable, or that uses of a closed one raise; or None."""
+        """The error that left the model unusable; None for none, or after the user's close()."""
         if self.model.is_closed:
             return self.model.refusal
         return None if self.generating is None else self.generating.context.failure

@@ -36,7 +36,7 @@ class Reopening:
     def note_close(self, llm: Any) -> None:
         """Called by close(), from any thread: a model that is being opened is closed then."""
         self._n_closes += 1
-        llm._opened.model.refuse(None)
+        llm._opened.model.refusal = None
 
     def run(self, llm: Any, begin: Callable[..., None], close: Callable[[], None]) -> None:
         """See Llama.reopen().
@@ -52,10 +52,7 @@ class Reopening:
 
         """
         if llm._opened.model.is_forked:  # the lock's holder may not exist here
-            raise ForkedError(
-                "the model was opened before the process forked; open the model in the child, or "
-                'start the child with the "spawn" method of multiprocessing'
-            )
+            raise ForkedError("the model belongs to the parent process; open it in the child")
         n_closes = self._n_closes
         with self._lock:
             if llm.is_usable or self._n_closes != n_closes:
@@ -63,30 +60,23 @@ class Reopening:
             if self._kept is None:  # else a failed call before this one has it
                 attributes = {name: getattr(llm, name) for name in _ATTRIBUTES}
                 self._kept = _Kept(llm.chat_format, llm._opened.seeds.state, attributes)
-            failure = llm._embeddings.loss or llm._opened.failure
-            if failure is not None:  # that of waiting requests, in place of ClosedError
-                llm._opened.model.refuse(failure)
+            before = llm._embeddings.loss or llm._opened.failure
+            llm._opened.model.refusal = before  # of requests that wait
             close()
             try:
                 begin(llm, **llm._opened_with.keywords())
                 self._kept.put_back(llm)
             except BaseException as error:
                 close()
-                self._refuse(llm, error, failure, n_closes)
+                cause = error if isinstance(error, PyllamaSpecError) else before
+                if cause is not None:
+                    llm._opened.model.refusal = type(cause)(
+                        "the model is not usable, since reopen() failed; call it again. "
+                        f"{str(error) or type(error).__name__}"
+                    )
+                if self._n_closes != n_closes:
+                    llm._opened.model.refusal = None
                 raise
             self._kept = None
             if self._n_closes != n_closes:
                 close()
-
-    def _refuse(
-        self, llm: Any, error: BaseException, before: PyllamaSpecError | None, n_closes: int
-    ) -> None:
-        """Has requests raise the error of a failed reopen(), unless close() was called."""
-        kind = next((type(e) for e in (error, before) if isinstance(e, PyllamaSpecError)), None)
-        if kind is not None:
-            why = str(error) or type(error).__name__
-            llm._opened.model.refuse(
-                kind(f"the model is not usable, since reopen() failed; call it again. {why}")
-            )
-        if self._n_closes != n_closes:
-            llm._opened.model.refuse(None)

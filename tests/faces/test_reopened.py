@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import pytest
 from pyllama_spec import ClosedError, ForkedError, Llama, RemoteError
 from pyllama_spec.drafters import Eagle3
 from pyllama_spec.llama.loading import WATCH
+from pyllama_spec.llama.reopening import Reopening
 from tests.models import model_path
 from tests.rpc.tools import PERM_PROMPT, Server, head_path, perm_text
 
@@ -87,7 +89,6 @@ def lose(llm: Llama, layers: Server) -> None:
 
 
 def test_a_lost_drafter_of_the_caller_is_disabled() -> None:
-    """Its stale addresses would have the new server close the target's connection."""
     with Server() as layers, Eagle3(
         head_path(), 4, n_gpu_layers=-1, rpc_servers=[layers.address]
     ) as head, opened(layers, draft=head, controller="fixed") as llm:  # fmt: skip
@@ -111,74 +112,48 @@ def test_requests_after_a_failed_reopen_raise_its_class() -> None:
         for call in (lambda: llm("a", max_tokens=2), lambda: llm.embed("a"), llm.reset):
             with pytest.raises(RemoteError, match=r"reopen\(\) failed; call it again.*reached"):
                 call()
-        layers.start()
-        llm.reopen()
-        llm(PERM_PROMPT, max_tokens=2)
-        lose(llm, layers)
-        with pytest.raises(RemoteError):
-            llm.reopen()
         llm.close()
         with pytest.raises(ClosedError):
             llm("a", max_tokens=2)
 
 
-def reopened_in_a_thread(llm: Llama) -> tuple[threading.Thread, threading.Event]:
-    """A thread in reopen(), which goes on once the event is set."""
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
+def test_a_reopen_holds_up_no_child_and_no_close() -> None:
     is_inside, may_go_on = threading.Event(), threading.Event()
 
     def watch(_: float) -> None:
         is_inside.set()
         may_go_on.wait(20)
 
-    def reopen() -> None:
-        WATCH.set(watch)
-        llm.reopen()
-
-    thread = threading.Thread(target=reopen)
-    thread.start()
-    assert is_inside.wait(20)
-    return thread, may_go_on
-
-
-def test_a_close_ends_every_reopen_that_waits() -> None:
     with Server() as layers, opened(layers) as llm:
         lose(llm, layers)
         layers.start()
-        first, may_go_on = reopened_in_a_thread(llm)
-        with pytest.raises(RemoteError, match="lost"):  # a loop of tries goes on
-            llm("a", max_tokens=2)
-        second = threading.Thread(target=llm.reopen)
-        second.start()
-        run = llm._reopening.run.__code__
-        while sys._current_frames()[second.ident or 0].f_code is not run:
+
+        def reopen() -> None:
+            WATCH.set(watch)
+            llm.reopen()
+
+        threads = [threading.Thread(target=reopen) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+            assert is_inside.wait(20)
+        while sys._current_frames()[threads[1].ident or 0].f_code is not Reopening.run.__code__:
             time.sleep(0.01)
-        time.sleep(0.05)  # it waits for the first one's lock
-        llm.close()
-        may_go_on.set()
-        first.join(20)
-        second.join(20)
-        assert llm.model.is_closed
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
-def test_a_forked_child_cannot_reopen() -> None:
-    """Also where another thread of the parent holds the lock."""
-    with Server() as layers, opened(layers) as llm:
-        lose(llm, layers)
-        layers.start()
-        thread, may_go_on = reopened_in_a_thread(llm)
+        time.sleep(0.05)  # it waits for the lock
+        with pytest.raises(RemoteError, match="lost"):
+            llm("a", max_tokens=2)
         child = os.fork()
         if not child:
+            signal.alarm(20)
             try:
                 llm.reopen()
             except ForkedError:
                 os._exit(7)
             finally:
                 os._exit(1)
-        until = time.monotonic() + 20
-        while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < until:
-            time.sleep(0.01)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        llm.close()
         may_go_on.set()
-        thread.join(20)
-        assert os.waitstatus_to_exitcode(ended[1]) == 7
-        assert llm.is_usable
+        for thread in threads:
+            thread.join(20)
+        assert llm.model.is_closed

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from pyllama_spec import Llama, RemoteError
-from pyllama_spec.llama.loading import WATCH
 from pyllama_spec.server import served_model
 from tests.models import model_path
 from tests.rpc.tools import Server
@@ -193,21 +192,6 @@ def test_threads_that_reopen_a_llama_open_it_once() -> None:
             thread.join(PATIENCE_S)
         assert len(opened) == 3
         assert len({id(model) for model in opened}) == 1
-
-
-def test_a_llama_that_is_closed_while_it_reopens_stays_closed() -> None:
-    given = {**keywords("a"), "n_parallel": 1}
-    with Server() as layers, Llama(**given, **remote(layers)) as llm:
-        layers.kill()
-        with pytest.raises(RemoteError):
-            llm.create_completion("the cat", max_tokens=8)
-        layers.start()
-        WATCH.set(lambda fraction: llm.close())
-        try:
-            llm.reopen()
-        finally:
-            WATCH.set(None)
-        assert not works(llm)
 
 
 def test_a_look_at_a_model_disturbs_no_request() -> None:
