@@ -290,6 +290,8 @@ class Models:
                 if one.has_failed:
                     await self._recovery.last_users(one)
                     await self._close(one, "failure")
+                    if one.is_given_up:
+                        raise _UnwantedError
                 opened = await self._opened(one, may_close_others)
             assert one.spec is not None
             defaults = {**self.serving.settings.defaults, **one.spec.defaults}
@@ -577,4 +579,7 @@ class Models:
 
 
 class _UnwantedError(Exception):
-    """A load was abandoned without a failure: no request waits, or a preload has no room."""
+    """A load was abandoned without a failure.
+
+    No request waits, a preload has no room, or the model was given up.
+    """

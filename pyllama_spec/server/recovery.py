@@ -63,6 +63,8 @@ class Recovery:
         try:
             await self.last_users(one)
             one.note_leak()
+            if one.is_given_up:
+                return
             if one.failure is None:
                 log.warning("%s failed and is being reopened", one.name)
             await in_daemon(lambda: self._reopened(failed.llm), lambda _: None, self._threads)

@@ -167,7 +167,9 @@ def test_a_model_that_fails_too_often_needs_a_restart(monkeypatch: pytest.Monkey
         assert not only.is_given_up, "a context whose server was lost is freed"
         assert only.service is not None
         only.service.has_leaked = True  # as after a decode without memory
+        layers.start()
         until(lambda: asked(client, None)[1]["error"]["code"] == "model_failed")
+        assert not only.service.is_usable, "it was opened once more"
         assert client.get("/health")[0] == 500
         assert client.get("/ready")[0] == 503
 
