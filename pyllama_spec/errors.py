@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 _PACKAGE = str(Path(__file__).parent) + os.sep
@@ -233,3 +233,9 @@ class EngineError(PyllamaSpecError):
 
 class ContextOpenError(EngineError, ValueError):
     """The engine cannot open a context with these options. It is a ValueError too."""
+
+
+def same_kind(error: PyllamaSpecError, message: str) -> PyllamaSpecError:
+    """A new error with a message, of an error's class or, where that takes more, its base."""
+    kinds = (kind for kind in type(error).__mro__ if issubclass(kind, PyllamaSpecError))
+    return next(kind for kind in kinds if not isinstance(kind.__init__, FunctionType))(message)

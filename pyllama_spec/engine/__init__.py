@@ -2,7 +2,7 @@
 
 from pyllama_spec.engine.adapter import Adapter
 from pyllama_spec.engine.batch import Batch
-from pyllama_spec.engine.binding import stopping
+from pyllama_spec.engine.binding import computing
 from pyllama_spec.engine.chat import ChatParser, ChatSession, schema_to_grammar
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.context_params import ContextParams
@@ -48,6 +48,7 @@ __all__ = [
     "Transfers",
     "Vocab",
     "build_stamp",
+    "computing",
     "default_n_threads",
     "devices",
     "engine_version",
@@ -60,7 +61,6 @@ __all__ = [
     "server_devices",
     "set_log_level",
     "set_rpc_timeout",
-    "stopping",
     "supports_gpu",
     "system_info",
     "thread_log_level",

@@ -7,7 +7,7 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # NumPy refuses a second interpreter. It has to do so before that one registers the end of the
@@ -37,13 +37,13 @@ module_file: str = str(_engine.__file__)
 
 __all__ = [
     "check",
+    "computing",
     "ffi",
     "fork_generation",
     "keep_error",
     "last_error",
     "lib",
     "module_file",
-    "stopping",
 ]
 
 _EXCEPTIONS: dict[int, type[PyllamaSpecError]] = {
@@ -69,10 +69,9 @@ _LACKS_MEMORY = re.compile(
 )
 
 
-# Per thread: the exception that ended a call from inside, such as KeyboardInterrupt.
+# Per thread: the exception that ended a call from inside, such as KeyboardInterrupt; and what
+# computing() was given, the innermost last.
 _waiting = threading.local()
-# The threads whose calls have to end; see stopping().
-_stopping: set[int] = set()
 
 
 def keep_error(kind: object, error: BaseException, trace: object) -> bool:
@@ -87,23 +86,30 @@ def keep_error(kind: object, error: BaseException, trace: object) -> bool:
 @ffi.def_extern(onerror=keep_error)  # type: ignore[untyped-decorator]
 def pyllama_spec_wants_to_stop() -> bool:
     """Called by long engine loops: runs pending signal handlers; returns whether to stop."""
-    return threading.get_ident() in _stopping
+    return _is_to_stop()
 
 
 lib.llama_spec_on_wait(lib.pyllama_spec_wants_to_stop)
 
 
 @contextlib.contextmanager
-def stopping(threads: Set[int]) -> Iterator[None]:
-    """Within the block, calls of these threads do not wait for a hung server of layers.
+def computing(is_closed: Callable[[], bool]) -> Iterator[None]:
+    """Within the block, this thread's calls wait for a hung server of layers only while open.
 
-    A second after the beginning of the block such a call loses its server, and is a CancelledError.
+    A call that still waits a second after is_closed() has become true gives the server up, and is
+    a CancelledError. Blocks may be nested, as by a callback that uses another model.
     """
-    _stopping.update(threads)
+    blocks: list[Callable[[], bool]] = vars(_waiting).setdefault("blocks", [])
+    blocks.append(is_closed)
     try:
         yield
     finally:
-        _stopping.difference_update(threads)
+        blocks.pop()
+
+
+def _is_to_stop() -> bool:
+    blocks: list[Callable[[], bool]] = vars(_waiting).get("blocks", [])
+    return bool(blocks) and blocks[-1]()
 
 
 def last_error() -> str:
@@ -127,6 +133,8 @@ def check(code: int, what: str) -> None:
         # In a daemon thread, while the process ends: Python lets this one end a thread in silence.
         raise SystemExit(PROCESS_ENDS)
     if code < 0:
+        if code == lib.LLAMA_SPEC_REMOTE and _is_to_stop():
+            code = lib.LLAMA_SPEC_CANCELLED
         text = last_error()
         if code == lib.LLAMA_SPEC_ENGINE and (said := _LACKS_MEMORY.search(text)):
             raise OutOfMemoryError(f"{what}: out of memory (the engine says: {said[0]})")

@@ -99,7 +99,7 @@ class Context(Closeable):
 
     Attributes:
         has_failed: whether a failure of a decode, or the loss of a server, left it unusable.
-        failure: the error of each use since; None for none.
+        failure: the error that said so; None for none.
 
     Raises:
         ArgumentError: a parameter is out of range or does not fit the model.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pyllama_spec.engine.binding import ffi, fork_generation
-from pyllama_spec.errors import ArgumentError, ClosedError, PyllamaSpecError
+from pyllama_spec.errors import ArgumentError, ClosedError, PyllamaSpecError, same_kind
 
 
 class Handle:
@@ -47,7 +47,7 @@ class Handle:
     def closed_error(self, message: str) -> PyllamaSpecError:
         """The error for a use after close(): a new one, for each thread."""
         refusal = self.refusal
-        return ClosedError(message) if refusal is None else type(refusal)(*refusal.args)
+        return ClosedError(message) if refusal is None else same_kind(refusal, str(refusal))
 
     @property
     def own(self) -> Any:

@@ -20,6 +20,7 @@ from pyllama_spec.errors import (
     ContextFullError,
     EngineError,
     OutOfMemoryError,
+    PyllamaSpecError,
     RemoteError,
     UnsupportedError,
     no_room,
@@ -191,16 +192,13 @@ class Embeddings:
         params: the parameters of the target's context.
         is_wanted: whether the model was opened with embedding=True.
 
-    Attributes:
-        loss: the loss of a server that has the model's layers; None for none.
-
     """
 
     def __init__(self, model: Model, params: ContextParams, is_wanted: bool) -> None:
         self._model, self._params, self._is_wanted = model, params, is_wanted
         self._embedder: Embedder | None = None
         self._dropping, self._n_dropped = threading.Lock(), 0
-        self.loss: RemoteError | None = None
+        self._loss: RemoteError | None = None
 
     def embed(
         self, texts: object, model_path: str, *, normalize: bool, truncate: bool
@@ -254,7 +252,7 @@ class Embeddings:
         try:
             yield
         except RemoteError as error:
-            self.loss = RemoteError(str(error))
+            self._loss = RemoteError(str(error))
             raise
         except ClosedError as error:
             raise self._model.closed_error(str(error)) from None
@@ -272,7 +270,8 @@ class Embeddings:
         for i, document in enumerate(documents):
             if not isinstance(document, str):
                 raise ArgumentError(f"documents[{i}] is not a text: {shown(document)}")
-        embedder = self._opened(model_path)
+        with self._noting_loss():
+            embedder = self._opened(model_path)
         # pooling_type="rank" for another model would give a number of its rows, and no score.
         own = self._model.metadata.get(f"{self._model.info.arch}.pooling_type")
         if embedder.context.pooling != "rank" or own != str(_RANK):
@@ -296,11 +295,10 @@ class Embeddings:
             raise self._model.closed_error(f"the model {model_path} is closed; load it again")
 
     @property
-    def is_usable(self) -> bool:
-        """False once a server with the model's layers was lost, or too many contexts failed."""
+    def failure(self) -> PyllamaSpecError | None:
+        """The loss of a server with the model's layers, or the failure of the last context."""
         is_last, embedder = self._n_dropped >= _MAX_DROPPED, self._embedder
-        has_failed = is_last and embedder is not None and embedder.context.has_failed
-        return self.loss is None and not has_failed
+        return self._loss or (embedder.context.failure if is_last and embedder else None)
 
     @property
     def memory_bytes(self) -> int:

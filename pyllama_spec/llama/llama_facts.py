@@ -25,7 +25,7 @@ class LlamaFacts:
     _opened_with: OpenOptions
 
     @property
-    def files(self) -> dict[str, object]:
+    def file_keywords(self) -> dict[str, object]:
         """The keywords that may name a file, each with its value."""
         names = ("model_path", "draft", "lora_path", "draft_memory")
         return {name: getattr(self._opened_with, name) for name in names}
@@ -147,7 +147,7 @@ class LlamaFacts:
         Embeddings have a context of their own: eight that failed are replaced, and not the ninth.
         """
         runtime = self._opened.generating
-        if not self._embeddings.is_usable:
+        if self._embeddings.failure is not None:
             return False
         if runtime is None:
             return not self._opened.model.is_closed

@@ -402,8 +402,10 @@ class OpenModel(Closeable):
         """
         runtime = self.generating
         if runtime is None:
-            close_others()
-            self.model.close()
+            try:
+                close_others()
+            finally:
+                self.model.close()
         elif runtime.runner.close():
             try:
                 close_others()

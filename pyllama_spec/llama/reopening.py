@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pyllama_spec.errors import ForkedError, PyllamaSpecError
+from pyllama_spec.errors import ForkedError, PyllamaSpecError, same_kind
 
 # What a program may have set since the model was opened, beside the chat format and the seeds.
 _ATTRIBUTES = ("chat_handler", "verbose", "spm_infill", "last_n_tokens_size")
@@ -60,7 +60,7 @@ class Reopening:
             if self._kept is None:  # else a failed call before this one has it
                 attributes = {name: getattr(llm, name) for name in _ATTRIBUTES}
                 self._kept = _Kept(llm.chat_format, llm._opened.seeds.state, attributes)
-            before = llm._embeddings.loss or llm._opened.failure
+            before = llm._embeddings.failure or llm._opened.failure
             llm._opened.model.refusal = before  # of requests that wait
             close()
             try:
@@ -70,9 +70,10 @@ class Reopening:
                 close()
                 cause = error if isinstance(error, PyllamaSpecError) else before
                 if cause is not None:
-                    llm._opened.model.refusal = type(cause)(
+                    llm._opened.model.refusal = same_kind(
+                        cause,
                         "the model is not usable, since reopen() failed; call it again. "
-                        f"{str(error) or type(error).__name__}"
+                        f"{str(error) or type(error).__name__}",
                     )
                 if self._n_closes != n_closes:
                     llm._opened.model.refusal = None

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pyllama_spec.engine import stopping
+from pyllama_spec.engine import computing
 from pyllama_spec.errors import BusyError, CancelledError, ClosedError
 
 # The message for a request whose model was closed, before it or during it.
@@ -49,7 +49,8 @@ class RequestLock:
             self._check_open()
             self._owner = me
         try:
-            yield
+            with computing(lambda: self._is_closed):
+                yield
         except CancelledError as error:
             with self._condition:  # close() interrupts the decode before it has noted why
                 if self._is_closed:
@@ -87,9 +88,8 @@ class RequestLock:
                 self._interrupt(True)
             self._is_closed = True
             self._condition.notify_all()
-            with stopping({self._owner} if self._owner is not None else set()):
-                while self._owner is not None:
-                    self._condition.wait()
+            while self._owner is not None:
+                self._condition.wait()
             return True
 
     def _check_open(self) -> None:

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from time import monotonic
 
-from pyllama_spec.engine import stopping
+from pyllama_spec.engine import computing
 from pyllama_spec.errors import (
     CancelledError,
     ClosedError,
@@ -323,10 +323,8 @@ class Runner(Visits):
             if self._computer is not None or self._visitor not in (None, me):
                 self._round.target.cancel(True)
             self._changed.notify_all()
-            others = {one for one in (self._computer, self._visitor) if one not in (None, me)}
-            with stopping(others):
-                while self._computer is not None or self._visitor not in (None, me):
-                    self._changed.wait()
+            while self._computer is not None or self._visitor not in (None, me):
+                self._changed.wait()
             self._cancel(self._line.everyone())  # no thread computes any more that would end them
             thread = self._thread
         if thread is not None:
@@ -412,14 +410,15 @@ class Runner(Visits):
                     return
                 self._computer = me
                 unread = line.unread()
-            self._put_aside(unread)
-            with self._lock:
-                line.admit(reader)
-                self._computing = line.choose(reader)
-            if self._computing:
-                outcomes = self._compute(self._computing)
+            with computing(self.is_closed):
+                self._put_aside(unread)
                 with self._lock:
-                    self._hand_out(outcomes)
+                    line.admit(reader)
+                    self._computing = line.choose(reader)
+                if self._computing:
+                    outcomes = self._compute(self._computing)
+                    with self._lock:
+                        self._hand_out(outcomes)
         except BaseException as error:
             with self._lock:
                 for ticket in self._computing or line.choose(reader):

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from pyllama_spec.engine import computing
 from pyllama_spec.errors import BusyError, CancelledError, PyllamaSpecError
 from pyllama_spec.requests.line import Line
 from pyllama_spec.requests.request_lock import CLOSED
@@ -78,6 +79,10 @@ class Visits(ABC):
             is_free = (self._computer or self._visitor) is None
             return not (target.find_failure() if is_free else target.has_failed)
 
+    def is_closed(self) -> bool:
+        """Whether close() was called."""
+        return self._is_closed
+
     def _check_open(self) -> None:
         if self._is_closed:
             raise self._closed_error()
@@ -109,7 +114,8 @@ class Visits(ABC):
                     self._changed.wait()
                 self._check_open()
                 self._visitor = me
-            yield
+            with computing(self.is_closed):
+                yield
         except CancelledError as error:
             if self._is_closed:
                 raise self._closed_error() from error

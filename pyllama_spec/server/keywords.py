@@ -72,7 +72,7 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
         keywords["logit_bias"] = _bias(request.logit_bias)
     if keywords.get("max_completion_tokens") is not None:
         keywords["max_tokens"] = keywords.pop("max_completion_tokens")
-    _apply(settings, keywords)
+    _limit(keywords, settings)
     keywords.update(_drafting(request.speculation))
     return keywords
 
@@ -141,7 +141,7 @@ def _drafting(wanted: Speculation | None) -> dict[str, Any]:
     return keywords
 
 
-def _apply(settings: ServerSettings, keywords: dict[str, Any]) -> None:
+def _limit(keywords: dict[str, Any], settings: ServerSettings) -> None:
     if settings.is_greedy_below_0 and keywords.get("temperature", 0) < 0:
         keywords["temperature"] = 0.0
     _bound(keywords, "max_tokens", settings.max_tokens)

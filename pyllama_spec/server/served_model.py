@@ -188,7 +188,7 @@ class ServedModel:
         if self.spec is not None:
             keywords, adapters = self.spec.keywords, self.spec.adapters
         elif self.service is not None:
-            keywords = self.service.llm.files
+            keywords = self.service.llm.file_keywords
         else:
             return
         path = Path(keywords["model_path"])

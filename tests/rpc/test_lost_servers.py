@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from benchmarks.rpc_proxy import Proxy
-from pyllama_spec import Llama, PyllamaSpecError, RemoteError
+from pyllama_spec import ClosedError, Llama, RemoteError
 from pyllama_spec.engine import set_rpc_timeout
 from pyllama_spec.engine.rpc import DEFAULT_TIMEOUT_S
 from tests.models import model_path
@@ -192,9 +192,31 @@ def test_close_does_not_wait_for_a_server_that_hangs(server: Server, what: str) 
         begin = time.monotonic()
         llm.close()
         assert time.monotonic() - begin < 30
-        with pytest.raises(PyllamaSpecError):
+        with pytest.raises(ClosedError):
             asked.result(30)
     server.process.send_signal(signal.SIGCONT)
+
+
+def test_close_of_a_model_leaves_another_one_that_its_callback_uses(server: Server) -> None:
+    """The other one waits for a server that is slow, and does not give it up."""
+    with opened(server.address) as other, Llama(str(model_path("perm")), n_ctx=64) as llm:
+        other("the cat", max_tokens=2)
+        has_begun = threading.Event()
+
+        def stops(ids: Any, scores: Any) -> bool:
+            server.process.send_signal(signal.SIGSTOP)
+            threading.Timer(2, server.process.send_signal, [signal.SIGCONT]).start()
+            has_begun.set()
+            other("another one", max_tokens=2)
+            return False
+
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(llm, "the cat", max_tokens=9, stopping_criteria=stops)
+            assert has_begun.wait(30)
+            llm.close()
+            with pytest.raises(ClosedError):
+                asked.result(30)
+        other("one more", max_tokens=2)
 
 
 @contextlib.contextmanager
