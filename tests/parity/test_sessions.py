@@ -109,6 +109,11 @@ KEPT = {
         (Ask(tail=(0, 1, 16, 4), options=(*_GREEDY, ("stop", "a"),
              ("grammar", 'root ::= "the answer is " [0-9]+ "." ')), fate="raises", at=4),),
     ),
+    "a cut text that ends within a character, which is a stop string": Session(
+        Opened("qwen3next", n_ctx=24), Drafting("perfect", 8),
+        (Ask(tail=(98, 101, 1), fate="cancelled", at=1, options=(("max_tokens", 12),
+             ("temperature", 0.7), ("seed", 0), ("stop", ("q", "\ufffd")))),),
+    ),
     "two wide heads beside an indexer": Session(
         Opened("qwen4exp", n_head=2, n_ctx=24), Drafting("certain-mtp", 8), (Ask(tail=(0,)),)
     ),

@@ -247,7 +247,7 @@ def kinds(events: str) -> list[Any]:
 @pytest.mark.parametrize("path", release_except(STREAMS, (TEXT, "/v1/messages")))
 def test_a_stream_that_waits_for_a_load_is_not_silent(path: str) -> None:
     """The stream ends as elsewhere, and an error is its last event."""
-    body = {**STREAMS[path], "stream": True}
+    body = {**STREAMS[path], "temperature": 0, "stream": True}
     gone = spec("b", {"model_path": "/no/such/private.gguf"})
     for name, end in (("a", ""), ("b", "cannot be loaded: ")):
         with several(spec("a"), gone, settings={"ping_s": 0.01}, held=True) as (client, models):
