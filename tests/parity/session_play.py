@@ -366,7 +366,6 @@ class Player:
             self.llm.set_adapters([(path, 1.0)] if is_on else [])
 
     # ---- one request
-
     def _options(
         self, ask: Ask, prompt: Sequence[int], begun: Sequence[Generation] = ()
     ) -> dict[str, Any]:
@@ -523,10 +522,9 @@ def _check_same(act: Ask | Together | Act, ask: Ask, one: Outcome, other: Outcom
     """That a drafted outcome is that of plain decoding."""
     is_together = isinstance(act, Together)
     if ask.fate in CUT_SHORT or (is_together and ask.fate == "closed"):
-        # A draft goes on to the end of its batch, and one of several beside others' rounds.
+        # A draft goes on to its batch's end. Plain tokens may end within a character that stops it.
         assert one.tokens is not None and other.tokens is not None
         if len(one.tokens) + 1 >= ask.at:
-            # The last ones may be the beginning of a character, which is a stop string at the end.
             n = len(other.tokens) if other.finish == "stop" else len(one.tokens)
             assert other.tokens[: len(one.tokens)] == one.tokens[:n]
             return
