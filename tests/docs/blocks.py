@@ -20,9 +20,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parents[2]
-# Logs tell what was run when, for hours and on other machines: their commands are parsed.
-LOG = frozenset(("docs/parity-table.md", "docs/apps-table.md", "examples/drafts/README.md"))
-MEASUREMENTS = "docs/measurements/"
+# It tells what was run for hours and on other machines: its commands are parsed.
+LOG = "examples/drafts/README.md"
 RUNS, TEXT = ("bash", "python"), ("text", "json", "toml", "lark", "gbnf")
 _MARK = re.compile(r"<!-- (not run|newcomer): (\S.*?) -->\s*$", re.DOTALL)
 _INLINE = re.compile(r"`(pyllama-spec [^`]+)`")
@@ -56,18 +55,13 @@ class Block:
 
 def pages() -> list[Path]:
     """README, CONTRIBUTING, the pages of docs/ and what is said of the trained drafts."""
-    docs, log = (sorted((ROOT / folder).glob("*.md")) for folder in ("docs", MEASUREMENTS))
-    drafts = ROOT / "examples" / "drafts" / "README.md"
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *docs, *log, drafts]
-
-
-def _is_log(page: str) -> bool:
-    return page in LOG or page.startswith(MEASUREMENTS)
+    docs = sorted((ROOT / "docs").glob("*.md"))
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *docs, ROOT / LOG]
 
 
 def is_log(page: Path) -> bool:
     """Whether it is a log instead of a guide."""
-    return _is_log(page.relative_to(ROOT).as_posix())
+    return page == ROOT / LOG
 
 
 def _walk(tokens: list[Token], page: str) -> Iterator[Block]:
@@ -102,7 +96,7 @@ def inline_commands(page: Path) -> list[str]:
 
 def fate(block: Block) -> str:
     """The test that a block gets."""
-    if _is_log(block.page):
+    if block.page == LOG:
         return "of the log: parsed"
     if block.language not in RUNS:
         return "no code"

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.docs.blocks import RUNS, TEXT, blocks_of, fate, inline_commands, is_log, pages
+from tests.docs.blocks import ROOT, RUNS, TEXT, blocks_of, fate, inline_commands, is_log, pages
 from tests.docs.commands import fault, lines_of, unknown_options
 
 PAGES = pages()
@@ -18,8 +18,8 @@ GUIDE = [page for page in PAGES if not is_log(page)]
 
 
 def name(page: Path) -> str:
-    """The page's name, with its folder for a log: docs/ has an eagle3.md too."""
-    return f"log/{page.name}" if page.parent.name == "measurements" else page.name
+    """The page, by its path."""
+    return page.relative_to(ROOT).as_posix()
 
 
 @pytest.mark.parametrize("page", GUIDE, ids=name)

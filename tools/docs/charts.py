@@ -3,8 +3,7 @@
 A bar is a run's speed-up over plain decoding, over all prompts. The line through its end spans the
 quartiles of the prompts; the diamond is the worst prompt. The histogram beside it shows how many
 drafted tokens its rounds accepted. The second picture shows each draft's speed-up in each category
-of prompts, for files with several drafts. `python -m tools.docs.results` writes them into
-docs/images/ from docs/results/.
+of prompts, for files with several drafts.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
-from pyllama_spec.bench.report import BUSY
+# Of the clock, what the process got: below it the machine was busy, as `bench` says. (The site is
+# built without an engine, and so without pyllama_spec.)
+BUSY = 0.75
 
 Result = dict[str, Any]
 Attributes = dict[str, Any]
@@ -27,8 +27,7 @@ _ROW, _TOP, _BOTTOM = 46, 62, 44
 _HIST_WIDTH = _WIDTH - _HIST - 16
 
 
-@dataclass(frozen=True, slots=True)
-class Theme:
+class Theme(NamedTuple):
     """The colours of a picture."""
 
     back: str
@@ -45,25 +44,16 @@ THEMES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A run.
-
-    Attributes:
-        model, draft: the names of both.
-        speedup, low, high: the speed-up over plain decoding, and the quartiles of the prompts.
-        worst: the lowest speed-up of a single prompt.
-        accepted: the number of rounds in which 0, 1, 2 ... drafted tokens were accepted.
-
-    """
+class Bar(NamedTuple):
+    """A run."""
 
     model: str
     draft: str
-    speedup: float
-    low: float
+    speedup: float  # over plain decoding
+    low: float  # the quartiles of the prompts
     high: float
-    worst: float
-    accepted: tuple[int, ...]
+    worst: float  # of a single prompt
+    accepted: tuple[int, ...]  # rounds in which 0, 1, 2 ... drafted tokens were accepted
 
 
 def bar_of(run: Result) -> Bar:
@@ -136,11 +126,15 @@ def draw(bars: Sequence[Bar], theme: Theme) -> str:
         _element("text", "line: middle half of the prompts, diamond: the worst", x=_LEFT, **small)
     )
     out.append(_element("text", "share of rounds", x=_HIST, **small))
+    return _svg(out, height, theme)
+
+
+def _svg(parts: Sequence[str], height: float, theme: Theme) -> str:
     head = _element(
         "svg", None, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {_WIDTH} {height}",
         role="img", font_family="system-ui, sans-serif", font_size=13, fill=theme.text,
     )  # fmt: skip
-    return "\n".join([head, *out, "</svg>"]) + "\n"
+    return "\n".join([head, *parts, "</svg>"]) + "\n"
 
 
 def _element(tag: str, text: str | None = "", **attributes: str | float) -> str:
@@ -193,20 +187,12 @@ def _histogram(accepted: Sequence[int], y: float, theme: Theme) -> list[str]:
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """The drafts of a target.
-
-    Attributes:
-        model: the target's name.
-        categories: the categories of its prompts.
-        rows: for each draft its name, and its speed-ups over plain decoding by category.
-
-    """
+class Table(NamedTuple):
+    """The drafts of a target."""
 
     model: str
     categories: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[float, ...]], ...]
+    rows: tuple[tuple[str, tuple[float, ...]], ...]  # of each draft its name, and its speed-ups
 
 
 def in_categories(files: Sequence[Sequence[Result]]) -> list[list[Result]]:
@@ -252,11 +238,7 @@ def draw_tables(tables: Sequence[Table], theme: Theme) -> str:
     for table in tables:
         out += _table(table, top, theme)
         top += _HEAD + _LINE * len(table.rows)
-    head = _element(
-        "svg", None, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {_WIDTH} {height}",
-        role="img", font_family="system-ui, sans-serif", font_size=13, fill=theme.text,
-    )  # fmt: skip
-    return "\n".join([head, *out, "</svg>"]) + "\n"
+    return _svg(out, height, theme)
 
 
 def _table(table: Table, top: float, theme: Theme) -> list[str]:
@@ -283,13 +265,7 @@ def _table(table: Table, top: float, theme: Theme) -> list[str]:
 
 
 def pictures(files: Sequence[Sequence[Result]], folder: Path) -> dict[Path, str]:
-    """Each picture's path and text.
-
-    Args:
-        files: the runs of each file.
-        folder: the folder for the pictures.
-
-    """
+    """The path in the folder and the text of each picture, from the runs of each file."""
     drawn = [[run for run in runs if is_drawn(run)] for runs in files]
     bars = [bar_of(run) for runs in drawn for run in runs]
     tables = [table_of(runs) for runs in in_categories(drawn)]

@@ -1,10 +1,11 @@
-"""Writes docs/results.md and its pictures from the files of `bench --json` in docs/results/.
+"""The results of docs/results/: the main tables of docs/results.md, the long page, the pictures.
 
     pyllama-spec bench -m TARGET.gguf -d DRAFT.gguf --json run.json
     python -m tools.docs.results run.json      adds a run, without its record of single rounds
-    python -m tools.docs.results               writes the page; tests/docs compares it
+    python -m tools.docs.results               writes the main tables, and the pictures of README
 
-Each figure of the page is in one of the files. A file of several drafts has a run for each.
+The page of single prompts, and the picture of categories, are made when the site is built. Each
+figure is in one of the files. A file of several drafts has a run for each.
 """
 
 from __future__ import annotations
@@ -19,17 +20,13 @@ from tools.docs import charts
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE, FOLDER = DOCS / "results.md", DOCS / "results"
+# What README shows; the others are drawn when the site is built.
+KEPT = ("results-light.svg", "results-dark.svg")
 Result = dict[str, Any]
 
 _OFF = "the drafter was off:"
-_HEAD = """# Results
-`python -m tools.docs.results` makes this page from the files of [`pyllama-spec bench --json`](command-line.md#pyllama-spec-bench) in docs/results/; each figure is in one of them. To measure your machine and model, run the command of a section.
-
-A speed is total tokens over total seconds of decoding, never a mean of rates. Plain decoding and decoding with the drafts are interleaved, prompt by prompt, greedy, with the chat template and the controller. No draft was trained on these prompts.
-
-There are two sets of prompts: the 27 of the package, and the first ones of `benchmarks/field_prompts.jsonl`, which has 80 prompts in eight categories that alternate. Each run says how many were measured. `make models/Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf models/SmolLM2-135M-Instruct.Q4_0.gguf` fetches both models. The DFlash drafts that some commands name [are not shipped](../examples/drafts/README.md).
-
-The speed of a run is by the clock. If other programs used the machine meanwhile, it is by processor time, which they change less, and the name of the run says so. Tokens per second, and end to end, are always by the clock.
+_HEAD = """# All results, prompt by prompt
+Each figure is from a file of [`pyllama-spec bench --json`](command-line.md#pyllama-spec-bench) in docs/results/. What the columns mean, and the main tables: [Results](results.md). To measure your machine and model, run the command of a section.
 """  # noqa: E501 - each paragraph of the page is one line
 
 
@@ -83,17 +80,6 @@ def _name(run: Result) -> str:
     return f"{target}, {charts.draft_name(run)}, {charts.kernels(run)}"
 
 
-def _pictures() -> Iterator[str]:
-    what = {
-        "results": "each run's speed over plain decoding, and how many tokens its rounds accepted",
-        "categories": "each draft's speed over plain decoding in each category of prompts",
-    }
-    for name, text in what.items():
-        for theme in charts.THEMES:
-            yield f"![{text}](images/{name}-{theme}.svg#gh-{theme}-mode-only)"
-        yield ""
-
-
 def pictures() -> dict[Path, str]:
     """The page's pictures: each one's path and text."""
     return charts.pictures(_files(load()), DOCS / "images")
@@ -107,36 +93,39 @@ def _files(runs: list[tuple[Path, Result]]) -> list[list[Result]]:
     ]
 
 
+def main_tables() -> str:
+    """The tables of docs/results.md, from its first heading of a table to its end."""
+    runs = load()
+    return "\n".join([*_overview(runs), *_categories(runs)]).rstrip() + "\n"
+
+
 def _overview(runs: list[tuple[Path, Result]]) -> Iterator[str]:
-    yield f"| run | worst prompt | {_COLUMNS} |\n|---{_RULE}"
+    yield "## All runs"
+    yield "| run | speed-up | worst prompt | end to end | accepted | tokens per round | same text |"
+    yield "|---" * 7 + "|"
     for _, run in runs:
-        worst = min(run["prompts"], key=lambda prompt: charts.speed(run, prompt))
-        how = " (processor time)" if charts.by_processor(run) else ""
-        name = f"{_name(run)}{how} | {charts.speed(run, worst):.2f}, {worst['id']}"
-        yield _row(name, run["summary"], _same(run))
+        worst = min(charts.speed(run, prompt) for prompt in run["prompts"])
+        how = " *" if charts.by_processor(run) else ""
+        one = run["summary"]
+        figures = (
+            charts.speed(run, one), worst, one["end_to_end_speedup"], one["acceptance_rate"],
+            one["tokens_per_round"],
+        )  # fmt: skip
+        cells = " | ".join(_n(figure) for figure in figures)
+        yield f"| {_name(run)}{how} | {cells} | {_same(run)} |"
     yield ""
 
 
 def _categories(runs: list[tuple[Path, Result]]) -> Iterator[str]:
     """For each target with runs of several drafts: every draft in every category."""
     for group in charts.in_categories(_files(runs)):
-        first = group[0]
-        names = list(first["categories"])
-        ways = {charts.by_processor(run) for run in group}
-        what = "the processor's time" if True in ways else "the clock"
-        if len(ways) > 1:
-            what = "the clock, and by the processor's time in runs that the first table marks"
-        target = f"{Path(first['files']['target']['name']).stem}, {charts.kernels(first)}"
+        names = list(group[0]["categories"])
+        target = f"{Path(group[0]['files']['target']['name']).stem}, {charts.kernels(group[0])}"
         yield f"## {target}: each draft in each category"
-        yield f"Speed over plain decoding by {what}, in brackets tokens per round.\n"
-        yield f"| draft | {' | '.join(names)} | all | worst prompt |\n{'|---' * (len(names) + 3)}|"
+        yield f"| draft | {' | '.join(names)} |\n{'|---' * (len(names) + 1)}|"
         for run in group:
-            cells = [
-                f"{charts.speed(run, one):.2f} ({one['tokens_per_round']:.2f})"
-                for one in (*run["categories"].values(), run["summary"])
-            ]
-            worst = min(charts.speed(run, prompt) for prompt in run["prompts"])
-            yield f"| {charts.draft_name(run)} | {' | '.join(cells)} | {worst:.2f} |"
+            cells = [_n(charts.speed(run, one)) for one in run["categories"].values()]
+            yield f"| {charts.draft_name(run)} | {' | '.join(cells)} |"
         yield ""
 
 
@@ -186,23 +175,24 @@ def _section(path: Path, run: Result) -> Iterator[str]:
 
 
 def page() -> str:
-    """The whole page."""
-    runs = load()
-    parts = [_HEAD, *_pictures(), *_overview(runs), *_categories(runs)]
-    for path, run in runs:
+    """The page of single prompts."""
+    parts = [_HEAD]
+    for path, run in load():
         parts += _section(path, run)
     return "\n".join(parts).rstrip() + "\n"
 
 
 def main(argv: list[str]) -> None:
-    """Adds the given runs, and writes the page and its pictures."""
+    """Adds the given runs, and writes the main tables and the kept pictures."""
     for name in argv:
         print(take_in(Path(name)))
-    PAGE.write_text(page(), encoding="utf-8")
+    by_hand, _, _ = PAGE.read_text("utf-8").partition("## All runs\n")
+    PAGE.write_text(by_hand + main_tables(), encoding="utf-8")
     print(f"wrote {PAGE}")
     for path, text in pictures().items():
-        path.write_text(text, encoding="utf-8")
-        print(f"wrote {path}")
+        if path.name in KEPT:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path}")
 
 
 if __name__ == "__main__":
