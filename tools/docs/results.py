@@ -101,15 +101,14 @@ def main_tables() -> str:
 
 def _overview(runs: list[tuple[Path, Result]]) -> Iterator[str]:
     yield "## All runs"
-    yield "| run | speed-up | worst prompt | end to end | accepted | tokens per round | same text |"
-    yield "|---" * 7 + "|"
+    yield "| run | speed-up | worst prompt | accepted | tokens per round | same text |"
+    yield "|---" * 6 + "|"
     for _, run in runs:
         worst = min(charts.speed(run, prompt) for prompt in run["prompts"])
         how = " *" if charts.by_processor(run) else ""
         one = run["summary"]
         figures = (
-            charts.speed(run, one), worst, one["end_to_end_speedup"], one["acceptance_rate"],
-            one["tokens_per_round"],
+            charts.speed(run, one), worst, one["acceptance_rate"], one["tokens_per_round"],
         )  # fmt: skip
         cells = " | ".join(_n(figure) for figure in figures)
         yield f"| {_name(run)}{how} | {cells} | {_same(run)} |"
