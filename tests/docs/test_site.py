@@ -11,13 +11,10 @@ import pytest
 from pyllama_spec import Llama
 from tests.docs.blocks import ROOT
 from tools.docs.site_hooks import (
-    _FENCE,
     _FROM_ELSEWHERE,
     SEARCHED_AS,
     as_page,
     begun,
-    indented,
-    items_in_text,
     linked,
     place_on_site,
     target_of,
@@ -96,31 +93,6 @@ def test_lists_and_tables_begin_behind_an_empty_line() -> None:
     assert begun("It has:\n| a |\n|---|\n| b |\n") == "It has:\n\n| a |\n|---|\n| b |\n"
     for kept in ("# A\n- a\n", "- a\n  more\n- b\n", "1. a\n2. b\n", "A - b\nc\n", "a\n\n- b\n"):
         assert begun(kept) == kept
-
-
-def test_what_goes_on_with_an_item_belongs_to_it() -> None:
-    assert begun("1. a\n\n   more\n2. b\n") == "1. a\n\n    more\n\n2. b\n"
-    assert begun("- a\n\n  more\n  still\n- b\n") == "- a\n\n    more\n  still\n\n- b\n"
-    assert begun("- a\n\n  more\n\nb\n") == "- a\n\n    more\n\nb\n"
-    for kept in ("1. a\n   more\n2. b\n", "- a\n  - b\n", "a\n\n    code\n", "1. a\n\n    more\n"):
-        assert begun(kept) == kept
-    for indent, shown in (("", ""), ("  ", "    "), ("   ", "    "), ("    ", "    ")):
-        fence = _FENCE.search(f"{indent}```text\n{indent}a\n\n{indent}b\n{indent}```\n")
-        assert fence is not None
-        assert indented(fence) == f"{shown}```text\n{shown}a\n\n{shown}b\n{shown}```"
-
-
-@pytest.mark.parametrize(
-    ("html", "n"),
-    [
-        ("<p>A paragraph.\n4. <strong>An item.</strong>\n5. More</p>", 2),
-        ("<p>A paragraph.\n- An item</p>", 1),
-        ("<ol>\n<li>An item</li>\n</ol><p>It is 4. and\nnot - this</p>", 0),
-        ("<pre><code>1. a\n- b\n</code></pre>", 0),
-    ],
-)
-def test_items_that_became_text(html: str, n: int) -> None:
-    assert len(items_in_text(html)) == n
 
 
 def test_each_picture_is_shown() -> None:

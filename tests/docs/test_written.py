@@ -12,6 +12,8 @@ from tools.comparison.calls import CALLS
 from tools.docs import beside, charts, command_line, results
 from tools.docs.site_hooks import made
 
+PICTURES = charts.pictures(results.files())
+
 
 def test_the_command_line_is_that_of_the_parsers() -> None:
     written = command_line.PAGE.read_text(encoding="utf-8")
@@ -21,11 +23,11 @@ def test_the_command_line_is_that_of_the_parsers() -> None:
 def test_the_main_tables_and_the_kept_pictures_are_those_of_the_files() -> None:
     written = results.PAGE.read_text(encoding="utf-8")
     assert written.endswith(results.main_tables()), "make docs-pages writes them anew"
-    kept = [path for path in results.pictures() if path.name in results.KEPT]
-    for path in kept:
-        assert path.read_text(encoding="utf-8") == results.pictures()[path], "make docs-pages"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert all(path.relative_to(ROOT).as_posix() in readme for path in kept)
+    for name in results.KEPT:
+        kept = (ROOT / "docs" / "images" / name).read_text(encoding="utf-8")
+        assert kept == PICTURES[name], "make docs-pages draws it anew"
+        assert f"docs/images/{name}" in readme
 
 
 def test_the_other_pages_can_be_made() -> None:
@@ -45,8 +47,8 @@ def test_the_other_pages_can_be_made() -> None:
 
 def test_the_pictures_show_each_run_and_no_other() -> None:
     runs = [run for _, run in results.load()]
-    for path, text in results.pictures().items():
-        if not path.name.startswith("categories"):
+    for name, text in PICTURES.items():
+        if not name.startswith("categories"):
             bars = [one for one in ET.fromstring(text).iter() if one.tag.endswith("path")]
             assert len(bars) == len(runs)
             for run in runs:
@@ -68,21 +70,10 @@ def test_the_pictures_show_each_draft_in_each_category() -> None:
         f"{charts.speed(run, one):.2f}" for run in several for one in run["categories"].values()
     )
     assert expected
-    for path, text in results.pictures().items():
-        if path.name.startswith("categories"):
+    for name, text in PICTURES.items():
+        if name.startswith("categories"):
             found = [one.text or "" for one in ET.fromstring(text).iter()]
             assert sorted(one for one in found if re.fullmatch(r"\d+\.\d\d", one)) == expected
-
-
-def test_a_run_is_drawn_if_its_categories_have_as_many_prompts_each() -> None:
-    whole = {"synthetic": None, "interrupted": False, "failure": None}
-    odd = [{"category": name} for name in ("code", "math", "code")]
-    even = [*odd, {"category": "math"}]
-    assert charts.is_drawn({**whole, "prompts": odd})
-    assert charts.is_drawn({**whole, "interrupted": True, "prompts": even})
-    assert not charts.is_drawn({**whole, "interrupted": True, "prompts": odd})
-    for end in ({"synthetic": {"seed": 1}}, {"failure": "the engine failed"}):
-        assert not charts.is_drawn({**whole, **end, "prompts": even})
 
 
 def test_a_busy_machine_is_measured_by_the_processor() -> None:

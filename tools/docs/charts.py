@@ -1,22 +1,17 @@
 """Draws results-light.svg, categories-light.svg and the dark ones from files of `bench --json`.
 
-A bar is a run's speed-up over plain decoding, over all prompts. The line through its end spans the
-quartiles of the prompts; the diamond is the worst prompt. The histogram beside it shows how many
-drafted tokens its rounds accepted. The second picture shows each draft's speed-up in each category
-of prompts, for files with several drafts.
+A bar is a run's speed-up over plain decoding; the line through its end spans the quartiles of the
+prompts, the diamond is the worst one. The second picture has each draft in each category.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
-# Of the clock, what the process got: below it the machine was busy, as `bench` says. (The site is
-# built without an engine, and so without pyllama_spec.)
+# As in `bench`, which the site cannot import: it is built without an engine.
 BUSY = 0.75
 
 Result = dict[str, Any]
@@ -57,7 +52,7 @@ class Bar(NamedTuple):
 
 
 def bar_of(run: Result) -> Bar:
-    """The bar of a run that is_drawn()."""
+    """The bar of a run."""
     speeds = sorted(speed(run, prompt) for prompt in run["prompts"])
     low, _, high = statistics.quantiles(speeds, n=4, method="inclusive")
     name = run["files"]["target"]["name"].removesuffix(".gguf")
@@ -66,16 +61,6 @@ def bar_of(run: Result) -> Bar:
         f"{model} {kind}", f"{draft_name(run)}, {len(speeds)} prompts, {kernels(run)}",
         speed(run, run["summary"]), low, high, speeds[0], tuple(run["accepted_histogram"]),
     )  # fmt: skip
-
-
-def is_drawn(run: Result) -> bool:
-    """Whether a run is drawn: not a synthetic, failed or unevenly interrupted one.
-
-    An interrupted run is drawn if its categories have equally many prompts: its label counts them.
-    """
-    counts = Counter(prompt["category"] for prompt in run["prompts"])
-    is_part = run["interrupted"] and len(set(counts.values())) != 1
-    return not (run["synthetic"] or is_part or run["failure"])
 
 
 def by_processor(run: Result) -> bool:
@@ -264,13 +249,12 @@ def _table(table: Table, top: float, theme: Theme) -> list[str]:
     return out
 
 
-def pictures(files: Sequence[Sequence[Result]], folder: Path) -> dict[Path, str]:
-    """The path in the folder and the text of each picture, from the runs of each file."""
-    drawn = [[run for run in runs if is_drawn(run)] for runs in files]
-    bars = [bar_of(run) for runs in drawn for run in runs]
-    tables = [table_of(runs) for runs in in_categories(drawn)]
+def pictures(files: Sequence[Sequence[Result]]) -> dict[str, str]:
+    """The name and the text of each picture, from the runs of each file."""
+    bars = [bar_of(run) for runs in files for run in runs]
+    tables = [table_of(runs) for runs in in_categories(files)]
     out = {}
     for name, theme in THEMES.items():
-        out[folder / f"results-{name}.svg"] = draw(bars, theme)
-        out[folder / f"categories-{name}.svg"] = draw_tables(tables, theme)
+        out[f"results-{name}.svg"] = draw(bars, theme)
+        out[f"categories-{name}.svg"] = draw_tables(tables, theme)
     return out

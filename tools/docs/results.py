@@ -24,7 +24,6 @@ PAGE, FOLDER = DOCS / "results.md", DOCS / "results"
 KEPT = ("results-light.svg", "results-dark.svg")
 Result = dict[str, Any]
 
-_OFF = "the drafter was off:"
 _HEAD = """# All results, prompt by prompt
 Each figure is from a file of [`pyllama-spec bench --json`](command-line.md#pyllama-spec-bench) in docs/results/. What the columns mean, and the main tables: [Results](results.md). To measure your machine and model, run the command of a section.
 """  # noqa: E501 - each paragraph of the page is one line
@@ -39,15 +38,13 @@ def load() -> list[tuple[Path, Result]]:
     return out
 
 
-def take_in(source: Path) -> Path:
+def take_in(source: Path) -> None:
     """Copies a run into docs/results/, without its record of single rounds."""
     run: Result = json.loads(source.read_text("utf-8"))
     for one in (run, *run.get("others", ())):
         for prompt in one["prompts"]:
             prompt.pop("turns", None)
-    path = FOLDER / source.name
-    path.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
-    return path
+    (FOLDER / source.name).write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
 
 
 def _n(value: float | None, digits: int = 2) -> str:
@@ -80,13 +77,9 @@ def _name(run: Result) -> str:
     return f"{target}, {charts.draft_name(run)}, {charts.kernels(run)}"
 
 
-def pictures() -> dict[Path, str]:
-    """The page's pictures: each one's path and text."""
-    return charts.pictures(_files(load()), DOCS / "images")
-
-
-def _files(runs: list[tuple[Path, Result]]) -> list[list[Result]]:
+def files() -> list[list[Result]]:
     """The runs of each file."""
+    runs = load()
     return [
         [run for one, run in runs if one == path]
         for path in dict.fromkeys(path for path, _ in runs)
@@ -95,15 +88,14 @@ def _files(runs: list[tuple[Path, Result]]) -> list[list[Result]]:
 
 def main_tables() -> str:
     """The tables of docs/results.md, from its first heading of a table to its end."""
-    runs = load()
-    return "\n".join([*_overview(runs), *_categories(runs)]).rstrip() + "\n"
+    return "\n".join([*_overview(), *_categories()]).rstrip() + "\n"
 
 
-def _overview(runs: list[tuple[Path, Result]]) -> Iterator[str]:
+def _overview() -> Iterator[str]:
     yield "## All runs"
     yield "| run | speed-up | worst prompt | accepted | tokens per round | same text |"
     yield "|---" * 6 + "|"
-    for _, run in runs:
+    for _, run in load():
         worst = min(charts.speed(run, prompt) for prompt in run["prompts"])
         how = " *" if charts.by_processor(run) else ""
         one = run["summary"]
@@ -115,37 +107,23 @@ def _overview(runs: list[tuple[Path, Result]]) -> Iterator[str]:
     yield ""
 
 
-def _categories(runs: list[tuple[Path, Result]]) -> Iterator[str]:
+def _categories() -> Iterator[str]:
     """For each target with runs of several drafts: every draft in every category."""
-    for group in charts.in_categories(_files(runs)):
-        names = list(group[0]["categories"])
-        target = f"{Path(group[0]['files']['target']['name']).stem}, {charts.kernels(group[0])}"
-        yield f"## {target}: each draft in each category"
-        yield f"| draft | {' | '.join(names)} |\n{'|---' * (len(names) + 1)}|"
-        for run in group:
-            cells = [_n(charts.speed(run, one)) for one in run["categories"].values()]
-            yield f"| {charts.draft_name(run)} | {' | '.join(cells)} |"
+    for table in map(charts.table_of, charts.in_categories(files())):
+        yield f"## {table.model}: each draft in each category"
+        yield f"| draft | {' | '.join(table.categories)} |"
+        yield "|---" * (len(table.categories) + 1) + "|"
+        for draft, speeds in table.rows:
+            yield f"| {draft} | {' | '.join(_n(one) for one in speeds)} |"
         yield ""
 
 
 def _machine(run: Result) -> str:
-    machine, load = run["machine"], run["load_average_start"][0]
-    n = run["settings"]["n_threads"]
-    kernels = sorted(set(machine["row_kernels"].values()))
+    n, load = run["settings"]["n_threads"], run["load_average_start"][0]
     return (
-        f"{machine['cpu_model']}, {n} thread{'s' if n > 1 else ''}, "
-        f"row kernels {', '.join(kernels)}; load average {load:.0f} at the start"
+        f"{run['machine']['cpu_model']}, {n} thread{'s' if n > 1 else ''}, row kernels "
+        f"{charts.kernels(run)}; load average {load:.0f} at the start"
     )
-
-
-def _depths(run: Result) -> Iterator[str]:
-    depths = run["acceptance_by_depth"]
-    if not depths:
-        return
-    numbers = " | ".join(str(depth + 1) for depth in range(len(depths)))
-    rates = " | ".join(_n(depth["rate_of_drafted"]) for depth in depths)
-    yield f"\n| depth of the draft | {numbers} |\n{'|---' * (len(depths) + 1)}|"
-    yield f"| accepted, of all verified there | {rates} |"
 
 
 def _section(path: Path, run: Result) -> Iterator[str]:
@@ -161,12 +139,11 @@ def _section(path: Path, run: Result) -> Iterator[str]:
         )
     yield line
     for note in run["notes"]:
-        yield f"\nNote: {note.replace(_OFF, 'on some prompts the draft was disabled at the end:')}."
+        yield f"\nNote: {note}."
     yield f"\n| prompts | {_COLUMNS} |\n{_RULE}"
     for name, one in run["categories"].items():
         same = [prompt["same_text"] for prompt in run["prompts"] if prompt["category"] == name]
         yield _row(name, one, f"{sum(same)} of {len(same)}")
-    yield from _depths(run)
     yield "\n### Prompt by prompt: " + _name(run)
     yield f"| prompt | {_COLUMNS} |\n{_RULE}"
     for prompt in run["prompts"]:
@@ -184,14 +161,13 @@ def page() -> str:
 def main(argv: list[str]) -> None:
     """Adds the given runs, and writes the main tables and the kept pictures."""
     for name in argv:
-        print(take_in(Path(name)))
+        take_in(Path(name))
     by_hand, _, _ = PAGE.read_text("utf-8").partition("## All runs\n")
     PAGE.write_text(by_hand + main_tables(), encoding="utf-8")
     print(f"wrote {PAGE}")
-    for path, text in pictures().items():
-        if path.name in KEPT:
-            path.write_text(text, encoding="utf-8")
-            print(f"wrote {path}")
+    for name, text in charts.pictures(files()).items():
+        if name in KEPT:
+            (DOCS / "images" / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -52,12 +52,6 @@ _DRAWING = re.compile(r"^!\[[^\]]*\]\((assets/[\w-]+\.svg)\)$", re.MULTILINE)
 _FENCE = re.compile(r"^( *)(`{3,})[^\n]*\n.*?^\1\2`* *$", re.MULTILINE | re.DOTALL)
 # A list or a table right behind another line: GitHub begins it there, Python-Markdown does not.
 _BEGINS = re.compile(r"^(?P<before>(?![-*|#>]|\d+\. |\s).+)\n(?=- |\* |1\. |\|)", re.MULTILINE)
-# A second paragraph of an item of a list: GitHub wants it below the item's text, Python-Markdown
-# four spaces in, and an empty line before the next item.
-_GOES_ON = re.compile(
-    r"(?<=\n\n) {2,3}(?P<text>\S.*(?:\n(?!(?:\d+\.|-) ).+)*)(?P<next>\n(?=(?:\d+\.|-) ))?"
-)
-_CODE = re.compile(r"<pre\b.*?</pre>", re.DOTALL)
 _IMAGES = (".png", ".svg", ".jpg")
 # Browsers do not load a canonical link, nor those to the pages before and after.
 _FROM_ELSEWHERE = re.compile(
@@ -72,7 +66,7 @@ def made() -> dict[str, str]:
     """The pages and pictures that are made when the site is built: their places and texts."""
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))  # mkdocs reads this file by its path
-    from tools.docs import beside, llama_server_flags, results
+    from tools.docs import beside, charts, llama_server_flags, results
 
     texts = {
         "llama-server-flags.md": llama_server_flags.page(),
@@ -80,10 +74,8 @@ def made() -> dict[str, str]:
         "apps-table.md": beside.apps_page(),
         "results-by-prompt.md": results.page(),
     }
-    drawn = {
-        path: text for path, text in results.pictures().items() if path.name not in results.KEPT
-    }
-    return {**texts, **{f"images/{path.name}": text for path, text in drawn.items()}}
+    drawn = charts.pictures(results.files())
+    return texts | {f"images/{name}": drawn[name] for name in drawn.keys() - set(results.KEPT)}
 
 
 def target_of(link: str, source: str) -> str | None:
@@ -179,41 +171,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown = _PICTURE.sub(pictured, markdown)
     parts, last = [], 0
     for fence in _FENCE.finditer(markdown):
-        parts += [_LINK.sub(moved, begun(markdown[last : fence.start()])), f"{indented(fence)}\n"]
+        parts += [_LINK.sub(moved, begun(markdown[last : fence.start()])), f"{fence[0]}\n"]
         last = fence.end()
     text = "".join([*parts, _LINK.sub(moved, begun(markdown[last:]))])
     return _DRAWING.sub(drawn, text)
 
 
 def begun(text: str) -> str:
-    """Text without code, as Python-Markdown reads what GitHub does.
-
-    With an empty line before each list and table, and with paragraphs of an item that belong to it.
-    """
-
-    def further(match: re.Match[str]) -> str:
-        return f"    {match['text']}" + ("\n\n" if match["next"] else "")
-
-    return _GOES_ON.sub(further, _BEGINS.sub(r"\g<before>\n\n", text))
-
-
-def indented(fence: re.Match[str]) -> str:
-    """A block of code; one of an item of a list stands as far in as Python-Markdown wants it."""
-    more = " " * (4 - len(fence[1])) if 2 <= len(fence[1]) < 4 else ""
-    return re.sub(r"^(?=.)", more, fence[0], flags=re.MULTILINE)
-
-
-def items_in_text(html: str) -> list[str]:
-    """Items of lists that became lines of a paragraph, as where an indent is not what is wanted."""
-    return re.findall(r"^(?:\d+\.|[-*]) .{0,40}", _CODE.sub("", html), re.MULTILINE)
-
-
-def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Warns of a list that is shown as a paragraph."""
-    del config, files
-    for item in items_in_text(html):
-        _LOG.warning("%s: this item of a list is within a paragraph: %s", page.file.src_uri, item)
-    return html
+    """Text without code, with an empty line before each list and table."""
+    return _BEGINS.sub(r"\g<before>\n\n", text)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
