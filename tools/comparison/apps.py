@@ -1,8 +1,7 @@
 """Runs small apps on libraries that import llama_cpp, with llama-cpp-python and with ours.
 
-``python -m tools.comparison.apps [APP ...]`` installs each library from the index into its own
-environment. An app fails if ours gives another answer, with a draft or without. The site's page of
-the apps is made from the verdicts (tools/docs/beside.py).
+``python -m tools.comparison.apps [APP ...] [-o docs/apps-table.md]`` installs each library from the
+index into its own environment. An app fails if ours gives another answer, with a draft or without.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from tests.conftest import smollm2
 from tools.comparison import environments
 from tools.comparison.app_calls import APPS
 from tools.comparison.verdict import Verdict, judge
-from tools.docs import beside
 
 ROOT = Path(__file__).resolve().parents[2]
 # The marks of answers that may differ, by the call's name.
@@ -29,6 +27,14 @@ MARKS = {
     "tools": "any",
     "structured": "any",
 }
+INTRODUCTION = f"""# Libraries beside llama-cpp-python {environments.VERSION}
+
+Made by `python -m tools.comparison.apps`: each library from the index runs in an environment
+of its own, once with llama-cpp-python and once, in another process, with
+`pyllama_spec.llama_cpp.install()`. Texts are greedy, of SmolLM2-135M in Q4_0. The calls are in
+tools/comparison/app_calls.py. Types, keys and values are compared. Of tool calls and structured
+output only types and keys are, since their white space and their choices are near ties.
+"""
 # The dependencies of pyllama_spec.
 OURS = ("cffi", "numpy", "jinja2")
 
@@ -70,8 +76,9 @@ def main(argv: list[str]) -> int:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("apps", nargs="*", help="apps to run; all by default")
+    parser.add_argument("-o", "--output", type=Path)
     args = parser.parse_args(argv)
-    kept = beside.data()["apps"]
+    lines = ["| app | call | without a draft | with prompt lookup |", "|---|---|---|---|"]
     n_bad = 0
     for app in args.apps or APPS:
         _, packages, has_draft = APPS[app]
@@ -83,10 +90,11 @@ def main(argv: list[str]) -> int:
         for name, one in plain.items():
             other = drafted.get(name)
             n_bad += sum(1 for each in (one, other) if each and not is_fine(each))
-            shown = [_cell(str(each)) if each else "" for each in (one, other)]
-            kept[f"{app} | {name}"] = " | ".join(shown)
-            print(app, name, *shown, sep="  ", flush=True)
-    beside.keep(apps=kept)
+            shown = [f"{x.word}{': ' + x.why if x.why else ''}" if x else "" for x in (one, other)]
+            lines.append(f"| {app} | {name} | {' | '.join(_cell(text) for text in shown)} |")
+            print(lines[-1], flush=True)
+    if args.output:
+        args.output.write_text("\n".join([INTRODUCTION, *lines, ""]))
     return 1 if n_bad else 0
 
 

@@ -1,7 +1,7 @@
 """The pages that compare with llama-cpp-python, made from beside.json when the site is built.
 
-`python -m tools.comparison.probe` and `python -m tools.comparison.apps` write that file. Of the
-calls of tools/comparison/calls.txt it has those whose answers are not the same.
+`python -m tools.comparison.probe` writes the calls and signatures there, those that are not the
+same. What the libraries gave is as tools/comparison/apps.py found it, at the tag before-halving.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CALLS = """# Call by call, beside llama-cpp-python {version}
 | | calls | |
 |---|---|---|"""  # noqa: E501 - each paragraph of the page is one line
 _APPS = """# Libraries, beside llama-cpp-python {version}
-`python -m tools.comparison.apps` runs each library in an environment of its own, with llama-cpp-python and, in another process, with `pyllama_spec.llama_cpp.install()`. Texts are greedy, of SmolLM2-135M in Q4_0. Types, keys and values are compared; of tool calls and structured output only types and keys.
+Each library ran in an environment of its own (`tools/comparison/apps.py` at the tag `before-halving`), with llama-cpp-python and, in another process, with `pyllama_spec.llama_cpp.install()`. Texts are greedy, of SmolLM2-135M in Q4_0. Types, keys and values are compared; of tool calls and structured output only types and keys.
 
 | app | call | without a draft | with prompt lookup |
 |---|---|---|---|"""  # noqa: E501 - each paragraph of the page is one line
