@@ -17,7 +17,7 @@ import numpy as np
 from pyllama_spec.convert.checkpoint_tensors import first_rows
 from pyllama_spec.convert.dflash.config import DflashConfig
 from pyllama_spec.convert.dflash.layout import Plan
-from pyllama_spec.convert.pickled import read_torch_values
+from pyllama_spec.convert.torch_files import read_torch_values
 from pyllama_spec.errors import ConversionError, ModelLoadError
 from pyllama_spec.gguf.reader import GgufTensor, read_gguf
 from pyllama_spec.gguf.target import Target
