@@ -28,12 +28,7 @@ _DTYPES = {
 
 
 def read_torch(path: Path) -> dict[str, SourceTensor]:
-    """The tensors of a state dict by name; their bytes are mapped, and read on demand.
-
-    Raises:
-        ConversionError: PyTorch is missing; or the file is damaged, or holds anything but tensors.
-
-    """
+    """The tensors of a state dict by name; their bytes are mapped, and read on demand."""
     values = read_torch_values(path)
     tensors = {name: value for name, value in values.items() if isinstance(value, SourceTensor)}
     if other := sorted(values.keys() - tensors.keys()):
@@ -42,12 +37,7 @@ def read_torch(path: Path) -> dict[str, SourceTensor]:
 
 
 def read_torch_values(path: Path) -> dict[str, SourceTensor | int]:
-    """The tensors and integers of a dict by name; a lone tensor has the name "".
-
-    Raises:
-        ConversionError: see read_torch(); or the dict holds something else.
-
-    """
+    """The tensors and integers of a dict by name; a lone tensor has the name ""."""
     try:
         import torch
     except ImportError:
