@@ -1,5 +1,6 @@
-"""Reads values of a config.json; errors name the key that is missing or wrong. Refuses checkpoints
-whose storage no kind of draft supports.
+"""Reads values of a config.json; errors name the key that is missing or wrong.
+
+Refuses checkpoints whose storage no kind of draft supports.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Sequences end in any order; they are judged and stored in the order of their numbers, so that
 interruptions do not change the text.
-A finished sequence that waits for an earlier one is kept in a file, so that an interrupt loses none.
+A sequence that waits for an earlier one is kept in a file, so that an interrupt loses none.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The draft vocabulary: the target's tokens that are frequent in answers, and how many of them are
-worth their cost.
-"""
+"""The draft vocabulary: the frequent tokens of answers, and how many are worth their cost."""
 
 from __future__ import annotations
 
