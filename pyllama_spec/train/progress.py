@@ -1,4 +1,4 @@
-"""Reports the progress of a run, a bar on a terminal, lines in a file; defers Ctrl-C within a step."""
+"""Reports a run's progress, a bar on a terminal, lines in a file; defers Ctrl-C in a step."""
 
 from __future__ import annotations
 
