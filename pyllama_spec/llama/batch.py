@@ -32,12 +32,7 @@ def is_list_of_prompts(prompt: object) -> bool:
 
 
 def each_prompt(prompts: Sequence[_T], make: Callable[[_T], _U]) -> list[_U]:
-    """The completions of each prompt, not started yet.
-
-    Raises:
-        PyllamaSpecError: whatever `make` raises, with the number of the prompt in front.
-
-    """
+    """The completions of each prompt, not started yet."""
     completions = []
     for i, prompt in enumerate(prompts):
         try:
@@ -48,12 +43,7 @@ def each_prompt(prompts: Sequence[_T], make: Callable[[_T], _U]) -> list[_U]:
 
 
 def check_lengths(completions: Sequence[Completion], n_ctx: int) -> None:
-    """Checks the lengths of all prompts before it computes any.
-
-    Raises:
-        ContextFullError: a prompt leaves no room for a token.
-
-    """
+    """Checks the lengths of all prompts before it computes any."""
     for i, completion in enumerate(completions):
         n = len(completion.generation.record.prompt_tokens)
         if n >= n_ctx:
@@ -129,17 +119,7 @@ def merged(
     whole: Callable[[Generation, _T], Response],
     begin: float,
 ) -> Response:
-    """Merges several answers to one chat into one response, with a choice for each.
-
-    Args:
-        begun: the generations, of which none has begun, each with its reader.
-        whole: returns the response of one generation, which has one choice.
-        begin: when the generations were asked for.
-
-    Raises:
-        PyllamaSpecError: the error of the first one that fails; the others are ended.
-
-    """
+    """Merges several answers to one chat into one response, with a choice for each."""
     records = [generation.record for generation, _ in begun]
     with contextlib.ExitStack() as stack:
         for generation, _ in begun:
@@ -156,14 +136,7 @@ def merged(
 
 
 def sums(records: Sequence[GenerationRecord], begin: float, n: int = 1) -> Response:
-    """The figures of a response with several choices: sums of counts, and the wall time.
-
-    Args:
-        records: the records of the choices, in their order.
-        begin: when it began.
-        n: the number of consecutive records that answer one prompt.
-
-    """
+    """The figures of a response whose prompts have n choices each: sums, and the wall time."""
     stats = SpeculationStats()
     for record in records:
         stats.add(record.stats)

@@ -62,35 +62,20 @@ _OF_ENGINE_GRAMMARS = frozenset(("grammar_prefill", "grammar_triggers"))
 
 @dataclass(slots=True)
 class ChatForm:
-    """The chat format of a model.
-
-    Attributes:
-        name: the name of the form.
-        template_name: the name of a template in the file; None for its default one.
-        source: Jinja text in place of the file's.
-        stops: strings that end an answer, beside the model's own end.
-        template: the compiled template, once it is needed or its faults have to show.
-        tools: writes chats with tools by this template, once there is one.
-
-    """
+    """The chat format of a model."""
 
     name: str
-    template_name: str | None = None
-    source: str | None = None
-    stops: tuple[str, ...] = ()
-    template: ChatTemplate | None = None
-    tools: ToolChats | None = None
+    template_name: str | None = None  # of one in the file; None for its default
+    source: str | None = None  # Jinja text in place of the file's
+    stops: tuple[str, ...] = ()  # beside the model's own end
+    template: ChatTemplate | None = None  # compiled, once it is needed or its faults have to show
+    tools: ToolChats | None = None  # writes chats with tools by it, once there is one
 
     @classmethod
     def of(cls, model: Model, chat_format: str | None, chat_template: str | None) -> ChatForm:
         """The form for Llama(chat_format=, chat_template=).
 
         A template that is named is made now, so that its faults show.
-
-        Raises:
-            ArgumentError: no form has that name, or both a form and a template are given.
-            UnsupportedError: the template cannot be compiled.
-
         """
         if chat_format is not None and not isinstance(chat_format, str):
             raise ArgumentError(
@@ -138,17 +123,6 @@ class ChatCompletions:
     """Starts chat completion requests, in the model's chat format.
 
     Every call is handed the Llama that it is made on, as in LowLevel.
-
-    Args:
-        opened: the model.
-        low_level: starts the generations.
-        completions: does the work around a request.
-        chat_format: the name of the form.
-        chat_template: Jinja text in place of the file's template.
-
-    Attributes:
-        form: the form in which chats are written.
-
     """
 
     def __init__(
@@ -387,12 +361,7 @@ def _begun_answer(
 
 
 def _for_handler(more: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a handler gets although it may not know them.
-
-    Raises:
-        UnsupportedError: an option asks for something that a chat handler is not told.
-
-    """
+    """The options that a handler gets although it may not know them."""
     for name in _NOT_FOR_HANDLERS:
         value = more.get(name)
         if value is not None and value != _FIELDS[name].default:

@@ -16,13 +16,7 @@ from pyllama_spec.requests.options import RequestOptions
 
 
 def options_of_choices(request: RequestOptions, seeds: SeedStream) -> list[RequestOptions]:
-    """The options of each answer; a request draws one seed from the model's stream.
-
-    Args:
-        request: the options of the caller.
-        seeds: the stream of seeds of the model.
-
-    """
+    """The options of each answer; a request draws one seed from the model's stream."""
     if request.n == 1:
         return [request]
     seed = seeds.draw() if request.seed is None else None
@@ -45,16 +39,9 @@ def usage_of(records: Sequence[GenerationRecord], n: int) -> dict[str, Any]:
 def choice_chunks(
     generations: Sequence[Generation],
     chunks_of: Callable[[int], Generator[Response, None, None]],
-    width: int,
+    width: int,  # how many are read in turns: as many as are computed side by side
 ) -> Generator[Response, None, None]:
-    """The chunks of all choices, each with its index; the last chunk has the total usage.
-
-    Args:
-        generations: the generations of the choices.
-        chunks_of: returns the chunks of choice i.
-        width: the number of choices that are read in turns, as many as are computed side by side.
-
-    """
+    """The chunks of all choices, each with its index; the last chunk has the total usage."""
     if len(generations) == 1:
         yield from chunks_of(0)
         return

@@ -74,16 +74,7 @@ class MoreOptions(TypedDict, total=False):
 
 
 class Completions:
-    """Starts completion requests, and handles the cache and log of every request.
-
-    Args:
-        opened: the model.
-        low_level: starts the generations.
-
-    Attributes:
-        thoughts: the tags of thoughts in the model's answers.
-
-    """
+    """Starts completion requests, and handles the cache and log of every request."""
 
     def __init__(self, opened: OpenModel, low_level: LowLevel) -> None:
         self._opened, self._low_level = opened, low_level
@@ -208,17 +199,7 @@ class Completions:
         envelope: Envelope,
         report: Report,
     ) -> Stream:
-        """The handle of a prepared request, with its cache and its log line.
-
-        Args:
-            llm: the Llama that the call is made on.
-            generations: the generations of its choices, in their order.
-            chunks_of: returns the chunks of choice i.
-            whole: returns the whole response.
-            envelope: the envelope of the response.
-            report: what the response says beside the text.
-
-        """
+        """The handle of a prepared request, with its cache and its log line."""
         kept: list[KeptState | None] = [None for _ in generations]
         if llm.cache is not None:
             prompt = generations[0].record.prompt_tokens

@@ -35,13 +35,7 @@ def cache_folder() -> Path:
 
 
 class CostCache:
-    """The cost file of a context and its drafter.
-
-    Args:
-        context: the target's context.
-        drafter: the drafter.
-
-    """
+    """The cost file of a context and its drafter."""
 
     def __init__(self, context: Context, drafter: Drafter) -> None:
         self._path: Path | None = None

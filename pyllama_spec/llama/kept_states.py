@@ -15,12 +15,7 @@ from pyllama_spec.speculative.sequence import n_common
 
 
 class KeptStates:
-    """Loads and stores the states of one model's requests, in the current cache of its Llama.
-
-    Args:
-        opened: the model.
-
-    """
+    """Loads and stores the states of one model's requests, in the current cache of its Llama."""
 
     def __init__(self, opened: OpenModel) -> None:
         self._opened = opened
@@ -45,13 +40,7 @@ class KeptStates:
             cache[tokens] = state
 
     def of_request(self, prompt: Sequence[int], state: LlamaState | None) -> KeptState:
-        """The cached state of a request that has not started.
-
-        Args:
-            prompt: the prompt of the request.
-            state: the state that the cache had for it.
-
-        """
+        """The cached state of a request that has not started."""
         kept = KeptState(self, self._opened, prompt, state)
         with self._waiting_lock:
             self._waiting.add(kept)
@@ -74,18 +63,7 @@ class KeptStates:
 
 
 class KeptState:
-    """The keeper of a request: its cached state, and its state for the cache.
-
-    Args:
-        all_: the states of all requests, which are told of this one's begin and end.
-        opened: the model.
-        prompt: the tokens of the prompt.
-        state: the state that the cache had for them.
-
-    Attributes:
-        behind_it: the content of its sequence at the end of its text; None before.
-
-    """
+    """The keeper of a request: its cached state, and its state for the cache."""
 
     def __init__(
         self,
@@ -97,6 +75,7 @@ class KeptState:
         self._all, self._opened, self._prompt, self._state = all_, opened, tuple(prompt), state
         # The adapters of the state and of the request, whatever is set before its turn comes.
         self._adapters, self._owner = opened.adapters, opened.owner
+        # The content of its sequence at the end of its text.
         self.behind_it: LlamaState | None = None
 
     def take(self, state: LlamaState) -> None:

@@ -80,11 +80,6 @@ class LowLevel:
 
     Every call is handed the Llama that it is made on: what a subclass overrides of
     OverridableTokens counts here too, and nothing here keeps a Llama alive.
-
-    Args:
-        opened: the model.
-        logits_all: whether to keep the logits of every token that eval() reads.
-
     """
 
     def __init__(self, opened: OpenModel, logits_all: bool) -> None:
@@ -303,12 +298,7 @@ class LowLevel:
         *,
         by_token: bool = False,
     ) -> Generation:
-        """Prepares a request. It draws its seed now, in the order of the calls.
-
-        Raises:
-            ArgumentError: the request asks for several answers.
-
-        """
+        """Prepares a request. It draws its seed now, in the order of the calls."""
         if request.n > 1:
             raise ArgumentError(
                 f"n={request.n}: a generation has one answer; create_completion() and "

@@ -102,27 +102,16 @@ class SeedStream:
 
     The same model's seed and the same requests in the same order give the same texts; several
     threads have no order.
-
-    Args:
-        seed: where the stream begins; None or -1 for a random place.
-
-    Attributes:
-        state: the position in the stream; None if requests get no seed and draw their own.
-
     """
 
-    def __init__(self, seed: int | None) -> None:
+    def __init__(self, seed: int | None) -> None:  # None or -1: a random place
         self._lock = threading.Lock()
         self.begin(seed)
 
     def begin(self, seed: int | None) -> None:
-        """Restarts the stream from a seed.
-
-        Raises:
-            ArgumentError: the value is not a seed.
-
-        """
+        """Restarts the stream from a seed."""
         checked = check_seed(seed)
+        # None: requests draw their own.
         self.state: int | None = None if checked == -1 else checked
 
     def draw(self) -> int | None:
@@ -151,16 +140,7 @@ _PINNED: ContextVar[tuple[OpenModel, Adapters] | None] = ContextVar("_PINNED", d
 
 
 class OpenModel(Closeable):
-    """A model, its runtime and its close().
-
-    Args:
-        model: the target.
-        generating: the parts that requests use; None for a model that is opened without them.
-        why_not: the message for a request to such a model.
-        own_drafter: a drafter to close with the model; None for none.
-        seed: where the model's stream of seeds begins.
-
-    """
+    """A model, its runtime and its close()."""
 
     def __init__(
         self,
@@ -189,12 +169,7 @@ class OpenModel(Closeable):
     def with_adapters(
         self, adapters: Sequence[tuple[Adapter, float]]
     ) -> contextlib.AbstractContextManager[None]:
-        """Sets the adapters within the block, for this thread or task alone.
-
-        Raises:
-            ArgumentError: the values are not pairs of an Adapter and a scale.
-
-        """
+        """Sets the adapters within the block, for this thread or task alone."""
         return self._with_pairs(_pairs(adapters))
 
     @contextlib.contextmanager
@@ -210,12 +185,7 @@ class OpenModel(Closeable):
 
     @property
     def runtime(self) -> Runtime:
-        """The runtime that requests use; raises if the model is closed.
-
-        Raises:
-            UnsupportedError: the model is opened without them; the message has the reason.
-
-        """
+        """The runtime that requests use; raises if the model is closed."""
         if self.generating is None:
             raise UnsupportedError(self._why_not)
         return self.generating
@@ -260,15 +230,7 @@ class OpenModel(Closeable):
     def set_adapters(
         self, adapters: Sequence[tuple[str | os.PathLike[str] | Adapter, float]]
     ) -> None:
-        """Sets the adapters of later requests; empties the idle sequences.
-
-        Raises:
-            ArgumentError: the values are not pairs of a file or an Adapter and a scale, or an
-                adapter was loaded for another model.
-            ModelLoadError: a file is missing, or made for another model.
-            BusyError: called by a callback of a running request.
-
-        """
+        """Sets the adapters of later requests; empties the idle sequences."""
         loaded = [
             (one if isinstance(one, Adapter) else Adapter(self.model, one), scale)
             for one, scale in _pairs(adapters)
@@ -294,10 +256,6 @@ class OpenModel(Closeable):
         """Saves the last request's text for load_state() of this or an equal Llama.
 
         Waits in line for a place without a request.
-
-        Raises:
-            BusyError: called by a callback of a running request.
-
         """
         with self.runtime.runner.visit() as sequence:
             return self.state_of(sequence)
@@ -311,16 +269,9 @@ class OpenModel(Closeable):
         )  # fmt: skip
 
     def restore(self, sequence: SequenceState, state: LlamaState, adapters: Adapters) -> None:
-        """Restores a sequence's state. The caller has exclusive use of it.
+        """Restores a sequence's state; its content before is kept for other prompts.
 
-        Args:
-            sequence: the sequence; its content is kept for other prompts.
-            state: the state to restore.
-            adapters: the adapters that the state was computed with.
-
-        Raises:
-            ArgumentError: the state is damaged or of other settings; the sequence is empty then.
-
+        The caller has exclusive use of it. After an error it is empty.
         """
         saved = SavedSequence(
             state.tokens, state.n_decoded, state.n_given, state.memory, state.drafter, adapters
@@ -353,15 +304,7 @@ class OpenModel(Closeable):
         return f"the state was computed by {name} with {difference}"
 
     def load_state(self, state: LlamaState) -> None:
-        """Restores a saved state; the next request with its prefix does not read that again.
-
-        Raises:
-            ArgumentError: the state is damaged, or of another model, other settings or adapters.
-                What the model held before may be forgotten then.
-            ContextFullError: the state has more tokens than n_ctx.
-            BusyError: called by a callback of a running request.
-
-        """
+        """Restores a saved state; the next request with its prefix does not read that again."""
         if not isinstance(state, LlamaState):
             raise ArgumentError(f"load_state takes a result of save_state, not {shown(state)}")
         adapters = self.adapters
@@ -392,13 +335,8 @@ class OpenModel(Closeable):
     def close(self, close_others: Callable[[], None] = lambda: None) -> None:
         """Frees the model. Cancels requests of other threads first. May be called twice.
 
-        Args:
-            close_others: called before the model is freed, to close its other contexts: a call of
-                theirs that hangs would hold it up.
-
-        Raises:
-            BusyError: called by a callback of a running generation.
-
+        `close_others` closes the model's other contexts: a call of theirs that hangs would hold
+        it up.
         """
         runtime = self.generating
         if runtime is None:

@@ -27,13 +27,7 @@ def is_overridden(llm: Overridable, method: str) -> bool:
 
 
 class OverridableTokens(Protocol):
-    """`Llama`, as token-level calls see it.
-
-    Attributes:
-        last_n_tokens_size: see Llama.
-        n_tokens: the number of tokens of the last text in the memory.
-
-    """
+    """`Llama`, as token-level calls see it."""
 
     last_n_tokens_size: int
 
@@ -69,10 +63,6 @@ class Overridable(OverridableTokens, Protocol):
 
     They get the Llama at each call and do not keep it, and use only the members listed here:
     this is the list of what a subclass may override and have heeded.
-
-    Attributes:
-        cache, chat_handler, model_path, spm_infill, verbose: see Llama.
-
     """
 
     cache: BaseLlamaCache | None

@@ -14,16 +14,7 @@ from pyllama_spec.requests.options import RequestOptions
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The fields that a request wants in its response.
-
-    Attributes:
-        token_ids: whether each choice and chunk has the ids of its text.
-        token_sources: whether each has the pieces of its text, with who drafted them.
-        shifts: whether each choice says how often the context was shifted.
-        usage_apart: whether a stream has its usage in a last chunk without choices.
-        usage_in_each: whether its other chunks have the usage so far; else None.
-
-    """
+    """The fields that a request wants in its response."""
 
     token_ids: bool
     token_sources: bool
@@ -33,12 +24,7 @@ class Report:
 
     @classmethod
     def of(cls, request: RequestOptions, *, stream: bool) -> Report:
-        """The fields that the options request.
-
-        Raises:
-            ArgumentError: the request has stream_options and is not a stream.
-
-        """
+        """The fields that the options request."""
         if request.stream_options is not None and not stream:
             raise ArgumentError(
                 f"stream_options={request.stream_options!r:.60} is for stream=True; a whole answer "
@@ -52,23 +38,11 @@ class Report:
     def of_whole(
         self, whole: Callable[[], Response], generations: Sequence[Generation]
     ) -> Callable[[], Response]:
-        """A function that adds the fields to a whole response.
-
-        Args:
-            whole: returns the response without these fields.
-            generations: the generations of its choices, in their order.
-
-        """
+        """A function that adds the fields to a whole response."""
         return lambda: self.whole(whole(), [generation.record for generation in generations])
 
     def whole(self, response: Response, records: Sequence[GenerationRecord]) -> Response:
-        """Adds the fields to each choice of a whole response.
-
-        Args:
-            response: the response, which is changed and returned.
-            records: the records of its choices, in their order.
-
-        """
+        """Adds the fields to each choice of a whole response."""
         for choice, record in zip(response["choices"], records, strict=True):
             self._end(choice, record)
             if self.token_ids:
@@ -83,13 +57,7 @@ class Report:
     def chunks(
         self, chunks: Generator[Response, None, None], record: GenerationRecord
     ) -> Generator[Response, None, None]:
-        """Adds the fields to the chunks of one choice; its last chunk has the usage.
-
-        Args:
-            chunks: the chunks of the choice, each computed when it is asked for.
-            record: the record of the choice's generation.
-
-        """
+        """Adds the fields to the chunks of one choice; its last chunk has the usage."""
         n_told, n_sources, is_first = 0, 0, True
         for chunk in chunks:
             if not chunk.get("choices"):  # nothing of an answer yet
@@ -117,14 +85,7 @@ class Report:
     def with_usage(
         self, chunks: Generator[Response, None, None], n: int = 1
     ) -> Generator[Response, None, None]:
-        """Adds the usage to the chunks of a response, if requested.
-
-        Args:
-            chunks: the chunks; the last one of each of n choices has its usage, and the last of all
-                has the usage of all.
-            n: the number of choices.
-
-        """
+        """Adds the usage to the chunks of a response, if requested."""
         n_left = n
         for chunk in chunks:
             choices = chunk.get("choices")

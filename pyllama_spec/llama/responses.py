@@ -93,29 +93,16 @@ class Result(dict[str, Any]):
 
 
 def answering_model(path: str, model: str | None) -> str:
-    """The `model` of an answer: the caller's name for it, else the file's name.
-
-    Args:
-        path: the file.
-        model: the request's own name for it.
-
-    """
+    """The `model` of an answer: the caller's name for it, else the file's name."""
     return Path(path).name if model is None else model
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The fields that all objects of a response share.
-
-    Attributes:
-        id: the id of the response.
-        created: when it began, in seconds since 1970.
-        model: what the caller calls the model.
-
-    """
+    """The fields that all objects of a response share."""
 
     id: str
-    created: int
+    created: int  # seconds since 1970
     model: str
 
     @classmethod
@@ -144,12 +131,7 @@ class Deferred(Enum):
 
 
 def check_stream(stream: object) -> bool:
-    """Whether a request is read in chunks.
-
-    Raises:
-        ArgumentError: the value is not a bool or a Deferred.
-
-    """
+    """Whether a request is read in chunks."""
     return stream.value if isinstance(stream, Deferred) else boolean(stream, "stream")
 
 
@@ -321,24 +303,13 @@ def figures(record: GenerationRecord) -> Response:
 
 @dataclass(slots=True)
 class Completion:
-    """A text completion.
-
-    Attributes:
-        generation: computes the text.
-        vocab: the vocabulary of the model.
-        echo: the text that comes before the generated one.
-        has_logprobs: whether it reports log-probabilities.
-        offset: the position of its text after the prompt's text, which counts even without echo.
-        prompt_logprobs: the log-probabilities of the prompt's tokens if they are reported, None for
-            the first token.
-
-    """
+    """A text completion."""
 
     generation: Generation
     vocab: Vocab
     echo: str
     has_logprobs: bool
-    offset: int = 0
+    offset: int = 0  # where its text starts after the prompt's, which counts without echo too
     prompt_logprobs: list[TokenLogprob | None] | None = None
 
     def choice(self, index: int = 0) -> Response:

@@ -14,17 +14,7 @@ _NUMBER_OF_TYPE = {name: number for number, name in KV_TYPES.items()}
 
 
 class Settings:
-    """Attributes for programs that read them. Setting them has no effect.
-
-    Args:
-        model: the model.
-        params: the parameters of its context.
-        values: the values of the keywords, by name.
-
-    Attributes:
-        params, values: the same.
-
-    """
+    """Attributes for programs that read them. Setting them has no effect."""
 
     def __init__(self, model: Model, params: ContextParams, values: Mapping[str, Any]) -> None:
         self._model, self.params, self.values = model, params, values

@@ -25,12 +25,7 @@ _SWITCHES = ("enable_thinking", "thinking")
 
 
 class ThoughtTags:
-    """The tags of thoughts in a model's answers.
-
-    Args:
-        model: the model, whose template has the tags.
-
-    """
+    """The tags of thoughts in a model's answers."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -41,18 +36,7 @@ class ThoughtTags:
     def of_text(
         self, llm: Overridable, tokens: Sequence[int], request: RequestOptions
     ) -> RequestOptions:
-        """The options of a text, with the tags for a budget.
-
-        Args:
-            llm: the Llama with the chat template.
-            tokens: the tokens of the prompt.
-            request: the request of the caller.
-
-        Raises:
-            ArgumentError: an option is for chats only.
-            UnsupportedError: the request has a budget, and the template marks no thoughts.
-
-        """
+        """The options of a text, with the tags for a budget."""
         for name in OF_CHATS:
             if getattr(request, name) is not None:
                 raise ArgumentError(
@@ -75,20 +59,7 @@ class ThoughtTags:
         answer: str,
         own_grammar: bool,
     ) -> RequestOptions:
-        """The options of a chat, with the tags for a budget.
-
-        Args:
-            llm: the Llama with the chat template.
-            request: the request of the caller.
-            unread: see Effort.
-            answer: the beginning of the answer in the prompt.
-            own_grammar: see bounded().
-
-        Raises:
-            UnsupportedError: the request has a budget or an effort, and the template marks no
-                thoughts.
-
-        """
+        """The options of a chat, with the tags for a budget."""
         if unread is None and request.thinking_token_budget is None:
             return request
         tags = self.of_template(llm.template.source)
@@ -109,13 +80,6 @@ class ThoughtTags:
         """The thought tags of a template; () if it has none.
 
         The first call for a template takes a while.
-
-        Args:
-            source: the source of the template.
-
-        Raises:
-            ArgumentError: the engine cannot read answers in its form.
-
         """
         if source not in self._known:
             try:
@@ -135,16 +99,7 @@ def bounded(
 ) -> RequestOptions:
     """The options with a budget and its tags.
 
-    Args:
-        request: the request, with thinking_token_budget.
-        vocab: the vocabulary of the model.
-        tags: see ChatSession.thought_tags.
-        is_open: whether the prompt ends within a thought.
-        own_grammar: whether the request's grammar is for the answer alone, without thoughts.
-
-    Raises:
-        UnsupportedError: the template has no tags.
-
+    own_grammar: the request's grammar is for the answer alone, without thoughts.
     """
     if not tags:
         raise UnsupportedError(

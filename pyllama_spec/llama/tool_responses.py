@@ -85,14 +85,7 @@ def tool_completion(
 
 
 class _Deltas:
-    """The new parts of an answer since the last call.
-
-    Args:
-        answer_id: the id of the answer, from which those of its calls are made.
-        has_function: whether the first call is also given in OpenAI's older form, as in a whole
-            answer.
-
-    """
+    """The new parts of an answer since the last call."""
 
     def __init__(self, answer_id: str, *, has_function: bool = False) -> None:
         self._id, self._has_function = answer_id, has_function

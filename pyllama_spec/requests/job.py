@@ -72,12 +72,7 @@ class _History:
 
 
 def _called(function: Callable[..., Any], kind: str, ids: Ids, logits: Any) -> Any:
-    """Calls a user function; returns its result.
-
-    Raises:
-        ArgumentError: the callback raised an exception that would end a generator silently.
-
-    """
+    """Calls a user function; returns its result."""
     try:
         returned = function(ids, logits)
         return bool(returned) if kind == "stopping criterion" else returned
@@ -113,13 +108,7 @@ class Keeper(Protocol):
 
 
 def guided_sampler(model: Model, sampler: Sampler, guide: Guide | None) -> GuidedSampler | None:
-    """A sampler constrained by a guide, if the request has one.
-
-    Raises:
-        ArgumentError: the guide is malformed; the sampler is closed then.
-        UnsupportedError: the package that follows guides is not installed.
-
-    """
+    """A sampler constrained by a guide, if the request has one."""
     if guide is None:
         return None
     # With the first such request: what follows guides is a library of its own.
@@ -197,16 +186,6 @@ class _Observer:
 
 class Job:
     """A request's work on the model, and the text of its tokens.
-
-    Args:
-        model, context: the target's model and context.
-        prompt: the tokens of the prompt.
-        options: the options of the request.
-        seed: the seed for requests without one.
-        last_n: the number of tokens that penalties see, for requests without that option.
-        by_token: whether each token is given at once, instead of whole characters.
-        adapters: the adapters that it is computed with.
-        acceptance: the acceptance for requests without that option; see Llama.
 
     Attributes:
         keeper: loads and stores the content of its sequence; None for none.
@@ -315,12 +294,7 @@ class Job:
         return self._past_timing.plus(run.timing)
 
     def begin(self, round_: Round, state: SequenceState, loaded: Timing) -> SequenceRun:
-        """Moves a sequence to the start of the prompt, and shows the prompt to the penalties.
-
-        Raises:
-            ContextFullError: the prompt leaves no room for a token.
-
-        """
+        """Moves a sequence to the start of the prompt, and shows the prompt to the penalties."""
         n_ctx = self._context.n_ctx_seq
         if len(self.prompt) >= n_ctx:
             raise prompt_too_long(len(self.prompt), n_ctx)
@@ -489,11 +463,6 @@ class Job:
         """Called before a piece is delivered: the text in memory then ends with it.
 
         As without a draft its last token counts as not decoded yet.
-
-        Args:
-            piece: what is delivered.
-            in_sequence: whether the sequence still belongs to this request.
-
         """
         self._n_delivered += len(piece.tokens)
         if in_sequence and self.run is not None:

@@ -27,9 +27,6 @@ _COPIES_BYTES = 4 << 30
 class Line:
     """The queued, placed and suspended requests, and the places themselves.
 
-    Args:
-        n_places: the number of sequences of the context.
-
     Attributes:
         waiting: the requests in line, oldest first.
         placed: the requests that have a place.
@@ -66,12 +63,7 @@ class Line:
         return [*self.placed, *self.aside, *(t for t in self.waiting if t.saved is not None)]
 
     def arrive(self, *, is_slow: bool) -> Arrival:
-        """Notes a call that will create a request, which keeps the call's queue position.
-
-        Args:
-            is_slow: whether the work may take long, so that only slow requests wait for it.
-
-        """
+        """Notes a call that will create a request, which keeps the call's queue position."""
         arrival = self._arrival(is_slow)
         self._arriving.append(arrival)
         return arrival
@@ -219,12 +211,7 @@ class Line:
         ]  # fmt: skip
 
     def patience_s(self, ticket: Ticket | None = None) -> float | None:
-        """Seconds until a stream may be suspended or a request's timeout; None for never.
-
-        Args:
-            ticket: the request that waits to be computed; None for the thread.
-
-        """
+        """Seconds until a stream may be suspended or a request's timeout; None for never."""
         ends = [t.deadline for t in ([ticket] if ticket else self.waiting) if t.deadline]
         if ticket is None or ticket.is_inline:
             ends += [one.at + _ARRIVING_S for one in self._before_first()]

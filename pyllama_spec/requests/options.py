@@ -441,18 +441,7 @@ def _check_stream_options(options: Mapping[str, Any] | None) -> None:
 def check_keywords(
     keywords: Iterable[str], known: Sequence[str], what: str, hints: Mapping[str, str] | None = None
 ) -> None:
-    """Refuses unknown keywords.
-
-    Args:
-        keywords: the keywords of the caller.
-        known: the known keywords.
-        what: the name of such a keyword in the message.
-        hints: the remarks on some unknown keywords.
-
-    Raises:
-        UnknownKeywordError: a keyword is unknown; the message names the first one and similar ones.
-
-    """
+    """Refuses unknown keywords."""
     for keyword in keywords:
         if keyword in known:
             continue

@@ -43,17 +43,7 @@ _Outcome = tuple[Ticket, tuple[list[Piece], str | None, BaseException | None]]
 
 
 class Runner(Visits):
-    """Runs as many requests in parallel as the context has sequences.
-
-    Args:
-        round_: the round that computes the requests.
-        max_waiting: the maximum number of requests that wait for a place; None for any number.
-        attach_s: the seconds of making the round, in which the drafter is attached to the target.
-
-    Attributes:
-        loaded: the seconds of loading, with which the figures of each request begin.
-
-    """
+    """Runs as many requests in parallel as the context has sequences."""
 
     def __init__(
         self, round_: Round, max_waiting: int | None = None, attach_s: float = 0.0
@@ -83,9 +73,7 @@ class Runner(Visits):
     def arrive(self, *, is_slow: bool) -> Arrival:
         """Notes a call whose request another thread will create; it keeps its queue position.
 
-        Args:
-            is_slow: whether the work may take long; then only slow requests wait for it.
-
+        Only slow requests wait for a slow one.
         """
         with self._lock:
             return self._line.arrive(is_slow=is_slow)
@@ -124,12 +112,6 @@ class Runner(Visits):
 
         After True the first of its pieces() is PENDING, without waiting: a generator that is
         dropped withdraws the request only if it has begun.
-
-        Args:
-            ticket: the ticket of the request.
-            is_whole: whether it is computed to its end even if nobody reads it.
-            is_detached: whether no thread that reads it computes it, with one place too.
-
         """
         if self._line.n_places == 1 and not is_detached:
             return False
@@ -138,13 +120,7 @@ class Runner(Visits):
         return ticket.number >= 0
 
     def check_reader(self) -> None:
-        """Checks that a stream may be read or closed now.
-
-        Raises:
-            BusyError: a callback of this thread's computation calls it, and would wait for itself.
-            ForkedError: this process was forked: the computing thread belongs to its parent.
-
-        """
+        """Checks that a stream may be read or closed now."""
         self._round.target.check_process()
         self._refuse_callback("make another request, or read or close one")
 
@@ -305,12 +281,7 @@ class Runner(Visits):
                 self._cancel([ticket], DeadlineError(_LATE))
 
     def close(self) -> bool:
-        """Ends all requests and refuses new ones; False if already closed.
-
-        Raises:
-            BusyError: called by a callback of a running request.
-
-        """
+        """Ends all requests and refuses new ones; False if already closed."""
         if self._round.target.is_forked:
             return True
         with self._lock:
@@ -397,12 +368,7 @@ class Runner(Visits):
         self._changed.notify_all()
 
     def _one_round(self, reader: Ticket | None) -> None:
-        """Assigns places, computes a round and delivers its tokens.
-
-        Args:
-            reader: the request that its reader computes; None in the computing thread.
-
-        """
+        """Assigns places, computes a round and delivers its tokens."""
         target, line, me = self._round.target, self._line, threading.get_ident()
         try:
             with self._lock:

@@ -22,12 +22,7 @@ _IN_CALLBACK = (
 
 
 class Visits(ABC):
-    """A context for one thread at a time: the runner's rounds, or a visitor.
-
-    Args:
-        round_: the round that computes the requests.
-
-    """
+    """A context for one thread at a time: the runner's rounds, or a visitor."""
 
     def __init__(self, round_: Round) -> None:
         self._round = round_
@@ -92,14 +87,7 @@ class Visits(ABC):
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Excludes rounds from the context within the block.
-
-        Raises:
-            BusyError: called by a callback of a running request.
-            ClosedError: the model is closed, or was closed while the call waited.
-            CancelledError: cancel() was called while the call waited.
-
-        """
+        """Excludes rounds from the context within the block."""
         self._round.target.check_process()
         self._refuse_callback("use the model's memory")
         me = threading.get_ident()
@@ -132,12 +120,7 @@ class Visits(ABC):
 
     @contextmanager
     def visit(self, *, oldest: bool = False) -> Iterator[SequenceState]:
-        """exclusive() with a sequence that has no request: waits in the queue for one.
-
-        Args:
-            oldest: whether to take the sequence unused for longest; else that of the last request.
-
-        """
+        """exclusive() with an idle sequence, the last used or the oldest: waits in line for one."""
         self._round.target.check_process()
         self._refuse_callback("use the model's memory")
         line = self._line
@@ -160,12 +143,7 @@ class Visits(ABC):
                 self._wake()
 
     def latest(self) -> SequenceState:
-        """The sequence of the newest request.
-
-        Raises:
-            BusyError: there are several sequences, and all of them have a request.
-
-        """
+        """The sequence of the newest request; BusyError if all of several have one."""
         line = self._line
         if line.idle:
             return line.idle[-1]
