@@ -15,8 +15,8 @@ from pyllama_spec.errors import (
     too_long,
 )
 from pyllama_spec.llama.choices import usage_of
-from pyllama_spec.llama.responses import Completion, Envelope, Response, Result
-from pyllama_spec.requests.generation import Generation, GenerationRecord
+from pyllama_spec.llama.responses import Envelope, Reply, Response, Result
+from pyllama_spec.requests.generation import GenerationRecord
 from pyllama_spec.speculative import SpeculationStats
 from pyllama_spec.terminal import ProgressBar
 
@@ -42,7 +42,7 @@ def each_prompt(prompts: Sequence[_T], make: Callable[[_T], _U]) -> list[_U]:
     return completions
 
 
-def check_lengths(completions: Sequence[Completion], n_ctx: int) -> None:
+def check_lengths(completions: Sequence[Reply], n_ctx: int) -> None:
     """Checks the lengths of all prompts before it computes any."""
     for i, completion in enumerate(completions):
         n = len(completion.generation.record.prompt_tokens)
@@ -53,19 +53,11 @@ def check_lengths(completions: Sequence[Completion], n_ctx: int) -> None:
             )
 
 
-def complete_all(
-    completions: Sequence[Completion], envelope: Envelope, show: bool, n: int = 1
-) -> Response:
-    """One response with a choice for each completion, in their order.
+def complete_all(replies: Sequence[Reply], envelope: Envelope, show: bool, n: int) -> Response:
+    """One response with a choice for each reply, in their order; n each answer one prompt.
 
     A choice has its own `speculation` and `timing`; those of the response are the sums of the
     counts, and the seconds of the whole with the tokens per second of all together.
-
-    Args:
-        completions: the completions, of which none has begun.
-        envelope: the envelope of the response.
-        show: whether to draw a progress bar on a terminal.
-        n: the number of consecutive completions that answer one prompt.
 
     Raises:
         PyllamaSpecError: what the first one that failed raised, after the others were answered,
@@ -74,26 +66,26 @@ def complete_all(
 
     """
     begin = perf_counter()
-    bar = ProgressBar(f"{len(completions)} prompts") if show else None
-    choices: list[Response | None] = [None] * len(completions)
+    bar = ProgressBar(f"{len(replies)} prompts") if show else None
+    choices: list[Response | None] = [None] * len(replies)
     failed: Exception | None = None
     with contextlib.ExitStack() as stack:
         if bar is not None:
             stack.callback(bar.clear)
             bar(0.0)
-        for completion in completions:
-            stack.callback(completion.generation.close)
-            completion.generation.start()
+        for reply in replies:
+            stack.callback(reply.generation.close)
+            reply.generation.start()
         try:
-            for i, completion in enumerate(completions):
+            for i, reply in enumerate(replies):
                 try:
-                    choices[i] = _choice(completion, i)
+                    choices[i] = _choice(reply, i)
                 except (CancelledError, ClosedError):  # meant for all of them
                     raise
                 except Exception as error:  # noqa: BLE001 - the others are answered first
                     failed = failed or error
                 if bar is not None:
-                    bar((i + 1) / len(completions))
+                    bar((i + 1) / len(replies))
             if failed is not None:
                 raise failed
         except BaseException as error:
@@ -101,41 +93,18 @@ def complete_all(
                 partial: Any = error
                 partial.partial_choices = choices
             raise
-    wrapped = envelope.wrap("text_completion", {})
-    records = [completion.generation.record for completion in completions]
-    return Result({**wrapped, "choices": choices, **sums(records, begin, n)}, records)
+    wrapped = envelope.wrap(replies[0].kind, {})
+    records = [reply.generation.record for reply in replies]
+    return Result({**wrapped, "choices": choices, **_sums(records, begin, n)}, records)
 
 
-def _choice(completion: Completion, i: int) -> Response:
-    record = completion.generation.record
-    choice = completion.choice(i)
-    choice["speculation"] = record.stats.as_dict()
-    choice["timing"] = record.timing.as_dict()
-    return choice
+def _choice(reply: Reply, i: int) -> Response:
+    record, choice = reply.generation.record, reply.choice()
+    figures = {"speculation": record.stats.as_dict(), "timing": record.timing.as_dict()}
+    return {**choice, "index": i, **figures}
 
 
-def merged(
-    begun: Sequence[tuple[Generation, _T]],
-    whole: Callable[[Generation, _T], Response],
-    begin: float,
-) -> Response:
-    """Merges several answers to one chat into one response, with a choice for each."""
-    records = [generation.record for generation, _ in begun]
-    with contextlib.ExitStack() as stack:
-        for generation, _ in begun:
-            stack.callback(generation.close)
-            generation.start()
-        wholes = [whole(*one) for one in begun]
-    choices = [
-        {**response["choices"][0], "index": i, "speculation": record.stats.as_dict(),
-         "timing": record.timing.as_dict()}
-        for i, (response, record) in enumerate(zip(wholes, records, strict=True))
-    ]  # fmt: skip
-    figures = sums(records, begin, len(records))
-    return Result({**wholes[0], "choices": choices, **figures}, records)
-
-
-def sums(records: Sequence[GenerationRecord], begin: float, n: int = 1) -> Response:
+def _sums(records: Sequence[GenerationRecord], begin: float, n: int = 1) -> Response:
     """The figures of a response whose prompts have n choices each: sums, and the wall time."""
     stats = SpeculationStats()
     for record in records:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.chat.continued import check_continued, field_to_continue, render_continued
@@ -15,18 +13,17 @@ from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
 from pyllama_spec.constraints import schema_of
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError, UnsupportedError, shown, warn
-from pyllama_spec.llama import responses
-from pyllama_spec.llama.batch import merged
 from pyllama_spec.llama.choices import options_of_choices
 from pyllama_spec.llama.completion import Completions
-from pyllama_spec.llama.low_level import LowLevel
 from pyllama_spec.llama.open_model import OpenModel
 from pyllama_spec.llama.open_options import ChatHandler
 from pyllama_spec.llama.overridable import Overridable
 from pyllama_spec.llama.report import Report
 from pyllama_spec.llama.responses import (
+    ChatReply,
     Deferred,
     Envelope,
+    Reply,
     Response,
     Stream,
     answering_model,
@@ -43,12 +40,6 @@ if TYPE_CHECKING:
 # The defaults of a chat where they differ from RequestOptions: llama-cpp-python's.
 CHAT_DEFAULTS: Mapping[str, Any] = {"max_tokens": None, "temperature": 0.2}
 _DEFAULT = "chat_template.default"
-# What concerns a response, beside the text of its choices.
-_OF_RESPONSES = (
-    "n", "seed", "return_token_ids", "return_token_sources", "stream_options", "user",
-    "context_shift", "max_tokens", "max_completion_tokens", "continue_final_message",
-    "add_generation_prompt", "reasoning_effort", "thinking_token_budget",
-)  # fmt: skip
 _FIELDS = {field.name: field for field in fields(RequestOptions)}
 # The members of MoreOptions that change an answer's form or place.
 _NOT_FOR_HANDLERS = (
@@ -122,18 +113,17 @@ def registered_handler(chat_format: str | None, chat_template: str | None) -> Ch
 class ChatCompletions:
     """Starts chat completion requests, in the model's chat format.
 
-    Every call is handed the Llama that it is made on, as in LowLevel.
+    Every call is handed the Llama that it is made on: nothing here keeps a Llama alive.
     """
 
     def __init__(
         self,
         opened: OpenModel,
-        low_level: LowLevel,
         completions: Completions,
         chat_format: str | None,
         chat_template: str | None,
     ) -> None:
-        self._opened, self._low_level, self._completions = opened, low_level, completions
+        self._opened, self._completions = opened, completions
         self.form = ChatForm.of(opened.model, chat_format, chat_template)
 
     def set_format(self, llm: Overridable, name: str | None) -> None:
@@ -186,51 +176,23 @@ class ChatCompletions:
         top = chat_top_logprobs(logprobs, top_logprobs, MAX_LOGPROBS)
         options = {**options, **more, "logprobs": top}
         variables = template_variables(chat_template_kwargs)
-        told = {name: options[name] for name in _OF_RESPONSES if name in options}
-        asked = RequestOptions.from_keywords(told)
-        report = Report.of(asked, stream=is_stream)
-        options.pop("n", None)
-        begun = [
-            self.begin(llm, messages, request, variables, {**options, "seed": one.seed})
-            for one in options_of_choices(asked, self._opened.seeds)
-        ]
-        handle = self._answer(llm, begun, model, request, report, logprobs=bool(logprobs))
-        return handle if is_stream or isinstance(stream, Deferred) else handle.result()
-
-    def _answer(
-        self,
-        llm: Overridable,
-        begun: Sequence[tuple[Generation, AnswerReader | None]],
-        model: str | None,
-        request: ToolRequest,
-        report: Report,
-        *,
-        logprobs: bool,
-    ) -> Stream:
+        asked = RequestOptions(n=options.pop("n", 1), seed=options["seed"])
         envelope = Envelope.make("chatcmpl", answering_model(llm.model_path, model))
-        vocab, begin = self._opened.model.vocab, perf_counter()
-        generations = [generation for generation, _ in begun]
-
-        def chunks(i: int) -> Generator[Response, None, None]:
-            generation, reader = begun[i]
+        replies: list[Reply] = []
+        for one in options_of_choices(asked, self._opened.seeds):
+            generation, reader = self.begin(
+                llm, messages, request, variables, {**options, "seed": one.seed}
+            )
+            given = (generation, self._opened.model.vocab, bool(logprobs))
             if reader is None:
-                return responses.chat_chunks(generation, envelope, vocab, logprobs=logprobs)
-            from pyllama_spec.llama.tool_responses import tool_chunks
+                replies.append(ChatReply(*given))
+            else:
+                from pyllama_spec.llama.tool_responses import ParsedReply
 
-            given = (generation, envelope, vocab, reader, request)
-            return tool_chunks(*given, logprobs=logprobs)
-
-        def whole(generation: Generation, reader: AnswerReader | None) -> Response:
-            if reader is None:
-                return responses.chat_completion(generation, envelope, vocab, logprobs=logprobs)
-            from pyllama_spec.llama.tool_responses import tool_completion
-
-            given = (generation, envelope, vocab, reader, request)
-            return tool_completion(*given, logprobs=logprobs)
-
-        one = partial(whole, *begun[0])
-        all_of_it = one if len(begun) == 1 else partial(merged, begun, whole, begin)
-        return self._completions.handle(llm, generations, chunks, all_of_it, envelope, report)
+                replies.append(ParsedReply(*given, reader, request, envelope.id))
+        report = Report.of(replies[0].generation.options, stream=is_stream)
+        handle = self._completions.handle(llm, replies, envelope, report)
+        return handle if is_stream or isinstance(stream, Deferred) else handle.result()
 
     def begin(
         self,
@@ -324,7 +286,7 @@ class ChatCompletions:
     ) -> Generation:
         """Prepares a chat's generation."""
         tokens = rendered.tokenize(self._opened.model.vocab)
-        generation = self._low_level.generation(llm, tokens, request)
+        generation = self._opened.generation(tokens, request, last_n=llm.last_n_tokens_size)
         generation.record.note = rendered.note
         return generation
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypedDict
@@ -15,13 +15,13 @@ from pyllama_spec.llama import responses
 from pyllama_spec.llama.batch import check_lengths, complete_all, each_prompt, is_list_of_prompts
 from pyllama_spec.llama.choices import choice_chunks, options_of_choices
 from pyllama_spec.llama.kept_states import KeptState, KeptStates
-from pyllama_spec.llama.low_level import LowLevel
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
 from pyllama_spec.llama.overridable import Overridable, is_overridden
 from pyllama_spec.llama.report import Report
 from pyllama_spec.llama.responses import (
     Deferred,
     Envelope,
+    Reply,
     Response,
     Stream,
     answering_model,
@@ -76,8 +76,8 @@ class MoreOptions(TypedDict, total=False):
 class Completions:
     """Starts completion requests, and handles the cache and log of every request."""
 
-    def __init__(self, opened: OpenModel, low_level: LowLevel) -> None:
-        self._opened, self._low_level = opened, low_level
+    def __init__(self, opened: OpenModel) -> None:
+        self._opened = opened
         self._states = KeptStates(opened)
         self.thoughts = ThoughtTags(opened.model)
 
@@ -107,20 +107,15 @@ class Completions:
             raise UnsupportedError("stream=True is for one prompt; make a stream for each")
         answers = each_prompt(prompt, each) if is_list else [each(prompt)]
         completions = [one for of_prompt in answers for one in of_prompt]
-        generations = [one.generation for one in completions]
         envelope = Envelope.make("cmpl", name)
-        if is_list or request.n > 1:
-            is_shown = llm.verbose if progress is None else progress
-            whole = partial(complete_all, completions, envelope, is_shown, request.n)
-        else:
-            whole = partial(completions[0].whole, envelope)
+        is_shown = llm.verbose if progress is None else progress
         if is_list:
             check_lengths(completions, llm.n_ctx())
+            generations = [one.generation for one in completions]
+            whole = partial(complete_all, completions, envelope, is_shown, request.n)
             handle = Stream(generations, None, report.of_whole(whole, generations), envelope.id)
         else:
-            handle = self.handle(
-                llm, generations, lambda i: completions[i].chunks(envelope), whole, envelope, report
-            )
+            handle = self.handle(llm, completions, envelope, report, is_shown=is_shown)
         return handle if is_stream or isinstance(stream, Deferred) else handle.result()
 
     def _completions(
@@ -140,7 +135,7 @@ class Completions:
             for one in options_of_choices(request, self._opened.seeds)
         ]
         if echo and request.logprobs is not None:
-            of_prompt = self._low_level.prompt_logprobs(tokens, request.logprobs)
+            of_prompt = self._opened.prompt_logprobs(tokens, request.logprobs)
             for completion in completions:
                 completion.prompt_logprobs = of_prompt
         return completions
@@ -168,7 +163,7 @@ class Completions:
         if echo or has_logprobs:
             is_text = isinstance(prompt, str)
             head = str(prompt) if is_text else vocab.detokenize(tokens).decode(errors="replace")
-        generation = self._low_level.generation(llm, tokens, request)
+        generation = self._opened.generation(tokens, request, last_n=llm.last_n_tokens_size)
         echoed = head if echo else ""
         return responses.Completion(generation, vocab, echoed, has_logprobs, len(head))
 
@@ -186,20 +181,24 @@ class Completions:
         request = options if options is not None else RequestOptions.from_keywords(keywords)
         tokens = self._tokens(llm, prompt, None)
         request = self.thoughts.of_text(llm, tokens, request)
-        return self._low_level.generation(llm, tokens, request)
+        return self._opened.generation(tokens, request, last_n=llm.last_n_tokens_size)
 
     # ---- what happens around a request, a chat's too
 
     def handle(
         self,
         llm: Overridable,
-        generations: Sequence[Generation],
-        chunks_of: Callable[[int], Generator[Response, None, None]],
-        whole: Callable[[], Response],
+        replies: Sequence[Reply],
         envelope: Envelope,
         report: Report,
+        *,
+        is_shown: bool = False,
     ) -> Stream:
         """The handle of a prepared request, with its cache and its log line."""
+        generations = [one.generation for one in replies]
+        whole = partial(replies[0].whole, envelope)
+        if len(replies) > 1:
+            whole = partial(complete_all, replies, envelope, is_shown, len(replies))
         kept: list[KeptState | None] = [None for _ in generations]
         if llm.cache is not None:
             prompt = generations[0].record.prompt_tokens
@@ -208,7 +207,7 @@ class Completions:
                 self._load(llm, state, prompt)
                 state = None
             for i, generation in enumerate(generations):
-                kept[i] = one = self._states.of_request(prompt, state)
+                kept[i] = one = KeptState(self._opened, state)
                 generation.look_after(one)
 
         def note() -> None:
@@ -216,7 +215,7 @@ class Completions:
                 self._note(llm, generation, one)
 
         def told(i: int) -> Generator[Response, None, None]:
-            return report.chunks(chunks_of(i), generations[i].record)
+            return report.chunks(replies[i].chunks(envelope), generations[i].record)
 
         width = self._opened.runtime.context.n_seq_max
         chunks = report.with_usage(choice_chunks(generations, told, width), len(generations))

@@ -1,7 +1,6 @@
 """The keywords of Llama(): types, defaults, meaning, and the engine options made of them.
 
-A new keyword is a field of OpenOptions with its line in the docstring, the place that uses it, and
-the signature for type checkers in llama.pyi, which a test holds against this.
+A new keyword is a field of OpenOptions with its line in the docstring, and the place that uses it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec
 
 from pyllama_spec.drafters import Drafter, DraftOptions
 from pyllama_spec.drafters.options import draft_place
@@ -28,7 +27,7 @@ from pyllama_spec.speculative import ControllerChoice
 
 # f(llama=..., messages=..., ...) -> a chat completion, or chunks of one
 ChatHandler = Callable[..., Any]
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+_P = ParamSpec("_P")
 
 # The engine's numbers, which llama-cpp-python's constants are.
 SPLIT_MODES = ("none", "layer", "row", "tensor")
@@ -361,21 +360,28 @@ class OpenOptions:
 KEYWORDS = tuple(field.name for field in fields(OpenOptions))
 
 
-def init_of_options(init: _Function) -> _Function:
+def keywords_of(
+    options: Callable[_P, OpenOptions],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _P], None]]:
     """A decorator that gives Llama.__init__ the keywords of OpenOptions.
 
-    Read by inspect.signature(), help() and typing.get_type_hints(), and through them by notebooks.
+    Type checkers take them from here; inspect.signature(), help() and typing.get_type_hints(), and
+    through them notebooks, from what it sets.
     """
     signature = inspect.signature(OpenOptions.__init__)
     unknown = inspect.Parameter("unknown", inspect.Parameter.VAR_KEYWORD, annotation="Any")
     parameters = [*signature.parameters.values(), unknown]
-    any_init: Any = init
-    any_init.__signature__ = signature.replace(parameters=parameters, return_annotation="None")
-    # The names in these types are known to this module, and not to that of Llama.
-    any_init.__annotations__ = {
-        **typing.get_type_hints(OpenOptions.__init__), "unknown": Any, "return": type(None),
-    }  # fmt: skip
-    return init
+
+    def decorate(init: Callable[..., None]) -> Callable[Concatenate[Any, _P], None]:
+        any_init: Any = init
+        any_init.__signature__ = signature.replace(parameters=parameters, return_annotation="None")
+        # The names in these types are known to this module, and not to that of Llama.
+        any_init.__annotations__ = {
+            **typing.get_type_hints(options.__init__), "unknown": Any, "return": type(None),
+        }  # fmt: skip
+        return init
+
+    return decorate
 
 
 def with_arguments(doc: str | None) -> str | None:

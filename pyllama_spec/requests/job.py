@@ -243,7 +243,7 @@ class Job:
         # The ids of the text, once it has ended.
         self._tokens: list[int] | None = None
         self._n_end: int | None = None
-        self._options = options
+        self.options = options
         # Here and not when it begins: then all requests would wait for its tokens.
         self._prediction = self._predicted()
         self._max_tokens = self._token_limit(options.max_tokens)
@@ -254,7 +254,7 @@ class Job:
 
     def _token_limit(self, max_tokens: int | None) -> int:
         """The maximum number of generated tokens; as in llama-cpp-python the last needs room."""
-        if self._options.context_shift and max_tokens is not None:
+        if self.options.context_shift and max_tokens is not None:
             return max_tokens
         room = max(self._context.n_ctx_seq - len(self.prompt), 1)
         return room if max_tokens is None or max_tokens <= 0 else min(max_tokens, room)
@@ -298,14 +298,14 @@ class Job:
         n_ctx = self._context.n_ctx_seq
         if len(self.prompt) >= n_ctx:
             raise prompt_too_long(len(self.prompt), n_ctx)
-        n_history = self._sampler.params.n_history if self._options.sees_prompt else 0
+        n_history = self._sampler.params.n_history if self.options.sees_prompt else 0
         n_seen = len(self.prompt) if n_history < 0 else min(n_history, len(self.prompt))
         for token in self.prompt[len(self.prompt) - n_seen :]:
             self._sampler.accept(token, generated=False)
         row_sampler = self._guided or self._sampler
         token_sampler: TokenSampler = row_sampler
-        if self._options.processors and self._observer is not None:
-            processors = self._options.processors
+        if self.options.processors and self._observer is not None:
+            processors = self.options.processors
             token_sampler = _ProcessedSampler(row_sampler, processors, self._observer.history)
         self._round = round_
         run = SequenceRun(
@@ -316,9 +316,9 @@ class Job:
             self._observer,
             timing=replace(loaded, queue_s=perf_counter() - self._asked_s),
             adapters=self.adapters,
-            max_draft=self._options.n_draft,
-            remember=self._options.remember,
-            user=self._options.user or "",
+            max_draft=self.options.n_draft,
+            remember=self.options.remember,
+            user=self.options.user or "",
             prediction=self._prediction,
             rejection=self._rejection,
             noise=self._noise,
@@ -346,7 +346,7 @@ class Job:
         """
         run = self.run
         assert run is not None
-        tokens, options = list(run.state.tokens), self._options
+        tokens, options = list(run.state.tokens), self.options
         n_bos = int(self.prompt[0] == self._vocab.bos)
         n_keep = len(self.prompt) if options.n_keep < 0 else min(options.n_keep, len(self.prompt))
         # Some tokens have to go, or the next shift would come at once.
@@ -372,7 +372,7 @@ class Job:
 
     def _predicted(self) -> Prediction | None:
         """The tokens of the prediction."""
-        text = self._options.prediction
+        text = self.options.prediction
         if not text:
             return None
         return Prediction(self._vocab.tokenize(text, add_special=False), len(self.prompt))
@@ -385,7 +385,7 @@ class Job:
 
     def keep(self, state: SequenceState) -> None:
         """Stores the sequence after the last round; nothing for a private request."""
-        if self.keeper is not None and self._options.remember:
+        if self.keeper is not None and self.options.remember:
             with contextlib.suppress(Exception):  # the text is complete, whatever happens here
                 self.keeper.behind(state)
 
@@ -422,7 +422,7 @@ class Job:
 
     def _may_shift(self) -> bool:
         """Whether a text without room may shift the context."""
-        return self._options.context_shift and self.run is not None and self.run.n_left > 0
+        return self.options.context_shift and self.run is not None and self.run.n_left > 0
 
     def _take(self, step: Step) -> tuple[list[Piece], str | None]:
         pieces: list[Piece] = []
@@ -431,12 +431,12 @@ class Job:
         # The round says "stop" for an end token, which is not a text.
         tokens = step.tokens[:-1] if finish == "stop" else step.tokens
         for i, token in enumerate(tokens):
-            is_stop = token in self._stop_ids and detokenizer.n_fed >= self._options.min_tokens
+            is_stop = token in self._stop_ids and detokenizer.n_fed >= self.options.min_tokens
             if is_stop or detokenizer.n_fed == n_stop:
                 self._n_end = self._n_before + detokenizer.n_fed
                 if is_stop:
                     self.stop_reason = token
-                    if self._options.include_stop_str_in_output:
+                    if self.options.include_stop_str_in_output:
                         pieces += self._feed(token, i, step)
                 return [*pieces, *detokenizer.flush()], "stop"
             pieces += self._feed(token, i, step)

@@ -17,8 +17,6 @@ from pyllama_spec import (
     ClosedError,
     ForkedError,
     Llama,
-    PromptLookup,
-    PyllamaSpecError,
     RemoteError,
 )
 from pyllama_spec.drafters import Eagle3
@@ -109,33 +107,6 @@ def test_a_lost_drafter_of_the_caller_is_disabled() -> None:
             assert list(generation.record.tokens) == perm_text(9)
             assert "the draft's layers was lost" in str(generation.record.stats.reason_off)
         assert llm.is_usable
-
-
-class _OwnError(PyllamaSpecError):
-    def __init__(self, first: int, second: int) -> None:
-        super().__init__(f"{first} and {second}")
-
-
-class _Refusing(PromptLookup):
-    """A drafter that a second target cannot have."""
-
-    n_targets = 0
-
-    def attach(self, target: Any) -> None:
-        self.n_targets += 1
-        if self.n_targets > 1:
-            raise _OwnError(1, 2)
-        super().attach(target)
-
-
-def test_a_reopen_that_fails_with_an_error_of_another_form() -> None:
-    with Server() as layers, opened(layers, draft=_Refusing()) as llm:
-        lose(llm, layers)
-        layers.start()
-        with pytest.raises(_OwnError):
-            llm.reopen()
-        with pytest.raises(PyllamaSpecError, match=r"reopen\(\) failed; call it again. 1 and 2"):
-            llm("a", max_tokens=2)
 
 
 def test_requests_after_a_failed_reopen_raise_its_class() -> None:

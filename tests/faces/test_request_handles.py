@@ -31,7 +31,6 @@ from pyllama_spec.engine import Batch, Context
 from pyllama_spec.requests import line
 from tests.faces.parallel_tools import nothing_stays_behind, open_wide
 from tests.faces.tools import GREEDY, PROMPT, SAMPLED, lasting, open_tiny, text_of
-from tests.models import model_path
 
 __all__ = ["nothing_stays_behind"]
 
@@ -434,28 +433,6 @@ def test_a_line_of_bounded_length(n_parallel: int) -> None:
 # ---- places that are given back
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen35", "mamba2", "lfm2"])
-def test_streams_that_take_turns_in_one_place(kind: str) -> None:
-    """Sampler, draft and state of each stream are copied out and back between two pieces."""
-    drafts: list[Any] = [None, "prompt-lookup"]
-    drafts += [model_path("eagle3"), model_path("dflash")] if kind == "llama" else []
-    prompts = [[*PROMPT, 97], PROMPT * 3, [*PROMPT * 3, 98]]
-    with open_tiny(kind=kind) as llm:
-        texts = [text_of_whole(llm, p, max_tokens=20, **SAMPLED) for p in prompts]
-    for draft in drafts:
-        with open_tiny(draft, kind) as llm:
-            streams = [stream_of(llm, p, max_tokens=20, **SAMPLED) for p in prompts]
-            found, left = [""] * 3, [0, 1, 2]
-            while left:
-                for i in list(left):
-                    chunk = next(streams[i], None)
-                    if chunk is None:
-                        left.remove(i)
-                    else:
-                        found[i] += text_of(chunk)
-            assert found == texts
-
-
 @PLACES
 def test_who_reads_again_while_its_place_is_taken(
     n_parallel: int, monkeypatch: pytest.MonkeyPatch
@@ -475,56 +452,6 @@ def test_who_reads_again_while_its_place_is_taken(
     with open_wide(n_parallel=n_parallel) as llm, ThreadPoolExecutor(5) as pool:
         found = list(pool.map(read, range(5)))
     assert found == [plain([*PROMPT, i], 30) for i in range(5)]
-
-
-def test_streams_of_threads_that_have_ended_block_nobody() -> None:
-    """A thread with a reused id does not inherit the stream of an ended thread."""
-    with open_wide(n_parallel=2) as llm:
-        kept: list[Any] = []
-
-        def leave(i: int) -> None:
-            kept.append(stream_of(llm, [*PROMPT, i], max_tokens=200))
-            next(kept[-1])
-
-        for i in range(6):
-            thread = threading.Thread(target=leave, args=(i,))
-            thread.start()
-            thread.join(60)
-            assert not thread.is_alive()
-            assert text_of_whole(llm, PROMPT, max_tokens=9, **GREEDY) == plain(PROMPT, 9)
-        for i, stream in enumerate(kept):
-            whole = plain([*PROMPT, i], 200)
-            rest = "".join(map(text_of, stream))
-            assert whole.endswith(rest)
-            assert len(whole) - len(rest) <= 4, "one piece was read"
-
-
-@pytest.mark.parametrize("n_parallel", [1, 2, 4])
-def test_a_server_by_to_thread_sees_no_busy_error(n_parallel: int) -> None:
-    """Each piece is fetched in any free thread of a small pool."""
-    with open_wide(n_parallel=n_parallel) as llm:
-
-        async def stream(i: int) -> str:
-            opened = await asyncio.to_thread(stream_of, llm, [*PROMPT, i], max_tokens=8)
-            text = ""
-            try:
-                while (chunk := await asyncio.to_thread(next, opened, None)) is not None:
-                    text += text_of(chunk)
-                    await asyncio.sleep(0)
-            finally:
-                await asyncio.to_thread(opened.close)
-            return text
-
-        async def whole(i: int) -> str:
-            return await asyncio.to_thread(text_of_whole, llm, [*PROMPT, i], max_tokens=8, **GREEDY)
-
-        async def main() -> list[str]:
-            loop = asyncio.get_running_loop()
-            loop.set_default_executor(ThreadPoolExecutor(6))
-            return await asyncio.gather(*((stream, whole)[i % 2](i) for i in range(12)))
-
-        found = asyncio.run(asyncio.wait_for(main(), 120))
-    assert found == [plain([*PROMPT, i], 8) for i in range(12)]
 
 
 # ---- what the memory holds
