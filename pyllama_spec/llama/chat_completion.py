@@ -13,7 +13,7 @@ from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
 from pyllama_spec.constraints import schema_of
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError, UnsupportedError, shown, warn
-from pyllama_spec.llama.choices import options_of_choices
+from pyllama_spec.llama.batch import options_of_choices
 from pyllama_spec.llama.completion import Completions
 from pyllama_spec.llama.open_model import OpenModel
 from pyllama_spec.llama.open_options import ChatHandler

@@ -12,9 +12,15 @@ from pyllama_spec.chat.prompts import check_fits, fim_tokens, prompt_tokens
 from pyllama_spec.engine.checks import boolean, instance
 from pyllama_spec.errors import ArgumentError, ContextFullError, UnsupportedError
 from pyllama_spec.llama import responses
-from pyllama_spec.llama.batch import check_lengths, complete_all, each_prompt, is_list_of_prompts
-from pyllama_spec.llama.choices import choice_chunks, options_of_choices
-from pyllama_spec.llama.kept_states import KeptState, KeptStates
+from pyllama_spec.llama.batch import (
+    check_lengths,
+    choice_chunks,
+    complete_all,
+    each_prompt,
+    is_list_of_prompts,
+    options_of_choices,
+)
+from pyllama_spec.llama.caches import KeptState, KeptStates
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
 from pyllama_spec.llama.overridable import Overridable, is_overridden
 from pyllama_spec.llama.report import Report

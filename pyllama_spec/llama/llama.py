@@ -38,15 +38,16 @@ from pyllama_spec.llama.open_model import LlamaState, OpenModel
 from pyllama_spec.llama.open_options import (
     ChatHandler,
     OpenOptions,
+    context_numbers,
     for_model,
     keywords_of,
+    model_numbers,
     warn_of_length,
     warn_of_unknown,
     with_arguments,
 )
 from pyllama_spec.llama.reopening import Reopening
 from pyllama_spec.llama.responses import Response, Stream, answering_model
-from pyllama_spec.llama.settings import context_numbers, model_numbers
 from pyllama_spec.llama.token_calls import ScoreTable, TokenCalls
 from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts
 from pyllama_spec.requests.generation import Generation, Runtime
@@ -269,14 +270,6 @@ class Llama(TokenCalls, Closeable):
         return self._runtime.context
 
     @property
-    def _is_recurrent(self) -> bool:
-        return self._opened.model.info.is_recurrent
-
-    @property
-    def _is_hybrid(self) -> bool:
-        return self._opened.model.info.is_hybrid
-
-    @property
     def _ctx(self) -> SimpleNamespace:
         is_open_without = self._opened.generating is None
         return SimpleNamespace(ctx=self.model if is_open_without else self.context)
@@ -378,17 +371,7 @@ class Llama(TokenCalls, Closeable):
 
     @overload
     def create_completion(
-        self, prompt: Prompts, suffix: str | None = ..., max_tokens: int | None = ...,
-        temperature: float | None = ...,
-        top_p: float = ..., min_p: float = ..., typical_p: float = ...,
-        logprobs: int | None = ..., echo: bool = ..., stop: str | Sequence[str] | None = ...,
-        frequency_penalty: float = ..., presence_penalty: float = ..., repeat_penalty: float = ...,
-        top_k: int = ..., *, stream: Literal[True], seed: int | None = ..., tfs_z: float = ...,
-        mirostat_mode: int = ..., mirostat_tau: float = ..., mirostat_eta: float = ...,
-        model: str | None = ..., stopping_criteria: Any = ..., logits_processor: Any = ...,
-        grammar: Any = ..., logit_bias: Mapping[Any, float] | None = ...,
-        response_format: Mapping[str, Any] | None = ..., progress: bool | None = ...,
-        **more: Unpack[MoreOptions],
+        self, prompt: Prompts, *options: Any, stream: Literal[True], **more: Any,
     ) -> Stream: ...
 
     @overload
@@ -478,19 +461,7 @@ class Llama(TokenCalls, Closeable):
 
     @overload
     def create_chat_completion(
-        self, messages: Sequence[Message], functions: Any = ..., function_call: Any = ...,
-        tools: Any = ..., tool_choice: Any = ..., temperature: float | None = ...,
-        top_p: float = ...,
-        top_k: int = ..., min_p: float = ..., typical_p: float = ..., *, stream: Literal[True],
-        stop: str | Sequence[str] | None = ..., seed: int | None = ...,
-        response_format: Mapping[str, Any] | None = ..., max_tokens: int | None = ...,
-        presence_penalty: float = ..., frequency_penalty: float = ..., repeat_penalty: float = ...,
-        tfs_z: float = ..., mirostat_mode: int = ..., mirostat_tau: float = ...,
-        mirostat_eta: float = ..., model: str | None = ..., logits_processor: Any = ...,
-        grammar: Any = ..., logit_bias: Mapping[Any, float] | None = ...,
-        logprobs: bool | None = ..., top_logprobs: int | None = ..., stopping_criteria: Any = ...,
-        parallel_tool_calls: bool | None = ..., reasoning_format: str | None = ...,
-        chat_template_kwargs: Mapping[str, Any] | None = ..., **more: Unpack[MoreOptions],
+        self, messages: Sequence[Message], *options: Any, stream: Literal[True], **more: Any,
     ) -> Stream: ...
 
     @overload

@@ -367,20 +367,20 @@ def _recorded(
     runner: Runner, ticket: Ticket, record: GenerationRecord
 ) -> Generator[Piece, None, None]:
     pieces, job = runner.pieces(ticket), ticket.job
+
+    def note_figures() -> None:
+        if job.run is not None:
+            record.stats, record.timing = job.stats, job.timing
+            record.n_cached, record.n_shifts = job.n_cached, job.n_shifts
+
     try:
         for piece in pieces:
-            _note_figures(job, record)
+            note_figures()
             if piece.finish_reason is not None:
                 record.stop_reason = job.stop_reason
             if piece is not PENDING:
                 record.add(piece, job.logprobs, job.sources)
             yield piece
     finally:
-        _note_figures(job, record)
+        note_figures()
         pieces.close()
-
-
-def _note_figures(job: Job, record: GenerationRecord) -> None:
-    if job.run is not None:
-        record.stats, record.timing = job.stats, job.timing
-        record.n_cached, record.n_shifts = job.n_cached, job.n_shifts

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pyllama_spec.constraints import Guide
 from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
 from pyllama_spec.engine.closeable import closed_on_failure
-from pyllama_spec.errors import ArgumentError, prompt_too_long
+from pyllama_spec.errors import ArgumentError, prompt_too_long, shown
 from pyllama_spec.requests.detokenizer import Detokenizer, Piece, TokenByToken
 from pyllama_spec.requests.logprobs import TokenLogprob, token_logprob
 from pyllama_spec.requests.options import LogitsProcessor, RequestOptions
@@ -80,18 +80,6 @@ def _called(function: Callable[..., Any], kind: str, ids: Ids, logits: Any) -> A
         raise ArgumentError(f"the {kind} {function!r} raised {type(error).__name__}") from error
 
 
-class RowSampler(Protocol):
-    """Draws from given rows: engine.Sampler, or a sampler with a guide."""
-
-    def sample_row(self, logits: npt.NDArray[np.float32]) -> int:
-        """A token from a row: [n_vocab] float32."""
-        ...
-
-    def accept(self, token: int, *, generated: bool = True) -> None:
-        """Advances the state over a committed token."""
-        ...
-
-
 class Keeper(Protocol):
     """Keeps the content of sequences for later requests; called in the computing thread.
 
@@ -122,7 +110,10 @@ class _ProcessedSampler(StepSampler):
     """A sampler with logits processors, which see each position once, after committed tokens."""
 
     def __init__(
-        self, sampler: RowSampler, processors: Sequence[LogitsProcessor], history: _History
+        self,
+        sampler: Sampler | GuidedSampler,
+        processors: Sequence[LogitsProcessor],
+        history: _History,
     ) -> None:
         self._sampler = sampler
         self._processors = processors
@@ -133,21 +124,16 @@ class _ProcessedSampler(StepSampler):
         shape = scores.shape
         for processor in self._processors:
             returned = _called(processor, "logits processor", self._history.view(), scores)
-            if returned is None:
-                raise ArgumentError(
-                    f"the logits processor {processor!r} returned None; return the scores, an "
-                    f"array of shape {shape}"
-                )
             try:
                 scores = np.asarray(returned, dtype=np.float32)
             except (TypeError, ValueError, OverflowError) as error:
                 raise ArgumentError(
                     f"the logits processor {processor!r} returned no scores: {error}"
                 ) from None
-            if scores.shape != shape:
+            if returned is None or scores.shape != shape:
                 raise ArgumentError(
-                    f"the logits processor {processor!r} returned an array of shape "
-                    f"{scores.shape}; expected the scores, of shape {shape}"
+                    f"the logits processor {processor!r} returned {shown(returned)}; return the "
+                    f"scores, an array of shape {shape}"
                 )
         if np.isnan(scores).any() or not np.isfinite(scores).any():
             raise ArgumentError("the logits processors left no token, or a NaN, in the scores")

@@ -284,7 +284,7 @@ class RequestOptions:
                 "grammar of what is still to come"
             )
         going_on = self.continue_final_message
-        if going_on not in ("content", "reasoning_content") and going_on is not None:
+        if going_on not in (None, "content", "reasoning_content"):
             try:
                 self._set("continue_final_message", boolean(going_on, "continue_final_message"))
             except ArgumentError as error:

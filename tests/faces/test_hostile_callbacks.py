@@ -58,7 +58,7 @@ def test_a_callback_may_only_read_the_target(where: str, n_parallel: int) -> Non
             return logits if where == "logits_processor" else False
 
         options: dict[str, Any] = {where: clear}
-        with pytest.raises(ArgumentError, match="a callback of the request must not") as caught:
+        with pytest.raises(ArgumentError) as caught:
             llm.create_completion(_PROMPT, max_tokens=12, temperature=0, **options)
         assert len(caught.value.partial_tokens) >= 3
         assert (

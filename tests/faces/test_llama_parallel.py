@@ -66,9 +66,9 @@ def test_a_list_of_prompts() -> None:
         assert [c["text"] for c in result["choices"]] == [
             ("the cat", "sat on", "the mat")[i] + text for i, text in enumerate(one_by_one)
         ]
-        with pytest.raises(UnsupportedError, match="stream"):
+        with pytest.raises(UnsupportedError):
             llm(texts, stream=True)
-        with pytest.raises(ContextFullError, match="shorten prompt 1 of the list"):
+        with pytest.raises(ContextFullError):
             llm([[97], [97] * 300, [98]], max_tokens=3, **GREEDY)
         assert text_of(llm(PROMPT, max_tokens=3, **GREEDY))
 

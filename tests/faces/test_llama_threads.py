@@ -113,6 +113,6 @@ def test_a_thread_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     with open_tiny(n_parallel=2) as llm:
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", start)
-            with pytest.raises(OutOfMemoryError, match="can't start new thread"):
+            with pytest.raises(OutOfMemoryError):
                 llm.create_completion("the cat", max_tokens=3)
         assert llm.create_completion("the cat", max_tokens=3)["choices"]
