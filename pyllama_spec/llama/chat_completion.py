@@ -29,7 +29,7 @@ from pyllama_spec.llama.responses import (
     answering_model,
     check_stream,
 )
-from pyllama_spec.llama.thoughts import Effort
+from pyllama_spec.llama.thoughts import with_effort
 from pyllama_spec.requests.generation import Generation
 from pyllama_spec.requests.options import MAX_LOGPROBS, RequestOptions
 
@@ -190,7 +190,7 @@ class ChatCompletions:
                 from pyllama_spec.llama.tool_responses import ParsedReply
 
                 replies.append(ParsedReply(*given, reader, request, envelope.id))
-        report = Report.of(replies[0].generation.options, stream=is_stream)
+        report = Report(replies[0].generation.options, stream=is_stream)
         handle = self._completions.handle(llm, replies, envelope, report)
         return handle if is_stream or isinstance(stream, Deferred) else handle.result()
 
@@ -208,7 +208,7 @@ class ChatCompletions:
                 messages, tools=None, chat_template_kwargs=variables, **options
             )
             return generation, None
-        own, variables, unread = Effort.of(options, variables, llm.template.source)
+        own, variables, unread = with_effort(options, variables, llm.template.source)
         own = {name: value for name, value in own.items() if value is not None}
         wanted = own.get("response_format")
         is_written = isinstance(wanted, Mapping) and wanted.get("type") in ("regex", "grammar")
@@ -262,7 +262,7 @@ class ChatCompletions:
             keywords["stop"] = [*stops, *self.form.stops]
         template = llm.template
         variables = template_variables(chat_template_kwargs)
-        keywords, variables, unread = Effort.of(keywords, variables, template.source)
+        keywords, variables, unread = with_effort(keywords, variables, template.source)
         given = {name: value for name, value in keywords.items() if value is not None}
         request = RequestOptions.from_keywords({**CHAT_DEFAULTS, **given})
         which, begins = request.continue_final_message, request.add_generation_prompt

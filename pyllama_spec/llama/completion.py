@@ -102,7 +102,7 @@ class Completions:
         """See Llama.create_completion; `options` are those of RequestOptions."""
         is_stream, echo = check_stream(stream), boolean(echo, "echo")
         request = RequestOptions.from_keywords(options)
-        report = Report.of(request, stream=is_stream)
+        report = Report(request, stream=is_stream)
         name = answering_model(llm.model_path, model)
 
         def each(prompt: object) -> list[responses.Completion]:

@@ -270,6 +270,14 @@ class Llama(TokenCalls, Closeable):
         return self._runtime.context
 
     @property
+    def _is_recurrent(self) -> bool:  # read by llama-cpp-python's own tests
+        return self.model.info.is_recurrent
+
+    @property
+    def _is_hybrid(self) -> bool:
+        return self.model.info.is_hybrid
+
+    @property
     def _ctx(self) -> SimpleNamespace:
         is_open_without = self._opened.generating is None
         return SimpleNamespace(ctx=self.model if is_open_without else self.context)
@@ -371,7 +379,7 @@ class Llama(TokenCalls, Closeable):
 
     @overload
     def create_completion(
-        self, prompt: Prompts, *options: Any, stream: Literal[True], **more: Any,
+        self, prompt: Prompts, *, stream: Literal[True], **more: Any,
     ) -> Stream: ...
 
     @overload
@@ -390,7 +398,7 @@ class Llama(TokenCalls, Closeable):
         model: str | None = None, stopping_criteria: Any = None, logits_processor: Any = None,
         grammar: Any = None, logit_bias: Mapping[Any, float] | None = None, *,
         response_format: Mapping[str, Any] | None = None, progress: bool | None = None,
-        **more: Unpack[MoreOptions],
+        **more: Any,
     ) -> Response | Stream:
         # fmt: on
         """Continues a text, or each text of a list.
@@ -461,7 +469,7 @@ class Llama(TokenCalls, Closeable):
 
     @overload
     def create_chat_completion(
-        self, messages: Sequence[Message], *options: Any, stream: Literal[True], **more: Any,
+        self, messages: Sequence[Message], *, stream: Literal[True], **more: Any,
     ) -> Stream: ...
 
     @overload
@@ -484,7 +492,7 @@ class Llama(TokenCalls, Closeable):
         logprobs: bool | None = None, top_logprobs: int | None = None, *,
         stopping_criteria: Any = None, parallel_tool_calls: bool | None = None,
         reasoning_format: str | None = None, chat_template_kwargs: Mapping[str, Any] | None = None,
-        **more: Unpack[MoreOptions],
+        **more: Any,
     ) -> Response | Stream:
         # fmt: on
         """Answers a chat: a dict in OpenAI's format, or with stream=True a Stream.

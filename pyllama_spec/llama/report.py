@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pyllama_spec.errors import ArgumentError
@@ -12,28 +11,16 @@ from pyllama_spec.requests.generation import Generation, GenerationRecord
 from pyllama_spec.requests.options import RequestOptions
 
 
-@dataclass(frozen=True, slots=True)
 class Report:
     """The fields that a request wants in its response."""
 
-    token_ids: bool
-    token_sources: bool
-    shifts: bool
-    usage_apart: bool
-    usage_in_each: bool
-
-    @classmethod
-    def of(cls, request: RequestOptions, *, stream: bool) -> Report:
-        """The fields that the options request."""
+    def __init__(self, request: RequestOptions, *, stream: bool) -> None:
         if request.stream_options is not None and not stream:
             raise ArgumentError(
                 f"stream_options={request.stream_options!r:.60} is for stream=True; a whole answer "
                 "has its usage anyway"
             )
-        return cls(
-            request.return_token_ids, request.return_token_sources, request.context_shift,
-            request.usage_apart, request.usage_in_each,
-        )  # fmt: skip
+        self._wanted = request
 
     def of_whole(
         self, whole: Callable[[], Response], generations: Sequence[Generation]
@@ -45,10 +32,10 @@ class Report:
         """Adds the fields to each choice of a whole response."""
         for choice, record in zip(response["choices"], records, strict=True):
             self._end(choice, record)
-            if self.token_ids:
+            if self._wanted.return_token_ids:
                 choice["token_ids"] = list(record.tokens)
                 choice["prompt_token_ids"] = list(record.prompt_tokens)
-            if self.token_sources:
+            if self._wanted.return_token_sources:
                 choice["token_sources"] = _sources(record.token_sources)
         if records and records[0].note:
             response["note"] = records[0].note
@@ -64,21 +51,21 @@ class Report:
                 yield chunk
                 continue
             (choice,) = chunk["choices"]
-            if self.token_ids:
+            if self._wanted.return_token_ids:
                 choice["token_ids"] = list(record.tokens[n_told:])
                 n_told = len(record.tokens)
                 if is_first:
                     choice["prompt_token_ids"] = list(record.prompt_tokens)
             # The chunk that says whose turn it is comes when a text has begun, and has none of it.
-            if self.token_sources and choice.get("delta") != {"role": "assistant"}:
+            if self._wanted.return_token_sources and choice.get("delta") != {"role": "assistant"}:
                 choice["token_sources"] = _sources(record.token_sources[n_sources:])
                 n_sources = len(record.token_sources)
             if choice["finish_reason"] is not None:
                 self._end(choice, record)
                 if record.note:
                     chunk["note"] = record.note
-            elif self.usage_apart:
-                chunk["usage"] = record.usage if self.usage_in_each else None
+            elif self._wanted.usage_apart:
+                chunk["usage"] = record.usage if self._wanted.usage_in_each else None
             is_first = False
             yield chunk
 
@@ -93,20 +80,20 @@ class Report:
                 yield chunk
                 continue
             n_left -= 1
-            if not self.usage_apart:
+            if not self._wanted.usage_apart:
                 if n_left:
                     del chunk["usage"]
                 yield chunk
                 continue
             usage: Any = chunk["usage"]
-            yield {**chunk, "usage": usage if self.usage_in_each else None}
+            yield {**chunk, "usage": usage if self._wanted.usage_in_each else None}
             if not n_left:
                 head = {key: chunk[key] for key in ("id", "object", "created", "model")}
                 yield {**head, "choices": [], "usage": usage}
 
     def _end(self, choice: Response, record: GenerationRecord) -> None:
         choice["stop_reason"] = record.stop_reason
-        if self.shifts:
+        if self._wanted.context_shift:
             choice["context_shifts"] = record.n_shifts
 
 

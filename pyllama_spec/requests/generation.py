@@ -29,19 +29,15 @@ _H = TypeVar("_H", bound="Handle[Any]")
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The parts of an open model that a generation needs. They outlive Llama during a stream.
-
-    Attributes:
-        on_close: called before the model is closed; may be None.
-        acceptance: the acceptance of drafts, for requests without that option; see Llama.
-
-    """
+    """The parts of an open model that a generation needs. They outlive Llama during a stream."""
 
     model: Model
     context: Context
     round: Round
     runner: Runner
+    # Called before the model is closed.
     on_close: Callable[[], None] | None = None
+    # How drafts are accepted for requests without that option; see Llama.
     acceptance: str = "exact"
 
 

@@ -27,26 +27,21 @@ _COPIES_BYTES = 4 << 30
 class Line:
     """The queued, placed and suspended requests, and the places themselves.
 
-    Attributes:
-        waiting: the requests in line, oldest first.
-        placed: the requests that have a place.
-        aside: the requests that have begun, have no place and are not in line: nobody reads them.
-        idle: sequences without a request, the one that was used last at the end.
-        n_visits: the number of callers that want an idle sequence for themselves.
-        max_copies_bytes: the maximum size of the copies of requests that were set aside.
-
     A request that is asked for in an event loop is made in a thread, and comes into line later, at
     the place of its call: those after it leave a place for it.
-
     """
 
     def __init__(self, n_places: int) -> None:
         self.n_places = n_places
-        self.waiting: list[Ticket] = []
+        self.waiting: list[Ticket] = []  # oldest first
         self.placed: list[Ticket] = []
+        # Those that have begun, have no place and are not in line: nobody reads them.
         self.aside: list[Ticket] = []
+        # The sequences without a request, the one that was used last at the end.
         self.idle = [SequenceState(i) for i in range(n_places)]
+        # How many callers want an idle sequence for themselves.
         self.n_visits = 0
+        # The maximum size of the copies of requests that were set aside.
         self.max_copies_bytes = min(_COPIES_BYTES, memory_bytes() // 8)
         self._n_tickets = self._n_arrivals = 0
         # Calls whose requests are made now.

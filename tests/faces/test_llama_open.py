@@ -221,3 +221,9 @@ def test_a_load_can_be_ended_wherever_it_is(draft: str | None) -> None:
         with pytest.raises(CancelledError, match="enough"):
             open_it(n)
     assert open_it(n_calls + 1) == n_calls
+
+
+def test_threads_beyond_the_machine_are_not_made() -> None:
+    with pytest.warns(UserWarning, match="n_threads=512"), open_tiny(n_threads=512) as llm:
+        assert llm.context.n_threads <= len(os.sched_getaffinity(0))
+        assert llm(PROMPT, max_tokens=2)["choices"]

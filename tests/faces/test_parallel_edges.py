@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec import CancelledError, Draft, DraftRequest, Llama
+from pyllama_spec import ArgumentError, CancelledError, Draft, DraftRequest, Llama
 from pyllama_spec.drafters import NO_DRAFT, Drafter
 from pyllama_spec.speculative import SequenceRun, Step
 from tests.faces.tools import GREEDY, PROMPT, Forced, open_tiny, text_of
@@ -262,3 +262,32 @@ def test_a_cancel_does_not_outlast_a_round_that_broke() -> None:
             llm(PROMPT, max_tokens=30, **GREEDY)
         for _ in range(2):
             assert text_of(llm(PROMPT, max_tokens=9, **GREEDY)) == plain(PROMPT, 9)
+
+
+@pytest.mark.parametrize("kind", [StopIteration, GeneratorExit])
+@pytest.mark.parametrize("where", ["logits_processor", "stopping_criteria"])
+def test_what_would_end_a_generator_is_an_error(kind: type[BaseException], where: str) -> None:
+    def act(ids: Any, logits: Any) -> Any:
+        if len(ids) > N + 3:
+            raise kind
+        return logits if where == "logits_processor" else False
+
+    with open_tiny() as llm, pytest.raises(ArgumentError) as caught:
+        llm(PROMPT, max_tokens=12, **{where: act}, **GREEDY)
+    assert caught.value.partial_tokens
+
+
+@pytest.mark.parametrize("where", ["logits_processor", "stopping_criteria"])
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_a_callback_may_only_read_the_target(where: str, n_parallel: int) -> None:
+    with open_tiny(n_parallel=n_parallel) as llm:
+
+        def clear(ids: Any, logits: Any) -> Any:
+            if len(ids) == N + 3:
+                llm.context.memory.clear()
+            return logits if where == "logits_processor" else False
+
+        with pytest.raises(ArgumentError) as caught:
+            llm(PROMPT, max_tokens=12, **{where: clear}, **GREEDY)
+        assert len(caught.value.partial_tokens) >= 3
+        assert text_of(llm(PROMPT, max_tokens=12, **GREEDY)) == plain(PROMPT, 12)
