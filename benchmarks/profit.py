@@ -52,7 +52,7 @@ class Seen:
         digest = hashlib.sha256(repr(run.tokens).encode()).hexdigest()
         drafted, accepted = [one for one, _ in run.rounds], [one for _, one in run.rounds]
         return cls(
-            run.n_decoded, run.decode_s, run.cpu_s, len(run.rounds), drafted.count(0),
+            run.timing.n_decoded, run.timing.decode_s, run.cpu_s, len(run.rounds), drafted.count(0),
             sum(drafted), sum(accepted), digest[:16],
         )  # fmt: skip
 
