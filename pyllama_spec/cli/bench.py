@@ -16,7 +16,6 @@ from pyllama_spec.cli.device_options import (
     context_keywords,
     layer_keywords,
 )
-from pyllama_spec.cli.option_pairs import OnceSwitch
 from pyllama_spec.cli.own_draft import HELP, own_draft
 from pyllama_spec.cli.wording import file_name
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
@@ -70,7 +69,7 @@ def add_bench(commands: _Commands) -> None:
     add("--temp", type=float, default=0.0, help="sampling temperature; 0 is greedy")
     add("--seed", type=int, default=1, help="seed of sampling")
     add(
-        "--chat", action=OnceSwitch, default=None,
+        "--chat", action=argparse.BooleanOptionalAction, default=None,
         help="render all prompts by the chat template, or none [as each line says]",
     )  # fmt: skip
     add("-t", "--threads", type=int, default=None, help="CPU threads [the physical cores]")

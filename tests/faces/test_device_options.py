@@ -31,6 +31,8 @@ def test_without_options_all_is_on_the_cpu() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("command", ["generate", "chat", "bench", "doctor", "train eagle3"])
+@pytest.mark.parametrize("option", ["--devices", "--n-gpu-layers"])
 def test_every_command_has_them(
     command: str, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
