@@ -149,7 +149,6 @@ quality: $(VENV)/.quality
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --cache-dir .mypy_cache/behind-stubs pyllama_spec/llama/llama.py # mypy itself reads llama.pyi
 	$(BIN)/python tests/check_architecture.py
 
 style: $(VENV)/.quality
