@@ -63,7 +63,7 @@ def test_contents(wheel: Path) -> None:
     expected |= {f"{info}/{name}" for name in (*of_info, "licenses/LICENSE")}
     expected |= {f"{info}/licenses/vendor/NOTICE", f"{info}/sboms/pyllama_spec.cdx.json"}
     assert sorted(names) == sorted(expected)
-    assert {"pyllama_spec/py.typed", "pyllama_spec/llama/llama.pyi"} <= set(names)
+    assert "pyllama_spec/py.typed" in names
     page = {f"pyllama_spec/server/page/{name}" for name in ("index.html", "page.css", "page.js")}
     assert page <= set(names)
 
