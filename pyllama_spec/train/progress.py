@@ -22,7 +22,7 @@ _NEARLY = 0.999
 
 # The share of a run's text after which the whole run's time is estimated.
 _KNOWN = 0.02
-# Training over text, in time, by docs/measurements/training.md and archive.md there: 22 to 47.5
+# Training over text, in time, as measured: 22 to 47.5
 # minutes without AVX-512, 42 to 34 with it. A larger target writes more slowly, while the head
 # grows less.
 _LEAST_TRAINING, _MOST_TRAINING, _EPOCHS = 0.4, 1.3, 2.6
