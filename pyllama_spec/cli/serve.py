@@ -327,17 +327,15 @@ def of_unknown(words: Sequence[str]) -> str:
 
 def _instead_of(flag: str) -> str:
     """What serve has for a flag of llama-server: an option, a key of --config, or nothing."""
-    from pyllama_spec.server.llama_server_flags import BY_NAME, IDLE, REFUSED, key_of_flag, spelt
+    from pyllama_spec.server.llama_server_flags import BY_NAME, is_idle, key_of_flag, spelt
 
     flag = spelt(flag)
     if flag in _OTHERWISE:
         return f"{flag} is {_OTHERWISE[flag]} here"
     if flag in BY_NAME and (option := _OF_FIELDS.get(BY_NAME[flag].field)):
         return f"{flag} is {option} here"
-    if flag in IDLE:
-        return f"leave out {flag}: {IDLE[flag][1]}"
-    if flag in REFUSED:
-        return f"{flag}: {REFUSED[flag]}"
+    if is_idle(flag):
+        return f"leave out {flag}"
     key = key_of_flag(flag)
     return f"{flag} is {key} in a file of --config" if key else ""
 
