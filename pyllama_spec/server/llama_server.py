@@ -99,13 +99,7 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
 
 
 def with_flags(message: str, given_by: Mapping[str, str] | None = None) -> str:
-    """A message with flags in place of keywords: "n_batch=0 is below 1" is "-b 0 is below 1".
-
-    Args:
-        message: of the library.
-        given_by: for each keyword, the flag or the variable that set it.
-
-    """
+    """A message with flags in place of keywords: "n_batch=0 is below 1" is "-b 0 is below 1"."""
     flags = {**_FIRST_NAMES, **(given_by or {})}
 
     def told(match: re.Match[str]) -> str:
@@ -285,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(meant: Plan, say: Callable[[str], None]) -> None:
     from pyllama_spec.server import serve
-    from pyllama_spec.server.hangup import Hangup
+    from pyllama_spec.server.process import Hangup
 
     say(f"version {__version__}, llama.cpp {engine_version()}")
     for note in meant.notes:

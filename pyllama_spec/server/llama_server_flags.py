@@ -296,16 +296,7 @@ def key_of_flag(flag: str) -> str:
 
 
 def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:
-    """Parses a command line and the environment.
-
-    Args:
-        arguments: the arguments after the program's name.
-        environment: the environment, whose LLAMA_... variables apply if a flag is missing.
-
-    Raises:
-        ArgumentError: flags are not supported, lack a value, or have a malformed one; names all.
-
-    """
+    """Parses a command line and the environment."""
     wanted = Wanted({}, {}, [])
     wrong, refused = list[str](), list[str]()
     left = list(arguments)[::-1]

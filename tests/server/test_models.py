@@ -18,7 +18,7 @@ from pyllama_spec import Llama
 from pyllama_spec.drafters import PromptLookup
 from pyllama_spec.server import ModelSpec
 from pyllama_spec.server.app import _ROUTES
-from pyllama_spec.server.loader import expected_bytes
+from pyllama_spec.server.models import expected_bytes
 from pyllama_spec.server.prefix_folder import PrefixFolder
 from tests.models import model_path
 from tests.models.adapter import write_adapter

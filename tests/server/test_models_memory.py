@@ -14,7 +14,7 @@ import pytest
 from pyllama_spec import Llama
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.server import ModelSpec
-from pyllama_spec.server.loader import expected_bytes
+from pyllama_spec.server.models import expected_bytes
 from tests.models import model_path
 from tests.server.models_world import (
     ENDLESS,

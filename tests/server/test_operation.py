@@ -24,9 +24,8 @@ import pytest
 
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.server import ServerSettings, create_app
-from pyllama_spec.server.hangup import Hangup
 from pyllama_spec.server.keys import Keys, is_open_to_others, keys_of
-from pyllama_spec.server.process import HttpServer, Listening
+from pyllama_spec.server.process import Hangup, HttpServer, Listening
 from pyllama_spec.server.settings import LOOPBACK, with_loopback
 from tests.faces.tools import open_tiny
 from tests.models import model_path
@@ -164,7 +163,7 @@ def test_a_certificate_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFi
         assert not thread.is_alive()
 
 
-# ---- SIGHUP itself; tests/server/test_their_command_lines.py sends it to each program
+# ---- SIGHUP itself; tests/server/test_programs.py sends it to each program
 
 
 def test_a_signal_that_comes_while_a_model_is_opened_is_heeded_later() -> None:
