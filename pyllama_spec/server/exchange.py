@@ -418,14 +418,7 @@ class Exchange:
 class Route:
     """An endpoint with its method and path.
 
-    Attributes:
-        method: the HTTP method; a GET answers HEAD too.
-        path: the path, with {name} for each of path_params.
-        handler: the function that answers.
-        error_form: the format of its errors.
-        is_open: whether it needs no key, and answers while the server stops.
-        id_headers: the headers of its answers with the request's id.
-
+    A GET answers HEAD too. One that is open needs no key, and answers while the server stops.
     """
 
     method: str

@@ -20,12 +20,7 @@ _MAX_NAME = 64
 
 
 class Key(str):
-    """An API key as text.
-
-    Attributes:
-        name: the key's name in the log; "" for none.
-
-    """
+    """An API key as text."""
 
     __slots__ = ("name",)
     name: str

@@ -85,9 +85,8 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
         if (listening.certificate is None) != (listening.key is None):
             raise ArgumentError("--ssl-cert-file and --ssl-key-file belong together: give both")
         verbosity = 2 if values.get("is_silent") else values.get("verbosity", 3)
-        level = {2: logging.WARNING, 1: logging.ERROR, 0: logging.ERROR}.get(
-            verbosity, logging.INFO
-        )
+        quiet = logging.ERROR if verbosity < 2 else logging.WARNING
+        level = logging.INFO if verbosity > 2 else quiet
         return Plan(
             _keywords(values, notes), values.get("adapters", []),
             _settings(values, listening, notes), listening, notes, level,

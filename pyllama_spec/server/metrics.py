@@ -79,13 +79,7 @@ class Pace:
 
 
 class ModelMetrics:
-    """The metrics of one model's requests.
-
-    Attributes:
-        prompt_pace, text_pace: of computing prompts, and of generating.
-        max_tokens: the most tokens that a sequence has had.
-
-    """
+    """The metrics of one model's requests."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._model = model

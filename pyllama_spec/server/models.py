@@ -73,10 +73,7 @@ _ENDS = (
 class Expected(NamedTuple):
     """The bytes that a model will take.
 
-    Attributes:
-        least: the bytes of its files and of its copies of prompts.
-        likely: the same with its KV cache, as if each layer kept all positions.
-
+    `likely` has the KV cache, as if each layer kept all positions.
     """
 
     least: int

@@ -251,12 +251,7 @@ def _bound(listening: Listening) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server with the shutdown of serve().
-
-    Attributes:
-        ended: the return value of serve().
-
-    """
+    """A uvicorn server with the shutdown of serve()."""
 
     def __init__(self, app: App, listening: Listening, on_start: Callable[[str], None]) -> None:
         super().__init__(_config(app, listening))

@@ -85,13 +85,7 @@ Told = Callable[[Exception], Failure]
 class Opened(NamedTuple):
     """A loaded model.
 
-    Attributes:
-        llm: the model.
-        adapters: its loaded adapters by name.
-        failures: why other adapters could not be loaded, by name.
-        n_bytes: the bytes that it took when loaded, see ModelList.memory_bytes.
-        store_bytes: the part of n_bytes for copies of prompts.
-
+    `store_bytes`, for copies of prompts, is a part of n_bytes.
     """
 
     llm: Llama

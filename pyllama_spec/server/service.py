@@ -242,10 +242,7 @@ class Service:
 class Answer:
     """One request: read it once, by `async for` in chunks or by whole().
 
-    Attributes:
-        shown_id: converts the response's id to the id that the client sees, for the log; None for
-            an answer without an id.
-
+    `shown_id` converts its id for the log to the one that the client sees; None for no id.
     """
 
     def __init__(

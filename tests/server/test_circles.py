@@ -126,14 +126,3 @@ def test_a_client_that_leaves_leaves_none(client: Client, grammar: str) -> None:
             until(lambda: is_idle(client))
 
     assert left_in_circles(client, left) == []
-
-
-@pytest.mark.parametrize("grammar", ["", "root ::= [a-z]*"])
-def test_a_request_out_of_time_leaves_none(client: Client, grammar: str) -> None:
-    late = {**FEW, "max_tokens": 10**6, "context_shift": True, "ignore_eos": True,
-            "timeout": 0.05, **({"grammar": grammar} if grammar else {})}  # fmt: skip
-
-    def asked() -> None:
-        assert client.post(TEXT, late)[0] == 504
-
-    assert left_in_circles(client, asked) == []

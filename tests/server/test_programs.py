@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from typing import Any
 import httpx
 import pytest
 
-from pyllama_spec import Llama
 from pyllama_spec.cli import serve
 from pyllama_spec.cli.entry import command_parser, main
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
@@ -346,28 +344,3 @@ def test_a_program_says_what_it_cannot_do(
     own = [line for line in err.splitlines() if ": error: " in line]
     assert len(own) == 2
     assert all(line.startswith(f"{name}: error: ") for line in own)
-
-
-@pytest.mark.parametrize(
-    ("kind", "beside", "draft", "told"),
-    [
-        ("llama", None, "auto", "draft auto (suffix)"),
-        ("llama", "eagle3", "auto", "draft auto (eagle3)"),
-        ("bert", None, "auto", "draft auto"),
-        ("llama", None, "prompt-lookup", "draft prompt-lookup"),
-        ("llama", None, "none", "draft none"),
-    ],
-)
-def test_the_first_line_says_what_auto_took(
-    kind: str, beside: str | None, draft: str, told: str, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    path = Path(shutil.copy(model_path(kind), tmp_path))
-    if beside is not None:
-        shutil.copy(model_path(beside), tmp_path)
-    args = argparse.Namespace(model=path, parallel=4, draft=draft)
-    is_encoder = kind == "bert"
-    with Llama(path, n_ctx=64, n_threads=1, draft=draft, embedding=is_encoder) as llm:
-        serve._say("http://127.0.0.1:1", args, llm)
-    line = f"{path.name} answers at http://127.0.0.1:1, 4 requests at once, {told}\n"
-    assert capsys.readouterr().out == line
