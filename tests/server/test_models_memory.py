@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec import Llama
-from pyllama_spec.llama.open_options import OpenOptions
-from pyllama_spec.server import ModelSpec
 from pyllama_spec.server.models import expected_bytes
 from tests.models import model_path
 from tests.server.models_world import (
@@ -158,21 +156,6 @@ def test_what_is_not_said_is_reckoned_as_llama_has_it() -> None:
         least = path.stat().st_size + store
         assert expected_bytes(given) == (least, least + past), more
         assert store == 7 or store > 7 << 20
-
-
-def test_what_a_loaded_model_takes_has_the_store_that_llama_gives_it() -> None:
-    bare: dict[str, Any] = {"model_path": str(model_path("llama")), "n_threads": 1}
-    specs = (
-        ModelSpec(name="left out", keywords=bare),
-        ModelSpec(name="none", keywords={**bare, "prefix_cache_bytes": None}),
-    )
-    store = OpenOptions(bare["model_path"]).store_bytes()
-    with several(*specs) as (client, models):
-        for one in specs:
-            assert asked(client, one.name)[0] == 200
-            llm = models.made[-1].llm
-            assert models.named(one.name).n_bytes == llm.memory_bytes + store
-        assert models.begun == ["left out", "none"]
 
 
 def test_keep_alive_closes_what_nobody_asks_for() -> None:
