@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.files import read_text
-from pyllama_spec.llama.open_options import KEYWORDS
-from pyllama_spec.requests.options import RequestOptions
 
 Read = Callable[[str], Any]
 _TRUE = ("1", "on", "true", "yes", "enabled")
@@ -257,15 +255,9 @@ _IDLE = """
 """
 IDLE = frozenset(_IDLE.split())
 _IDLE_BEGINNINGS = tuple(name[:-1] for name in IDLE if name.endswith("*"))
-# Refused; argparse would read each as an option of `serve`.
-_REFUSED_SHORT = (
-    " -ag -cl -cmoe -dr -hf -hfd -hff -hfr -hfrd -l -mm -mmdev -mmu -mu -ncffn -ncmoe -nocb -ot "
-)
 BY_NAME: Mapping[str, Flag] = {name: flag for flag in FLAGS for name in flag.names}
 # Of chats alone; all else of a request is RequestOptions'.
 OF_CHATS = ("reasoning_format", "reasoning_effort", "chat_template_kwargs")
-# Keys of a model in a file of models, for fields that are called otherwise.
-_KEYS = {"aliases": "aliases", "adapters": "lora_path", "cache_mib": "prefix_cache_bytes"}
 # Flags of lists, each of which appends.
 _ADDED = frozenset(("adapters", "kv_overrides", "spec_types", "stop"))
 
@@ -281,18 +273,8 @@ def is_idle(word: str) -> bool:
 
 
 def is_flag(word: str) -> bool:
-    """Whether this is a flag of llama-server; of those refused, only the names with one dash."""
-    word = spelt(word)
-    return word in BY_NAME or is_idle(word) or f" {word} " in _REFUSED_SHORT
-
-
-def key_of_flag(flag: str) -> str:
-    """The key in a models file that corresponds to a flag; "" for none."""
-    field = BY_NAME[flag].field if flag in BY_NAME else ""
-    if field in KEYWORDS or field in _KEYS:
-        return _KEYS.get(field, field)
-    is_of_requests = field in RequestOptions.__dataclass_fields__ or field in OF_CHATS
-    return f"requests.{field}" if is_of_requests else ""
+    """Whether this is a flag of llama-server that is accepted here."""
+    return spelt(word) in BY_NAME or is_idle(spelt(word))
 
 
 def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:

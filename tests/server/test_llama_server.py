@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyllama_spec.cli import serve
 from pyllama_spec.cli.entry import main
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama.open_options import OpenOptions
@@ -274,51 +270,19 @@ def test_a_log_file_that_cannot_be_written_is_said_once(
         llama_server.LogFile(tmp_path)
 
 
-# ---- their flags in a command line of `serve`
-
-
-@pytest.mark.parametrize("line, words", [
-    ("-np 4 --jinja", ("-np is --parallel here", "leave out --jinja", "-c 2048 --parallel 4 here")),
-    ("-ctk q8_0 -fa on", ("-ctk is type_k in a file of --config", "-fa is --flash-attn here")),
-    ("-md draft.gguf --cache_type_v q8_0", ("-md is -d here", "--cache-type-v is type_v in a")),
-    ("-n 5", ("-n is requests.max_tokens in a file of --config",)),  # and not -ngl 5
-])  # fmt: skip
-def test_serve_says_what_it_has_for_a_flag(
-    line: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("line", ["-np 4 --jinja", "--ctx-size 9", "-ctk q8_0", "-md draft.gguf"])
+def test_serve_refuses_their_flags(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "-m", "t.gguf", *line.split()]) == 2
-    said = capsys.readouterr().err
-    assert [word for word in words if word not in said] == []
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_serve_names_the_command_that_takes_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "-m", "t.gguf", "--jinja"]) == 2
+    assert "pyllama-spec-llama-server" in capsys.readouterr().err
     assert main(["serve", "-m", "t.gguf", "--max-tokans", "3"]) == 2
-    assert "llama-server" not in capsys.readouterr().err
-
-
-def test_serve_says_it_without_the_server_s_packages() -> None:
-    program = """
-import sys
-sys.modules.update(dict.fromkeys(("msgspec", "starlette", "uvicorn", "prometheus_client")))
-from pyllama_spec.cli import main
-sys.exit(main(["serve", "-m", "t.gguf", "-ctk", "q8_0"]))
-"""
-    command = [sys.executable, "-c", program]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert ended.returncode == 2, ended.stderr
-    assert "-ctk is type_k in a file of --config" in ended.stderr
-
-
-def test_no_short_flag_of_llama_server_is_taken_for_another_option(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    parser = argparse.ArgumentParser()
-    commands = parser.add_subparsers()
-    serve.add_serve(commands)
-    options = commands.choices["serve"]._actions
-    ours = {word for action in options for word in action.option_strings}
-    refused = ("-ag", "-cl", "-cmoe", "-dr", "-hf", "-hff", "-l", "-mm", "-mu", "-nocb", "-ot")
-    short = [word for word in {*BY_NAME, *IDLE, *refused} - ours if not word.startswith("--")]
-    for word in short:
-        assert main(["serve", "-m", "t.gguf", word, "1"]) == 2
-        assert f"unrecognized arguments: {word}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "llama-server" not in said
+    assert "--max-tokens" in said  # the guess
 
 
 @pytest.mark.parametrize("origin", [
