@@ -31,7 +31,7 @@ from tests.parity.sessions import TOYS
 _GUEST = Path(__file__).with_name("emulated_guest.py")
 _ARCHS = ("deepseek2", "glm-dsa", "bailingmoe3", "llama", "qwen35moe")
 _SEEDS = (1, 2)  # of the weights and sizes of latent_path()
-_PACKAGES = ("numpy", "numpy.libs", "cffi", "jinja2", "markupsafe")
+_PACKAGES = ("numpy", "numpy.libs", "cffi")
 _LEFT_OUT = shutil.ignore_patterns(
     "site-packages", "test", "tests", "idlelib", "tkinter", "ensurepip", "lib2to3", "config-*",
     "__pycache__", "include", "f2py", "*.gguf", "*.pyi", "*.a",

@@ -385,8 +385,14 @@ int  llama_spec_sampler_accept(llama_spec_sampler * sampler, int32_t id, bool is
 /* Returned texts are zero-terminated UTF-8; free them with llama_spec_text_free(). */
 void llama_spec_text_free(char * text);
 
-/* Converts a JSON schema to GBNF rules; `root` is the first. ARGUMENT names the unsupported part. */
-int  llama_spec_schema_to_grammar(const char * schema, char ** out);
+/* A Jinja text as a program. strings: {all, compared}, the template's string literals, and those of them that it does
+ * not only print. */
+typedef struct llama_spec_template     llama_spec_template;
+int  llama_spec_template_new(const char * source, llama_spec_template ** out, char ** strings);
+void llama_spec_template_free(llama_spec_template * program);
+/* variables: a JSON object, what the template reads. time: what strftime_now() shows, in seconds since 1970. text: a
+ * JSON string. ARGUMENT: the template fails, or refuses by raise_exception(). */
+int  llama_spec_template_run(llama_spec_template * program, const char * variables, int64_t time, char ** text);
 
 typedef struct llama_spec_chat         llama_spec_chat;
 typedef struct llama_spec_chat_session llama_spec_chat_session;

@@ -101,10 +101,6 @@ class AnswerReader(Protocol):
 class AnswerText:
     """The text of an answer as its reader needs it, with the names of some control tokens.
 
-    Args:
-        vocab: the vocabulary of the model.
-        shown: ids whose names are part of the text.
-
     Attributes:
         text: the text so far.
 
@@ -367,12 +363,7 @@ def _rules_of(tool: Mapping[str, Any]) -> str:
 
 
 class ContinuedReader:
-    """Parses answers that continue a message: only the part after it.
-
-    Args:
-        reader: reads the whole message.
-
-    """
+    """Parses answers that continue a message: only the part after it."""
 
     def __init__(self, reader: AnswerReader) -> None:
         self._reader, self.options, self.shown = reader, reader.options, reader.shown

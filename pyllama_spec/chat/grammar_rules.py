@@ -72,12 +72,7 @@ def after(text: str, rules: str) -> str:
 
 
 def named_calls(arguments: Mapping[str, str]) -> str:
-    """Rules for {"name": ..., "arguments": ...}.
-
-    Args:
-        arguments: for each function name, the rules of its arguments.
-
-    """
+    """Rules for {"name": ..., "arguments": ...}."""
     names = {name: f"call-{i}-" for i, name in enumerate(arguments)}
     lines = [f"root ::= {' | '.join(f'{one}call' for one in names.values())}", 'blank ::= " "?']
     for name, prefix in names.items():

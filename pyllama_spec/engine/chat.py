@@ -1,9 +1,9 @@
-"""Chats in the formats of the engine's server: tools, reasoning, schemas as grammars."""
+"""Chat templates, and chats in the formats of the engine's server: tools and reasoning."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyllama_spec.engine.binding import check, ffi, lib
@@ -11,25 +11,55 @@ from pyllama_spec.engine.checks import instance
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.model import Model
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, UnsupportedError
 
 
-def schema_to_grammar(schema: Any) -> str:
-    """The engine's GBNF rules of a schema, with the rule `root`.
-
-    It ignores some keywords silently. Requests get their rules from pyllama_spec.schema.
+class TemplateProgram:
+    """A Jinja text, compiled.
 
     Args:
-        schema: the JSON schema, as a dict or as True.
+        source: the text.
+
+    Attributes:
+        words: the strings in it.
+        lookups: those that it compares, looks for or cuts at, and does not only print.
 
     Raises:
-        ArgumentError: it is not a schema, or needs something that a grammar cannot express.
+        UnsupportedError: the engine cannot read the text.
 
     """
-    out = ffi.new("char **")
-    code = lib.llama_spec_schema_to_grammar(_json(schema, "the schema"), out)
-    check(code, "cannot make a grammar of the schema")
-    return _taken(out)
+
+    def __init__(self, source: str) -> None:
+        out, strings = ffi.new("llama_spec_template **"), ffi.new("char **")
+        code = lib.llama_spec_template_new(_encoded(source), out, strings)
+        try:
+            check(code, "cannot read the chat template")
+        except (ArgumentError, UnsupportedError) as error:
+            told = " ".join(str(error).split())
+            raise UnsupportedError(f"{told:.400}; give another as chat_template=") from None
+        self._pointer = ffi.gc(out[0], lib.llama_spec_template_free)
+        found = json.loads(_taken(strings))
+        self.words, self.lookups = frozenset[str](found["all"]), tuple[str, ...](found["compared"])
+
+    def run(self, variables: Mapping[str, Any], time: int) -> str:
+        """The text that the template writes.
+
+        Args:
+            variables: what the template reads.
+            time: the time that it can ask for, in seconds since 1970.
+
+        Raises:
+            ArgumentError: the template fails, or refuses the messages.
+            UnsupportedError: it takes too much time or memory.
+
+        """
+        text = ffi.new("char **")
+        # What is no plain data is shown as its str(), as Python's own engine does.
+        data = _json(variables, "the chat", default=str)
+        code = lib.llama_spec_template_run(self._pointer, data, time, text)
+        check(code, "cannot render the chat")
+        rendered: str = json.loads(_taken(text))
+        return rendered
 
 
 class ChatParser(Closeable):
@@ -144,11 +174,15 @@ class ChatSession:
         return message
 
 
-def _json(value: Any, what: str) -> bytes:
+def _json(value: Any, what: str, default: Callable[[Any], Any] | None = None) -> bytes:
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=default)
     except (TypeError, ValueError, RecursionError) as error:
         raise ArgumentError(f"{what} cannot be written as JSON: {error}") from None
+    return _encoded(text)
+
+
+def _encoded(text: str) -> bytes:
     return text.encode("utf-8", errors="replace")
 
 

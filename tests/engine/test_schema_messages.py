@@ -45,29 +45,6 @@ def test_a_refusal_says_how_the_keyword_is_left_out(schema: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize(
-    ("schema", "keyword"),
-    [
-        ({"exclusiveMinimum": 0.1, "exclusiveMaximum": 0.1000000000000001}, "exclusiveMinimum"),
-        ({"exclusiveMinimum": 1e15, "exclusiveMaximum": 1000000000000000.9}, "exclusiveMinimum"),
-        ({"minimum": 1e300}, "minimum"),
-        ({"maximum": -1e25}, "maximum"),
-        ({"type": "integer", "exclusiveMinimum": 12345678901234567890123}, "exclusiveMinimum"),
-    ],
-)
-def test_numbers_that_are_too_long_are_no_contradiction(
-    schema: dict[str, Any], keyword: str
-) -> None:
-    with pytest.raises(SchemaError, match="15 digits") as caught:
-        schema_grammar({"type": "number", **schema})
-    assert (caught.value.keyword, caught.value.path, caught.value.is_beyond) == (keyword, "#", True)
-    nested = {"type": "object", "properties": {"a": {"type": "number", **schema}},
-              "required": ["a"]}  # fmt: skip
-    with pytest.raises(SchemaError, match="15 digits") as caught:
-        schema_grammar(nested)
-    assert caught.value.path == "#/properties/a"
-
-
-@pytest.mark.parametrize(
     "schema",
     [
         {"minimum": 3, "maximum": 2},
@@ -79,6 +56,10 @@ def test_numbers_that_are_too_long_are_no_contradiction(
         {"not": {"maximum": 1e300}},
         {"minimum": 5, "exclusiveMinimum": 5, "maximum": 5},
         {"minimum": 5, "exclusiveMaximum": 5, "maximum": 5},
+        # A reader rounds the numbers between them to a bound.
+        {"exclusiveMinimum": 0.1, "exclusiveMaximum": 0.1000000000000001},
+        {"minimum": 1e300},
+        {"type": "integer", "exclusiveMinimum": 12345678901234567890123},
     ],
 )
 def test_what_contradicts_itself_is_said_to(schema: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ tools/comparison/app_calls.py. Types, keys and values are compared. Of tool call
 output only types and keys are, since their white space and their choices are near ties.
 """
 # The dependencies of pyllama_spec.
-OURS = ("cffi", "numpy", "jinja2")
+OURS = ("cffi", "numpy")
 
 
 def run_app(python: Path, app: str, side: str) -> dict[str, Any]:
