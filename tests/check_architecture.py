@@ -1,7 +1,7 @@
 """The rules of the architecture that no linter knows; run by ``make quality``.
 
-Budgets of lines, the direction of imports between layers, the one package that imports the compiled module,
-tests for a drafter's kind, and forbidden text. Prints one line per fault; exit code 1 if there is
+Budgets of lines, the direction of imports between layers, the one package that imports the
+compiled module, tests for a drafter's kind, and forbidden text. Prints one line per fault; exit code 1 if there is
 one.
 """
 
@@ -16,8 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "pyllama_spec"
-# A room is a folder, or the files of one; its budget is in lines, docstrings included. A number goes
-# down with the room. Whoever raises one writes the reason behind it, in the same line.
+# A room is a folder, or the files of one; its budget is in lines, docstrings included. A number
+# goes down with the room. Whoever raises one writes the reason behind it, in the same line.
 BUDGETS = {
     "pyllama_spec": 1_120,  # the files beside the rooms
     "pyllama_spec/bench": 3_050,
