@@ -18,13 +18,6 @@ def schema_to_grammar(schema: Any) -> str:
     """The engine's GBNF rules of a schema, with the rule `root`.
 
     It ignores some keywords silently. Requests get their rules from pyllama_spec.schema.
-
-    Args:
-        schema: the JSON schema, as a dict or as True.
-
-    Raises:
-        ArgumentError: it is not a schema, or needs something that a grammar cannot express.
-
     """
     out = ffi.new("char **")
     code = lib.llama_spec_schema_to_grammar(_json(schema, "the schema"), out)
@@ -52,17 +45,7 @@ class ChatParser(Closeable):
         self._handle = Handle(out[0], lib.llama_spec_chat_free, "the chat parser is closed")
 
     def begin(self, request: Mapping[str, Any]) -> ChatSession:
-        """Renders a chat, and prepares to parse the model's answer.
-
-        Args:
-            request: messages, tools, tool_choice, parallel_tool_calls, json_schema (as text),
-                reasoning_format, add_generation_prompt, continue_final_message, variables,
-                schema_rules; see csrc/abi/llama-spec.h.
-
-        Raises:
-            ArgumentError: the template refuses the request, or the request is malformed.
-
-        """
+        """Renders a chat, and prepares to parse the model's answer."""
         out, answer = ffi.new("llama_spec_chat_session **"), ffi.new("char **")
         code = lib.llama_spec_chat_begin(
             self._handle.pointer, _json(request, "the chat"), out, answer
@@ -123,18 +106,10 @@ class ChatSession:
     def parse(self, text: str) -> dict[str, Any]:
         """The parsed answer so far.
 
-        Args:
-            text: all generated text, with the names of preserved_tokens and of no other control
-                token.
-
         Returns:
             content, reasoning_content, and tool_calls: a list of name, arguments (JSON text), id
             ("" for none). is_whole: whether the answer is complete, with no text left over. n_told:
             how many bytes of the text these fields cover.
-
-        Raises:
-            UnsupportedError: the text does not match the template's parser.
-            ArgumentError: the text is nested too deeply.
 
         """
         out, data = ffi.new("char **"), text.encode("utf-8", errors="replace")

@@ -409,13 +409,7 @@ def _raw_params(
 def _name_places(
     params: Any, devices: Sequence[str] | None, rpc_servers: Sequence[str] | None
 ) -> tuple[Any, ...]:
-    """Sets which devices take layers; the caller keeps the result while the engine reads it.
-
-    Raises:
-        ArgumentError: a name or an endpoint is invalid, or servers are given without layers.
-        UnsupportedError: the build has no RPC, or the split mode does not work with servers.
-
-    """
+    """Sets which devices take layers; the caller keeps the result while the engine reads it."""
     names, servers = device_names(devices), server_names(rpc_servers)
     if servers and params.n_gpu_layers == 0:
         raise ArgumentError(

@@ -32,12 +32,7 @@ class Header(NamedTuple):
 
 
 def check_header(path: Path) -> Header:
-    """Refuses a file that is not GGUF, with a remedy.
-
-    Raises:
-        ModelLoadError: the path is missing, a folder, unreadable, empty, cut off or not a GGUF.
-
-    """
+    """Refuses a file that is not GGUF, with a remedy."""
     try:
         if path.is_dir():
             raise ModelLoadError(f"{path} is a folder; give the path of a .gguf file in it")
