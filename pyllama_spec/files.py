@@ -112,7 +112,7 @@ def why_no_output(path: Path) -> str | None:
     if path.is_dir():
         return f"{path} is a folder; give the name of a file in it"
     if not path.parent.is_dir():
-        return f"the folder {path.parent} does not exist"
+        return f"the folder {path.parent} does not exist; make it first"
     if path.exists() and not path.is_file():
         return f"{path} {_NO_FILE}; give the name of a file"
     return None

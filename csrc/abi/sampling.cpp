@@ -449,7 +449,7 @@ int llama_spec_sample_row(llama_spec_sampler * sampler, const float * logits, in
         require(logits != nullptr, "there are no logits");
         if (n_vocab != s.model->n_vocab()) {
             fail(LLAMA_SPEC_ARGUMENT, "the row has " + std::to_string(n_vocab) + " numbers, and the vocabulary " +
-                    std::to_string(s.model->n_vocab()) + " tokens");
+                    std::to_string(s.model->n_vocab()) + " tokens; give a number for each");
         }
         within_grammar(s, [&] { *id = draw(s, logits, n_vocab); });
     });

@@ -123,7 +123,7 @@ def _json(value: Any, what: str) -> bytes:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ArgumentError(f"{what} cannot be written as JSON: {error}") from None
+        raise ArgumentError(f"{what} must be plain JSON: {error}") from None
     return text.encode("utf-8", errors="replace")
 
 

@@ -101,12 +101,14 @@ def text(value: object, name: str) -> str:
     if not isinstance(value, str):
         raise ArgumentError(f"{name} must be a str, not {type(value).__name__} {shown(value)}")
     if "\0" in value:
-        raise ArgumentError(f"{name} holds a NUL character at index {value.index(chr(0))}")
+        at = value.index("\0")
+        raise ArgumentError(f"{name} holds a NUL character at index {at}; remove it")
     try:
         value.encode()
     except UnicodeEncodeError as error:
         raise ArgumentError(
-            f"{name} holds half of a character, {value[error.start]!a}, at index {error.start}"
+            f"{name} holds half of a character, {value[error.start]!a}, at index {error.start}; "
+            "remove it"
         ) from None
     return value
 

@@ -114,7 +114,7 @@ class Model(Closeable):
             vocab_only=vocab_only, load_mtp=load_mtp,
         )  # fmt: skip
         if progress is not None and not callable(progress):
-            raise ArgumentError(f"progress={shown(progress)} cannot be called")
+            raise ArgumentError(f"progress={shown(progress)} cannot be called; give a function")
         self._overrides = facts_of(kv_overrides or {})
         self._handle = Handle(
             self._load(params, progress),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,17 @@ _INF, _NAN = float("inf"), float("nan")
 def _of(make: Callable[[], Any]) -> Callable[[Callable[[Any], object]], Call]:
     """A case does something with a fresh object."""
     return lambda act: lambda _: act(make())
+
+
+def _each(
+    name: str, values: Iterable[Any], make: Callable[[], Any], act: Callable[[Any, Any], object]
+) -> dict[str, Call]:
+    """A case for each value that the act takes beside a fresh object."""
+
+    def call(value: Any) -> Call:
+        return lambda _: act(make(), value)
+
+    return {f"{name}_{i}": call(value) for i, value in enumerate(values)}
 
 
 def _open(arch: str = "llama", **params: Any) -> Call:
@@ -159,13 +170,6 @@ def context_full_of_sequences(folder: Path) -> None:
             context.decode(batch_of([7] * 32, pos, seq))
 
 
-@CASES.add(None)
-def sequence_named_twice(folder: Path) -> None:
-    batch = Batch(4)
-    batch.add(7, 0, (0, 0), output=True)
-    opened(n_seq_max=2, kv_unified=True).decode(batch)
-
-
 @CASES.add(ArgumentError, "kv_unified")
 def shared_token_without_shared_memory(folder: Path) -> None:
     batch = Batch(4)
@@ -178,7 +182,7 @@ CASES.calls(
     "read", ArgumentError,
     {
         "before_decode": lambda _: opened().logits(0),
-        **{f"row_{row}": _decoded(lambda c, row=row: c.logits(row)) for row in (-1, 5, 2**40, "0")},
+        **_each("row", (-1, 5, 2**40, "0"), decoded, lambda c, row: c.logits(row)),
         "embeddings_not_kept": _decoded(lambda c: c.embeddings(0)),
         "layer_not_kept": _decoded(lambda c: c.layer_input(1)),
     },
@@ -229,15 +233,6 @@ CASES.calls(
 )  # fmt: skip
 
 
-@CASES.add(None)
-def views_outlive_their_context(folder: Path) -> None:
-    context = decoded(target_layers=(1,))
-    rows = [context.logits(4), context.layer_input(1)]
-    context.model.close()
-    context.close()
-    assert all(np.isfinite(row).all() for row in rows)
-
-
 def _in_threads(act: Callable[[], object], n: int = 4) -> list[Exception]:
     """Several threads do the same thing at once."""
     errors: list[Exception] = []
@@ -254,21 +249,6 @@ def _in_threads(act: Callable[[], object], n: int = 4) -> list[Exception]:
     for thread in threads:
         thread.join()
     return errors
-
-
-@CASES.add(BusyError)
-def decode_from_two_threads(folder: Path) -> None:
-    context = opened(n_ctx=512, n_batch=512, n_ubatch=512)
-    batch = Batch(512)
-    batch.extend([7] * 500, 0)
-
-    def decode() -> None:
-        for _ in range(20):
-            context.memory.clear()
-            context.decode(batch)
-
-    errors = _in_threads(decode)
-    raise next(e for e in errors if isinstance(e, BusyError))
 
 
 @CASES.add(ClosedError)
@@ -330,8 +310,7 @@ def _restore(change: Callable[[bytes], Any], arch: str = "llama") -> Call:
 CASES.calls(
     "memory", ArgumentError,
     {
-        **{f"sequence_{seq}": _decoded(lambda c, seq=seq: c.memory.remove(seq))
-           for seq in (-1, 7, 2**40, "0")},
+        **_each("sequence", (-1, 7, 2**40, "0"), decoded, lambda c, seq: c.memory.remove(seq)),
         "copy_from_nowhere": _decoded(lambda c: c.memory.copy(3, 0)),
         "position_text": _decoded(lambda c: c.memory.remove(0, "a")),
         "restore_nothing": _restore(lambda _: b""),
@@ -479,23 +458,12 @@ CASES.calls(
         "row_text": _row("abc"),
         "row_of_rows": _row(np.zeros((2, N_VOCAB // 2), np.float32)),
         "before_decode": lambda _: sampler().sample(opened(), 0),
-        **{f"row_{row}": _sampler(lambda s, row=row: s.sample(decoded(), row))
-           for row in (-1, 9, 0.5)},
-        **{f"accept_{id}": _sampler(lambda s, id=id: s.accept(id))
-           for id in (-1, N_VOCAB, 2**40, "a")},
+        **_each("row", (-1, 9, 0.5), sampler, lambda s, row: s.sample(decoded(), row)),
+        **_each("accept", (-1, N_VOCAB, 2**40, "a"), sampler, lambda s, id: s.accept(id)),
         "context_none": _sampler(lambda s: s.sample(None, 0)),
         "other_vocabulary": lambda _: Sampler(Model(tiny(n_vocab=400))).sample(decoded(), 0),
     },
 )  # fmt: skip
-
-
-@CASES.add(None)
-def sampler_outlives_its_model(folder: Path) -> None:
-    context = decoded()
-    one = Sampler(context.model, SamplerParams(grammar="root ::= [a-z]+"))
-    context.model.close()
-    one.accept(one.sample(context, 4))
-    context.close()
 
 
 @CASES.add(BusyError)
@@ -515,13 +483,16 @@ def sampler_in_two_threads(folder: Path) -> None:
     raise found[0]
 
 
-_vocab = _of(lambda: Model(tiny()).vocab)
+def _tiny_vocab() -> Any:
+    return Model(tiny()).vocab
+
+
+_vocab = _of(_tiny_vocab)
 CASES.calls(
     "vocab", ArgumentError,
     {
-        **{f"text_{type(text).__name__}": _vocab(lambda v, text=text: v.tokenize(text))
-           for text in (None, 10**12, ["a"])},
-        **{f"piece_{id}": _vocab(lambda v, id=id: v.piece(id)) for id in (-1, N_VOCAB, 2**40, "a")},
+        **_each("text", (None, 10**12, ["a"]), _tiny_vocab, lambda v, text: v.tokenize(text)),
+        **_each("piece", (-1, N_VOCAB, 2**40, "a"), _tiny_vocab, lambda v, id: v.piece(id)),
         "detokenize_none": _vocab(lambda v: v.detokenize([None])),
         "eog_huge": _vocab(lambda v: v.is_eog(2**40)),
         "ids_float": _vocab(lambda v: v.check_ids([1.5])),

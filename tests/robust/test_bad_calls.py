@@ -29,11 +29,11 @@ _ELSEWHERE = (ConversionError, CancelledError, ForkedError)
 
 # What to do, or what would be right instead.
 REMEDY = re.compile(
-    r"\b(?:allow|ask|call|change|check|choose|clear|close|convert|correct|create|decode|delete|"
+    r"\b(?:add|allow|ask|call|change|check|choose|clear|close|convert|correct|create|decode|delete|"
     r"download|enable|give|gives|leave|load|make|name|open|pass|put|quantize|remove|reset|return|"
     r"set|shorten|start|try|update|use|wait|write)\b|"
-    r"\b(?:applies to|at (?:least|most)|between|does not fit|expected|more than|must|needs?|one of|"
-    r"only|outside|takes|such as|did you mean)\b|, not |is not |; there are | are$|--help",
+    r"\b(?:applies to|at (?:least|most)|between|do(?:es)? not fit|expected|more than|must|needs?|"
+    r"one of|only|outside|takes|such as|did you mean)\b|, not |is not |; there are | are$|--help",
     re.IGNORECASE,
 )  # fmt: skip
 Running = dict[str, Future[dict[str, Outcome]]]
