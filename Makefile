@@ -149,7 +149,6 @@ quality: $(VENV)/.quality
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --cache-dir .mypy_cache/behind-stubs pyllama_spec/llama/llama.py # mypy itself reads llama.pyi
 	$(BIN)/python tests/check_architecture.py
 
 style: $(VENV)/.quality
@@ -181,10 +180,10 @@ docs-build: $(VENV)/.docs
 	$(MKDOCS) build --strict
 	@echo "the site is in build/site"
 
-# The pages that programs write: the command line, llama-server's flags, and the results.
+# What programs write and git keeps: the command line, the main tables of the results, and README's pictures. The other pages of
+# programs are made when the site is built.
 docs-pages: $(STAMP)
 	$(BIN)/python -m tools.docs.command_line
-	$(BIN)/python -m tools.docs.llama_server_flags
 	$(BIN)/python -m tools.docs.results
 
 $(BIN)/python:

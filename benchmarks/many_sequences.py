@@ -6,8 +6,6 @@
    calls the engine, as its own batched benchmark does: tokens of all per second, interleaved.
 2. A copy task, eight times: each sequence repeats a function under another name. Plain decoding
    against prompt lookup, interleaved; the texts must be equal.
-3. Streams against one unified cache: how many texts of eight concurrent sequences differ from those
-   of the sequence alone.
 
 Ratios are medians over pairs, since a machine's speed drifts.
 """
@@ -23,7 +21,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks.copy_task import PROMPT
 from pyllama_spec.drafters import Drafter, NoDrafter, PromptLookup
 from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
 from pyllama_spec.engine.baseline import baseline_decode
@@ -32,7 +29,32 @@ from pyllama_spec.speculative import Round, SequenceRun, SequenceState
 WIDTHS = (1, 2, 4, 8, 16)
 GREEDY = SamplerParams(temperature=0)
 _TEXT_A = "The history of the bicycle begins with a frame of wood and two wheels that"
-_TEXT_B = "A list of things to do on a rainy day in a small town by the sea is"
+_FUNCTION = '''\
+def summarize_orders(orders, currency, tax_rate, discount):
+    """Return one line of text per customer and a grand total."""
+    totals = {}
+    skipped = []
+    for order in orders:
+        customer = order.get("customer")
+        if customer is None:
+            skipped.append(order["id"])
+            continue
+        subtotal = 0.0
+        for item in order["items"]:
+            subtotal += float(item["price"]) * int(item["quantity"])
+        if subtotal > 1000.0:
+            subtotal *= 1.0 - discount
+        totals[customer] = totals.get(customer, 0.0) + round(subtotal * (1.0 + tax_rate), 2)
+    lines = []
+    for customer in sorted(totals):
+        lines.append(f"{customer}: {totals[customer]:.2f} {currency}")
+    return lines, skipped
+'''
+PROMPT = (
+    "<|im_start|>user\nRepeat this function exactly, with `summarize_orders` renamed to "
+    "`report_orders`. Write code only.\n\n```python\n"
+    f"{_FUNCTION}```<|im_end|>\n<|im_start|>assistant\n```python\ndef report_orders("
+)
 NAMES = ("report", "list", "print", "collect", "format", "tell", "show", "describe")
 
 
@@ -145,35 +167,8 @@ def copies(model: Model, n: int, repeats: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def one_cache(model: Model, n: int) -> dict[str, Any]:
-    """Counts texts of eight sequences, in streams and one cache, that differ from those alone."""
-    words = _TEXT_B.split()
-    prompts = [model.vocab.tokenize(" ".join(words[i:] + words[:i])) for i in range(16)]
-    n_different: dict[str, Any] = {"n_texts": len(prompts)}
-    with Context(model, n_ctx=256) as context:
-        round_, alone = Round(context, NoDrafter()), []
-        for prompt in prompts:
-            context.memory.clear()
-            runs = begin(round_, [prompt], n)
-            finish(round_, runs)
-            alone.append(runs[0].state.tokens)
-    for is_unified in (False, True):
-        with Context(
-            model, n_ctx=256 * 8, n_seq_max=8, n_outputs_max=64, kv_unified=is_unified
-        ) as context:
-            round_, texts = Round(context, PromptLookup(min_ngram=1)), []
-            for half in (prompts[:8], prompts[8:]):
-                context.memory.clear()
-                runs = begin(round_, half, n)
-                finish(round_, runs)
-                texts += [run.state.tokens for run in runs]
-        differ = sum(a != b for a, b in zip(texts, alone, strict=True))
-        n_different["unified" if is_unified else "streams"] = differ
-    return n_different
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the tables; returns 1 if a text of streams or of the copies differs."""
+    """Prints the tables; returns 1 if a text of the copies differs."""
     parser = argparse.ArgumentParser(description="sequences that share rounds")
     parser.add_argument("-m", "--model", type=Path, required=True)
     parser.add_argument("-n", type=int, default=64, help="tokens per sequence")
@@ -201,15 +196,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{c['speedup_max']:.2f}), {c['tokens_per_round']:.2f} tokens per round, acceptance "
             f"{c['acceptance']:.2f}, same text: {c['same_text']}"
         )
-    result["one_cache"] = u = one_cache(model, args.n)
-    print(
-        f"of {u['n_texts']} texts that shared rounds, not those of the sequence alone: "
-        f"{u['streams']} with streams of their own, {u['unified']} in one cache"
-    )
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    is_same = u["streams"] == 0 and result.get("copies", {}).get("same_text", True)
-    return 0 if is_same else 1
+    return 0 if result.get("copies", {}).get("same_text", True) else 1
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ All sides generate each prompt directly after each other; their order rotates wi
 repeats. A fixed side is N or N:P_MIN. It prints for each side the speed-up over plain decoding in
 the rounds of all prompts, the worst prompt, and the share of rounds without a draft.
 
-`--part 0/3` takes every third prompt, for machines that are available for minutes only. `--merge
-A.json B.json` prints one table of several parts. On a machine that reclaims the pages of files,
-copy the files to a memory disk first: to read a page again takes longer than a round.
+`--way warm` samples, and `--acceptance noise` or `distribution` accepts a small model's tokens in
+that way; texts are compared with those of plain decoding by the same way, except by distribution.
+`--part 0/3` takes every third prompt.
 """
 
 from __future__ import annotations
@@ -29,38 +29,54 @@ from pyllama_spec.drafters import DraftOptions, NoDrafter, make_drafter
 from pyllama_spec.engine import ContextParams, Model
 from pyllama_spec.engine.system import stock_kernels
 from pyllama_spec.llama.loading import open_runtime
-from pyllama_spec.requests.options import RequestOptions
+from pyllama_spec.requests.options import ACCEPTANCE, RequestOptions
 from pyllama_spec.speculative import FixedLength, ProfitController
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The figures of a run: tokens, seconds, rounds, those without a draft, a hash of the text."""
+    """The figures of a run; n_plain are the rounds without a draft, text is a hash of it."""
 
     n_decoded: int
     decode_s: float
     cpu_s: float
     n_rounds: int
     n_plain: int
+    n_drafted: int
+    n_accepted: int
     text: str
 
     @classmethod
     def of(cls, run: Run) -> Seen:
         """The figures of a run."""
         digest = hashlib.sha256(repr(run.tokens).encode()).hexdigest()
-        n_plain = sum(drafted == 0 for drafted, _ in run.rounds)
-        return cls(run.n_decoded, run.decode_s, run.cpu_s, len(run.rounds), n_plain, digest[:16])
+        drafted, accepted = [one for one, _ in run.rounds], [one for _, one in run.rounds]
+        return cls(
+            run.timing.n_decoded, run.timing.decode_s, run.cpu_s, len(run.rounds), drafted.count(0),
+            sum(drafted), sum(accepted), digest[:16],
+        )  # fmt: skip
 
 
 Times = dict[str, dict[str, list[Seen]]]
+# The sampling of the texts; the options that are not named are Llama's.
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {
+        "temperature": 0.8, "seed": 7, "repeat_penalty": 1.1, "frequency_penalty": 0.2,
+        "presence_penalty": 0.2,
+    },
+    "warm": {"temperature": 0.8, "seed": 7},
+    "hot": {"temperature": 1.2, "seed": 7},
+}  # fmt: skip
 
 
 def open_side(model: Model, args: argparse.Namespace, name: str) -> Side:
     """Opens a side by its name: plain, profit, or a fixed length."""
     params = ContextParams(n_ctx=args.n_ctx, n_threads=args.threads)
-    options = RequestOptions(max_tokens=args.max_tokens, temperature=0.0)
+    options = RequestOptions(max_tokens=args.max_tokens, **WAYS[args.way])
+    accepts = args.acceptance
     if name == "plain":
-        return Side(open_runtime(model, params, NoDrafter(), None), options)
+        return Side(open_runtime(model, params, NoDrafter(), None, acceptance=accepts), options)
     is_file = Path(args.draft).is_file()
     if name == "profit":
         drafter = make_drafter(
@@ -73,7 +89,8 @@ def open_side(model: Model, args: argparse.Namespace, name: str) -> Side:
         n, p = int(length), float(p_min or 0.0)
         drafter = make_drafter(args.draft, DraftOptions(n, p if is_file else None, args.lookup))
         controller = FixedLength()
-    return Side(open_runtime(model, params, drafter, n, controller=controller), options, drafter)
+    runtime = open_runtime(model, params, drafter, n, controller=controller, acceptance=accepts)
+    return Side(runtime, options, drafter)
 
 
 def rate(runs: list[Seen]) -> float:
@@ -85,7 +102,7 @@ def table(times: Times) -> dict[str, Any]:
     """The figures of each side."""
     out: dict[str, Any] = {}
     for name in times:
-        totals, worst, tokens, rounds, plain_rounds = [], {}, 0, 0, 0
+        totals, worst = [], {}
         n_repeats = min(len(runs) for runs in times[name].values())
         for i in range(n_repeats):
             seconds = {
@@ -96,10 +113,8 @@ def table(times: Times) -> dict[str, Any]:
         for key, runs in times[name].items():
             if runs[0].n_decoded:
                 worst[key] = rate(runs) / rate(times["plain"][key])
-            for run in runs:
-                tokens += run.n_decoded
-                rounds += run.n_rounds
-                plain_rounds += run.n_plain
+        every = [run for runs in times[name].values() for run in runs]
+        rounds, drafted = sum(run.n_rounds for run in every), sum(run.n_drafted for run in every)
         same = all(
             run.text == times["plain"][key][0].text
             for key, runs in times[name].items() for run in runs
@@ -112,8 +127,10 @@ def table(times: Times) -> dict[str, Any]:
         out[name] = {
             "cpu": cpu["plain"] / cpu[name] if cpu[name] else 0.0,
             "total": statistics.median(totals), "low": min(totals), "high": max(totals),
-            "worst": worst[least], "worst_prompt": least, "tokens_per_round": tokens / rounds,
-            "without_draft": plain_rounds / rounds, "same_text": same,
+            "worst": worst[least], "worst_prompt": least,
+            "tokens_per_round": sum(run.n_decoded for run in every) / rounds,
+            "accepted": sum(run.n_accepted for run in every) / max(drafted, 1),
+            "without_draft": sum(run.n_plain for run in every) / rounds, "same_text": same,
         }  # fmt: skip
     return out
 
@@ -124,35 +141,18 @@ def show(repeat: int, by_side: dict[str, Any]) -> None:
         print(
             f"{repeat} {name:8} {row['total']:.3f} ({row['low']:.3f} .. "
             f"{row['high']:.3f}) worst {row['worst']:.3f} {row['worst_prompt']}, "
-            f"{row['tokens_per_round']:.2f} tokens a round, "
+            f"{row['tokens_per_round']:.2f} tokens a round, {row['accepted']:.2f} accepted, "
             f"processor time with prompts {row['cpu']:.3f}, "
             f"{row['without_draft']:.0%} without, same text {row['same_text']}",
             flush=True,
         )
 
 
-def merge(paths: list[Path]) -> None:
-    """Prints the table of several parts."""
-    times: Times = {}
-    for path in paths:
-        for name, runs in json.loads(path.read_text())["times"].items():
-            side = times.setdefault(name, {})
-            for key, rows in runs.items():
-                side.setdefault(key, []).extend(Seen(**row) for row in rows)
-    by_side = table(times)
-    show(min(len(runs) for runs in times["plain"].values()), by_side)
-    worst = {
-        key: rate(runs) / rate(times["plain"][key])
-        for key, runs in times["profit"].items() if runs[0].n_decoded
-    }  # fmt: skip
-    print({key: round(value, 3) for key, value in sorted(worst.items(), key=lambda kv: kv[1])})
-
-
 def parser() -> argparse.ArgumentParser:
     """The parser of the options."""
     out = argparse.ArgumentParser(description=__doc__)
-    out.add_argument("-m", "--model", type=Path)
-    out.add_argument("-d", "--draft")
+    out.add_argument("-m", "--model", type=Path, required=True)
+    out.add_argument("-d", "--draft", required=True)
     out.add_argument("--fixed", action="append", default=[], metavar="N[:P_MIN]")
     out.add_argument("-n", "--max-tokens", type=int, default=128)
     out.add_argument("--repeat", type=int, default=3)
@@ -161,7 +161,8 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--prompts", type=Path, default=None)
     out.add_argument("--skip", default="field", help="a category to skip")
     out.add_argument("--part", default="0/1", metavar="K/N", help="every N-th prompt, from K on")
-    out.add_argument("--merge", type=Path, nargs="+", metavar="JSON")
+    out.add_argument("--way", choices=tuple(WAYS), default="greedy")
+    out.add_argument("--acceptance", choices=ACCEPTANCE, default="exact")
     out.add_argument("-c", "--n-ctx", type=int, default=1024)
     out.add_argument("-t", "--threads", type=int, default=None)
     out.add_argument(
@@ -172,14 +173,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Measures or merges, and prints."""
-    options = parser()
-    args = options.parse_args()
-    if args.merge:
-        merge(args.merge)
-        return
-    if args.model is None or args.draft is None:
-        options.error("give -m and -d, or --merge")
+    """Measures, and prints."""
+    args = parser().parse_args()
     part, n_parts = map(int, args.part.split("/"))
     prompts = [p.as_chat(None) for p in load_prompts(args.prompts) if p.category != args.skip]
     prompts = prompts[part::n_parts]

@@ -1,15 +1,19 @@
-"""Compares the server with llama-server of the same pin: concurrent clients, greedy streamed chats.
+"""Compares the server with another one on this machine: concurrent clients, greedy streamed chats.
 
     python -m venv OTHER && OTHER/bin/pip install xllamacpp==2026.10.11549
     python -m benchmarks.server_beside --python OTHER/bin/python -m MODEL.gguf -d HEAD.gguf
+    python -m benchmarks.server_beside --peer http://127.0.0.1:8081 -m MODEL.gguf --clients 1
 
-All sides have the same model, threads, parallel sequences and context; only ours have drafts. The
-sides are interleaved, in reverse order in every second repeat. Each repeat has prompts of its own,
-so that no server has a whole prompt cached. It prints for each side: tokens per second of wall time
-and of CPU time, the median and the 95th percentile of the time to the first token, and the prompt
-tokens computed. Then it prints the speed of each of our sides over llama-server's. With --shared N
-all requests of a repeat have one system prompt of about N tokens. The exit status is 1 if a text of
-ours differs from that of the same request alone.
+xllamacpp has llama-server of the pinned source; --peer measures any server that runs, such as that
+of llama-cpp-python. All sides have the same model, threads, parallel sequences and context. Only
+ours have drafts, unless --like names the kind by which llama-server drafts as well, with the file
+of the first -d. The sides are interleaved, in reverse order in every second repeat. Each repeat has
+prompts of its own, so that no server has a whole prompt cached; with --prompts they are those of a
+file. It prints for each side: tokens per second of wall time and of CPU time, the median and the
+95th percentile of the time to the first token, the prompt tokens computed, and the accepted of the
+drafted tokens. Then it prints the speed of each of our sides over the other server's. With
+--shared N all requests of a repeat have one system prompt of about N tokens. The exit status is 1
+if a text of ours differs from that of the same request alone.
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ import argparse
 import contextlib
 import http.client
 import json
+import os
 import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -30,8 +36,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyllama_spec.bench import beside
-from pyllama_spec.bench.machine import process_cpu_s
+from pyllama_spec.bench.config import load_prompts
 
 _SUBJECTS = (
     "the tides", "bread", "a bicycle", "sleep", "volcanoes", "paper", "bees", "a lighthouse",
@@ -39,45 +44,71 @@ _SUBJECTS = (
 )  # fmt: skip
 _WAYS = ("Explain {} in two sentences.", "Write a short poem about {}.", "List facts about {}.",
          "What would a child ask about {}?", "Why do people care about {}?")  # fmt: skip
+_KINDS = {
+    "model": "DRAFT_SIMPLE", "mtp": "DRAFT_MTP", "eagle3": "DRAFT_EAGLE3",
+    "dflash": "DRAFT_DFLASH", "dspark": "DRAFT_DSPARK", "lookup": "NGRAM_SIMPLE",
+}  # fmt: skip
+# Run by the other system's interpreter, which has none of this package.
+_LLAMA_SERVER = """
+import json, sys, threading, xllamacpp
+job, params = json.loads(sys.argv[1]), xllamacpp.CommonParams()
+params.model.path, params.port, params.verbosity = job["model"], job["port"], 3
+params.n_ctx, params.n_parallel = job["n_ctx"] * job["n_parallel"], job["n_parallel"]
+params.n_gpu_layers, params.warmup, params.fit_params = 0, False, False
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = job["n_threads"]
+if job["kind"]:
+    kinds, draft = xllamacpp.common_speculative_type, params.speculative.draft
+    params.speculative.types = [getattr(kinds, "COMMON_SPECULATIVE_TYPE_" + job["kind"])]
+    params.load_mtp = job["kind"] == "DRAFT_MTP"
+    if job["draft"]:
+        draft.mparams.path = job["draft"]
+    if job["n_draft"] is not None:
+        draft.n_max = params.speculative.ngram_simple.size_m = job["n_draft"]
+    draft.n_gpu_layers = 0
+    draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = job["n_threads"]
+server = xllamacpp.Server(params)
+while server.listening_address:  # its threads end with this object
+    threading.Event().wait()
+"""
 
 
 @dataclass
 class Burst:
-    """The result of one side in one repeat."""
+    """The result of one side in one repeat; cpu_s is 0 where the process is not known."""
 
     texts: list[str] = field(default_factory=list)
     first_s: list[float] = field(default_factory=list)
     n_tokens: int = 0
     n_prompt: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
     wall_s: float = 0.0
     cpu_s: float = 0.0
 
 
 class Server:
-    """A client of a server process, which requests texts of at most max_tokens."""
+    """A client of a server, which requests texts of at most max_tokens."""
 
-    def __init__(
-        self, name: str, process: subprocess.Popen[Any], address: str, max_tokens: int
-    ) -> None:
-        self.name, self.process, self._max_tokens = name, process, max_tokens
+    def __init__(self, name: str, pid: int | None, address: str, max_tokens: int) -> None:
+        self.name, self._pid, self._max_tokens = name, pid, max_tokens
         self.host, _, port = address.rpartition("//")[2].partition(":")
-        self.port = int(port)
+        self.port = int(port.partition("/")[0] or 80)
 
     def cpu_s(self) -> float:
-        """The CPU seconds that the server has used."""
-        seconds = process_cpu_s(self.process.pid)
-        assert seconds is not None, "this benchmark needs Linux's /proc, and a running server"
-        return seconds
+        """The CPU seconds of all threads of the server until now."""
+        if self._pid is None:
+            return 0.0
+        # The name in brackets may hold spaces; user and system time are fields 14 and 15.
+        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def ask(self, question: str, shared: str = "") -> tuple[str, float, dict[str, Any]]:
-        """Streams one chat; returns its text, the seconds to its first token, and its usage."""
-        turns = [{"role": "system", "content": shared}] if shared else []
+    def ask(self, messages: Sequence[Any]) -> tuple[str, float, dict[str, Any]]:
+        """Streams one chat; returns its text, the seconds to its first token, and its counts."""
         body = {
-            "model": "m", "messages": [*turns, {"role": "user", "content": question}],
-            "stream": True, "stream_options": {"include_usage": True},
-            "max_tokens": self._max_tokens, "temperature": 0,
+            "model": "m", "messages": messages, "stream": True, "temperature": 0,
+            "max_tokens": self._max_tokens, "stream_options": {"include_usage": True},
         }  # fmt: skip
-        begin, first, parts, usage = time.perf_counter(), 0.0, list[str](), dict[str, Any]()
+        begin, first, parts, counts = time.perf_counter(), 0.0, list[str](), dict[str, Any]()
         connection = http.client.HTTPConnection(self.host, self.port, timeout=600)
         headers = {"Content-Type": "application/json"}
         connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
@@ -88,57 +119,100 @@ class Server:
             if not line.startswith(b"data: {"):
                 continue
             event = json.loads(line[6:])
-            usage = event.get("usage") or usage
+            counts |= {**(event.get("usage") or {}), **(event.get("timings") or {})}
             for choice in event.get("choices", ()):
                 if text := choice["delta"].get("content"):
                     first = first or time.perf_counter() - begin
                     parts.append(text)
         connection.close()
-        return "".join(parts), first, usage
+        return "".join(parts), first, counts
 
-    def burst(self, questions: Sequence[str], n_clients: int, shared: str) -> Burst:
-        """Sends all questions from n_clients concurrent clients."""
+    def burst(self, chats: Sequence[Any], n_clients: int) -> Burst:
+        """Sends all chats from n_clients concurrent clients."""
         cpu_s, begin, out = self.cpu_s(), time.perf_counter(), Burst()
         with ThreadPoolExecutor(n_clients) as pool:
-            answers = pool.map(lambda question: self.ask(question, shared), questions)
-            for text, first_s, usage in answers:
+            for text, first_s, counts in pool.map(self.ask, chats):
                 out.texts.append(text)
                 out.first_s.append(first_s)
-                out.n_tokens += usage["completion_tokens"]
-                cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-                out.n_prompt += usage["prompt_tokens"] - cached
+                out.n_tokens += counts["completion_tokens"]
+                cached = (counts.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+                out.n_prompt += counts["prompt_tokens"] - cached
+                out.n_drafted += counts.get("draft_n") or 0
+                out.n_accepted += counts.get("draft_n_accepted") or 0
         out.wall_s, out.cpu_s = time.perf_counter() - begin, self.cpu_s() - cpu_s
         return out
 
 
 @contextlib.contextmanager
-def _running(name: str, command: Sequence[str], max_tokens: int) -> Iterator[Server]:
+def _ours(name: str, command: Sequence[str], max_tokens: int) -> Iterator[Server]:
+    """Starts a server of this package."""
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     assert process.stdout is not None
-    try:
+    with _ended(process):
         address = next((line for line in process.stdout if "http://" in line), "")
         if not address:
             raise SystemExit(f"{name} did not start: {' '.join(command)}")
         threading.Thread(target=process.stdout.read, daemon=True).start()
-        yield Server(name, process, re.findall(r"http://[\w.]+:\d+", address)[0], max_tokens)
+        found = re.findall(r"http://[\w.]+:\d+", address)[0]
+        yield Server(name, process.pid, found, max_tokens)
+
+
+@contextlib.contextmanager
+def _theirs(args: argparse.Namespace) -> Iterator[Server]:
+    """Starts the other server, unless --peer names one."""
+    if args.peer:
+        yield Server("peer", None, args.peer, args.max_tokens)
+        return
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+    job = {
+        "model": str(Path(args.model).absolute()), "n_ctx": args.n_ctx, "port": port,
+        "n_parallel": args.clients, "n_threads": args.threads, "n_draft": args.n_draft,
+        "kind": _KINDS.get(args.like, ""),
+        "draft": str(Path(args.draft[0]).absolute()) if args.like not in (None, "mtp", "lookup")
+        else "",
+    }  # fmt: skip
+    process = subprocess.Popen([args.python, "-c", _LLAMA_SERVER, json.dumps(job)])
+    with _ended(process):
+        server = Server("llama-server", process.pid, f"http://127.0.0.1:{port}", args.max_tokens)
+        while process.poll() is None:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                asked = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+                asked.request("GET", "/health")
+                if asked.getresponse().status == 200:
+                    break
+            time.sleep(0.1)
+        if process.poll() is not None:
+            raise SystemExit("llama-server did not start: its log is above")
+        yield server
+
+
+@contextlib.contextmanager
+def _ended(process: subprocess.Popen[Any]) -> Iterator[None]:
+    try:
+        yield
     finally:
         process.terminate()
         process.wait()
 
 
-def _questions(repeat: int, n: int) -> list[str]:
-    way = _WAYS[repeat % len(_WAYS)]
-    again = "" if repeat < len(_WAYS) else f" ({repeat})"
-    return [way.format(_SUBJECTS[i % len(_SUBJECTS)]) + again + " " * (i // 16) for i in range(n)]
-
-
-def _shared(repeat: int, n_tokens: int) -> str:
-    """A system prompt of about n_tokens; its first rule differs in each repeat."""
+def _chats(args: argparse.Namespace, repeat: int) -> list[Any]:
+    """The chats of a repeat."""
+    if args.prompts:
+        return [one.as_chat(True).messages for one in load_prompts(args.prompts)[: args.requests]]
+    way, again = _WAYS[repeat % len(_WAYS)], f" ({repeat})" * (repeat >= len(_WAYS))
+    # Its first rule differs in each repeat.
     rules = [f"Rule {i}: of {_SUBJECTS[(i + repeat) % 16]} say what readers of book {repeat} say."
-             for i in range(n_tokens // 17)]  # fmt: skip
-    return " ".join(rules)
+             for i in range(args.shared // 17)]  # fmt: skip
+    shared = [{"role": "system", "content": " ".join(rules)}] if rules else []
+    texts = [
+        way.format(_SUBJECTS[i % 16]) + again + " " * (i // 16)
+        for i in range(max(args.requests, args.clients))
+    ]
+    return [[*shared, {"role": "user", "content": text}] for text in texts]
 
 
 def _line(name: str, bursts: Sequence[Burst]) -> str:
@@ -147,20 +221,24 @@ def _line(name: str, bursts: Sequence[Burst]) -> str:
         return f"{middle:.{digits}f} ({low:.{digits}f}..{high:.{digits}f})"
 
     slowest = [statistics.quantiles(one.first_s, n=20, method="inclusive")[-1] for one in bursts]
+    drafted, accepted = (sum(getattr(b, n) for b in bursts) for n in ("n_drafted", "n_accepted"))
     return "  ".join([
         f"{name:16}", spread([one.n_tokens / one.wall_s for one in bursts], 1),
-        spread([one.n_tokens / one.cpu_s for one in bursts], 1),
+        spread([one.n_tokens / one.cpu_s if one.cpu_s else 0.0 for one in bursts], 1),
         spread([statistics.median(one.first_s) for one in bursts], 2), spread(slowest, 2),
-        spread([one.n_prompt for one in bursts], 0),
+        spread([one.n_prompt for one in bursts], 0), f"{accepted} of {drafted}",
     ])  # fmt: skip
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measures and prints; returns 1 if a text of ours differs."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
-    parser.add_argument("--python", required=True, help="interpreter that has xllamacpp")
+    parser.add_argument("--python", help="interpreter that has xllamacpp")
+    parser.add_argument("--peer", metavar="URL", help="a server that runs, in place of --python")
     parser.add_argument("-m", "--model", required=True)
-    parser.add_argument("-d", "--draft", action="append", default=[], help="for our server only")
+    parser.add_argument("-d", "--draft", action="append", default=[], help="for our server")
+    parser.add_argument("--like", choices=tuple(_KINDS), help="how the other server drafts [not]")
+    parser.add_argument("--n-draft", type=int, help="the most tokens of a draft, of all sides")
+    parser.add_argument("--prompts", type=Path, help="a prompts file; --requests takes the first")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--repeat", type=int, default=3)
@@ -168,42 +246,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shared", type=int, default=0, help="tokens of a common system prompt")
     parser.add_argument("-t", "--threads", type=int, default=1)
     parser.add_argument("-c", "--n-ctx", type=int, default=512)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures and prints; returns 1 if a text of ours differs."""
+    parser = _parser()
     args = parser.parse_args(argv)
-    places, n = args.clients, max(args.requests, args.clients)
-    job = {
-        "system": "llama-server", "model": str(Path(args.model).absolute()), "n_ctx": args.n_ctx,
-        "n_parallel": places, "n_threads": args.threads, "n_gpu_layers": 0, "cache_ram_mib": None,
-        "draft_kind": "none", "port": beside.free_port(),
-    }  # fmt: skip
+    if bool(args.python) == bool(args.peer):
+        parser.error("give --python or --peer")
     serve = [sys.executable, "-m", "pyllama_spec.cli", "serve", "-m", args.model, "--port", "0",
-             "-c", str(args.n_ctx), "-t", str(args.threads)]  # fmt: skip
-    commands = {"ours": [*serve, "--parallel", str(places)]}
+             "-c", str(args.n_ctx), "-t", str(args.threads), "--parallel",
+             str(args.clients)]  # fmt: skip
+    n_draft = [] if args.n_draft is None else ["--n-draft", str(args.n_draft)]
+    commands = {"ours": serve}
     for draft in args.draft:
-        commands[f"ours, {Path(draft).stem}"] = [*commands["ours"], "-d", draft]
+        commands[f"ours, {Path(draft).stem}"] = [*serve, "-d", draft, *n_draft]
     with contextlib.ExitStack() as stack:
         sides = [
-            stack.enter_context(_running(name, one, args.max_tokens))
-            for name, one in commands.items()
+            stack.enter_context(_ours(name, one, args.max_tokens)) for name, one in commands.items()
         ]
-        process = stack.enter_context(beside.serving(args.python, job))
-        address = f"http://127.0.0.1:{job['port']}"
-        sides.append(Server("llama-server", process, address, args.max_tokens))
+        sides.append(stack.enter_context(_theirs(args)))
         found: dict[str, list[Burst]] = {side.name: [] for side in sides}
         for side in sides:
-            side.ask("Say hello.")
+            side.ask([{"role": "user", "content": "Say hello."}])
         for repeat in range(args.repeat):
             for side in sides if repeat % 2 == 0 else sides[::-1]:
-                shared = _shared(repeat, args.shared)
-                found[side.name].append(side.burst(_questions(repeat, n), args.clients, shared))
+                found[side.name].append(side.burst(_chats(args, repeat), args.clients))
         alone = [
-            sides[0].ask(one, _shared(repeat, args.shared))[0]
-            for repeat in range(args.repeat)
-            for one in _questions(repeat, n)
+            sides[0].ask(chat)[0] for repeat in range(args.repeat) for chat in _chats(args, repeat)
         ]
-    print("tokens/s, tokens/processor-s, first token, 95th (s), prompt tokens computed")
+    print("tokens/s, tokens/processor-s, first token, 95th (s), prompt tokens computed, accepted")
     for name, bursts in found.items():
         print(_line(name, bursts))
-    theirs, n_wrong = found.pop("llama-server"), 0
+    other = sides[-1].name
+    theirs, n_wrong = found.pop(other), 0
     for name, bursts in found.items():
         ratios = [
             (a.n_tokens / a.wall_s) / (b.n_tokens / b.wall_s)
@@ -213,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         wrong = sum(x != y for x, y in zip(texts, alone, strict=True))
         n_wrong += wrong
         times = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})"
-        print(f"{name}: {times} of llama-server's tokens/s; {wrong} of {len(texts)} texts differ")
+        print(f"{name}: {times} of {other}'s tokens/s; {wrong} of {len(texts)} texts differ")
     return 1 if n_wrong else 0
 
 

@@ -1,8 +1,8 @@
 """The rules of the architecture that no linter knows; run by ``make quality``.
 
 Budgets of lines, the direction of imports between layers, the one package that imports the
-compiled module, tests for a drafter's kind, and forbidden text. Prints one line per fault; exit code 1 if there is
-one.
+compiled module, tests for a drafter's kind, and forbidden text. Prints one line per fault; exit
+code 1 if there is one.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ BUDGETS = {
     "tools": 5_140,
     "csrc": 15_850,
 }
-# In words: what is written by hand in docs/.
-DOCS_BUDGET = 152_000
+# In words, bars of tables among them: what is written by hand in docs/.
+DOCS_BUDGET = 35_000
+WRITTEN_BY_PROGRAMS = ("docs/command-line.md",)
 # One round, whoever shares it: the functions that step() goes through.
 LOOP = (
     "pyllama_spec/speculative/round.py",
@@ -311,7 +312,7 @@ def faults() -> Iterator[str]:
         text = data.decode("utf-8", "replace")
         if path.endswith((".py", ".c", ".cpp", ".h")):
             n_lines[room_of(path)] = n_lines.get(room_of(path), 0) + text.count("\n")
-        if path.startswith("docs/") and path.endswith(".md"):
+        if re.match(r"docs/.*\.md$", path) and path not in WRITTEN_BY_PROGRAMS:
             n_words += len(text.split())
         yield from text_faults(path, text)
         if path.startswith("csrc/") and path.endswith((".c", ".cpp", ".h")):

@@ -277,7 +277,7 @@ def made_up(
 
 
 def recorded(name: str) -> dict[str, list[Place]]:
-    """The texts of a file of benchmarks/record_traces.py."""
+    """The texts of a file that records drafts of a real model."""
     with gzip.open(_TRACES / f"{name}.json.gz", "rt") as file:
         found: dict[str, list[list[Any]]] = json.load(file)
     return {

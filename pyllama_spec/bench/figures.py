@@ -9,92 +9,59 @@ from __future__ import annotations
 import functools
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from pyllama_spec.bench.peer import PeerRun
+from pyllama_spec.bench.config import BenchConfig
+from pyllama_spec.bench.machine import Streaming
 from pyllama_spec.bench.sides import Run
 from pyllama_spec.engine.transfers import NO_TRANSFERS, Transfers
-from pyllama_spec.speculative.draft_sources import SourceCounts, add_sources, sources_as_dict
-from pyllama_spec.speculative.realised_gain import RealisedGain
+from pyllama_spec.speculative.stats import SpeculationStats, Timing
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The sums over the texts of one side.
+    """The sums over the texts of one side; see Run."""
 
-    Attributes:
-        n_texts: the number of texts.
-        n_tokens: the tokens committed by rounds: all but the first of each text.
-        prompt_s, decode_s, draft_s, verify_s, cpu_s, rounds_cpu_s: see Run.
-        transfers: the transfers between host and devices during the rounds.
-        rounds, drafted, accepted: see SpeculationStats.
-        rounds_without_draft: the number of rounds in which nothing was drafted.
-
-    """
-
-    n_texts: int = 0
-    n_tokens: int = 0
-    prompt_s: float = 0.0
-    decode_s: float = 0.0
-    draft_s: float = 0.0
-    verify_s: float = 0.0
-    cpu_s: float = 0.0
-    rounds_cpu_s: float = 0.0
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    rounds_without_draft: int = 0
-    transfers: Transfers = NO_TRANSFERS
+    n_texts: int
+    timing: Timing
+    stats: SpeculationStats
+    cpu_s: float
+    rounds_cpu_s: float
+    transfers: Transfers
 
     @property
-    def rest_s(self) -> float:
-        """The rounds' time apart from drafting and verifying: sampling, bookkeeping, Python."""
-        return self.decode_s - self.draft_s - self.verify_s
+    def n_tokens(self) -> int:
+        """The tokens committed by rounds: all but the first of each text."""
+        return self.timing.n_decoded
 
     @property
     def tps(self) -> float | None:
         """Tokens per second of the rounds; None without any."""
-        return self.n_tokens / self.decode_s if self.decode_s > 0 else None
+        return ratio(self.n_tokens, self.timing.decode_s)
 
     @property
     def cpu_tps(self) -> float | None:
         """Tokens of the rounds per second of processor time; None without any."""
-        return self.n_tokens / self.rounds_cpu_s if self.rounds_cpu_s > 0 else None
+        return ratio(self.n_tokens, self.rounds_cpu_s)
 
     @property
     def end_to_end_tps(self) -> float | None:
         """All tokens per second, with the prompt's seconds and the first token."""
-        seconds = self.prompt_s + self.decode_s
-        return (self.n_tokens + self.n_texts) / seconds if seconds > 0 else None
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted / drafted; 0 without drafts."""
-        return self.accepted / self.drafted if self.drafted else 0.0
-
-    @property
-    def tokens_per_round(self) -> float:
-        """(accepted + rounds) / rounds; 0 without rounds."""
-        return (self.accepted + self.rounds) / self.rounds if self.rounds else 0.0
+        return ratio(self.n_tokens + self.n_texts, self.timing.prompt_s + self.timing.decode_s)
 
 
 def total(runs: Iterable[Run]) -> Totals:
     """The sums of some runs."""
-    all_runs = list(runs)
-    rounds = [one for run in all_runs for one in run.rounds]
+    all_runs, stats = list(runs), SpeculationStats()
+    for run in all_runs:
+        stats.add(run.stats)
     return Totals(
         n_texts=len(all_runs),
-        n_tokens=sum(run.n_decoded for run in all_runs),
-        prompt_s=sum(run.prompt_s for run in all_runs),
-        decode_s=sum(run.decode_s for run in all_runs),
-        draft_s=sum(run.draft_s for run in all_runs),
-        verify_s=sum(run.verify_s for run in all_runs),
+        timing=functools.reduce(Timing.plus, (run.timing for run in all_runs), Timing()),
+        stats=stats,
         cpu_s=sum(run.cpu_s for run in all_runs),
         rounds_cpu_s=sum(run.rounds_cpu_s for run in all_runs),
-        rounds=len(rounds),
-        drafted=sum(drafted for drafted, _ in rounds),
-        accepted=sum(accepted for _, accepted in rounds),
-        rounds_without_draft=sum(drafted == 0 for drafted, _ in rounds),
         transfers=functools.reduce(
             Transfers.plus, (run.transfers for run in all_runs), NO_TRANSFERS
         ),
@@ -106,8 +73,8 @@ class Spread:
     """The median and range of some values."""
 
     median: float
-    low: float
-    high: float
+    min: float
+    max: float
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
@@ -159,11 +126,6 @@ class Comparison:
         """The ratio of the rates with the prompts."""
         return ratio(self.spec.end_to_end_tps, self.plain.end_to_end_tps)
 
-    @property
-    def prompt_cost(self) -> float | None:
-        """Seconds for the prompts, speculative over plain: 1 where the draft costs nothing."""
-        return ratio(self.spec.prompt_s, self.plain.prompt_s)
-
 
 def compare(pairs: Iterable[Pair]) -> Comparison:
     """The totals of both sides."""
@@ -205,23 +167,13 @@ def find_fork(pairs: Sequence[Pair]) -> Fork | None:
 
 @dataclass(frozen=True, slots=True)
 class PromptResult:
-    """The measurements of one prompt.
-
-    Attributes:
-        id, category: the id and category of the prompt's line.
-        n_prompt: tokens of the prompt.
-        pairs: one per repeat.
-        fork: where the texts differ first; None if they are equal.
-        peer: the peer's answers.
-
-    """
+    """The measurements of one prompt: a pair for each repeat, and the first fork of its texts."""
 
     id: str
     category: str
     n_prompt: int
     pairs: tuple[Pair, ...]
     fork: Fork | None = None
-    peer: tuple[PeerRun, ...] = ()
 
     @property
     def comparison(self) -> Comparison:
@@ -238,6 +190,95 @@ def repeats_of(prompts: Sequence[PromptResult]) -> list[Comparison]:
     """One comparison over all prompts per repeat, without an interrupted repeat."""
     n = min((len(prompt.pairs) for prompt in prompts), default=0)
     return [compare(prompt.pairs[i] for prompt in prompts) for i in range(n)]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How the benchmark ran, in addition to its configuration.
+
+    Attributes:
+        target: the engine's description of the target.
+        drafter: the drafter's name.
+        draft: its name in tables: its file, else the drafter; "auto: ..." where auto chose it.
+        n_ctx, n_threads: the same for both contexts.
+        max_draft: the most tokens that a round drafts.
+        weight_bytes: the bytes of weights that decoding one plain token reads.
+        weight_basis: the source of that number.
+        streaming: the memory bandwidth of this machine; None if the weights are on a GPU.
+        placement: the number of the target's layers on each device.
+        draft_placement: the same for the draft; None if it is not a model.
+        provenance: versions, machine and files, as JSON types.
+        notes: remarks for a reader.
+
+    """
+
+    target: str
+    drafter: str
+    draft: str
+    n_ctx: int
+    n_threads: int
+    max_draft: int
+    weight_bytes: int
+    weight_basis: str
+    streaming: Streaming | None
+    provenance: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    placement: dict[str, int] = field(default_factory=dict)
+    draft_placement: dict[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """A benchmark's figures.
+
+    Attributes:
+        config: the configuration of the run.
+        setup: how it ran.
+        prompts: in the file's order; after an interruption, only prompts with a pair.
+        n_off_script: rounds of synthetic acceptance that the oracle could not script.
+        is_interrupted: Ctrl-C ended it.
+        failure: the error that ended it, if any; the figures up to it are kept.
+        span: when it began and ended, and the load average then.
+        others: the results of further drafts against the same plain texts.
+
+    """
+
+    config: BenchConfig
+    setup: Setup
+    prompts: tuple[PromptResult, ...]
+    n_off_script: int = 0
+    is_interrupted: bool = False
+    failure: str | None = None
+    span: dict[str, Any] = field(default_factory=dict)
+    others: tuple[BenchResult, ...] = ()
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether the acceptance is synthetic."""
+        return bool(self.config.synthetic_acceptance)
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """All texts of all prompts."""
+        return [pair for prompt in self.prompts for pair in prompt.pairs]
+
+    @property
+    def comparison(self) -> Comparison:
+        """The totals over everything."""
+        return compare(self.pairs)
+
+    @property
+    def speedups(self) -> Spread | None:
+        """The spread of the speed-ups of the repeats, each over all prompts."""
+        return spread(one.speedup for one in repeats_of(self.prompts))
+
+    @property
+    def categories(self) -> dict[str, Comparison]:
+        """The totals by category, in the file's order."""
+        pairs: dict[str, list[Pair]] = {}
+        for prompt in self.prompts:
+            pairs.setdefault(prompt.category, []).extend(prompt.pairs)
+        return {name: compare(some) for name, some in pairs.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,25 +327,3 @@ def acceptance_by_depth(runs: Iterable[Run]) -> list[Depth]:
         )
         for depth in range(1, deepest + 1)
     ]
-
-
-def accepted_histogram(runs: Iterable[Run]) -> list[int]:
-    """The number of rounds that accepted 0, 1, 2 ... tokens, see SpeculationStats."""
-    accepted = [one for run in runs for _, one in run.rounds]
-    return [accepted.count(n) for n in range(max(accepted, default=0) + 1)]
-
-
-def by_source(runs: Iterable[Run]) -> dict[str, dict[str, int | float]]:
-    """Proposed, drafted and accepted tokens of each source, as in SpeculationStats."""
-    sums: dict[str, SourceCounts] = {}
-    for run in runs:
-        add_sources(sums, run.by_source)
-    return sources_as_dict(sums)
-
-
-def realised_gain(runs: Iterable[Run]) -> RealisedGain:
-    """The gain of the drafts of some runs by the clock, in rounds of plain decoding."""
-    gain = RealisedGain()
-    for run in runs:
-        gain.add(run.gain_realised)
-    return gain

@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from pyllama_spec.bench import beside, machine
-from pyllama_spec.bench.config import BenchConfig, draft_file, draft_option, load_prompts
-from pyllama_spec.bench.figures import Fork, Pair, PromptResult, find_fork
-from pyllama_spec.bench.peer import Peer, PeerError, PeerRun, PeerUnreachableError
-from pyllama_spec.bench.result import BenchResult, Setup
+from pyllama_spec.bench import machine
+from pyllama_spec.bench.config import BenchConfig, load_prompts
+from pyllama_spec.bench.figures import BenchResult, Fork, Pair, PromptResult, Setup, find_fork
 from pyllama_spec.bench.sides import Run, Side, open_sides
 from pyllama_spec.chat.prompt_file import Prompt
 from pyllama_spec.chat.template import ChatTemplate
@@ -27,10 +25,9 @@ from pyllama_spec.errors import ContextFullError, PyllamaSpecError
 from pyllama_spec.llama.loading import check_target
 
 Progress = Callable[[float], None]
-# Called with a prompt's figures after each of its measurements, with the first draft.
-OnPrompt = Callable[[PromptResult], None]
-# Called with all measurements so far, as if the run had been interrupted.
-OnPart = Callable[[BenchResult], None]
+# Called with all measurements so far, as if the run had been interrupted, and the id of the prompt
+# that was measured last.
+OnPart = Callable[[BenchResult, str], None]
 _WARM_UP_TOKENS = 32
 # Attention reads the KV cache in steps of this many positions.
 _N_CTX_STEP = 256
@@ -39,7 +36,6 @@ _N_CTX_STEP = 256
 def run(
     config: BenchConfig,
     progress: Progress | None = None,
-    on_prompt: OnPrompt | None = None,
     on_part: OnPart | None = None,
 ) -> BenchResult:
     """Runs the benchmark.
@@ -52,18 +48,16 @@ def run(
     Args:
         config: what to measure.
         progress: called with 0.0 .. 1.0.
-        on_prompt: called with each prompt's figures so far, whenever it was measured.
-        on_part: called after each prompt with the result so far, for callers that keep it on disk.
+        on_part: called after each measured prompt with the result so far, for callers that keep it
+            on disk, and with the prompt's id.
 
     Raises:
         ArgumentError: the prompts file is malformed, or a prompt does not fit.
-        PeerError: nothing answers at the peer's address.
         PyllamaSpecError: what Llama() raises when the files are opened.
 
     """
     span = {"started": machine.now(), "load_average_start": machine.load_average()}
     prompts = [prompt.as_chat(config.chat) for prompt in load_prompts(config.prompts)]
-    peer = None if config.peer is None else _connected(config.peer)
     if config.rpc_timeout is not None:
         set_rpc_timeout(config.rpc_timeout)
     for one in (config.draft, *config.also):
@@ -84,24 +78,11 @@ def run(
             for side in (plain, *specs):
                 stack.enter_context(side)
             setups = _setups(config, model, specs, n_ctx)
-            if config.beside is not None:
-                server = stack.enter_context(beside.running(config, n_ctx, setups[0].n_threads))
-                peer = _connected(server.url, server.pid)
-                # Its draft is the first one's counterpart.
-                setups[0] = replace(setups[0], notes=(*setups[0].notes, server.note))
             if template.note and any(prompt.messages for prompt in prompts):
                 setups = [replace(one, notes=(*one.notes, template.note)) for one in setups]
-            measurement = _Measurement(config, plain, specs, peer, progress, on_prompt, span)
-            if on_part is not None:
-                measurement.on_measured = lambda: on_part(measurement.part(setups))
+            measurement = _Measurement(config, setups, plain, specs, progress, on_part, span)
             measurement.measure(prompts, ids)
-            return measurement.result(setups)
-
-
-def _connected(url: str, pid: int | None = None) -> Peer:
-    peer = Peer(url, pid=pid)
-    peer.connect()
-    return peer
+            return measurement.result()
 
 
 def _n_ctx(config: BenchConfig, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]]) -> int:
@@ -140,13 +121,15 @@ def _setup(
 ) -> Setup:
     files = {"target": machine.describe_file(model.path)}
     is_auto = isinstance(draft, str) and draft == AUTO
-    file = spec.draft_path if is_auto else draft_file(draft)
+    file = spec.draft_path
     if file is not None:
         files["draft"] = machine.describe_file(file)
+    name = spec.name if file is None else file.name
     n_bytes, basis = weight_bytes(model)
     return Setup(
         target=model.description,
         drafter=spec.name,
+        draft=f"auto: {name}" if is_auto else name,
         n_ctx=n_ctx,
         n_threads=spec.runtime.context.n_threads,
         max_draft=spec.runtime.round.max_draft,
@@ -155,28 +138,14 @@ def _setup(
         streaming=streaming,
         placement=model.placement,
         draft_placement=spec.draft_placement,
-        is_auto=is_auto,
         provenance={
             "versions": machine.versions(),
             "machine": machine.describe_machine(),
             "command": config.command,
             "files": files,
         },
-        notes=(
-            *_objects(config),
-            *((spec.draft_note,) if is_auto and spec.draft_note else ()),
-        ),
+        notes=(spec.draft_note,) if is_auto and spec.draft_note else (),
     )
-
-
-def _objects(config: BenchConfig) -> tuple[str, ...]:
-    """The drafts that no command line can name, in a sentence; () without any."""
-    drafts = (config.draft, *config.also)
-    names = [one.name for one in drafts if isinstance(one, Drafter) and draft_option(one) is None]
-    if config.names or not names:
-        return ()
-    said = f"no command line measures the same: {', '.join(names)} came as an object of Python"
-    return (said,)
 
 
 @dataclass(slots=True)
@@ -184,27 +153,25 @@ class _Measurement:
     """The runs measured so far."""
 
     config: BenchConfig
+    setups: Sequence[Setup]
     plain: Side
     specs: Sequence[Side]
-    peer: Peer | None
     progress: Progress | None
-    on_prompt: OnPrompt | None
+    on_part: OnPart | None
     span: dict[str, Any]
-    on_measured: Callable[[], None] | None = None
     # The results of each draft, by prompt.
     results: list[dict[str, PromptResult]] = field(default_factory=list)
-    peer_failures: dict[str, str] = field(default_factory=dict)
     is_interrupted: bool = False
     failure: str | None = None
     _n_done: int = 0
 
     def measure(self, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]]) -> None:
         """Measures all prompts; notes an interruption or an error."""
-        n_sides = 1 + len(self.specs) + (self.peer is not None)
+        n_sides = 1 + len(self.specs)
         n_steps = len(prompts) * self.config.repeats * n_sides + 1
         self.results = [{} for _ in self.specs]
         with self._ending():
-            self._warm_up(prompts[0], ids[0])
+            self._warm_up(ids[0])
             self._step(n_steps)
             for repeat in range(self.config.repeats):
                 for prompt, tokens in zip(prompts, ids, strict=True):
@@ -230,17 +197,16 @@ class _Measurement:
         if self.progress is not None:
             self.progress(min(self._n_done / n_steps, 0.999))
 
-    def _warm_up(self, prompt: Prompt, tokens: Sequence[int]) -> None:
+    def _warm_up(self, tokens: Sequence[int]) -> None:
         n = min(_WARM_UP_TOKENS, self.config.n_tokens)
         answer = self.plain.run(tokens, n)
         for side in self.specs:
             _speculate(side, tokens, n, answer, "warm-up")
-        self._ask(prompt, n)
 
     def _measure_one(
         self, prompt: Prompt, tokens: Sequence[int], repeat: int, n_steps: int
     ) -> None:
-        """Measures one text of each side, and the peer's answer."""
+        """Measures one text of each side."""
         n, key = self.config.n_tokens, f"{prompt.id}/{repeat}"
         first = self.results[0].get(prompt.id)
         plain = None
@@ -256,48 +222,14 @@ class _Measurement:
         if plain is None:
             plain = self.plain.run(tokens, n)
             self._step(n_steps)
-        # Kept before the peer is asked: its answer may never come.
         for results, spec in zip(self.results, specs, strict=True):
             result = results.get(prompt.id)
             if result is None:
                 result = PromptResult(prompt.id, prompt.category, len(tokens), ())
             pairs = (*result.pairs, Pair(plain, spec))
             results[prompt.id] = replace(result, pairs=pairs, fork=find_fork(pairs))
-        if self.config.peer_name is not None:
-            peer_run = self._ask(prompt, n)
-            if peer_run is not None:
-                result = self.results[0][prompt.id]
-                peer_run = replace(peer_run, is_same=self._is_same(peer_run, plain))
-                self.results[0][prompt.id] = replace(result, peer=(*result.peer, peer_run))
-            self._step(n_steps)
-        if self.on_prompt is not None:
-            self.on_prompt(self.results[0][prompt.id])
-        if self.on_measured is not None:
-            self.on_measured()
-
-    def _ask(self, prompt: Prompt, n: int) -> PeerRun | None:
-        """The peer's answer; None if it fails, which is noted."""
-        if self.peer is None:
-            return None
-        try:
-            return self.peer.ask(prompt, n, self.config.temperature, self.config.seed)
-        except PeerUnreachableError as error:
-            self.peer = None
-            self.peer_failures[prompt.id] = f"{error} It was not asked again"
-        except PeerError as error:
-            self.peer_failures.setdefault(prompt.id, str(error))
-        return None
-
-    def _is_same(self, answer: PeerRun, plain: Run) -> bool | None:
-        """Whether the peer's text is plain decoding's; None for one without text, as a tool call.
-
-        Servers trim the ends of a text, and the last token may end inside a character.
-        """
-        vocab = self.plain.runtime.model.vocab
-        own = vocab.detokenize(t for t in plain.tokens if not vocab.is_eog(t))
-        texts = (answer.text, own.decode(errors="replace"))
-        theirs, ours = (text.rstrip("\ufffd").strip() for text in texts)
-        return theirs == ours if theirs else None
+        if self.on_part is not None:
+            self.on_part(self.result(is_part=True), prompt.id)
 
     def _explain_fork(self, prompt: Prompt, tokens: Sequence[int]) -> None:
         """Measures the gap between plain decoding's top two logits where a prompt's texts fork."""
@@ -321,28 +253,19 @@ class _Measurement:
             return None  # plain decoding does not repeat itself here
         return gaps[fork.position] if fork.position < len(gaps) else None
 
-    def part(self, setups: Sequence[Setup]) -> BenchResult:
-        """The result if the measurement ended here."""
-        whole = self.result(setups)
-        others = tuple(replace(one, is_interrupted=True) for one in whole.others)
-        return replace(whole, is_interrupted=True, others=others)
-
-    def result(self, setups: Sequence[Setup]) -> BenchResult:
-        """The result so far."""
+    def result(self, *, is_part: bool = False) -> BenchResult:
+        """The result so far; is_part: as if the measurement had been interrupted here."""
         by_setup = [
             BenchResult(
                 config=self.config,
                 setup=setup,
                 prompts=tuple(results.values()),
                 n_off_script=side.synthetic.n_off_script if side.synthetic is not None else 0,
-                is_interrupted=self.is_interrupted,
+                is_interrupted=self.is_interrupted or is_part,
                 failure=self.failure,
-                peer_failures=dict(self.peer_failures) if i == 0 else {},
                 span=self.span,
             )
-            for i, (setup, side, results) in enumerate(
-                zip(setups, self.specs, self.results, strict=True)
-            )
+            for setup, side, results in zip(self.setups, self.specs, self.results, strict=True)
         ]
         return replace(by_setup[0], others=tuple(by_setup[1:]))
 

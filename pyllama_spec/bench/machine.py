@@ -164,16 +164,6 @@ def load_average() -> list[float] | None:
         return None
 
 
-def process_cpu_s(pid: int) -> float | None:
-    """The processor time of all threads of a process until now; None where it is not known."""
-    try:
-        # The name in brackets may hold spaces; user and system time are fields 14 and 15.
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return None
-
-
 def now() -> str:
     """The time in UTC, ISO 8601."""
     return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")

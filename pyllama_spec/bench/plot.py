@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-from pyllama_spec.bench import plot_controller
-from pyllama_spec.bench.figures import Totals, acceptance_by_depth, ratio
-from pyllama_spec.bench.result import BenchResult
+from pyllama_spec.bench.figures import (
+    BenchResult,
+    Totals,
+    acceptance_by_depth,
+    ratio,
+)
 from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.speculative import RoundCounts
 
 FORMATS = (".png", ".svg", ".pdf")
 _BLUE, _ORANGE, _GREY = "#4477aa", "#ee7733", "#999999"
+# Rounds that are drawn as one point, so that a text of thousands can be read.
+_N_POINTS = 100
 
 
 def check_plot(path: str | os.PathLike[str]) -> None:
@@ -45,13 +54,13 @@ def plot(result: BenchResult, path: str | os.PathLike[str]) -> None:
     """
     check_plot(path)
     n_rows = max(len(result.prompts), 1)
-    height, has_rounds = max(4.0, 1.5 + 0.28 * n_rows), plot_controller.has_rounds(result)
+    height, has_rounds = max(4.0, 1.5 + 0.28 * n_rows), _has_rounds(result)
     figure = _figure_class()(figsize=(14, height + 4.0 * has_rounds), layout="constrained")
     if has_rounds:
         (speed, depth, time), below = figure.subplots(
             2, 3, width_ratios=(2.2, 1.2, 1), height_ratios=(height, 4.0)
         )
-        plot_controller.draw(below, result)
+        _draw_controller(below, result)
     else:
         speed, depth, time = figure.subplots(1, 3, width_ratios=(2.2, 1.2, 1))
     figure.suptitle(_title(result))
@@ -76,7 +85,7 @@ def _title(result: BenchResult) -> str:
     if both.speedup is not None:
         text += (
             f": {both.speedup:.2f}x ({both.plain.tps or 0:.1f} to {both.spec.tps or 0:.1f} tokens/s"
-            f"), {both.spec.tokens_per_round:.2f} tokens per round"
+            f"), {both.spec.stats.tokens_per_round:.2f} tokens per round"
         )
     marks = []
     if result.is_synthetic:
@@ -96,7 +105,7 @@ def _draw_speedups(axes: Any, result: BenchResult) -> None:
             continue
         colour = f"C{categories.index(prompt.category) % 10}"
         y = len(names)
-        axes.plot([around.low, around.high], [y, y], color=colour, linewidth=2, alpha=0.5)
+        axes.plot([around.min, around.max], [y, y], color=colour, linewidth=2, alpha=0.5)
         axes.plot([speedup], [y], "o", color=colour)
         names.append(prompt.id + ("" if prompt.fork is None else " (text forks)"))
     axes.axvline(1.0, color=_GREY, linestyle="--", linewidth=1)
@@ -132,9 +141,9 @@ def _draw_time(axes: Any, result: BenchResult) -> None:
     both = result.comparison
     sides = (both.plain, both.spec)
     parts = (
-        ("verify", _BLUE, [side.verify_s for side in sides]),
-        ("draft", _ORANGE, [side.draft_s for side in sides]),
-        ("rest", _GREY, [side.rest_s for side in sides]),
+        ("verify", _BLUE, [side.timing.verify_s for side in sides]),
+        ("draft", _ORANGE, [side.timing.draft_s for side in sides]),
+        ("rest", _GREY, [side.timing.overhead_s for side in sides]),
     )
     bottom = [0.0, 0.0]
     for label, colour, seconds in parts:
@@ -149,3 +158,83 @@ def _draw_time(axes: Any, result: BenchResult) -> None:
 
 def _ms(seconds: float, side: Totals) -> float:
     return ratio(1e3 * seconds, side.n_tokens) or 0.0
+
+
+def _has_rounds(result: BenchResult) -> bool:
+    """Whether any round asked the drafter."""
+    return any(one.n_requested for rounds in _rounds(result) for one in rounds)
+
+
+def _draw_controller(axes: Any, result: BenchResult) -> None:
+    """Fills three axes."""
+    lengths, calibration, gains = axes
+    _draw_lengths(lengths, _rounds(result))
+    _draw_calibration(calibration, [one for rounds in _rounds(result) for one in rounds])
+    _draw_gains(gains, result)
+
+
+def _rounds(result: BenchResult) -> list[list[RoundCounts]]:
+    return [pair.spec.stats.round_counts for pair in result.pairs]
+
+
+def _draw_lengths(axes: Any, all_rounds: list[list[RoundCounts]]) -> None:
+    """Draws mean draft lengths over all texts, by the number of the round."""
+    longest = max((len(rounds) for rounds in all_rounds), default=1)
+    width = -(-longest // _N_POINTS)
+    parts: dict[str, tuple[str, Callable[[RoundCounts], int]]] = {
+        "proposed": (_GREY, lambda one: one.n_proposed),
+        "drafted": (_BLUE, lambda one: one.n_verified),
+        "accepted": (_ORANGE, lambda one: one.n_accepted),
+    }
+    for label, (colour, read) in parts.items():
+        sums: defaultdict[int, list[int]] = defaultdict(list)
+        for rounds in all_rounds:
+            for i, one in enumerate(rounds):
+                sums[i // width].append(read(one))
+        keys = sorted(sums)
+        axes.plot(
+            [width * k for k in keys], [mean(sums[k]) for k in keys], color=colour, label=label
+        )
+    axes.set_xlabel("round of a text")
+    axes.set_ylabel("tokens, mean over texts")
+    axes.legend(loc="upper right")
+    axes.set_title("lengths over time")
+
+
+def _draw_calibration(axes: Any, rounds: list[RoundCounts]) -> None:
+    """Draws accepted tokens of verified drafts by the number expected."""
+    cells: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for one in rounds:
+        if one.n_verified and one.n_expected:
+            cell = cells[round(2 * one.n_expected)]
+            cell[0] += one.n_expected
+            cell[1] += one.n_accepted
+            cell[2] += 1.0
+    points = [(c[0] / c[2], c[1] / c[2], c[2]) for _, c in sorted(cells.items())]
+    highest = max((max(x, y) for x, y, _ in points), default=1.0)
+    axes.plot([0, highest], [0, highest], color=_GREY, linestyle="--", linewidth=1)
+    if points:
+        max_rounds = max(n for _, _, n in points)
+        sizes = [10.0 + 190.0 * n / max_rounds for _, _, n in points]
+        axes.scatter([x for x, _, _ in points], [y for _, y, _ in points], s=sizes, color=_BLUE)
+    axes.set_xlabel("accepted tokens expected of a round")
+    axes.set_ylabel("accepted, mean")
+    axes.set_title("calibration (size: rounds)")
+
+
+def _draw_gains(axes: Any, result: BenchResult) -> None:
+    """Draws a point per prompt: measured and expected gain, in rounds of plain decoding.
+
+    Grey if too few rounds were measured to tell whether drafts saved time.
+    """
+    points, colours = [], []
+    for one in result.prompts:
+        counts = one.comparison.spec.stats
+        points.append((counts.gain_expected, counts.gain_realised.total))
+        colours.append(_GREY if counts.gain_realised.known is None else _ORANGE)
+    ends = [value for point in points for value in point] or [0.0]
+    axes.plot([min(ends), max(ends)], [min(ends), max(ends)], color=_GREY, linestyle="--")
+    axes.scatter([x for x, _ in points], [y for _, y in points], color=colours)
+    axes.set_xlabel("plain rounds to be saved, expected")
+    axes.set_ylabel("saved by the clock")
+    axes.set_title("gain per prompt (grey: sign unknown)")

@@ -1,38 +1,35 @@
-"""A result as JSON and as a table."""
+"""A result as JSON, and that object as text for a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from pyllama_spec.bench.figures import (
+    BenchResult,
     Comparison,
+    Fork,
     PromptResult,
     Spread,
     Totals,
     acceptance_by_depth,
-    accepted_histogram,
-    by_source,
     ratio,
-    realised_gain,
 )
-from pyllama_spec.bench.peer import PeerRun
-from pyllama_spec.bench.result import BenchResult
-from pyllama_spec.bench.sides import Run
-from pyllama_spec.speculative.stats import idle_in_words, since_in_words
+from pyllama_spec.speculative.draft_sources import sources_as_dict, sources_in_words
+from pyllama_spec.speculative.stats import SpeculationStats, idle_in_words, since_in_words
 
 FORMAT = "pyllama_spec bench 1"
 # The share of an idle machine is 0.9 and more: threads that wait for each other poll.
 BUSY = 0.75
 # A note names so many prompts.
 _MOST_NAMES = 6
+_NOTHING = "-"
 
 
 def to_json(result: BenchResult) -> dict[str, Any]:
     """The object of `bench --json`: JSON's own types, seconds and tokens per second."""
     config, setup, both = result.config, result.setup, result.comparison
-    spec_runs = [pair.spec for pair in result.pairs]
     return {
         "format": FORMAT,
         "synthetic": _synthetic(result),
@@ -41,7 +38,7 @@ def to_json(result: BenchResult) -> dict[str, Any]:
         "prompts": [_prompt(prompt) for prompt in result.prompts],
         "summary": {
             **_comparison(both),
-            "speedup_over_repeats": _spread(result.speedups),
+            "speedup_over_repeats": _as_dict(result.speedups),
             "same_text": all(pair.is_same for pair in result.pairs),
         },
         "categories": {name: _comparison(one) for name, one in result.categories.items()},
@@ -49,17 +46,17 @@ def to_json(result: BenchResult) -> dict[str, Any]:
         "crossings_per_round": {
             "plain": _transfers(both.plain), "spec": _transfers(both.spec),
         },
-        "prompt_cost_ratio": both.prompt_cost,
-        "by_source": by_source(spec_runs),
-        "accepted_histogram": accepted_histogram(spec_runs),
+        "prompt_cost_ratio": ratio(both.spec.timing.prompt_s, both.plain.timing.prompt_s),
+        "by_source": sources_as_dict(both.spec.stats.by_source),
+        "accepted_histogram": both.spec.stats.accepted_histogram,
         "acceptance_by_depth": [
             {**asdict(one), "rate": one.rate, "rate_of_drafted": one.rate_of_drafted}
-            for one in acceptance_by_depth(spec_runs)
+            for one in acceptance_by_depth(pair.spec for pair in result.pairs)
         ],
         "bandwidth": _bandwidth(result),
-        "peer": _peer(result),
         "settings": {
-            "target": setup.target, "drafter": setup.drafter, "n_tokens": config.n_tokens,
+            "target": setup.target, "drafter": setup.drafter, "draft": setup.draft,
+            "n_tokens": config.n_tokens,
             "repeats": config.repeats, "n_draft": setup.max_draft, "p_min": config.p_min,
             "lookup": config.lookup, "chat": config.chat, "temperature": config.temperature,
             "seed": config.seed, "n_ctx": setup.n_ctx, "n_threads": setup.n_threads,
@@ -85,71 +82,73 @@ def _synthetic(result: BenchResult) -> dict[str, Any] | None:
 
 
 def _comparison(both: Comparison) -> dict[str, Any]:
+    counts = both.spec.stats
     return {
         "plain_tps": both.plain.tps,
         "spec_tps": both.spec.tps,
         "speedup": both.speedup,
-        "acceptance_rate": both.spec.acceptance_rate,
-        "tokens_per_round": both.spec.tokens_per_round,
+        "acceptance_rate": counts.acceptance_rate,
+        "tokens_per_round": counts.tokens_per_round,
         "plain_end_to_end_tps": both.plain.end_to_end_tps,
         "spec_end_to_end_tps": both.spec.end_to_end_tps,
         "end_to_end_speedup": both.end_to_end_speedup,
         "cpu_speedup": both.cpu_speedup,
         "n_texts": both.plain.n_texts,
         "n_tokens": both.plain.n_tokens,
-        "rounds": both.spec.rounds,
-        "rounds_without_draft": both.spec.rounds_without_draft,
-        "drafted": both.spec.drafted,
-        "accepted": both.spec.accepted,
+        "rounds": counts.rounds,
+        "rounds_without_draft": counts.verified_histogram[0],
+        "drafted": counts.drafted,
+        "accepted": counts.accepted,
     }
 
 
 def _prompt(prompt: PromptResult) -> dict[str, Any]:
-    runs = [pair.spec for pair in prompt.pairs]
-    saved = realised_gain(runs).known
+    runs = [pair.spec.stats for pair in prompt.pairs]
+    both = prompt.comparison
+    counts, states = both.spec.stats, {run.state for run in runs}
+    saved = counts.gain_realised.known
     return {
         "id": prompt.id,
         "category": prompt.category,
-        **_comparison(prompt.comparison),
+        **_comparison(both),
         "same_text": prompt.fork is None,
-        "fork": None if prompt.fork is None else asdict(prompt.fork),
-        "speedup_over_repeats": _spread(prompt.speedups),
+        "fork": _as_dict(prompt.fork),
+        "speedup_over_repeats": _as_dict(prompt.speedups),
         "prompt_tokens": prompt.n_prompt,
-        "by_source": by_source(runs),
-        "accepted_histogram": accepted_histogram(runs),
-        "state": state_of(runs),
-        "reason_off": next((run.reason_off for run in runs if run.reason_off), None),
-        "asked": sum(run.asked for run in runs),
-        "probes": sum(run.probes for run in runs),
-        "proposed": sum(run.proposed for run in runs),
-        "expected": round(sum(run.expected for run in runs), 3),
-        "gain_expected": round(sum(run.gain_expected for run in runs), 3),
+        "by_source": sources_as_dict(counts.by_source),
+        "accepted_histogram": counts.accepted_histogram,
+        # Over the repeats: disabled in any, else used in any, and so on.
+        "state": next((one for one in ("disabled", "used", "idle") if one in states), "none"),
+        "reason_off": next((one.reason_off for one in runs if one.state == "disabled"), None),
+        "asked": counts.asked,
+        "probes": counts.probes,
+        "proposed": counts.proposed,
+        "expected": round(counts.expected, 3),
+        "gain_expected": round(counts.gain_expected, 3),
         "gain_realised": None if saved is None else round(saved, 3),
-        "probe_s": round(sum(run.probe_s for run in runs), 6),
+        "probe_s": round(counts.probe_s, 6),
         # The first repeat's rounds: requested and drafted tokens.
         "turns": [list(turn) for turn in runs[0].round_counts] if runs else [],
-        "peer": peer_sums(prompt.peer),
     }
 
 
-def _spread(of: Spread | None) -> dict[str, float] | None:
-    return None if of is None else {"median": of.median, "min": of.low, "max": of.high}
+def _as_dict(of: Spread | Fork | None) -> dict[str, Any] | None:
+    return None if of is None else asdict(of)
 
 
 def _time(totals: Totals) -> dict[str, float]:
+    timing = totals.timing
     return {
-        "prompt_s": totals.prompt_s, "decode_s": totals.decode_s, "draft_s": totals.draft_s,
-        "verify_s": totals.verify_s, "rest_s": totals.rest_s, "cpu_s": totals.cpu_s,
+        "prompt_s": timing.prompt_s, "decode_s": timing.decode_s, "draft_s": timing.draft_s,
+        "verify_s": timing.verify_s, "rest_s": timing.overhead_s, "cpu_s": totals.cpu_s,
         "decode_cpu_s": totals.rounds_cpu_s,
     }  # fmt: skip
 
 
 def _transfers(totals: Totals) -> dict[str, float] | None:
     """The transfers between the host and devices in a round; None without rounds."""
-    if not totals.rounds:
-        return None
-    counts = totals.transfers._asdict()
-    return {name: n / totals.rounds for name, n in counts.items()}
+    n = totals.stats.rounds
+    return {name: count / n for name, count in totals.transfers._asdict().items()} if n else None
 
 
 def _bandwidth(result: BenchResult) -> dict[str, Any]:
@@ -166,106 +165,13 @@ def _bandwidth(result: BenchResult) -> dict[str, Any]:
         "streaming_copy_bytes_per_s": streaming.copy_bytes_per_s if streaming else None,
         "streaming_method": streaming.method if streaming else "not measured: weights on a GPU",
         "fraction_of_streaming": ratio(reads, streaming.bytes_per_s if streaming else None),
-        "weights_fit_cache": setup.weights_fit_cache,
+        "weights_fit_cache": (
+            setup.weight_bytes <= setup.provenance["machine"]["last_level_cache_bytes"]
+        ),
     }
 
 
-def _peer(result: BenchResult) -> dict[str, Any] | None:
-    if result.config.peer_name is None:
-        return None
-    answers = [answer for prompt in result.prompts for answer in prompt.peer]
-    return {
-        "url": result.config.peer,
-        "beside": result.config.beside,
-        "summary": peer_sums(answers),
-        "failures": dict(result.peer_failures),
-    }
-
-
-def peer_sums(answers: Sequence[PeerRun]) -> dict[str, Any] | None:
-    """The sums over a peer's answers; None without any."""
-    if not answers:
-        return None
-    drafted = [answer.drafted for answer in answers if answer.drafted is not None]
-    accepted = [answer.accepted for answer in answers if answer.accepted is not None]
-    n_drafted = sum(drafted) if drafted else None
-    n_accepted = sum(accepted) if accepted else None
-    compared = [answer.is_same for answer in answers if answer.is_same is not None]
-    cpu_s = [answer.cpu_s for answer in answers if answer.cpu_s is not None]
-    return {
-        "tps": peer_tps(answers),
-        "n_texts": len(answers),
-        "n_tokens": sum(answer.n_tokens for answer in answers),
-        "seconds": sum(answer.seconds for answer in answers),
-        "wall_s": sum(answer.wall_s for answer in answers),
-        "cpu_s": sum(cpu_s) if len(cpu_s) == len(answers) else None,
-        "same_text": sum(compared),
-        "compared_texts": len(compared),
-        "timed_by": "its own timings, prompt left out"
-        if all(answer.is_own_timing for answer in answers)
-        else "the clock, prompt included",
-        "drafted": n_drafted,
-        "accepted": n_accepted,
-        "acceptance_rate": ratio(n_accepted, n_drafted),
-    }
-
-
-def peer_tps(answers: Iterable[PeerRun]) -> float | None:
-    """Total tokens / total seconds; None without answers."""
-    runs = list(answers)
-    return ratio(sum(answer.n_tokens for answer in runs), sum(answer.seconds for answer in runs))
-
-
-def state_of(runs: Sequence[Run]) -> str:
-    """The drafter's state in a prompt's repeats: disabled, used, idle or none, by priority."""
-    states = {run.state for run in runs}
-    return next((one for one in ("disabled", "used", "idle") if one in states), "none")
-
-
-def _states(result: BenchResult) -> list[str]:
-    """The texts in which the drafter was idle or disabled, since which round, and why."""
-    runs = [(prompt.id, pair.spec) for prompt in result.prompts for pair in prompt.pairs]
-    out = []
-    for reason in sorted({run.reason_off for _, run in runs if run.reason_off is not None}):
-        those = [(name, run) for name, run in runs if run.reason_off == reason]
-        since = since_in_words([run.disabled_since or 0 for _, run in those])
-        out.append(f"the drafter was disabled in {_texts(those, len(runs))}, {since}: {reason}")
-    idle: dict[tuple[bool, bool], list[tuple[str, Run]]] = {}
-    for name, run in runs:
-        if run.state == "idle":
-            idle.setdefault((run.asked > 0, run.proposed > 0), []).append((name, run))
-    for those in idle.values():
-        asked = sum(run.asked for _, run in those)
-        said = idle_in_words(asked, sum(run.proposed for _, run in those))
-        out.append(f"the drafter was idle in {_texts(those, len(runs))}: {said}")
-    alone = [(name, run) for name, run in runs if run.only_copies]
-    if alone:
-        out.append(
-            f"the drafter gave only copies in {_texts(alone, len(runs))}: nothing of its model was "
-            "accepted"
-        )
-    return out
-
-
-def _texts(those: Sequence[tuple[str, Run]], n_all: int) -> str:
-    """The number of texts and their prompts, as words."""
-    names = list(dict.fromkeys(name for name, _ in those))
-    named = ", ".join(names[:_MOST_NAMES])
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f"{len(those)} of {n_all} texts ({named}{more})"
-
-
-def own_share(result: BenchResult) -> float | None:
-    """Plain decoding's share of its threads' processor time: about 1.0 on an idle machine."""
-    plain = result.comparison.plain
-    share = ratio(plain.cpu_s, (plain.prompt_s + plain.decode_s) * result.setup.n_threads)
-    return share or None
-
-
-def is_busy(result: BenchResult) -> bool:
-    """Whether other programs used so much processor time that times are unreliable."""
-    share = own_share(result)
-    return share is not None and share < BUSY
+# ---- remarks
 
 
 def notes(result: BenchResult) -> list[str]:
@@ -283,19 +189,291 @@ def notes(result: BenchResult) -> list[str]:
         )
     if result.config.repeats == 1:
         out.append("one repeat: what a single prompt shows may be the machine's doing")
-    if is_busy(result):
+    share = own_share(result)
+    if share is not None and share < BUSY:
         has_cpu = result.comparison.cpu_speedup is not None
         trust = (
             "see the speed-up by processor time" if has_cpu else "an idle machine may give others"
         )
         out.append(
-            "the machine was busy: plain decoding's threads had a core for "
-            f"{own_share(result):.0%} of the time; {trust}"
+            f"the machine was busy: plain decoding's threads had a core for {share:.0%} of the "
+            f"time; {trust}"
         )
     if result.is_interrupted:
         out.append("interrupted: only what was measured until then is counted")
     if result.failure is not None:
         out.append(f"ended by an error: {result.failure}")
-    out += _states(result)
-    out += [f"peer, prompt {key!r}: {reason}" for key, reason in result.peer_failures.items()]
+    return out + _states(result)
+
+
+def own_share(result: BenchResult) -> float | None:
+    """Plain decoding's share of its threads' processor time: about 1.0 on an idle machine."""
+    plain = result.comparison.plain
+    clock_s = (plain.timing.prompt_s + plain.timing.decode_s) * result.setup.n_threads
+    share = ratio(plain.cpu_s, clock_s)
+    return share or None
+
+
+def _states(result: BenchResult) -> list[str]:
+    """The texts in which the drafter was idle or disabled, since which round, and why."""
+    runs = [(prompt.id, pair.spec.stats) for prompt in result.prompts for pair in prompt.pairs]
+    by_words: dict[tuple[str, str], list[tuple[str, SpeculationStats]]] = {}
+    for name, one in runs:
+        if one.state == "disabled":
+            by_words.setdefault(("was disabled", one.reason_off or ""), []).append((name, one))
+        elif one.state == "idle":
+            words = f"{one.asked > 0} {one.proposed > 0}"
+            by_words.setdefault(("was idle", words), []).append((name, one))
+        elif one.copies_alone:
+            why = "nothing of its model was accepted"
+            by_words.setdefault(("gave only copies", why), []).append((name, one))
+    out = []
+    for (what, why), those in by_words.items():
+        since = ""
+        if what == "was disabled":
+            since = f", {since_in_words([one.off_since or 0 for _, one in those])}"
+        elif what == "was idle":
+            why = idle_in_words(
+                sum(one.asked for _, one in those), sum(one.proposed for _, one in those)
+            )
+        names = list(dict.fromkeys(name for name, _ in those))
+        named = ", ".join(names[:_MOST_NAMES])
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        texts = f"{len(those)} of {len(runs)} texts ({named}{more})"
+        out.append(f"the drafter {what} in {texts}{since}: {why}")
     return out
+
+
+# ---- tables
+
+_Figures = Mapping[str, Any]
+
+
+def table(result: BenchResult) -> str:
+    """The figures of to_json() as text: prompts, totals, times, acceptance, bandwidth."""
+    runs = to_json(result)
+    runs_of = [runs, *runs.get("others", ())]
+    parts = [_one_table(one) for one in runs_of]
+    if len(parts) > 1:
+        parts.append("\n".join(_compared(runs_of)))
+    return "\n\n\n".join(parts)
+
+
+def _one_table(run: _Figures) -> str:
+    blocks = (_head, _prompts, _categories, _times, _crossings, _controller, _acceptance, _reading)
+    return "\n\n".join("\n".join(lines) for block in blocks if (lines := block(run)))
+
+
+def _compared(runs: Sequence[_Figures]) -> list[str]:
+    """A line for each of several drafts."""
+    by_cpu = _speedup_by_cpu(runs[0]) is not None
+    head = ["drafts, beside the same plain texts", "speed-up", "(min .. max)", "end to end",
+            "accepted", "per round", "draft", "verify", "same text",
+            *["by processor time"] * by_cpu]  # fmt: skip
+    rows = [
+        [
+            run["settings"]["draft"], _number(run["summary"]["speedup"]),
+            f"({_around(run['summary'], ' .. ')})",
+            _number(run["summary"]["end_to_end_speedup"]),
+            _number(run["summary"]["acceptance_rate"]),
+            _number(run["summary"]["tokens_per_round"]),
+            *(_number(_ms(run, "spec", part)) for part in ("draft_s", "verify_s")),
+            _n_same(run), *[_number(run["summary"]["cpu_speedup"])] * by_cpu,
+        ]
+        for run in runs
+    ]  # fmt: skip
+    return [*_aligned([head, *rows]), "draft and verify in ms per token"]
+
+
+def _n_same(run: _Figures) -> str:
+    return f"{sum(one['same_text'] for one in run['prompts'])} of {len(run['prompts'])}"
+
+
+def _head(run: _Figures) -> list[str]:
+    said = run["settings"]
+    names = " + ".join(str(file["name"]) for file in run["files"].values())
+    how = "greedy" if said["temperature"] == 0 else f"temperature {said['temperature']:g}"
+    loads = (run.get(f"load_average_{when}") for when in ("start", "end"))
+    load = " and ".join(_number(one[0] if one else None) for one in loads)
+    n = f"{len(run['prompts'])} prompts x {said['repeats']} repeats"
+    drafter = said["drafter"] + " (chosen by auto)" * said["draft"].startswith("auto: ")
+    return [
+        *(f"NOTE: {note}" for note in run["notes"]),
+        f"{names} ({said['target']}), drafter {drafter}, at most {said['n_draft']} per round",
+        f"{n} of {said['n_tokens']} tokens, {how}",
+        f"{said['n_threads']} threads; load average {load} at start and end",
+    ]
+
+
+def _prompts(run: _Figures) -> list[str]:
+    """The table of prompts with its total."""
+    head = ["prompt", "category", "plain", "draft", "speed-up", "min..max", "accepted", "a round",
+            "same"]  # fmt: skip
+    rows = [[one["id"], one["category"], *_speeds(one), _same(one)] for one in run["prompts"]]
+    rows.append(["all", "", *_speeds(run["summary"]), _n_same(run)])
+    by_cpu = _speedup_by_cpu(run)
+    return [
+        *["SYNTHETIC ACCEPTANCE"] * (run["synthetic"] is not None),
+        "tokens per second of decoding; total tokens / total seconds; same: the same text",
+        *_aligned([head, *rows]),
+        "with the prompts, end to end: speed-up " + _number(run["summary"]["end_to_end_speedup"]),
+        *([] if by_cpu is None else
+          [f"by processor time of the decoding, as the machine was busy: speed-up {by_cpu:.2f}"]),
+    ]  # fmt: skip
+
+
+def _same(prompt: _Figures) -> str:
+    fork = prompt["fork"]
+    if fork is None:
+        return "yes"
+    gap = "" if fork["top2_gap"] is None else f", gap {fork['top2_gap']:.3g}"
+    return f"to {fork['position']}{gap}"
+
+
+def _speeds(one: _Figures) -> list[str]:
+    return [
+        _number(one["plain_tps"], 1), _number(one["spec_tps"], 1), _number(one["speedup"]),
+        _around(one, ".."), _number(one["acceptance_rate"]), _number(one["tokens_per_round"]),
+    ]  # fmt: skip
+
+
+def _around(one: _Figures, between: str) -> str:
+    of = one["speedup_over_repeats"]
+    return _NOTHING if of is None else f"{of['min']:.2f}{between}{of['max']:.2f}"
+
+
+def _speedup_by_cpu(run: _Figures) -> float | None:
+    """The speed-up by processor time where the machine was busy; None where it was not."""
+    plain, n_threads = run["time"]["plain"], run["settings"]["n_threads"]
+    share = ratio(plain["cpu_s"], (plain["prompt_s"] + plain["decode_s"]) * n_threads)
+    speedup: float | None = run["summary"]["cpu_speedup"]
+    return speedup if share and share < BUSY else None
+
+
+def _categories(run: _Figures) -> list[str]:
+    if len(run["categories"]) < 2:
+        return []
+    head = ["category", "plain", "draft", "speed-up", "accepted", "per round"]
+    rows = [
+        [
+            name, _number(one["plain_tps"], 1), _number(one["spec_tps"], 1),
+            *(_number(one[key]) for key in ("speedup", "acceptance_rate", "tokens_per_round")),
+        ]
+        for name, one in run["categories"].items()
+    ]  # fmt: skip
+    return _aligned([head, *rows])
+
+
+def _times(run: _Figures) -> list[str]:
+    """Milliseconds per token by part; the columns add up to the total."""
+    head = ["ms per token", "draft", "verify", "rest", "decode", "prompt, s in all", "processors"]
+    rows = []
+    for side, name in (("plain", "plain"), ("spec", "with draft")):
+        time = run["time"][side]
+        parts = (_ms(run, side, f"{one}_s") for one in ("draft", "verify", "rest", "decode"))
+        processors = ratio(time["cpu_s"], time["prompt_s"] + time["decode_s"])
+        rows.append([
+            name, *map(_number, parts), _number(time["prompt_s"]), _number(processors),
+        ])  # fmt: skip
+    cost = _number(run["prompt_cost_ratio"], 3)
+    return [
+        *_aligned([head, *rows]),
+        "processors: processor time of all threads over time by the clock",
+        f"reading the prompts took {cost} times as long with the draft",
+    ]
+
+
+def _ms(run: _Figures, side: str, part: str) -> float | None:
+    """Milliseconds per token of the rounds."""
+    time, tps = run["time"][side], run["summary"][f"{side}_tps"]
+    return ratio(1e3 * time[part], time["decode_s"] * tps if tps else None)
+
+
+def _crossings(run: _Figures) -> list[str]:
+    """The transfers of a round to and from devices; [] where all layers are on the CPU."""
+    sides = run["crossings_per_round"]
+    if not any(n for one in sides.values() if one for n in one.values()):
+        return []
+    head = ["per round", "kB to devices", "kB to the host", "kB between", "copies", "waits",
+            "graphs"]  # fmt: skip
+    rows = []
+    for side, name in (("plain", "plain"), ("spec", "with draft")):
+        if (of := sides[side]) is not None:
+            sizes = (of["bytes_to_device"], of["bytes_to_host"], of["bytes_between"])
+            copies = of["copies_to_device"] + of["copies_to_host"] + of["copies_between"]
+            counts = (copies, of["synchronisations"], of["graphs"])
+            rows.append([
+                name, *(_number(size / 1e3) for size in sizes), *(_number(n, 1) for n in counts),
+            ])  # fmt: skip
+    return _aligned([head, *rows])
+
+
+def _controller(run: _Figures) -> list[str]:
+    """The controller's requests and results per prompt; [] if it never asked the drafter."""
+    if not any(one["asked"] for one in run["prompts"]):
+        return []
+    head = ["drafts", "rounds", "asked", "retries", "proposed", "drafted", "accepted",
+            "expected", "state"]  # fmt: skip
+    keys = ("rounds", "asked", "probes", "proposed", "drafted", "accepted")
+    rows = [
+        [one["id"], *(str(one[key]) for key in keys), _number(one["expected"], 1), one["state"]]
+        for one in run["prompts"]
+    ]
+    return [
+        *_aligned([head, *rows]),
+        "asked: rounds that asked for a draft; retries: those of a disabled drafter;",
+        "drafted: the proposed tokens that the target verified; expected: accepted",
+        "tokens that the controller expected; state: disabled if it was in any repeat",
+    ]
+
+
+def _acceptance(run: _Figures) -> list[str]:
+    depths = [one for one in run["acceptance_by_depth"] if one["rate"] is not None]
+    if not depths:
+        return []
+    mark = " (SYNTHETIC)" if run["synthetic"] else ""
+    sources = sources_in_words(run["by_source"])
+    rows = [
+        [f"depth of a drafted token{mark}", *(str(one["depth"]) for one in depths)],
+        ["accepted, if those before it were", *(_number(one["rate"]) for one in depths)],
+        ["accepted, of all drafted", *(_number(one["rate_of_drafted"]) for one in depths)],
+    ]
+    return [
+        *_aligned(rows),
+        "rounds that accepted 0, 1, 2 ...: " + " ".join(map(str, run["accepted_histogram"])),
+        *([f"accepted of drafted tokens by source: {sources}"] if sources else []),
+    ]
+
+
+def _reading(run: _Figures) -> list[str]:
+    """The bytes that plain decoding reads, beside what the memory streams."""
+    of = run["bandwidth"]
+    if of["plain_bytes_per_s"] is None:
+        return []
+    line = f"plain decoding reads {of['weight_bytes_per_token'] / 1e6:.1f} MB of weights per token"
+    line += f": {of['plain_bytes_per_s'] / 1e9:.2f} GB/s"
+    if of["streaming_bytes_per_s"] is None:
+        return [line]
+    ceiling, share = of["streaming_bytes_per_s"] / 1e9, 100 * of["fraction_of_streaming"]
+    fits = ["(they fit the cache: memory bandwidth is not the limit)"] * of["weights_fit_cache"]
+    return [
+        f"{line}, {share:.0f}% of the {ceiling:.1f} GB/s that memory streams here",
+        *fits,
+        f"({of['streaming_method']})",
+    ]
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return _NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Aligned columns: the first to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

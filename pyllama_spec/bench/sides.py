@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import process_time
+from typing import Any
 
-from pyllama_spec.bench.config import BenchConfig, draft_file
+from pyllama_spec.bench.config import BenchConfig
 from pyllama_spec.bench.synthetic import SyntheticDrafter
 from pyllama_spec.drafters import Drafter, DraftOptions, NoDrafter
 from pyllama_spec.drafters.automatic import make_drafter_for
@@ -28,16 +29,14 @@ from pyllama_spec.llama.open_model import OpenModel
 from pyllama_spec.requests.generation import Runtime
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import (
-    RoundCounts,
     RowObserver,
     SequenceState,
     SpeculativeLoop,
     make_controller,
     why_exact,
 )
-from pyllama_spec.speculative.draft_sources import SourceCounts
-from pyllama_spec.speculative.realised_gain import RealisedGain
 from pyllama_spec.speculative.rejection import accepting_sampler
+from pyllama_spec.speculative.stats import SpeculationStats, Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,49 +47,21 @@ class Run:
         tokens: all committed ids; an end token is the last of them.
         rounds: (drafted, accepted) of each round.
         is_stopped: whether an end token cut the last round.
-        prompt_s: the time of the prompt, to its first token.
-        decode_s: the time of all rounds.
-        draft_s, verify_s: the parts of decode_s spent in the drafter and in the target's decode.
+        timing, stats: those of the text.
         cpu_s: processor time of all threads of the process, prompt and rounds.
         rounds_cpu_s: the part of cpu_s spent in the rounds.
-        state: the state of SpeculationStats: none, used, idle or disabled.
-        reason_off: why the drafter was disabled; None if it was not.
-        disabled_since: the number of rounds before it was disabled.
-        only_copies: whether a draft model contributed nothing beside its copies.
         transfers: the transfers between host and devices in all rounds, for target and draft.
-        asked, probes, proposed, expected, gain_expected, gain_realised, by_source, probe_s,
-        round_counts: see SpeculationStats.
 
     """
 
     tokens: tuple[int, ...]
     rounds: tuple[tuple[int, int], ...]
     is_stopped: bool
-    prompt_s: float
-    decode_s: float
-    draft_s: float = 0.0
-    verify_s: float = 0.0
+    timing: Timing
+    stats: SpeculationStats
     cpu_s: float = 0.0
     rounds_cpu_s: float = 0.0
-    state: str = "none"
-    reason_off: str | None = None
-    disabled_since: int | None = None
-    only_copies: bool = False
     transfers: Transfers = NO_TRANSFERS
-    asked: int = 0
-    probes: int = 0
-    proposed: int = 0
-    expected: float = 0.0
-    gain_expected: float = 0.0
-    gain_realised: RealisedGain = field(default_factory=RealisedGain)
-    by_source: Mapping[str, SourceCounts] = field(default_factory=dict)
-    probe_s: float = 0.0
-    round_counts: tuple[RoundCounts, ...] = ()
-
-    @property
-    def n_decoded(self) -> int:
-        """Tokens that rounds committed: all but the first."""
-        return max(len(self.tokens) - 1, 0)
 
 
 class Side(Closeable):
@@ -101,6 +72,7 @@ class Side(Closeable):
         options: the options for every text.
         drafter: its drafter, if any; closed with it.
         synthetic: the drafter that needs each text beforehand, if there is one.
+        facts: what the drafter describes of itself.
 
     """
 
@@ -110,10 +82,11 @@ class Side(Closeable):
         options: RequestOptions,
         drafter: Drafter | None = None,
         synthetic: SyntheticDrafter | None = None,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         self.runtime = runtime
         self.synthetic = synthetic
-        self._drafter = drafter
+        self._facts = facts or {}
         self._options = options
         self._open = OpenModel(runtime.model, runtime, own_drafter=drafter)
 
@@ -125,20 +98,19 @@ class Side(Closeable):
     @property
     def draft_placement(self) -> dict[str, int] | None:
         """The number of the draft's layers by device; None for a drafter without a model."""
-        placement: dict[str, int] | None = None
-        if self._drafter is not None:
-            placement = self._drafter.describe().get("placement")
+        placement: dict[str, int] | None = self._facts.get("placement")
         return placement
 
     @property
     def draft_path(self) -> Path | None:
         """The draft's own file; None for a head in the target's file, or without a model."""
-        return draft_file(self._drafter)
+        path = self._facts.get("path")
+        return None if path is None or Path(path) == Path(self.runtime.model.path) else Path(path)
 
     @property
     def draft_note(self) -> str:
         """The drafter's remark, such as why auto chose it; "" for none."""
-        return "" if self._drafter is None else self.runtime.round.drafter.note
+        return self.runtime.round.drafter.note
 
     def run(self, prompt: Sequence[int], n_tokens: int, observe: RowObserver | None = None) -> Run:
         """Generates once from an empty memory, without reuse of an earlier prompt.
@@ -171,31 +143,15 @@ class Side(Closeable):
                 if one is not None:
                     one.close()
         end = process_time()
-        timing, stats = loop.timing, loop.stats
         return Run(
             tokens=tuple(token for step in steps for token in step.tokens),
             rounds=tuple((step.n_drafted, step.n_accepted) for step in steps[1:]),
             is_stopped=steps[-1].finish_reason == "stop",
-            prompt_s=timing.prompt_s,
-            decode_s=timing.decode_s,
-            draft_s=timing.draft_s,
-            verify_s=timing.verify_s,
+            timing=loop.timing,
+            stats=loop.stats,
             cpu_s=end - start,
             rounds_cpu_s=end - drawn,
-            reason_off=stats.reason_off if stats.state == "disabled" else None,
-            state=stats.state,
-            disabled_since=stats.off_since,
-            only_copies=bool(stats.copies_alone),
             transfers=transfers,
-            asked=stats.asked,
-            probes=stats.probes,
-            proposed=stats.proposed,
-            expected=stats.expected,
-            gain_expected=stats.gain_expected,
-            gain_realised=stats.gain_realised,
-            by_source=stats.by_source,
-            probe_s=stats.probe_s,
-            round_counts=tuple(stats.round_counts),
         )
 
     def close(self) -> None:
@@ -265,6 +221,6 @@ def _open_spec(
         runtime = open_runtime(
             model, params, synthetic or drafter, max_draft, controller=controller
         )
-        side = Side(runtime, options, own, synthetic)
+        side = Side(runtime, options, own, synthetic, drafter.describe())
         stack.pop_all()
     return side

@@ -16,7 +16,6 @@ from pyllama_spec.cli.device_options import (
     context_keywords,
     layer_keywords,
 )
-from pyllama_spec.cli.option_pairs import OnceSwitch
 from pyllama_spec.cli.own_draft import HELP, own_draft
 from pyllama_spec.cli.wording import file_name
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
@@ -25,9 +24,7 @@ from pyllama_spec.speculative.controller.choice import NAMES
 from pyllama_spec.terminal import ProgressBar, fitted
 
 if TYPE_CHECKING:
-    from pyllama_spec.bench.figures import PromptResult
-    from pyllama_spec.bench.result import BenchResult
-    from pyllama_spec.bench.sides import Run
+    from pyllama_spec.bench.figures import BenchResult
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _EXIT_OK, _EXIT_FAILURE, _EXIT_INTERRUPTED = 0, 1, 130
@@ -65,16 +62,6 @@ def add_bench(commands: _Commands) -> None:
     )  # fmt: skip
     add("--json", type=Path, metavar="OUT", help="write all figures to OUT, after each prompt")
     add("--plot", type=Path, default=None, metavar="OUT.png", help="plot them (needs matplotlib)")
-    add("--peer", default=None, metavar="URL", help="an OpenAI-compatible server to compare with")
-    add(
-        "--beside", default=None, choices=("llama-server", "llama-cpp-python"),
-        help="start that server too, with the same file, and the same draft if it supports it, and "
-        "send it the same prompts; needs its package (xllamacpp, or llama-cpp-python[server])",
-    )  # fmt: skip
-    add(
-        "--beside-python", type=Path, default=None, metavar="PYTHON",
-        help="the Python interpreter of that package [the running one]",
-    )  # fmt: skip
     add(
         "--synthetic-acceptance", type=_probabilities, default=None, metavar="P1,P2,...",
         help="accept tokens at random with these probabilities by depth, to measure speed alone",
@@ -82,7 +69,7 @@ def add_bench(commands: _Commands) -> None:
     add("--temp", type=float, default=0.0, help="sampling temperature; 0 is greedy")
     add("--seed", type=int, default=1, help="seed of sampling")
     add(
-        "--chat", action=OnceSwitch, default=None,
+        "--chat", action=argparse.BooleanOptionalAction, default=None,
         help="render all prompts by the chat template, or none [as each line says]",
     )  # fmt: skip
     add("-t", "--threads", type=int, default=None, help="CPU threads [the physical cores]")
@@ -112,8 +99,7 @@ def run_bench(args: argparse.Namespace) -> int:
         raise ArgumentError(f"--json: {why_not}")
     if args.plot is not None:
         bench.check_plot(args.plot)
-    has_peer = args.peer is not None or args.beside is not None
-    if {*args.draft} == {"none"} and not args.synthetic_acceptance and not has_peer:
+    if {*args.draft} == {"none"} and not args.synthetic_acceptance:
         raise ArgumentError(
             "-d none alone compares plain decoding with itself: name a draft's GGUF or "
             "prompt-lookup; for the noise of this machine give both, -d DRAFT.gguf -d none"
@@ -123,7 +109,7 @@ def run_bench(args: argparse.Namespace) -> int:
         model_path=args.model,
         draft=drafts[0],
         also=drafts[1:],
-        names=tuple(args.draft),
+        command=args.command_line,
         prompts=args.prompts,
         n_tokens=args.max_tokens,
         repeats=args.repeat,
@@ -139,17 +125,8 @@ def run_bench(args: argparse.Namespace) -> int:
         **context_keywords(args),
         n_ctx=args.n_ctx,
         synthetic_acceptance=args.synthetic_acceptance or (),
-        peer=args.peer,
-        beside=args.beside,
-        beside_python=args.beside_python,
     )
-    log = None if sys.stderr.isatty() else _Log()
-    result = bench.run(
-        config,
-        ProgressBar("measuring"),
-        None if log is None else log.note,
-        None if log is None and args.json is None else partial(_keep, args.json, log),
-    )
+    result = bench.run(config, ProgressBar("measuring"), partial(_keep, args.json))
     print("\n".join(map(_line, bench.table(result).split("\n"))), flush=True)
     if args.json is not None:
         _write(args.json, result)
@@ -160,8 +137,6 @@ def run_bench(args: argparse.Namespace) -> int:
         return _EXIT_INTERRUPTED
     if result.failure is not None:
         raise PyllamaSpecError(f"{result.failure} (the measurements so far are kept)")
-    for prompt_id, reason in result.peer_failures.items():
-        raise PyllamaSpecError(f"peer, prompt {prompt_id!r}: {reason} (the rest is kept)")
     return _EXIT_OK
 
 
@@ -170,41 +145,29 @@ def _line(text: str) -> str:
     return text if "  " in text.strip() else fitted(text, sys.stdout, 2)
 
 
-class _Log:
-    """Prints a line per text of a prompt where no progress bar is drawn."""
+def _keep(path: Path | None, result: BenchResult, prompt_id: str) -> None:
+    """Writes the figures so far; prints a line where no bar is drawn.
 
-    def __init__(self) -> None:
-        self._prompt_id = ""
-
-    def note(self, prompt: PromptResult) -> None:
-        """Notes the measured prompt for show()."""
-        self._prompt_id = prompt.id
-
-    def show(self, result: BenchResult) -> None:
-        """Prints the last repeat of the noted prompt: plain decoding, and each draft beside it."""
-        parts: list[str] = []
-        where = self._prompt_id
-        for one in (result, *result.others):
-            prompt = next(prompt for prompt in one.prompts if prompt.id == self._prompt_id)
-            last = prompt.pairs[-1]
-            if not parts:
-                where = f"{prompt.id}, repeat {len(prompt.pairs)}"
-                parts.append(f"{_tps(last.plain):.1f} tokens per second")
-            parts.append(f"{_tps(last.spec):.1f} with {one.setup.label}")
-        print(f"{where}: {', '.join(parts)}", file=sys.stderr)
-
-
-def _tps(run: Run) -> float:
-    return run.n_decoded / run.decode_s if run.decode_s else 0.0
-
-
-def _keep(path: Path | None, log: _Log | None, result: BenchResult) -> None:
-    """Prints and writes the figures so far. A failed write does not end the run."""
-    if log is not None:
-        log.show(result)
+    A failed write does not end the run.
+    """
+    if not sys.stderr.isatty():
+        print(_progress(result, prompt_id), file=sys.stderr)
     if path is not None:
         with contextlib.suppress(PyllamaSpecError):
             _write(path, result)
+
+
+def _progress(result: BenchResult, prompt_id: str) -> str:
+    """The last repeat of a prompt: plain decoding, and each draft beside it."""
+    parts: list[str] = []
+    for one in (result, *result.others):
+        prompt = next(prompt for prompt in one.prompts if prompt.id == prompt_id)
+        last = prompt.pairs[-1]
+        if not parts:
+            said = f"{prompt_id}, repeat {len(prompt.pairs)}: "
+            parts.append(f"{said}{last.plain.timing.decode_tps:.1f} tokens per second")
+        parts.append(f"{last.spec.timing.decode_tps:.1f} with {one.setup.draft}")
+    return ", ".join(parts)
 
 
 def _write(path: Path, result: BenchResult) -> None:

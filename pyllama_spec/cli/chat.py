@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,19 +24,10 @@ from pyllama_spec.cli.generate import (
     request_options,
     thread_lines,
 )
-from pyllama_spec.cli.line_editor import LineEditor, open_editor
-from pyllama_spec.drafters.base import DraftStop
+from pyllama_spec.cli.line_editor import LineEditor
+from pyllama_spec.drafters.registry import NONE
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.llama import Llama
-from pyllama_spec.speculative.controller import (
-    Controller,
-    ControllerLimits,
-    DraftDecision,
-    DraftGain,
-    Span,
-    Spent,
-    make_controller,
-)
 from pyllama_spec.terminal import dim
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -51,7 +42,7 @@ _HELP = """\
 /save FILE         the conversation as one line of JSON, as --prompts of bench and train take it
 /quit, Ctrl-D      leave
 Ctrl-C             end the answer, or drop what is typed
-Several lines: paste them, or end a line with \\ (with prompt_toolkit: Alt-Enter)"""
+Several lines: paste them, or end a line with \\"""
 
 
 def add_chat(commands: _Commands) -> None:
@@ -71,9 +62,7 @@ def add_chat(commands: _Commands) -> None:
 
 def run_chat(args: argparse.Namespace) -> int:
     """Reads messages until the input ends; the memory keeps the conversation."""
-    switch = Switch(make_controller(args.controller, args.p_min))
-    has_drafter = args.draft != "none"
-    with open_llama(args, switch if has_drafter else None) as llama:
+    with open_llama(args) as llama:
         with warnings.catch_warnings(record=True) as noted:
             warnings.simplefilter("always")
             _ = llama.template
@@ -81,8 +70,8 @@ def run_chat(args: argparse.Namespace) -> int:
             print(dim(f"[{one.message}]", sys.stderr), file=sys.stderr)
         if sys.stdin is not None and sys.stdin.isatty():
             print(dim("/help says what can be done, Ctrl-D leaves", sys.stdout))
-        chat = _Chat(llama, args, switch if has_drafter else None)
-        with closing(open_editor(args.history)) as editor:
+        chat = _Chat(llama, args)
+        with closing(LineEditor(args.history)) as editor:
             while (text := _next_message(editor)) is not None:
                 if not chat.take(text):
                     break
@@ -97,69 +86,12 @@ def _next_message(editor: LineEditor) -> str | None:
         return ""
 
 
-class Switch(Controller):
-    """A controller that the user can switch off and on between requests.
-
-    Attributes:
-        is_on: whether the controller inside decides; nothing is drafted otherwise.
-
-    """
-
-    def __init__(self, inside: Controller) -> None:
-        self.is_on = True
-        self._inside = inside
-        self.name, self.wants_costs = inside.name, inside.wants_costs
-
-    def attach(self, limits: ControllerLimits) -> None:
-        """See Controller."""
-        self._inside.attach(limits)
-
-    def learn_costs(self, seconds: dict[int, float]) -> None:
-        """See Controller."""
-        self._inside.learn_costs(seconds)
-
-    def begin(self, seq: int) -> None:
-        """See Controller."""
-        self._inside.begin(seq)
-
-    def pause(self, seq: int) -> None:
-        """See Controller."""
-        self._inside.pause(seq)
-
-    def resume(self, seq: int, n_tokens: int) -> None:
-        """See Controller."""
-        self._inside.resume(seq, n_tokens)
-
-    def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
-        """See Controller."""
-        return self._inside.decide(spans) if self.is_on else [DraftDecision()] * len(spans)
-
-    def stop_of(self, span: Span) -> DraftStop | None:
-        """See Controller."""
-        return self._inside.stop_of(span)
-
-    def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
-        """See Controller."""
-        return self._inside.verify_lengths(spans)
-
-    def learn(self, spans: Sequence[Span], spent: Spent) -> Sequence[DraftGain] | None:
-        """See Controller."""
-        return self._inside.learn(spans, spent) if self.is_on else None
-
-    def reason_off(self, seq: int) -> str | None:
-        """See Controller."""
-        return self._inside.reason_off(seq) if self.is_on else "switched off with /draft"
-
-    def describe(self) -> dict[str, Any]:
-        """See Controller."""
-        return self._inside.describe()
-
-
 class _Chat:
     """The conversation, and its commands."""
 
-    def __init__(self, llama: Llama, args: argparse.Namespace, switch: Switch | None) -> None:
-        self._llama, self._options, self._switch = llama, request_options(args), switch
+    def __init__(self, llama: Llama, args: argparse.Namespace) -> None:
+        self._llama, self._options = llama, request_options(args)
+        self._has_draft = args.draft != NONE
         self._system: str | None = args.system
         self._has_figures, self._is_first = not args.quiet, True
         self._turns: list[dict[str, Any]] = []
@@ -227,10 +159,10 @@ class _Chat:
     def _draft(self, text: str) -> None:
         if text not in ("on", "off"):
             print("/draft on, or /draft off")
-        elif self._switch is None:
+        elif not self._has_draft:
             print("There is no draft; start with -d DRAFT.gguf or -d prompt-lookup.")
         else:
-            self._switch.is_on = text == "on"
+            self._options["n_draft"] = None if text == "on" else 0
             print(f"Drafts are {text}.")
 
     def _save(self, text: str) -> None:

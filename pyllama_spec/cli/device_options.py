@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from pyllama_spec.cli.option_pairs import Once, OnceSwitch
-
 _AUTO = {"auto": None, "on": True, "off": False}
 
 
@@ -18,7 +16,7 @@ def names(text: str) -> tuple[str, ...]:
     return words
 
 
-class _Servers(Once):
+class _Servers(argparse._StoreAction):
     """Sets -ngl to -1 by default, since --rpc-servers names servers to use."""
 
     def __call__(
@@ -65,7 +63,7 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
 def add_context_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that place the parts of a context on devices."""
     parser.add_argument(
-        "--offload-kqv", action=OnceSwitch, default=True,
+        "--offload-kqv", action=argparse.BooleanOptionalAction, default=True,
         help="keep the KV cache with its layers, or in the host's memory [with them]",
     )  # fmt: skip
     parser.add_argument(

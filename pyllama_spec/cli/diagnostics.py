@@ -36,11 +36,9 @@ from pyllama_spec.engine.placement import in_words
 from pyllama_spec.engine.system import backends
 from pyllama_spec.errors import ArgumentError, CancelledError, EngineError, ModelLoadError
 from pyllama_spec.gguf.reader import read_key
-from pyllama_spec.speculative import ProfitController
-from pyllama_spec.speculative.controller.base import ControllerLimits
 from pyllama_spec.speculative.draft_bound import drafter_bound
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
-from pyllama_spec.speculative.row_timing import in_order, measure_rows
+from pyllama_spec.speculative.row_timing import in_order
 
 MAX_ROWS = 16
 # With the time for opening, less than a minute.
@@ -254,7 +252,6 @@ def describe_draft(
     """
     check_fits_target(drafter, target)
     draft_ms, n_proposed = _measure_drafts(drafter, target, repeats, n_threads)
-    initial_costs = _initial_costs(drafter, target, n_threads)
     with named_failure(drafter, "describe"):
         facts = drafter.describe()
         instance(facts, dict, f"the result of {type(drafter).__name__}.describe()")
@@ -267,7 +264,6 @@ def describe_draft(
         "is_stepwise": attribute(drafter, "is_stepwise"),
         "step_ms": draft_ms[-1] / len(draft_ms),
         "draft_ms": draft_ms,
-        "opening": pays_above(initial_costs, draft_ms),
         "trained_acceptance": trained_acceptance(facts.get("path")),
     }
 
@@ -285,43 +281,6 @@ def trained_acceptance(path: str | None) -> list[float]:
         return [float(rate) for rate in json.loads(said)] if isinstance(said, bytes) else []
     except (ModelLoadError, TypeError, ValueError):
         return []
-
-
-def _initial_costs(drafter: Drafter, target: Model, n_threads: int | None) -> dict[int, float]:
-    """The milliseconds of verify batches by rows, with which the controller starts."""
-    max_draft = drafter_bound(drafter).max_draft
-    max_rows, layers = 1 + max_draft, attribute(drafter, "target_layers")
-    with Context(target, n_ctx=2 * _N_PREFIX, n_threads=n_threads, target_layers=layers) as context:
-        controller = ProfitController()
-        is_stepwise = attribute(drafter, "is_stepwise")
-        controller.attach(ControllerLimits(max_draft, is_stepwise, max_rows=max_rows))
-        controller.learn_costs(measure_rows(context, max_rows))
-        # It guesses widths between those that there was time for.
-        shares = controller.costs.verify(1, 0, max_draft)
-    return {1 + n: 1e3 * seconds for n, seconds in enumerate(shares)}
-
-
-def pays_above(verify_ms: dict[int, float], draft_ms: list[float]) -> list[dict[str, float]]:
-    """The tokens per round above which a round pays, for each number of drafted tokens.
-
-    (verify(1 + n) + draft(n)) / verify(1): what the round takes, in tokens of plain decoding.
-
-    Args:
-        verify_ms: the milliseconds of a verify batch, by its rows; 1 is among them.
-        draft_ms: the milliseconds of drafts of 1, 2 ... tokens, up to the number that is verified.
-
-    """
-    verify_ms = _as_widths_grow(verify_ms)
-    plain, drafts = verify_ms[1], [0.0, *draft_ms]
-    return [
-        {
-            "n_drafted": rows - 1,
-            "verify_ms": ms,
-            "draft_ms": drafts[rows - 1],
-            "pays_above": (ms + drafts[rows - 1]) / plain,
-        }
-        for rows, ms in sorted(verify_ms.items())
-    ]
 
 
 def _measure_drafts(

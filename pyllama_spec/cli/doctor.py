@@ -325,8 +325,3 @@ def _print_draft_costs(draft: dict[str, Any], costs: list[dict[str, Any]]) -> No
         print(f"{n:>8} {ms:>9.2f}   {_pays(n, above[n])}")
     if said := conclusion(draft["trained_acceptance"], above):
         _paragraph(said)
-    print("\nAs the controller begins with it, from some milliseconds when a model is opened:\n")
-    print(f"{'drafted':>8} {'verify ms':>10} {'draft ms':>9}   a round pays above")
-    for one in draft["opening"]:
-        pays = _pays(one["n_drafted"], one["pays_above"]) if one["n_drafted"] else ""
-        print(f"{one['n_drafted']:>8} {one['verify_ms']:>10.2f} {one['draft_ms']:>9.2f}   {pays}")

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import io
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,6 +79,7 @@ def _run(argv: Sequence[str] | None, args: argparse.Namespace) -> int:
         command_parser().parse_args(argv, args)
     except SystemExit as stop:  # argparse has printed the help, or what is wrong
         return EXIT_OK if not stop.code else EXIT_USAGE
+    args.command_line = shlex.join(["pyllama-spec", *(sys.argv[1:] if argv is None else argv)])
     check_pairs(args)
     if getattr(args, "verbose", False):
         set_log_level("info")

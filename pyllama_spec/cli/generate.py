@@ -24,7 +24,6 @@ from pyllama_spec.llama import Llama
 from pyllama_spec.requests.generation import Generation
 from pyllama_spec.requests.options import ACCEPTANCE, RequestOptions
 from pyllama_spec.speculative import SpeculationStats, Timing
-from pyllama_spec.speculative.controller import Controller
 from pyllama_spec.speculative.controller.choice import NAMES
 from pyllama_spec.speculative.draft_sources import sources_as_dict, sources_in_words
 from pyllama_spec.speculative.stats import plural, since_in_words
@@ -172,32 +171,8 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def open_llama(
-    args: argparse.Namespace, controller: Controller | None = None, **more: Any
-) -> Llama:
-    """Opens the model and the draft that the options name.
-
-    Args:
-        args: the options.
-        controller: stands in for that of the options.
-        more: further keywords of Llama().
-
-    """
-    if args.draft == "none":
-        for name in (
-            "n_draft",
-            "p_min",
-            "lookup",
-            "controller",
-            "acceptance",
-            "draft_gpu_layers",
-            "draft_memory",
-            "draft_n_ctx",
-        ):
-            # By shared noise a seed has another text, without a draft too.
-            is_noise = name == "acceptance" and args.acceptance == "noise"
-            if getattr(args, name) is not None and not is_noise:
-                raise ArgumentError(f"--{name.replace('_', '-')} is for a draft: add -d")
+def open_llama(args: argparse.Namespace, **more: Any) -> Llama:
+    """Opens the model and the draft that the options name, with more keywords of Llama()."""
     return Llama(
         model_path=args.model,
         draft=None if args.draft == "none" else own_draft(args.draft),
@@ -205,7 +180,7 @@ def open_llama(
         p_min=args.p_min,
         lookup=args.lookup,
         draft_n_ctx=args.draft_n_ctx,
-        controller=controller or args.controller,
+        controller=args.controller,
         acceptance=args.acceptance or "exact",
         draft_memory=args.draft_memory,
         n_ctx=args.n_ctx,

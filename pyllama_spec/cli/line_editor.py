@@ -7,7 +7,7 @@ import importlib
 import select
 import sys
 from pathlib import Path
-from typing import Any, Protocol
+from types import ModuleType
 
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.files import check_no_pipe
@@ -17,25 +17,10 @@ _PROMPT, _GOES_ON = "> ", ". "
 _PASTE_S = 0.03
 
 
-class LineEditor(Protocol):
-    """The source of the chat's messages."""
+class LineEditor:
+    r"""Edits with readline: a line that ends with \ continues, and so does pasted text.
 
-    def read(self) -> str | None:
-        """The next message, or None at the end of the input.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C: the message is dropped.
-
-        """
-        ...
-
-    def close(self) -> None:
-        """Saves the history, and discards unread input."""
-        ...
-
-
-def open_editor(history: Path | None = None) -> LineEditor:
-    """Opens the best installed editor: prompt_toolkit, readline, or plain lines of a pipe.
+    Without a terminal each line is a message, except for empty ones.
 
     Args:
         history: the file of earlier messages; None for none.
@@ -44,74 +29,35 @@ def open_editor(history: Path | None = None) -> LineEditor:
         ArgumentError: it is a pipe or a socket.
 
     """
-    if history is not None:
-        try:
-            check_no_pipe(history)
-        except OSError as error:
-            raise ArgumentError(f"--history {history}: {error.strerror}") from None
-    # None where it was closed before the program began.
-    if sys.stdin is None or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return _Lines()
-    with contextlib.suppress(ImportError):
-        return _Toolkit(history)
-    return _Readline(history)
 
-
-class _Lines:
-    """Takes each line as a message, and skips empty lines."""
-
-    def read(self) -> str | None:
-        for line in sys.stdin or ():
-            if line.strip():
-                return line.rstrip("\r\n")
-        return None
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
-class _Toolkit:
-    """Edits with prompt_toolkit: Enter sends, Alt-Enter starts a new line."""
-
-    def __init__(self, history: Path | None) -> None:
-        # Loaded by name: it is an extra, and types of it are not needed here.
-        load = importlib.import_module
-        toolkit, histories = load("prompt_toolkit"), load("prompt_toolkit.history")
-        keys: Any = load("prompt_toolkit.key_binding").KeyBindings()
-        keys.add("enter")(lambda event: event.current_buffer.validate_and_handle())
-        # Not Ctrl-J too: it is what Enter sends while the answer before it is still being written.
-        keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
-        file_history = histories.FileHistory(str(history)) if history is not None else None
-        self._session = toolkit.PromptSession(
-            multiline=True, key_bindings=keys, history=file_history, prompt_continuation=_GOES_ON
-        )
-
-    def read(self) -> str | None:
-        try:
-            return str(self._session.prompt(_PROMPT))
-        except EOFError:
-            return None
-
-    def close(self) -> None:
-        _drop_typed()
-
-
-class _Readline:
-    r"""Edits with readline: a line that ends with \ continues, and so does pasted text."""
-
-    def __init__(self, history: Path | None) -> None:
+    def __init__(self, history: Path | None = None) -> None:
         self._history = history
-        self._readline: Any = None
-        with contextlib.suppress(ImportError):  # not on every platform
-            self._readline = importlib.import_module("readline")
-        if self._readline is None:
-            return
-        if "libedit" not in (self._readline.__doc__ or ""):
-            self._readline.parse_and_bind("set enable-bracketed-paste on")
-        if history is not None and history.exists():
-            self._readline.read_history_file(history)
+        self._readline: ModuleType | None = None
+        if history is not None:
+            try:
+                check_no_pipe(history)
+            except OSError as error:
+                raise ArgumentError(f"--history {history}: {error.strerror}") from None
+        # None where it was closed before the program began.
+        self._is_typed = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+        if self._is_typed:
+            with contextlib.suppress(ImportError):  # not on every platform
+                self._readline = importlib.import_module("readline")
+        if self._readline is not None:
+            if "libedit" not in (self._readline.__doc__ or ""):
+                self._readline.parse_and_bind("set enable-bracketed-paste on")
+            if history is not None and history.exists():
+                self._readline.read_history_file(history)
 
     def read(self) -> str | None:
+        """The next message, or None at the end of the input.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C: the message is dropped.
+
+        """
+        if not self._is_typed:
+            return next((line.rstrip("\r\n") for line in sys.stdin or () if line.strip()), None)
         lines: list[str] = []
         while True:
             try:
@@ -124,7 +70,12 @@ class _Readline:
                 return "\n".join(lines)
 
     def close(self) -> None:
-        _drop_typed()
+        """Saves the history, and discards unread input, which a shell would run as commands."""
+        if not self._is_typed:
+            return
+        with contextlib.suppress(ImportError):  # not on every platform
+            termios = importlib.import_module("termios")
+            termios.tcflush(sys.stdin, termios.TCIFLUSH)
         if self._readline is not None and self._history is not None:
             self._history.touch(mode=0o600)
             self._readline.write_history_file(self._history)
@@ -136,12 +87,3 @@ def _is_more_pasted() -> bool:
         return bool(select.select([sys.stdin], [], [], _PASTE_S)[0])
     except (OSError, ValueError):  # Windows waits for sockets only
         return False
-
-
-def _drop_typed() -> None:
-    """Discards unread input, which a shell would run as commands."""
-    try:
-        termios = importlib.import_module("termios")
-        termios.tcflush(sys.stdin, termios.TCIFLUSH)
-    except (ImportError, OSError, ValueError):  # no terminal, or no POSIX
-        return

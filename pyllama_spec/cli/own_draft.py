@@ -7,16 +7,14 @@ comes here.
 
 from __future__ import annotations
 
-import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
 from pyllama_spec.drafters import Drafter
-from pyllama_spec.drafters.attributes import check_proposes
 from pyllama_spec.drafters.registry import OWN_DRAFTER
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, shown, warn
 
@@ -55,8 +53,6 @@ def own_draft(draft: str) -> str | Drafter:
 
     """
     found = OWN_DRAFTER.fullmatch(draft)
-    if draft.endswith(":") and OWN_DRAFTER.fullmatch(f"{draft}x") and not Path(draft).exists():
-        raise ArgumentError(f"draft={draft}: the function's name is missing: give {draft}FUNCTION")
     if found is None or Path(draft).exists():
         return draft
     module, name = found.groups()
@@ -65,24 +61,12 @@ def own_draft(draft: str) -> str | Drafter:
         sys.path.append(here)
     try:
         function = getattr(import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise _failed(draft, f"importing {module}", error) from error
-        raise ArgumentError(
-            f"draft={draft}: there is no module {error.name!r}, neither in {here} nor where Python "
-            "looks (PYTHONPATH)"
-        ) from None
     except Exception as error:
         raise _failed(draft, f"importing {module}", error) from error
     if not callable(function):
-        kind = type(function).__name__
-        what = f"has no {name}" if function is None else f"has a {name} of type {kind}"
-        raise ArgumentError(f"draft={draft}: the module {module} {what}; name a function of it")
-    _check_takes_nothing(function, draft, name)
+        raise ArgumentError(f"draft={draft}: {module} has no function {name}; name one of it")
     try:
         drafter = function()
-        if isinstance(drafter, Drafter):
-            check_proposes(drafter)
     except Exception as error:
         raise _failed(draft, f"{name}()", error) from error
     if not isinstance(drafter, Drafter):
@@ -91,26 +75,6 @@ def own_draft(draft: str) -> str | Drafter:
         )
     _made.append(drafter)
     return drafter
-
-
-def _check_takes_nothing(function: Callable[[], object], draft: str, name: str) -> None:
-    """Raises if a function or class needs arguments.
-
-    Raises:
-        ArgumentError: it does.
-
-    """
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # Python does not know those of compiled code
-        return
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
-    if needed:
-        raise ArgumentError(
-            f"draft={draft}: {name}() is called without arguments, and needs {', '.join(needed)}: "
-            "write a function without arguments that returns the drafter"
-        )
 
 
 def _place(error: Exception) -> str:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pyllama_spec.cli.device_options import names
 from pyllama_spec.cli.generate import add_model_options, open_llama
-from pyllama_spec.cli.option_pairs import OnceSwitch
 from pyllama_spec.drafters.registry import AUTO
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context_params import POOLING
@@ -44,22 +43,6 @@ _IN_FILE = {
     "alias": "aliases", "parallel": "n_parallel", "embeddings": "embedding",
     "pooling": "pooling_type", "lora": "lora_path", "threads": "n_threads",
 }  # fmt: skip
-# Options here for fields of llama-server's flags.
-_OF_FIELDS = {
-    "n_parallel": "--parallel", "draft": "-d", "n_draft": "--n-draft", "p_min": "--p-min",
-    "n_ctx": "-c", "n_threads": "-t", "n_gpu_layers": "-ngl", "draft_gpu_layers": "-ngld",
-    "flash_attn": "--flash-attn", "rpc_servers": "--rpc-servers", "aliases": "--alias",
-    "tls_cert": "--tls-cert", "tls_key": "--tls-key", "cors_origins": "--cors-origin",
-    "send_timeout_s": "--send-timeout", "is_silent": "--quiet",
-}  # fmt: skip
-# What serve has for further flags of llama-server.
-_OTHERWISE = {
-    "--no-ui": "--no-page",
-    "--no-webui": "--no-page",
-    "--ui": "--page",
-    "--webui": "--page",
-    "--log-file": "2>>FILE of the shell",
-}
 _HELP = {
     "n_ctx": "context length of each request; the KV cache has --parallel times as much",
     "quiet": "no line for each request",
@@ -91,7 +74,7 @@ def add_serve(commands: _Commands) -> None:
     add_model_options(parser, models)
     for action in parser._actions:  # of a server they say something else
         action.help = _HELP.get(action.dest, action.help)
-    parser.set_defaults(of_unknown=of_unknown, find_foreign=find_foreign)
+    parser.set_defaults(of_unknown=_of_unknown)
     of_models = {one.dest: one.default for one in parser._actions if one.dest not in _OF_SERVER}
     _add_address(parser)
     _add_bounds(parser)
@@ -109,10 +92,10 @@ def add_serve(commands: _Commands) -> None:
     add("--cache-size", type=int, default=None, metavar="MIB",
         help=f"maximum MiB of --cache-dir [{_CACHE_MIB}]")  # fmt: skip
     add("--slots", action="store_true", help="serve the running requests at /slots")
-    add("--metrics", action=OnceSwitch, default=True,
+    add("--metrics", action=argparse.BooleanOptionalAction, default=True,
         help="serve Prometheus metrics at /metrics")  # fmt: skip
-    add("--page", action=OnceSwitch, default=True, help="serve the page at /")
-    add("--log-checks", action=OnceSwitch, default=True,
+    add("--page", action=argparse.BooleanOptionalAction, default=True, help="serve the page at /")
+    add("--log-checks", action=argparse.BooleanOptionalAction, default=True,
         help="log successful /health, /ready and /metrics requests too")  # fmt: skip
     add(
         "--log-clients",
@@ -284,62 +267,16 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
     )
 
 
-def find_foreign(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
-    """The flags of llama-server in a command line, if one of them has a single dash.
-
-    argparse would take that for another option: -ctk for -c with the value tk, -n for -ngl.
-
-    Args:
-        parser: of the command.
-        words: the command line.
-
-    """
+def _of_unknown(words: Sequence[str]) -> str:
+    """The remedy for unknown arguments that are llama-server's flags; "" for others."""
     from pyllama_spec.server.llama_server_flags import is_flag
 
-    known = {word for action in parser._actions for word in action.option_strings}
-
-    def is_foreign(word: str) -> bool:
-        is_abbreviated = word.startswith("--") and any(one.startswith(word) for one in known)
-        return is_flag(word) and word not in known and not is_abbreviated
-
-    foreign = [word for word in words if is_foreign(word)]
-    return foreign if any(not word.startswith("--") for word in foreign) else []
-
-
-def of_unknown(words: Sequence[str]) -> str:
-    """The remedy for unknown arguments that are llama-server's flags; "" for others.
-
-    Args:
-        words: they, with their values.
-
-    """
-    from pyllama_spec.server.llama_server_flags import is_flag
-
-    flags = list(dict.fromkeys(word for word in words if is_flag(word)))
-    if not flags:
+    if not any(is_flag(word) for word in words):
         return ""
-    told = "".join(f"; {there}" for there in map(_instead_of, flags) if there)
     return (
-        f"{told}; pyllama-spec-llama-server takes llama-server's flags as they are; there -c "
-        "is shared: -c 8192 -np 4 is -c 2048 --parallel 4 here"
+        "; pyllama-spec-llama-server takes llama-server's flags as they are; there -c is shared: "
+        "-c 8192 -np 4 is -c 2048 --parallel 4 here"
     )
-
-
-def _instead_of(flag: str) -> str:
-    """What serve has for a flag of llama-server: an option, a key of --config, or nothing."""
-    from pyllama_spec.server.llama_server_flags import BY_NAME, IDLE, REFUSED, key_of_flag, spelt
-
-    flag = spelt(flag)
-    if flag in _OTHERWISE:
-        return f"{flag} is {_OTHERWISE[flag]} here"
-    if flag in BY_NAME and (option := _OF_FIELDS.get(BY_NAME[flag].field)):
-        return f"{flag} is {option} here"
-    if flag in IDLE:
-        return f"leave out {flag}: {IDLE[flag][1]}"
-    if flag in REFUSED:
-        return f"{flag}: {REFUSED[flag]}"
-    key = key_of_flag(flag)
-    return f"{flag} is {key} in a file of --config" if key else ""
 
 
 def _warn(args: argparse.Namespace, settings: ServerSettings) -> None:

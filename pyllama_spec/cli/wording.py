@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pyllama_spec.cli.option_pairs import Once
 from pyllama_spec.engine.checks import meant
 from pyllama_spec.errors import FEWER_BITS
 from pyllama_spec.terminal import dim, fitted
@@ -47,8 +46,6 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: object, **options: object) -> None:
         options.setdefault("formatter_class", HelpFormatter)
         super().__init__(*args, **options)  # type: ignore[arg-type]
-        for name in (None, "store"):
-            self.register("action", name, Once)
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -59,15 +56,6 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             self._command(parsed)._refuse(unknown)
         return parsed
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: Any = None
-    ) -> tuple[Any, list[str]]:
-        """As argparse's; it would take another program's -ctk for -c with the value tk."""
-        find_foreign = self.get_default("find_foreign")
-        if find_foreign is not None and (foreign := find_foreign(self, args or ())):
-            self._refuse(foreign)
-        return super().parse_known_args(args, namespace)
 
     def _refuse(self, unknown: Sequence[str]) -> NoReturn:
         """Ends the program: the command has no such options."""

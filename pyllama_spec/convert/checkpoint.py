@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyllama_spec.convert.pickled import read_torch
 from pyllama_spec.convert.safetensors import read_safetensors
+from pyllama_spec.convert.torch_files import read_torch
 from pyllama_spec.errors import ConversionError
 from pyllama_spec.files import read_plain
 from pyllama_spec.gguf.tensors import SourceTensor
@@ -39,10 +39,6 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """Reads config.json and the headers of the tensor files.
 
     Safetensors are preferred to .bin files, and an index of several files to a single one.
-
-    Raises:
-        ConversionError: the folder or a required file is missing or damaged.
-
     """
     if not folder.is_dir():
         kind = "is a file; give the folder that holds it" if folder.exists() else "does not exist"
@@ -63,12 +59,7 @@ def model_name(folder: Path) -> str:
 
 
 def read_json(path: Path) -> Json:
-    """Reads a JSON file that holds an object.
-
-    Raises:
-        ConversionError: it is missing, unreadable or not a JSON object.
-
-    """
+    """Reads a JSON file that holds an object."""
     try:
         values = json.loads(read_plain(path))
     except FileNotFoundError:

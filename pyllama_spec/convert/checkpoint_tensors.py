@@ -19,16 +19,7 @@ _IGNORED = re.compile(
 
 
 class CheckpointTensors:
-    """The tensors by their common names; each is taken once.
-
-    Args:
-        tensors: the tensors by their names in the files.
-        common_name: maps a name to its common name.
-
-    Raises:
-        ConversionError: two tensors have the same common name.
-
-    """
+    """The tensors by their common names; each is taken once."""
 
     def __init__(
         self, tensors: Mapping[str, SourceTensor], common_name: Callable[[str], str]
@@ -62,12 +53,7 @@ class CheckpointTensors:
             )
 
     def take(self, name: str, *shape: int) -> SourceTensor:
-        """Takes the weights of this name, which must have this shape.
-
-        Raises:
-            ConversionError: they are missing, not floats, or of another shape.
-
-        """
+        """Takes the weights of this name, which must have this shape."""
         tensor = self._left.pop(name, None)
         if tensor is None:
             raise ConversionError(f"the tensor {name} {list(shape)} is missing")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.convert.checkpoint import Checkpoint, open_checkpoint
+from pyllama_spec.convert.fields import Shapes
 from pyllama_spec.convert.layer_ids import Convention, ResolvedIds
-from pyllama_spec.convert.refusals import Shapes
 from pyllama_spec.convert.sizes import named
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.files import why_no_output
@@ -124,13 +124,7 @@ def open_conversion(
     layer_ids: Convention | None,
     progress: Progress | None,
 ) -> Conversion:
-    """Checks the request and opens the checkpoint.
-
-    Raises:
-        ConversionError: the checkpoint is missing or damaged, or the package gguf is missing.
-        ArgumentError: the kind or convention is unknown, or the output is an input.
-
-    """
+    """Checks the request and opens the checkpoint."""
     if kind is not None and kind not in KINDS:
         raise ArgumentError(f"type={kind!r} is not one of {', '.join(KINDS)}")
     if layer_ids not in (None, "input", "output"):
@@ -153,12 +147,7 @@ def _check_output(out: Path, target: Path, draft: Path) -> Path:
 
 
 def write_draft(conversion: Conversion, draft: Draft) -> ConversionReport:
-    """Writes the GGUF.
-
-    Raises:
-        ConversionError: a weight is not finite, or the file cannot be written.
-
-    """
+    """Writes the GGUF."""
     keys = named(draft.arch, {**draft.keys, "target_layers": draft.ids.target_layers})
     keys |= {
         "pyllama_spec.convert.version": str(VERSION),

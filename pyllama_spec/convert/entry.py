@@ -9,8 +9,7 @@ from pyllama_spec.convert.conversion import (
     open_conversion,
     write_draft,
 )
-from pyllama_spec.convert.dflash.convert import make_dflash
-from pyllama_spec.convert.dflash.refusals import is_dflash
+from pyllama_spec.convert.dflash.convert import is_dflash, make_dflash
 from pyllama_spec.convert.eagle3.convert import make_eagle3
 from pyllama_spec.convert.layer_ids import Convention
 from pyllama_spec.gguf.writer import Kind

@@ -1,8 +1,12 @@
-"""Reads values of a config.json; errors name the key that is missing or wrong."""
+"""Reads values of a config.json; errors name the key that is missing or wrong.
+
+Refuses checkpoints whose storage no kind of draft supports.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,12 +42,7 @@ class Fields:
         )
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Reads a count of 1 or more.
-
-        Raises:
-            ConversionError: it is missing without a default, or not such a number.
-
-        """
+        """Reads a count of 1 or more."""
         value = self.values.get(key)
         if value is None and default is not None:
             return default
@@ -56,12 +55,7 @@ class Fields:
         return self.size(key) if self.has(key) else None
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Reads a finite number above 0.
-
-        Raises:
-            ConversionError: it is missing without a default, or not such a number.
-
-        """
+        """Reads a finite number above 0."""
         value = self.values.get(key)
         if value is None and default is not None:
             return default
@@ -111,3 +105,44 @@ class Fields:
         if value is not None and not isinstance(value, dict):
             raise self.fail(key, "an object")
         return Fields(value or {}, f"{self.where}{key}.")
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+# A name that only one kind of tensor has -> what it is.
+Kinds = Iterable[tuple[str, str]]
+_LORA = r"(^|\.)lora_[AB]\."
+_FUSED = r"\.(qkv_proj|gate_up_proj)\."
+
+
+def first_name(pattern: str, shapes: Shapes) -> str | None:
+    """The first name, in alphabetical order, in which the pattern occurs."""
+    return next((name for name in sorted(shapes) if re.search(pattern, name)), None)
+
+
+def refuse_by_tensor(kinds: Kinds, shapes: Shapes) -> None:
+    """Raises ConversionError for tensors of another kind of draft."""
+    for pattern, kind in kinds:
+        if name := first_name(pattern, shapes):
+            raise ConversionError(
+                f"this is {kind}, which is not supported: it has the tensor {name}"
+            )
+
+
+def refuse_quantised(top: Fields) -> None:
+    """Raises ConversionError for a quantised checkpoint."""
+    for key in ("quantization_config", "compression_config"):
+        if top.has(key):
+            raise ConversionError(
+                f"config.json has {key}: the checkpoint is quantised; give the unquantised one"
+            )
+
+
+def refuse_packed(shapes: Shapes) -> None:
+    """Raises ConversionError for adapters and fused projections."""
+    if name := first_name(_LORA, shapes):
+        raise ConversionError(f"{name} is part of a LoRA adapter; merge it into the draft first")
+    if name := first_name(_FUSED, shapes):
+        raise ConversionError(
+            f"{name} holds several projections in one tensor; give the checkpoint that has q_proj, "
+            "k_proj, v_proj, gate_proj and up_proj as separate tensors"
+        )

@@ -33,19 +33,7 @@ class ResolvedIds:
 def to_inputs(
     written: Ids, counted: Convention, n_layer: int, n_wanted: int, least_output: int = 0
 ) -> ResolvedIds:
-    """Converts the ids of a list to ids of inputs.
-
-    Args:
-        written: the list in config.json.
-        counted: how it counts.
-        n_layer: layers of the target.
-        n_wanted: how many layers the draft's fc reads.
-        least_output: -1 if the embedding's output is called output -1.
-
-    Raises:
-        ConversionError: the list has a wrong length, or an id is out of range or repeated.
-
-    """
+    """Converts the ids of a list to ids of inputs."""
     if len(written) != n_wanted:
         raise ConversionError(
             f"config.json names {len(written)} layers of the target ({list(written)}), and "

@@ -67,18 +67,7 @@ class Rope:
 def read_rope(
     config: Fields, head_size: int, *, ignored: frozenset[str] = frozenset(), partial: bool = False
 ) -> Rope:
-    """Reads RoPE of a flat config from rope_theta, rope_scaling and rope_parameters.
-
-    Args:
-        config: the object with the sizes.
-        head_size: the size of a head; even.
-        ignored: keys of rope_scaling and rope_parameters that this kind of draft ignores.
-        partial: whether the draft may rotate a part of each head.
-
-    Raises:
-        ConversionError: the kind is not supported, or a number is missing or contradictory.
-
-    """
+    """Reads RoPE of a flat config from rope_theta, rope_scaling and rope_parameters."""
     merged = _merge(config, ignored)
     n_rot = _rotated(config, merged, head_size, partial)
     theta = _one_value(config, merged, "rope_theta")

@@ -25,12 +25,7 @@ _MAX_HEADER_BYTES = 100_000_000
 
 
 def read_safetensors(path: Path) -> dict[str, SourceTensor]:
-    """The tensors of a file by name. Their bytes are mapped, and read on demand.
-
-    Raises:
-        ConversionError: the file is cut off, damaged or in another format.
-
-    """
+    """The tensors of a file by name. Their bytes are mapped, and read on demand."""
     try:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -102,12 +97,7 @@ def _entry(path: Path, name: str, entry: Any, n_data: int) -> tuple[str, tuple[i
 
 
 def _dtype_size(dtype: str, owner: str) -> int:
-    """Bytes per element of a stored type.
-
-    Raises:
-        ConversionError: the type is not in STORED; `owner` names the tensor in the message.
-
-    """
+    """Bytes per element of a stored type."""
     if dtype not in STORED:
         raise ConversionError(
             f"the tensor {owner} is stored as {dtype}, which this converter does not read (it "

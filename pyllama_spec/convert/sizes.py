@@ -56,10 +56,6 @@ def read_sizes(body: Fields) -> Sizes:
     Defaults are those that transformers' LlamaConfig documents: num_key_value_heads is
     num_attention_heads, head_dim is hidden_size / num_attention_heads. The tensors' shapes prove
     both.
-
-    Raises:
-        ConversionError: a key is missing, wrong or contradicts another.
-
     """
     n_embd, n_head = body.size("hidden_size"), body.size("num_attention_heads")
     head_size = _head_size(body, n_embd, n_head)
@@ -110,18 +106,7 @@ def refuse_layer_options(body: Fields) -> None:
 def count_target_layers(
     sizes: Sizes, target_hidden_size: int | None, fc: tuple[int, ...], target: Target
 ) -> int:
-    """The number of target rows that fc reads, from its width.
-
-    Args:
-        sizes: the draft's sizes.
-        target_hidden_size: the target's width according to config.json, if given.
-        fc: the shape of fc.weight.
-        target: the target to convert for.
-
-    Raises:
-        ConversionError: the draft was made for another target.
-
-    """
+    """The number of target rows that fc reads, from its width."""
     if target_hidden_size not in (None, target.n_embd):
         raise ConversionError(
             f"the draft was made for a target of width {target_hidden_size} (target_hidden_size), "

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 MIN_NGRAM = 5
 # How much others count where the head's distribution counts 1: the table, and what followed in the
 # text after as many tokens as the last ones. Chosen, as MIN_NGRAM was, by the tokens per round on
-# the prompts of benchmarks/dev_prompts.jsonl; a half more or less of each is worth 0.03 there.
+# 48 development prompts (tag before-halving); a half more or less of each is worth 0.03 there.
 _TABLE_WEIGHT = 0.4
 _TEXT_WEIGHTS = {2: 0.15, 3: 0.3, 4: 0.6}
 # How far back short n-grams are searched.

@@ -8,7 +8,7 @@ never drafted, and the target's own choice supplies it.
 
 How many tokens that concerns depends on the text: of English and code with a quarter of 151,936
 ids some hundredth, of Russian, Japanese and Chinese a sixth to a fifth, since the lowest ids hold
-few of theirs (benchmarks/output_acceptance.py). There the whole matrix is cheaper. While the draft
+few of theirs. There the whole matrix is cheaper. While the draft
 chooses among all ids, the slots are still assigned, without rows, so that a later text can have the
 part again.
 """

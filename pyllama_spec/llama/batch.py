@@ -1,9 +1,14 @@
-"""Answers a list of prompts side by side, as far as places allow."""
+"""Several answers in one response: to a list of prompts, or n to each.
+
+Each is a generation of its own, with a seed of its own; they are computed side by side as far as
+places allow. A prompt is decoded once where it can be: the sequence that has it goes back to its
+end, or is copied.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -14,9 +19,10 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
     too_long,
 )
-from pyllama_spec.llama.choices import usage_of
-from pyllama_spec.llama.responses import Completion, Envelope, Response, Result
+from pyllama_spec.llama.open_model import SeedStream
+from pyllama_spec.llama.responses import NOTHING_YET, Envelope, Reply, Response, Result
 from pyllama_spec.requests.generation import Generation, GenerationRecord
+from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import SpeculationStats
 from pyllama_spec.terminal import ProgressBar
 
@@ -32,12 +38,7 @@ def is_list_of_prompts(prompt: object) -> bool:
 
 
 def each_prompt(prompts: Sequence[_T], make: Callable[[_T], _U]) -> list[_U]:
-    """The completions of each prompt, not started yet.
-
-    Raises:
-        PyllamaSpecError: whatever `make` raises, with the number of the prompt in front.
-
-    """
+    """The completions of each prompt, not started yet."""
     completions = []
     for i, prompt in enumerate(prompts):
         try:
@@ -47,13 +48,8 @@ def each_prompt(prompts: Sequence[_T], make: Callable[[_T], _U]) -> list[_U]:
     return completions
 
 
-def check_lengths(completions: Sequence[Completion], n_ctx: int) -> None:
-    """Checks the lengths of all prompts before it computes any.
-
-    Raises:
-        ContextFullError: a prompt leaves no room for a token.
-
-    """
+def check_lengths(completions: Sequence[Reply], n_ctx: int) -> None:
+    """Checks the lengths of all prompts before it computes any."""
     for i, completion in enumerate(completions):
         n = len(completion.generation.record.prompt_tokens)
         if n >= n_ctx:
@@ -63,19 +59,11 @@ def check_lengths(completions: Sequence[Completion], n_ctx: int) -> None:
             )
 
 
-def complete_all(
-    completions: Sequence[Completion], envelope: Envelope, show: bool, n: int = 1
-) -> Response:
-    """One response with a choice for each completion, in their order.
+def complete_all(replies: Sequence[Reply], envelope: Envelope, show: bool, n: int) -> Response:
+    """One response with a choice for each reply, in their order; n each answer one prompt.
 
     A choice has its own `speculation` and `timing`; those of the response are the sums of the
     counts, and the seconds of the whole with the tokens per second of all together.
-
-    Args:
-        completions: the completions, of which none has begun.
-        envelope: the envelope of the response.
-        show: whether to draw a progress bar on a terminal.
-        n: the number of consecutive completions that answer one prompt.
 
     Raises:
         PyllamaSpecError: what the first one that failed raised, after the others were answered,
@@ -84,26 +72,26 @@ def complete_all(
 
     """
     begin = perf_counter()
-    bar = ProgressBar(f"{len(completions)} prompts") if show else None
-    choices: list[Response | None] = [None] * len(completions)
+    bar = ProgressBar(f"{len(replies)} prompts") if show else None
+    choices: list[Response | None] = [None] * len(replies)
     failed: Exception | None = None
     with contextlib.ExitStack() as stack:
         if bar is not None:
             stack.callback(bar.clear)
             bar(0.0)
-        for completion in completions:
-            stack.callback(completion.generation.close)
-            completion.generation.start()
+        for reply in replies:
+            stack.callback(reply.generation.close)
+            reply.generation.start()
         try:
-            for i, completion in enumerate(completions):
+            for i, reply in enumerate(replies):
                 try:
-                    choices[i] = _choice(completion, i)
+                    choices[i] = _choice(reply, i)
                 except (CancelledError, ClosedError):  # meant for all of them
                     raise
                 except Exception as error:  # noqa: BLE001 - the others are answered first
                     failed = failed or error
                 if bar is not None:
-                    bar((i + 1) / len(completions))
+                    bar((i + 1) / len(replies))
             if failed is not None:
                 raise failed
         except BaseException as error:
@@ -111,59 +99,19 @@ def complete_all(
                 partial: Any = error
                 partial.partial_choices = choices
             raise
-    wrapped = envelope.wrap("text_completion", {})
-    records = [completion.generation.record for completion in completions]
-    return Result({**wrapped, "choices": choices, **sums(records, begin, n)}, records)
+    wrapped = envelope.wrap(replies[0].kind, {})
+    records = [reply.generation.record for reply in replies]
+    return Result({**wrapped, "choices": choices, **_sums(records, begin, n)}, records)
 
 
-def _choice(completion: Completion, i: int) -> Response:
-    record = completion.generation.record
-    choice = completion.choice(i)
-    choice["speculation"] = record.stats.as_dict()
-    choice["timing"] = record.timing.as_dict()
-    return choice
+def _choice(reply: Reply, i: int) -> Response:
+    record, choice = reply.generation.record, reply.choice()
+    figures = {"speculation": record.stats.as_dict(), "timing": record.timing.as_dict()}
+    return {**choice, "index": i, **figures}
 
 
-def merged(
-    begun: Sequence[tuple[Generation, _T]],
-    whole: Callable[[Generation, _T], Response],
-    begin: float,
-) -> Response:
-    """Merges several answers to one chat into one response, with a choice for each.
-
-    Args:
-        begun: the generations, of which none has begun, each with its reader.
-        whole: returns the response of one generation, which has one choice.
-        begin: when the generations were asked for.
-
-    Raises:
-        PyllamaSpecError: the error of the first one that fails; the others are ended.
-
-    """
-    records = [generation.record for generation, _ in begun]
-    with contextlib.ExitStack() as stack:
-        for generation, _ in begun:
-            stack.callback(generation.close)
-            generation.start()
-        wholes = [whole(*one) for one in begun]
-    choices = [
-        {**response["choices"][0], "index": i, "speculation": record.stats.as_dict(),
-         "timing": record.timing.as_dict()}
-        for i, (response, record) in enumerate(zip(wholes, records, strict=True))
-    ]  # fmt: skip
-    figures = sums(records, begin, len(records))
-    return Result({**wholes[0], "choices": choices, **figures}, records)
-
-
-def sums(records: Sequence[GenerationRecord], begin: float, n: int = 1) -> Response:
-    """The figures of a response with several choices: sums of counts, and the wall time.
-
-    Args:
-        records: the records of the choices, in their order.
-        begin: when it began.
-        n: the number of consecutive records that answer one prompt.
-
-    """
+def _sums(records: Sequence[GenerationRecord], begin: float, n: int = 1) -> Response:
+    """The figures of a response whose prompts have n choices each: sums, and the wall time."""
     stats = SpeculationStats()
     for record in records:
         stats.add(record.stats)
@@ -171,3 +119,56 @@ def sums(records: Sequence[GenerationRecord], begin: float, n: int = 1) -> Respo
     wall_s = perf_counter() - begin
     timing = {"wall_s": wall_s, "tps": usage["completion_tokens"] / wall_s if wall_s > 0 else 0.0}
     return {"usage": usage, "speculation": stats.as_dict(), "timing": timing}
+
+
+def options_of_choices(request: RequestOptions, seeds: SeedStream) -> list[RequestOptions]:
+    """The options of each answer; a request draws one seed from the model's stream."""
+    if request.n == 1:
+        return [request]
+    seed = seeds.draw() if request.seed is None else None
+    return [request.of_choice(i, seed) for i in range(request.n)]
+
+
+def usage_of(records: Sequence[GenerationRecord], n: int) -> dict[str, Any]:
+    """The usage of several answers. Counts the prompt once, as the first answer read it."""
+    firsts = records[::n]
+    n_prompt = sum(len(record.prompt_tokens) for record in firsts)
+    n_text = sum(len(record.tokens) for record in records)
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_text,
+        "total_tokens": n_prompt + n_text,
+        "prompt_tokens_details": {"cached_tokens": sum(record.n_cached for record in firsts)},
+    }
+
+
+def choice_chunks(
+    generations: Sequence[Generation],
+    chunks_of: Callable[[int], Generator[Response, None, None]],
+    width: int,  # how many are read in turns: as many as are computed side by side
+) -> Generator[Response, None, None]:
+    """The chunks of all choices, each with its index; the last chunk has the total usage."""
+    if len(generations) == 1:
+        yield from chunks_of(0)
+        return
+    waiting = [(i, chunks_of(i)) for i in range(len(generations))]
+    if width > 1:
+        for one in generations:
+            one.start()
+    while waiting:
+        is_idle = True
+        for i, chunks in waiting[:width]:
+            chunk = next(chunks)
+            if not chunk:  # nothing could be read without waiting
+                continue
+            is_idle = False
+            (choice,) = chunk["choices"]
+            choice["index"] = i
+            if choice["finish_reason"] is not None:
+                waiting.remove((i, chunks))
+                if not waiting:
+                    records = [one.record for one in generations]
+                    chunk["usage"] = usage_of(records, len(records))
+            yield chunk
+        if is_idle:
+            yield NOTHING_YET

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pyllama_spec.errors import ArgumentError, UnsupportedError
-from pyllama_spec.llama.open_model import LlamaState
+from pyllama_spec.llama.open_model import LlamaState, OpenModel
+from pyllama_spec.speculative import SequenceState
+from pyllama_spec.speculative.sequence import n_common
 
 _GIB = 1 << 30
 
@@ -48,7 +52,7 @@ def _asked(key: Sequence[int]) -> StateKey:
 
 
 def _stored(key: Sequence[int], state: LlamaState) -> StateKey:
-    return StateKey(key, getattr(state, "owner", None))
+    return StateKey(key, state.owner)
 
 
 def longest_token_prefix(a: Iterable[int], b: Iterable[int]) -> int:
@@ -183,11 +187,59 @@ class LlamaDiskCache(BaseLlamaCache):
             del self.cache[oldest]
 
     def _keys(self) -> Iterator[StateKey]:
-        for key in self.cache.iterkeys():
-            has_owner = bool(key) and isinstance(key[0], str)
-            yield StateKey(key[1:], key[0]) if has_owner else StateKey(key)
+        for owner, *tokens in self.cache.iterkeys():
+            yield StateKey(tokens, owner)
 
 
-def _on_disk(key: StateKey) -> tuple[int | str, ...]:
+def _on_disk(key: StateKey) -> tuple[int | str | None, ...]:
     """A plain tuple with the owner first, since the database compares the bytes of keys."""
-    return tuple(key) if key.owner is None else (key.owner, *key)
+    return (key.owner, *key)
+
+
+class KeptStates:
+    """Loads and stores the states of one model's requests, in the current cache of its Llama."""
+
+    def __init__(self, opened: OpenModel) -> None:
+        self._opened = opened
+        # Caches are of anyone's making; several threads come to them.
+        self._lock = threading.Lock()
+
+    def find(self, cache: BaseLlamaCache, prompt: Sequence[int]) -> LlamaState | None:
+        """The cached state with most of a prompt; ignores a state that does not fit."""
+        owner = self._opened.owner
+        try:
+            with self._lock:
+                state = cache[StateKey(prompt, owner)]
+        except KeyError:
+            return None
+        return state if state.owner == owner else None
+
+    def keep(self, cache: BaseLlamaCache, tokens: Sequence[int], state: LlamaState) -> None:
+        """Stores a state in a cache."""
+        with self._lock:
+            cache[tokens] = state
+
+
+class KeptState:
+    """The keeper of a request: its cached state, and its state for the cache."""
+
+    def __init__(self, opened: OpenModel, state: LlamaState | None) -> None:
+        self._opened, self._state = opened, state
+        # Those of the state and of the request, whatever is set before its turn comes.
+        self._adapters = opened.adapters
+        # The content of its sequence at the end of its text.
+        self.behind_it: LlamaState | None = None
+
+    def before(self, state: SequenceState, prompt: Sequence[int]) -> None:
+        """Restores the cached state if it holds more of the prompt than the sequence."""
+        cached, self._state = self._state, None
+        if cached is None:
+            return
+        n_held = n_common(state.tokens[: state.n_decoded], prompt)
+        if n_common(cached.tokens[: cached.n_decoded], prompt) > n_held:
+            with suppress(ArgumentError):  # damaged, or too long for this context: it is read
+                self._opened.restore(state, cached, self._adapters)
+
+    def behind(self, state: SequenceState) -> None:
+        """Copies the content of the sequence."""
+        self.behind_it = self._opened.state_of(state)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.chat.continued import check_continued, field_to_continue, render_continued
@@ -15,24 +13,23 @@ from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
 from pyllama_spec.constraints import schema_of
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError, UnsupportedError, shown, warn
-from pyllama_spec.llama import responses
-from pyllama_spec.llama.batch import merged
-from pyllama_spec.llama.choices import options_of_choices
+from pyllama_spec.llama.batch import options_of_choices
 from pyllama_spec.llama.completion import Completions
-from pyllama_spec.llama.low_level import LowLevel
 from pyllama_spec.llama.open_model import OpenModel
 from pyllama_spec.llama.open_options import ChatHandler
 from pyllama_spec.llama.overridable import Overridable
 from pyllama_spec.llama.report import Report
 from pyllama_spec.llama.responses import (
+    ChatReply,
     Deferred,
     Envelope,
+    Reply,
     Response,
     Stream,
     answering_model,
     check_stream,
 )
-from pyllama_spec.llama.thoughts import Effort
+from pyllama_spec.llama.thoughts import with_effort
 from pyllama_spec.requests.generation import Generation
 from pyllama_spec.requests.options import MAX_LOGPROBS, RequestOptions
 
@@ -43,12 +40,6 @@ if TYPE_CHECKING:
 # The defaults of a chat where they differ from RequestOptions: llama-cpp-python's.
 CHAT_DEFAULTS: Mapping[str, Any] = {"max_tokens": None, "temperature": 0.2}
 _DEFAULT = "chat_template.default"
-# What concerns a response, beside the text of its choices.
-_OF_RESPONSES = (
-    "n", "seed", "return_token_ids", "return_token_sources", "stream_options", "user",
-    "context_shift", "max_tokens", "max_completion_tokens", "continue_final_message",
-    "add_generation_prompt", "reasoning_effort", "thinking_token_budget",
-)  # fmt: skip
 _FIELDS = {field.name: field for field in fields(RequestOptions)}
 # The members of MoreOptions that change an answer's form or place.
 _NOT_FOR_HANDLERS = (
@@ -62,35 +53,20 @@ _OF_ENGINE_GRAMMARS = frozenset(("grammar_prefill", "grammar_triggers"))
 
 @dataclass(slots=True)
 class ChatForm:
-    """The chat format of a model.
-
-    Attributes:
-        name: the name of the form.
-        template_name: the name of a template in the file; None for its default one.
-        source: Jinja text in place of the file's.
-        stops: strings that end an answer, beside the model's own end.
-        template: the compiled template, once it is needed or its faults have to show.
-        tools: writes chats with tools by this template, once there is one.
-
-    """
+    """The chat format of a model."""
 
     name: str
-    template_name: str | None = None
-    source: str | None = None
-    stops: tuple[str, ...] = ()
-    template: ChatTemplate | None = None
-    tools: ToolChats | None = None
+    template_name: str | None = None  # of one in the file; None for its default
+    source: str | None = None  # Jinja text in place of the file's
+    stops: tuple[str, ...] = ()  # beside the model's own end
+    template: ChatTemplate | None = None  # compiled, once it is needed or its faults have to show
+    tools: ToolChats | None = None  # writes chats with tools by it, once there is one
 
     @classmethod
     def of(cls, model: Model, chat_format: str | None, chat_template: str | None) -> ChatForm:
         """The form for Llama(chat_format=, chat_template=).
 
         A template that is named is made now, so that its faults show.
-
-        Raises:
-            ArgumentError: no form has that name, or both a form and a template are given.
-            UnsupportedError: the template cannot be compiled.
-
         """
         if chat_format is not None and not isinstance(chat_format, str):
             raise ArgumentError(
@@ -137,29 +113,17 @@ def registered_handler(chat_format: str | None, chat_template: str | None) -> Ch
 class ChatCompletions:
     """Starts chat completion requests, in the model's chat format.
 
-    Every call is handed the Llama that it is made on, as in LowLevel.
-
-    Args:
-        opened: the model.
-        low_level: starts the generations.
-        completions: does the work around a request.
-        chat_format: the name of the form.
-        chat_template: Jinja text in place of the file's template.
-
-    Attributes:
-        form: the form in which chats are written.
-
+    Every call is handed the Llama that it is made on: nothing here keeps a Llama alive.
     """
 
     def __init__(
         self,
         opened: OpenModel,
-        low_level: LowLevel,
         completions: Completions,
         chat_format: str | None,
         chat_template: str | None,
     ) -> None:
-        self._opened, self._low_level, self._completions = opened, low_level, completions
+        self._opened, self._completions = opened, completions
         self.form = ChatForm.of(opened.model, chat_format, chat_template)
 
     def set_format(self, llm: Overridable, name: str | None) -> None:
@@ -212,51 +176,23 @@ class ChatCompletions:
         top = chat_top_logprobs(logprobs, top_logprobs, MAX_LOGPROBS)
         options = {**options, **more, "logprobs": top}
         variables = template_variables(chat_template_kwargs)
-        told = {name: options[name] for name in _OF_RESPONSES if name in options}
-        asked = RequestOptions.from_keywords(told)
-        report = Report.of(asked, stream=is_stream)
-        options.pop("n", None)
-        begun = [
-            self.begin(llm, messages, request, variables, {**options, "seed": one.seed})
-            for one in options_of_choices(asked, self._opened.seeds)
-        ]
-        handle = self._answer(llm, begun, model, request, report, logprobs=bool(logprobs))
-        return handle if is_stream or isinstance(stream, Deferred) else handle.result()
-
-    def _answer(
-        self,
-        llm: Overridable,
-        begun: Sequence[tuple[Generation, AnswerReader | None]],
-        model: str | None,
-        request: ToolRequest,
-        report: Report,
-        *,
-        logprobs: bool,
-    ) -> Stream:
+        asked = RequestOptions(n=options.pop("n", 1), seed=options["seed"])
         envelope = Envelope.make("chatcmpl", answering_model(llm.model_path, model))
-        vocab, begin = self._opened.model.vocab, perf_counter()
-        generations = [generation for generation, _ in begun]
-
-        def chunks(i: int) -> Generator[Response, None, None]:
-            generation, reader = begun[i]
+        replies: list[Reply] = []
+        for one in options_of_choices(asked, self._opened.seeds):
+            generation, reader = self.begin(
+                llm, messages, request, variables, {**options, "seed": one.seed}
+            )
+            given = (generation, self._opened.model.vocab, bool(logprobs))
             if reader is None:
-                return responses.chat_chunks(generation, envelope, vocab, logprobs=logprobs)
-            from pyllama_spec.llama.tool_responses import tool_chunks
+                replies.append(ChatReply(*given))
+            else:
+                from pyllama_spec.llama.tool_responses import ParsedReply
 
-            given = (generation, envelope, vocab, reader, request)
-            return tool_chunks(*given, logprobs=logprobs)
-
-        def whole(generation: Generation, reader: AnswerReader | None) -> Response:
-            if reader is None:
-                return responses.chat_completion(generation, envelope, vocab, logprobs=logprobs)
-            from pyllama_spec.llama.tool_responses import tool_completion
-
-            given = (generation, envelope, vocab, reader, request)
-            return tool_completion(*given, logprobs=logprobs)
-
-        one = partial(whole, *begun[0])
-        all_of_it = one if len(begun) == 1 else partial(merged, begun, whole, begin)
-        return self._completions.handle(llm, generations, chunks, all_of_it, envelope, report)
+                replies.append(ParsedReply(*given, reader, request, envelope.id))
+        report = Report(replies[0].generation.options, stream=is_stream)
+        handle = self._completions.handle(llm, replies, envelope, report)
+        return handle if is_stream or isinstance(stream, Deferred) else handle.result()
 
     def begin(
         self,
@@ -272,7 +208,7 @@ class ChatCompletions:
                 messages, tools=None, chat_template_kwargs=variables, **options
             )
             return generation, None
-        own, variables, unread = Effort.of(options, variables, llm.template.source)
+        own, variables, unread = with_effort(options, variables, llm.template.source)
         own = {name: value for name, value in own.items() if value is not None}
         wanted = own.get("response_format")
         is_written = isinstance(wanted, Mapping) and wanted.get("type") in ("regex", "grammar")
@@ -326,7 +262,7 @@ class ChatCompletions:
             keywords["stop"] = [*stops, *self.form.stops]
         template = llm.template
         variables = template_variables(chat_template_kwargs)
-        keywords, variables, unread = Effort.of(keywords, variables, template.source)
+        keywords, variables, unread = with_effort(keywords, variables, template.source)
         given = {name: value for name, value in keywords.items() if value is not None}
         request = RequestOptions.from_keywords({**CHAT_DEFAULTS, **given})
         which, begins = request.continue_final_message, request.add_generation_prompt
@@ -350,7 +286,7 @@ class ChatCompletions:
     ) -> Generation:
         """Prepares a chat's generation."""
         tokens = rendered.tokenize(self._opened.model.vocab)
-        generation = self._low_level.generation(llm, tokens, request)
+        generation = self._opened.generation(tokens, request, last_n=llm.last_n_tokens_size)
         generation.record.note = rendered.note
         return generation
 
@@ -387,12 +323,7 @@ def _begun_answer(
 
 
 def _for_handler(more: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a handler gets although it may not know them.
-
-    Raises:
-        UnsupportedError: an option asks for something that a chat handler is not told.
-
-    """
+    """The options that a handler gets although it may not know them."""
     for name in _NOT_FOR_HANDLERS:
         value = more.get(name)
         if value is not None and value != _FIELDS[name].default:

@@ -14,16 +14,10 @@ from pyllama_spec.llama.open_options import ChatHandler
 
 @dataclass(frozen=True, slots=True)
 class NamedFormat:
-    """A named chat format.
+    """A named chat format."""
 
-    Attributes:
-        source: Jinja text.
-        stop: strings that end an answer, beside the model's own end.
-
-    """
-
-    source: str
-    stop: tuple[str, ...] = ()
+    source: str  # Jinja
+    stop: tuple[str, ...] = ()  # strings that end an answer, beside the model's own end
 
 
 def _turns(  # noqa: D417 - the like share a line
@@ -248,12 +242,7 @@ HANDLERS: dict[str, ChatHandler] = {}
 
 
 def named_format(name: str) -> NamedFormat | None:
-    """The chat format of a name.
-
-    Raises:
-        UnsupportedError: llama-cpp-python has that form, and this package does not.
-
-    """
+    """The chat format of a name."""
     if name in _REFUSED:
         raise UnsupportedError(f"chat_format={name!r} is not supported: {_REFUSED[name]}")
     return FORMATS.get(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypedDict
@@ -12,16 +12,22 @@ from pyllama_spec.chat.prompts import check_fits, fim_tokens, prompt_tokens
 from pyllama_spec.engine.checks import boolean, instance
 from pyllama_spec.errors import ArgumentError, ContextFullError, UnsupportedError
 from pyllama_spec.llama import responses
-from pyllama_spec.llama.batch import check_lengths, complete_all, each_prompt, is_list_of_prompts
-from pyllama_spec.llama.choices import choice_chunks, options_of_choices
-from pyllama_spec.llama.kept_states import KeptState, KeptStates
-from pyllama_spec.llama.low_level import LowLevel
+from pyllama_spec.llama.batch import (
+    check_lengths,
+    choice_chunks,
+    complete_all,
+    each_prompt,
+    is_list_of_prompts,
+    options_of_choices,
+)
+from pyllama_spec.llama.caches import KeptState, KeptStates
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
 from pyllama_spec.llama.overridable import Overridable, is_overridden
 from pyllama_spec.llama.report import Report
 from pyllama_spec.llama.responses import (
     Deferred,
     Envelope,
+    Reply,
     Response,
     Stream,
     answering_model,
@@ -74,19 +80,10 @@ class MoreOptions(TypedDict, total=False):
 
 
 class Completions:
-    """Starts completion requests, and handles the cache and log of every request.
+    """Starts completion requests, and handles the cache and log of every request."""
 
-    Args:
-        opened: the model.
-        low_level: starts the generations.
-
-    Attributes:
-        thoughts: the tags of thoughts in the model's answers.
-
-    """
-
-    def __init__(self, opened: OpenModel, low_level: LowLevel) -> None:
-        self._opened, self._low_level = opened, low_level
+    def __init__(self, opened: OpenModel) -> None:
+        self._opened = opened
         self._states = KeptStates(opened)
         self.thoughts = ThoughtTags(opened.model)
 
@@ -105,7 +102,7 @@ class Completions:
         """See Llama.create_completion; `options` are those of RequestOptions."""
         is_stream, echo = check_stream(stream), boolean(echo, "echo")
         request = RequestOptions.from_keywords(options)
-        report = Report.of(request, stream=is_stream)
+        report = Report(request, stream=is_stream)
         name = answering_model(llm.model_path, model)
 
         def each(prompt: object) -> list[responses.Completion]:
@@ -116,20 +113,15 @@ class Completions:
             raise UnsupportedError("stream=True is for one prompt; make a stream for each")
         answers = each_prompt(prompt, each) if is_list else [each(prompt)]
         completions = [one for of_prompt in answers for one in of_prompt]
-        generations = [one.generation for one in completions]
         envelope = Envelope.make("cmpl", name)
-        if is_list or request.n > 1:
-            is_shown = llm.verbose if progress is None else progress
-            whole = partial(complete_all, completions, envelope, is_shown, request.n)
-        else:
-            whole = partial(completions[0].whole, envelope)
+        is_shown = llm.verbose if progress is None else progress
         if is_list:
             check_lengths(completions, llm.n_ctx())
+            generations = [one.generation for one in completions]
+            whole = partial(complete_all, completions, envelope, is_shown, request.n)
             handle = Stream(generations, None, report.of_whole(whole, generations), envelope.id)
         else:
-            handle = self.handle(
-                llm, generations, lambda i: completions[i].chunks(envelope), whole, envelope, report
-            )
+            handle = self.handle(llm, completions, envelope, report, is_shown=is_shown)
         return handle if is_stream or isinstance(stream, Deferred) else handle.result()
 
     def _completions(
@@ -149,7 +141,7 @@ class Completions:
             for one in options_of_choices(request, self._opened.seeds)
         ]
         if echo and request.logprobs is not None:
-            of_prompt = self._low_level.prompt_logprobs(tokens, request.logprobs)
+            of_prompt = self._opened.prompt_logprobs(tokens, request.logprobs)
             for completion in completions:
                 completion.prompt_logprobs = of_prompt
         return completions
@@ -177,7 +169,7 @@ class Completions:
         if echo or has_logprobs:
             is_text = isinstance(prompt, str)
             head = str(prompt) if is_text else vocab.detokenize(tokens).decode(errors="replace")
-        generation = self._low_level.generation(llm, tokens, request)
+        generation = self._opened.generation(tokens, request, last_n=llm.last_n_tokens_size)
         echoed = head if echo else ""
         return responses.Completion(generation, vocab, echoed, has_logprobs, len(head))
 
@@ -195,30 +187,24 @@ class Completions:
         request = options if options is not None else RequestOptions.from_keywords(keywords)
         tokens = self._tokens(llm, prompt, None)
         request = self.thoughts.of_text(llm, tokens, request)
-        return self._low_level.generation(llm, tokens, request)
+        return self._opened.generation(tokens, request, last_n=llm.last_n_tokens_size)
 
     # ---- what happens around a request, a chat's too
 
     def handle(
         self,
         llm: Overridable,
-        generations: Sequence[Generation],
-        chunks_of: Callable[[int], Generator[Response, None, None]],
-        whole: Callable[[], Response],
+        replies: Sequence[Reply],
         envelope: Envelope,
         report: Report,
+        *,
+        is_shown: bool = False,
     ) -> Stream:
-        """The handle of a prepared request, with its cache and its log line.
-
-        Args:
-            llm: the Llama that the call is made on.
-            generations: the generations of its choices, in their order.
-            chunks_of: returns the chunks of choice i.
-            whole: returns the whole response.
-            envelope: the envelope of the response.
-            report: what the response says beside the text.
-
-        """
+        """The handle of a prepared request, with its cache and its log line."""
+        generations = [one.generation for one in replies]
+        whole = partial(replies[0].whole, envelope)
+        if len(replies) > 1:
+            whole = partial(complete_all, replies, envelope, is_shown, len(replies))
         kept: list[KeptState | None] = [None for _ in generations]
         if llm.cache is not None:
             prompt = generations[0].record.prompt_tokens
@@ -227,7 +213,7 @@ class Completions:
                 self._load(llm, state, prompt)
                 state = None
             for i, generation in enumerate(generations):
-                kept[i] = one = self._states.of_request(prompt, state)
+                kept[i] = one = KeptState(self._opened, state)
                 generation.look_after(one)
 
         def note() -> None:
@@ -235,7 +221,7 @@ class Completions:
                 self._note(llm, generation, one)
 
         def told(i: int) -> Generator[Response, None, None]:
-            return report.chunks(chunks_of(i), generations[i].record)
+            return report.chunks(replies[i].chunks(envelope), generations[i].record)
 
         width = self._opened.runtime.context.n_seq_max
         chunks = report.with_usage(choice_chunks(generations, told, width), len(generations))

@@ -35,13 +35,7 @@ def cache_folder() -> Path:
 
 
 class CostCache:
-    """The cost file of a context and its drafter.
-
-    Args:
-        context: the target's context.
-        drafter: the drafter.
-
-    """
+    """The cost file of a context and its drafter."""
 
     def __init__(self, context: Context, drafter: Drafter) -> None:
         self._path: Path | None = None
@@ -63,15 +57,13 @@ class CostCache:
         try:
             with self._path.open("rb") as file:
                 data = file.read(_MAX_BYTES + 1)
-            content = json.loads(data) if len(data) <= _MAX_BYTES else None
-        except (OSError, ValueError, RecursionError):
+            content = json.loads(data) if len(data) <= _MAX_BYTES else {}
+            if content["format"] != _FORMAT:
+                return None
+            known = KnownCosts(*(_curve(content[name]) for name in ("verify", "draft", "rest")))
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return None
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            return None
-        parts = {name: _curve(content.get(name)) for name in ("verify", "draft", "rest")}
-        if any(part is None for part in parts.values()) or not parts["verify"]:
-            return None
-        return KnownCosts(**parts)  # type: ignore[arg-type]  # none of them is None
+        return known if known.verify else None
 
     def write(self, controller: Controller) -> None:
         """Stores a controller's costs, if it measured enough."""
@@ -123,18 +115,15 @@ def _cpu_name() -> str:
     return platform.processor()
 
 
-def _curve(seconds: Any) -> dict[int, float] | None:
-    """Reads seconds by size; None if a value is implausible."""
-    if not isinstance(seconds, dict) or len(seconds) > _MAX_SIZES:
-        return None
+def _curve(seconds: Any) -> dict[int, float]:
+    """Reads seconds by size; ValueError, or another one, if a value is implausible."""
+    if len(seconds) > _MAX_SIZES:
+        raise ValueError
     curve: dict[int, float] = {}
     for key, value in seconds.items():
-        if not (key.isascii() and key.isdigit() and len(key) <= 3 and int(key) >= 1):
-            return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return None
-        # Not converted: JSON has whole numbers that no float holds. NaN is outside too.
-        if not _LEAST_S <= value <= _MOST_S:
-            return None
-        curve[int(key)] = float(value)
+        size = int(key[:4]) if key.isascii() else 0
+        # Not converted before: JSON has whole numbers that no float holds. NaN is outside too.
+        if not 1 <= size < 1000 or value is True or not _LEAST_S <= value <= _MOST_S:
+            raise ValueError
+        curve[size] = float(value)
     return curve

@@ -46,11 +46,6 @@ class Embedder:
     On the CPU each text is computed by itself: beside others sums are made in another order, and
     each token is compared with those of all texts, which takes longer than the batch saves. On
     devices as many as fit are computed at once, and the last bits depend on their company.
-
-    Args:
-        model: the model.
-        params: the parameters of the context; n_ctx is that of a batch, and n_batch its tokens.
-
     """
 
     def __init__(self, model: Model, params: ContextParams) -> None:
@@ -83,23 +78,7 @@ class Embedder:
     def embed(
         self, texts: Sequence[Text], *, normalize: bool, truncate: bool
     ) -> tuple[list[Any], int]:
-        """A vector per text, or one per token if the model does not pool.
-
-        Args:
-            texts: the texts to embed, each as text or as ids.
-            normalize: whether to scale each vector to a length of 1.
-            truncate: whether to cut texts that are too long; else they are refused.
-
-        Returns:
-            For each text a list of [n_embd] floats, or one such list per token; and the number of
-            tokens that were read.
-
-        Raises:
-            ArgumentError: a value is not a text, or has no tokens.
-            ContextFullError: a text is too long.
-            CancelledError: cancel() was called.
-
-        """
+        """A list of [n_embd] floats per text, or per token without pooling; and the tokens read."""
         # Before the lock: in a forked child a thread may hold it that is not there.
         self.context.check_process()
         with self._lock.exclusive():
@@ -185,14 +164,7 @@ class Embedder:
 
 
 class Embeddings:
-    """The embeddings of an open model; the first text opens their context.
-
-    Args:
-        model: the model.
-        params: the parameters of the target's context.
-        is_wanted: whether the model was opened with embedding=True.
-
-    """
+    """The embeddings of an open model; the first text opens their context."""
 
     def __init__(self, model: Model, params: ContextParams, is_wanted: bool) -> None:
         self._model, self._params, self._is_wanted = model, params, is_wanted
@@ -336,12 +308,7 @@ def is_one_text(texts: object) -> bool:
 
 
 def texts_of(texts: object) -> list[Text]:
-    """The arguments of embed() as a list; reading a text checks its type.
-
-    Raises:
-        ArgumentError: the value is neither a text nor a list.
-
-    """
+    """The arguments of embed() as a list; reading a text checks its type."""
     if is_one_text(texts):
         return [texts]  # type: ignore[list-item]
     try:
@@ -356,27 +323,13 @@ class Pairs:
     By the template "rerank" of the model's file, with {query} and {document} in it; else both with
     the tokens that the vocabulary wants around and between them. What the caller wrote is never a
     control token.
-
-    Args:
-        model: the reranker.
-
     """
 
     def __init__(self, model: Model) -> None:
         self._vocab, self._form = model.vocab, model.chat_template("rerank")
 
     def tokens(self, query: str, document: str, most: int | None) -> list[int]:
-        """The tokens of a pair.
-
-        Args:
-            query: the question.
-            document: the text that may answer it.
-            most: the maximum number of tokens, to which the document is cut; None for no limit.
-
-        Raises:
-            ContextFullError: the query alone has too many tokens.
-
-        """
+        """The tokens of a pair, the document cut to `most` in all; None for no limit."""
         tokens = self._pair(query, document)
         if most is None or len(tokens) <= most:
             return tokens

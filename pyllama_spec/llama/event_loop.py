@@ -31,7 +31,7 @@ def _executor(pid: int, is_slow: bool) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_N_THREADS, THREADS)
 
 
-async def answered(  # noqa: D417 - the like share a line
+async def answered(
     create: Callable[..., Any],
     opened: OpenModel,
     options: Sequence[Any],
@@ -39,18 +39,9 @@ async def answered(  # noqa: D417 - the like share a line
     *,
     stream: bool | Deferred,
 ) -> Response | Stream:
-    """The result of a Llama.create_... call in an event loop.
+    """The result of a Llama.create_... call in an event loop; `timeout_s` counts from now.
 
-    Args:
-        create: the call to make.
-        opened: the model; the adapters that are set now apply to the request.
-        options, more: its arguments; `timeout_s` counts from now.
-        stream: whether the handle is returned in place of the whole response. It is deferred;
-            Deferred.WHOLE gives the handle of a response that is computed as a whole.
-
-    Raises:
-        PyllamaSpecError: whatever the call and the request raise.
-
+    A Deferred gives the handle: Deferred.WHOLE that of a response which is computed as a whole.
     """
     import asyncio  # not needed to open a model
 

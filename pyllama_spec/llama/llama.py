@@ -1,11 +1,8 @@
 """Llama: a model to generate with, under the names that users of llama-cpp-python know.
 
-Llama itself holds no work: it is the signatures, defaults and documentation of the public calls,
-and hands each to the object that does it. Those objects call back through the Llama they are
-given; overridable.py lists what of a subclass they heed. Its bases are parts of the same class:
-llama_facts.py has what it says of its model, llama_token_calls.py the calls token by token. Type
-checkers read llama.pyi in place of this file: it has the overloads, and the keywords of Llama() one
-by one.
+Its calls are signatures, defaults and documentation, and hand the work to the objects behind it.
+Those call back through the Llama they are given; overridable.py lists what of a subclass they heed.
+The calls token by token are in its base.
 """
 
 from __future__ import annotations
@@ -15,12 +12,14 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import wraps
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pyllama_spec.chat.template import ChatTemplate, Message
-from pyllama_spec.engine import Adapter
+from pyllama_spec.engine import Adapter, Context, Model
 from pyllama_spec.engine.checks import instance
 from pyllama_spec.engine.closeable import Closeable, closed_on_failure
+from pyllama_spec.engine.context_params import POOLING
 from pyllama_spec.engine.log import thread_log_level
 from pyllama_spec.llama import pretrained
 from pyllama_spec.llama.caches import BaseLlamaCache
@@ -29,32 +28,33 @@ from pyllama_spec.llama.completion import Completions, Prompts
 from pyllama_spec.llama.embedding import Embeddings, is_one_text, response, texts_of
 from pyllama_spec.llama.event_loop import answered
 from pyllama_spec.llama.llama_cpp_drafts import drafter_of
-from pyllama_spec.llama.llama_token_calls import LlamaTokenCalls
 from pyllama_spec.llama.loading import (
     check_options,
     open_pair,
     open_runtime,
     why_not_generating,
 )
-from pyllama_spec.llama.low_level import LowLevel
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
 from pyllama_spec.llama.open_options import (
     ChatHandler,
     OpenOptions,
+    context_numbers,
     for_model,
-    init_of_options,
+    keywords_of,
+    model_numbers,
     warn_of_length,
     warn_of_unknown,
     with_arguments,
 )
 from pyllama_spec.llama.reopening import Reopening
 from pyllama_spec.llama.responses import Response, Stream, answering_model
-from pyllama_spec.llama.settings import Settings
-from pyllama_spec.llama.tokenizer import VocabTexts
-from pyllama_spec.requests.generation import Generation
+from pyllama_spec.llama.token_calls import ScoreTable, TokenCalls
+from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts
+from pyllama_spec.requests.generation import Generation, Runtime
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import make_controller
 from pyllama_spec.speculative.prefix_store import PrefixStore
+from pyllama_spec.speculative.target_batch import DecodeCounts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 __all__ = ["Llama", "LlamaState"]
 
 
-class Llama(LlamaTokenCalls, Closeable):
+class Llama(TokenCalls, Closeable):
     """A model with a context and a drafter.
 
     With n_parallel=1 one request at a time is computed, by the thread that reads it. With more,
@@ -97,7 +97,7 @@ class Llama(LlamaTokenCalls, Closeable):
 
     # ---- opening
 
-    @init_of_options
+    @keywords_of(OpenOptions)
     def __init__(self, model_path: str | os.PathLike[str], **keywords: Any) -> None:
         start = perf_counter()
         options, unknown = OpenOptions.from_keywords(model_path, keywords)
@@ -128,12 +128,12 @@ class Llama(LlamaTokenCalls, Closeable):
         self.spm_infill, self.last_n_tokens_size = options.spm_infill, last_n
         form = (options.chat_format, options.chat_template)
         self._opened, self._texts = opened, VocabTexts(model.vocab)
-        self._settings = Settings(model, params, attributes)
+        self._params, self._values = params, attributes
         self._embeddings = Embeddings(model, params, options.embedding)
-        self._low_level = LowLevel(opened, options.logits_all)
-        self._completions = Completions(opened, self._low_level)
+        self._logits_all, self._score_table = options.logits_all, ScoreTable()
+        self._completions = Completions(opened)
         with closed_on_failure(opened):
-            self._chats = ChatCompletions(opened, self._low_level, self._completions, *form)
+            self._chats = ChatCompletions(opened, self._completions, *form)
         self.chat_handler = options.chat_handler or registered_handler(*form)
         if adapters:
             with closed_on_failure(self._chats, opened):
@@ -155,9 +155,9 @@ class Llama(LlamaTokenCalls, Closeable):
 
     def __getattr__(self, name: str) -> Any:
         # Found here and nowhere else: what Llama() was given.
-        settings = self.__dict__.get("_settings")
-        if settings is not None and name in settings.values:
-            return settings.values[name]
+        values = self.__dict__.get("_values", {})
+        if name in values:
+            return values[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @classmethod
@@ -191,9 +191,202 @@ class Llama(LlamaTokenCalls, Closeable):
         path = pretrained.fetch(repo_id, filename, additional_files or (), local_dir, cache_dir)
         return cls(path, **keywords)
 
+    @property
+    def file_keywords(self) -> dict[str, object]:
+        """The keywords that may name a file, each with its value."""
+        names = ("model_path", "draft", "lora_path", "draft_memory")
+        return {name: getattr(self._opened_with, name) for name in names}
+
+    # ---- the vocabulary
+
+    def tokenize(self, text: str | bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            text: the text in UTF-8.
+            add_bos: whether to add what the model expects around a text, such as its BOS token.
+            special: whether names of control tokens are read as those tokens.
+
+        """
+        return self._texts.tokenize(text, add_bos, special)
+
+    def detokenize(
+        self,
+        tokens: Sequence[int],
+        prev_tokens: Sequence[int] | None = None,
+        special: bool = False,
+    ) -> bytes:
+        """The bytes of a run of tokens; control tokens are empty unless `special`.
+
+        At the beginning of a text, which a BOS token says, the space is left out that vocabularies
+        of SentencePiece put before a first word.
+
+        Raises:
+            ArgumentError: an id is outside the vocabulary.
+
+        """
+        return self._texts.detokenize(tokens, prev_tokens, special)
+
+    # ---- the model
+
+    def n_embd(self) -> int:
+        """The width of the model's rows, and of its embeddings."""
+        return self._opened.model.info.n_embd
+
+    def token_bos(self) -> int:
+        """The id of the BOS token; -1 if the model has none."""
+        return _or_minus_1(self._opened.model.vocab.bos)
+
+    def token_eos(self) -> int:
+        """The id of the EOS token; -1 if the model has none."""
+        return _or_minus_1(self._opened.model.vocab.eos)
+
+    def token_nl(self) -> int:
+        """The id of the newline token; -1 if the model has none."""
+        return _or_minus_1(self._opened.model.vocab.special("nl"))
+
+    def tokenizer(self) -> LlamaTokenizer:
+        """The vocabulary as an object."""
+        return LlamaTokenizer(self)
+
+    @property
+    def tokenizer_(self) -> LlamaTokenizer:
+        """The vocabulary under llama-cpp-python's attribute name."""
+        return self.tokenizer()
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The file's keys and values as text."""
+        return self._opened.model.metadata
+
+    @property
+    def model(self) -> Model:
+        """The engine's model, for direct access."""
+        return self._opened.model
+
+    @property
+    def context(self) -> Context:
+        """The engine's context. Do not use it while a generation runs."""
+        return self._runtime.context
+
+    @property
+    def _is_recurrent(self) -> bool:  # read by llama-cpp-python's own tests
+        return self.model.info.is_recurrent
+
+    @property
+    def _is_hybrid(self) -> bool:
+        return self.model.info.is_hybrid
+
+    @property
+    def _ctx(self) -> SimpleNamespace:
+        is_open_without = self._opened.generating is None
+        return SimpleNamespace(ctx=self.model if is_open_without else self.context)
+
+    @property
+    def drafter_name(self) -> str:
+        """The drafter's name in the statistics."""
+        return self._opened.drafter_name
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of weights and KV caches on all devices.
+
+        Those of a draft count that was opened with the model, and those of the context for
+        embeddings from the first text on. Buffers of a decode, and copies that prefix_cache_bytes
+        bounds, come on top.
+        """
+        return self._opened.memory_bytes + self._embeddings.memory_bytes
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether requests can be computed: False once the model is closed or has failed.
+
+        The loss of an RPC server makes it unusable. So does an engine failure in the middle of a
+        decode, as without memory: it leaves the context in an unknown state. Then reopen() helps.
+        Embeddings have a context of their own: eight that failed are replaced, and not the ninth.
+        """
+        runtime = self._opened.generating
+        if self._embeddings.failure is not None:
+            return False
+        if runtime is None:
+            return not self._opened.model.is_closed
+        return runtime.runner.is_usable()
+
+    @property
+    def decode_counts(self) -> DecodeCounts:
+        """Counts of the model's decodes; they grow while requests run."""
+        return self._runtime.round.decode_counts
+
+    @property
+    def n_parallel(self) -> int:
+        """The maximum number of requests computed together."""
+        return self._runtime.context.n_seq_max
+
+    # ---- how it was opened
+
+    @property
+    def n_batch(self) -> int:
+        """Tokens per decode; at most the context length."""
+        return self.context_params.n_batch  # type: ignore[no-any-return]
+
+    @property
+    def n_threads(self) -> int:
+        """The number of CPU threads for a single token."""
+        return self.context_params.n_threads  # type: ignore[no-any-return]
+
+    @property
+    def n_threads_batch(self) -> int:
+        """The number of CPU threads for a batch."""
+        return self.context_params.n_threads_batch  # type: ignore[no-any-return]
+
+    @property
+    def context_params(self) -> SimpleNamespace:
+        """A copy of the context's parameters, as the engine's numbers."""
+        return context_numbers(self.model, self._params, self._values)
+
+    @property
+    def model_params(self) -> SimpleNamespace:
+        """A copy of the model's parameters, as the engine's numbers."""
+        return model_numbers(self._values)
+
+    def pooling_type(self) -> int:
+        """The engine's number of the pooling type: 0 none, 1 mean ..."""
+        named = POOLING[self._params.pooling]
+        own = self.metadata.get(f"{self.model.info.arch}.pooling_type", "0")
+        return named if named >= 0 else int(own)
+
+    @property
+    def _runtime(self) -> Runtime:
+        return self._opened.runtime
+
     # ---- completions
 
     # fmt: off
+    @overload
+    def create_completion(
+        self, prompt: Prompts, suffix: str | None = ..., max_tokens: int | None = ...,
+        temperature: float | None = ...,
+        top_p: float = ..., min_p: float = ..., typical_p: float = ...,
+        logprobs: int | None = ..., echo: bool = ..., stop: str | Sequence[str] | None = ...,
+        frequency_penalty: float = ..., presence_penalty: float = ..., repeat_penalty: float = ...,
+        top_k: int = ..., stream: Literal[False] = ..., seed: int | None = ..., tfs_z: float = ...,
+        mirostat_mode: int = ..., mirostat_tau: float = ..., mirostat_eta: float = ...,
+        model: str | None = ..., stopping_criteria: Any = ..., logits_processor: Any = ...,
+        grammar: Any = ..., logit_bias: Mapping[Any, float] | None = ..., *,
+        response_format: Mapping[str, Any] | None = ..., progress: bool | None = ...,
+        **more: Unpack[MoreOptions],
+    ) -> Response: ...
+
+    @overload
+    def create_completion(
+        self, prompt: Prompts, *, stream: Literal[True], **more: Any,
+    ) -> Stream: ...
+
+    @overload
+    def create_completion(
+        self, prompt: Prompts, *options: Any, **more: Any,
+    ) -> Response | Stream: ...
+
     def create_completion(  # noqa: D417 - the like share a line
         self, prompt: Prompts, suffix: str | None = None, max_tokens: int | None = 16,
         temperature: float | None = 0.8,
@@ -205,7 +398,7 @@ class Llama(LlamaTokenCalls, Closeable):
         model: str | None = None, stopping_criteria: Any = None, logits_processor: Any = None,
         grammar: Any = None, logit_bias: Mapping[Any, float] | None = None, *,
         response_format: Mapping[str, Any] | None = None, progress: bool | None = None,
-        **more: Unpack[MoreOptions],
+        **more: Any,
     ) -> Response | Stream:
         # fmt: on
         """Continues a text, or each text of a list.
@@ -246,12 +439,44 @@ class Llama(LlamaTokenCalls, Closeable):
             self, prompt, suffix, options, model=model, echo=echo, stream=stream, progress=progress
         )
 
-    @wraps(create_completion)
-    def __call__(self, *options: Any, **more: Any) -> Any:
-        """Calls create_completion(), also if a subclass overrides it."""
-        return self.create_completion(*options, **more)
+    if TYPE_CHECKING:
+        __call__ = create_completion
+    else:
+
+        @wraps(create_completion)
+        def __call__(self, *options: Any, **more: Any) -> Any:
+            """Calls create_completion(), also if a subclass overrides it."""
+            return self.create_completion(*options, **more)
 
     # fmt: off
+    @overload
+    def create_chat_completion(
+        self, messages: Sequence[Message], functions: Any = ..., function_call: Any = ...,
+        tools: Any = ..., tool_choice: Any = ..., temperature: float | None = ...,
+        top_p: float = ...,
+        top_k: int = ..., min_p: float = ..., typical_p: float = ..., stream: Literal[False] = ...,
+        stop: str | Sequence[str] | None = ..., seed: int | None = ...,
+        response_format: Mapping[str, Any] | None = ..., max_tokens: int | None = ...,
+        presence_penalty: float = ..., frequency_penalty: float = ..., repeat_penalty: float = ...,
+        tfs_z: float = ..., mirostat_mode: int = ..., mirostat_tau: float = ...,
+        mirostat_eta: float = ..., model: str | None = ..., logits_processor: Any = ...,
+        grammar: Any = ..., logit_bias: Mapping[Any, float] | None = ...,
+        logprobs: bool | None = ..., top_logprobs: int | None = ..., *,
+        stopping_criteria: Any = ..., parallel_tool_calls: bool | None = ...,
+        reasoning_format: str | None = ..., chat_template_kwargs: Mapping[str, Any] | None = ...,
+        **more: Unpack[MoreOptions],
+    ) -> Response: ...
+
+    @overload
+    def create_chat_completion(
+        self, messages: Sequence[Message], *, stream: Literal[True], **more: Any,
+    ) -> Stream: ...
+
+    @overload
+    def create_chat_completion(
+        self, messages: Sequence[Message], *options: Any, **more: Any,
+    ) -> Response | Stream: ...
+
     def create_chat_completion(  # noqa: D417 - the like share a line
         self, messages: Sequence[Message], functions: Sequence[Mapping[str, Any]] | None = None,
         function_call: Any = None, tools: Sequence[Mapping[str, Any]] | None = None,
@@ -267,7 +492,7 @@ class Llama(LlamaTokenCalls, Closeable):
         logprobs: bool | None = None, top_logprobs: int | None = None, *,
         stopping_criteria: Any = None, parallel_tool_calls: bool | None = None,
         reasoning_format: str | None = None, chat_template_kwargs: Mapping[str, Any] | None = None,
-        **more: Unpack[MoreOptions],
+        **more: Any,
     ) -> Response | Stream:
         # fmt: on
         """Answers a chat: a dict in OpenAI's format, or with stream=True a Stream.
@@ -310,6 +535,21 @@ class Llama(LlamaTokenCalls, Closeable):
             chat_template_kwargs=chat_template_kwargs,
         )  # fmt: skip
 
+    @overload
+    async def acreate_completion(
+        self, *options: Any, stream: Literal[False] = ..., **more: Any
+    ) -> Response: ...
+
+    @overload
+    async def acreate_completion(
+        self, *options: Any, stream: Literal[True], **more: Any
+    ) -> Stream: ...
+
+    @overload
+    async def acreate_completion(
+        self, *options: Any, stream: bool, **more: Any
+    ) -> Response | Stream: ...
+
     async def acreate_completion(
         self, *options: Any, stream: bool = False, **more: Any
     ) -> Response | Stream:
@@ -328,6 +568,21 @@ class Llama(LlamaTokenCalls, Closeable):
             create, self._opened, options, more, stream=stream
         )
         return answer
+
+    @overload
+    async def acreate_chat_completion(
+        self, *options: Any, stream: Literal[False] = ..., **more: Any
+    ) -> Response: ...
+
+    @overload
+    async def acreate_chat_completion(
+        self, *options: Any, stream: Literal[True], **more: Any
+    ) -> Stream: ...
+
+    @overload
+    async def acreate_chat_completion(
+        self, *options: Any, stream: bool, **more: Any
+    ) -> Response | Stream: ...
 
     async def acreate_chat_completion(
         self, *options: Any, stream: bool = False, **more: Any
@@ -584,9 +839,13 @@ class Llama(LlamaTokenCalls, Closeable):
 # What Llama itself keeps in an instance; all else is a subclass's, and travels in its pickle.
 _OWN_ATTRIBUTES = frozenset((
     "model_path", "verbose", "spm_infill", "last_n_tokens_size", "chat_handler", "cache",
-    "_opened_with", "_opened", "_texts", "_settings", "_embeddings", "_low_level", "_completions",
-    "_chats", "_reopening",
+    "_opened_with", "_opened", "_texts", "_params", "_values", "_embeddings", "_logits_all",
+    "_score_table", "_completions", "_chats", "_reopening",
 ))  # fmt: skip
+
+
+def _or_minus_1(token: int | None) -> int:
+    return -1 if token is None else token
 
 
 def _opened_again(kind: type[Llama], keywords: dict[str, Any], own: dict[str, Any]) -> Llama:

@@ -84,16 +84,7 @@ class _Called(Drafter):
 
 
 def drafter_of(draft_model: object, draft: object = None) -> Drafter:
-    """The drafter for a draft model of llama-cpp-python.
-
-    Args:
-        draft_model: the draft in llama-cpp-python's form.
-        draft: the value of draft=, which must not be given as well.
-
-    Raises:
-        ArgumentError: draft_model is not such a draft, or draft= is given too.
-
-    """
+    """The drafter for a draft model of llama-cpp-python."""
     if draft is not None:
         raise ArgumentError("give draft or draft_model, not both")
     if isinstance(draft_model, Drafter):

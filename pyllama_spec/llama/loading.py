@@ -61,12 +61,7 @@ def progress_for(path: str | os.PathLike[str], verbose: bool) -> Progress | None
 
 
 def check_target(model: Model) -> None:
-    """Refuses models that cannot generate text alone.
-
-    Raises:
-        UnsupportedError: the model cannot generate; the message has the reason.
-
-    """
+    """Refuses models that cannot generate text alone."""
     info, name = model.info, model.path.name
     if info.is_head_alone:
         raise UnsupportedError(
@@ -106,13 +101,7 @@ def why_not_generating(model: Model, vocab_only: bool, embedding: bool) -> str:
 
 
 def open_model(options: OpenOptions, *, load_mtp: bool = False) -> Model:
-    """Opens the model of Llama's keywords, with its file's MTP head if wanted.
-
-    Raises:
-        ModelLoadError: the file is missing, unreadable, or not a model.
-        ArgumentError: a parameter is out of range.
-
-    """
+    """Opens the model of Llama's keywords, with its file's MTP head if wanted."""
     if options.rpc_timeout is not None:
         set_rpc_timeout(options.rpc_timeout)
     path = options.model_path
@@ -123,13 +112,7 @@ def open_model(options: OpenOptions, *, load_mtp: bool = False) -> Model:
 
 
 def check_parallel(n_parallel: object, params: ContextParams) -> None:
-    """Refuses more parallel requests than the engine allows.
-
-    Raises:
-        ArgumentError: n_parallel is not an integer, too large for the engine, or larger than
-            n_batch.
-
-    """
+    """Refuses more parallel requests than the engine allows."""
     n = count(n_parallel, "n_parallel", 1, _MAX_PARALLEL)
     if n > params.n_batch:
         raise ArgumentError(
@@ -139,13 +122,7 @@ def check_parallel(n_parallel: object, params: ContextParams) -> None:
 
 
 def check_options(options: OpenOptions) -> None:
-    """Checks all options that need no file, before a file is opened.
-
-    Raises:
-        ArgumentError: a value has a wrong type, or is out of range.
-        UnsupportedError: the tokenizer has another vocabulary.
-
-    """
+    """Checks all options that need no file, before a file is opened."""
     options.check()
     controller = make_controller(options.controller, options.p_min)
     check_parallel(options.n_parallel, options.context_params())
@@ -164,15 +141,7 @@ def check_options(options: OpenOptions) -> None:
 def open_pair(
     draft: object, options: OpenOptions, controller: Controller
 ) -> tuple[Model, Drafter, float]:
-    """Opens the target and the drafter of Llama's `draft=`.
-
-    Returns:
-        Both, and the seconds of opening the drafter.
-
-    Raises:
-        PyllamaSpecError: whatever open_model() and make_drafter() raise.
-
-    """
+    """Opens the target and the drafter of Llama's `draft=`."""
     file = draft if isinstance(draft, (str, os.PathLike)) else ""
     draft_options = options.draft_options(
         progress=progress_for(file, options.verbose), is_adaptive=wants_costs(controller)
@@ -205,27 +174,7 @@ def open_runtime(
     store: PrefixStore | None = None,
     acceptance: str = "exact",
 ) -> Runtime:
-    """Opens a target's context, drafter and runner.
-
-    Args:
-        model: the target.
-        params: the parameters of its context; n_ctx is that of one request.
-        drafter: the drafter to ask.
-        n_draft: the maximum number of tokens to draft per round; None for the drafter's own number.
-        n_parallel: the number of requests that are computed side by side.
-        controller: decides how long drafts are; None for n_draft tokens in every round.
-        wants_rows: whether to make room for the logits of every token of a batch.
-        max_waiting: the maximum number of requests that wait for a place; None for any number.
-        store: keeps beginnings of prompts that no request's place holds any more; None for no such
-            copies, and none between places.
-        acceptance: the acceptance of drafts, for requests without that option; see Llama.
-
-    Raises:
-        UnsupportedError: the model cannot generate.
-        ArgumentError: the parameters do not fit the model, or the draft was made for another one.
-        OutOfMemoryError: there is not enough memory.
-
-    """
+    """Opens a target's context, drafter and runner."""
     check_target(model)
     check_fits_target(drafter, model)
     _check_is_free(drafter)
@@ -255,12 +204,7 @@ def open_runtime(
 
 
 def _check_is_free(drafter: Drafter) -> None:
-    """Raises unless the drafter may be attached to another target.
-
-    Raises:
-        ArgumentError: it drafts for another open model, or its attached_to raises.
-
-    """
+    """Raises unless the drafter may be attached to another target."""
     attached = attribute(drafter, "attached_to")
     if attached is not None and not attached.is_closed:
         raise ArgumentError(
@@ -311,12 +255,6 @@ def _n_snapshots(model: Model, max_draft: int, n_ubatch: int) -> int:
 
     A verify batch has at most as many rows as are equal to single ones, and the engine requires a
     physical batch larger than that.
-
-    Args:
-        model: the target.
-        max_draft: the maximum number of tokens that a round drafts.
-        n_ubatch: the number of tokens of a physical batch, at most the context length.
-
     """
     info = model.info
     # Without a rollback the round turns the drafter off, and the result says why.

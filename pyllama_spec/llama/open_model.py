@@ -7,16 +7,17 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.drafters import Drafter
-from pyllama_spec.engine import Adapter, Model
+from pyllama_spec.engine import Adapter, Batch, Model
 from pyllama_spec.engine.checks import instance, real
 from pyllama_spec.engine.closeable import Closeable
+from pyllama_spec.engine.exactness import FEW_ROWS
 from pyllama_spec.engine.memory_settings import Settings, first_difference
 from pyllama_spec.errors import (
     ArgumentError,
@@ -25,9 +26,12 @@ from pyllama_spec.errors import (
     UnsupportedError,
     shown,
 )
-from pyllama_spec.requests.generation import Runtime
-from pyllama_spec.requests.options import check_seed
-from pyllama_spec.speculative import Adapters, SavedSequence, SequenceState
+from pyllama_spec.requests.generation import Generation, Runtime
+from pyllama_spec.requests.logprobs import TokenLogprob, token_logprob
+from pyllama_spec.requests.options import RequestOptions, check_seed
+from pyllama_spec.speculative import Adapters, SavedSequence, SequenceRun, SequenceState
+
+Logits = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +44,24 @@ class LlamaState:
         memory: the engine's bytes.
         drafter: the drafter's bytes, if it saved any.
         seed: the position in the model's stream of seeds.
-        model: a digest of the model's files and keys; "" in states from before this was there.
+        model: a digest of the model's files and keys.
         n_given: the number of tokens in the memory that were given to the caller; None for all.
         settings: the other settings that the memory depends on, by name: types of the KV cache,
-            positions, adapters and their scales; None in states from before this was there.
+            positions, adapters and their scales.
 
     """
 
     tokens: tuple[int, ...]
     n_decoded: int
     memory: bytes
-    drafter: bytes | None = None
-    seed: int | None = None
-    model: str = ""
-    n_given: int | None = None
-    settings: Settings | None = None
+    drafter: bytes | None
+    seed: int | None
+    model: str
+    n_given: int | None
+    settings: Settings
 
     def __repr__(self) -> str:
         return f"<LlamaState: {self.n_tokens} tokens, {self.llama_state_size} bytes>"
-
-    def __setstate__(self, values: Sequence[Any]) -> None:
-        """Restores a pickle, which may lack the newest fields."""
-        for i, one in enumerate(fields(self)):
-            object.__setattr__(self, one.name, values[i] if i < len(values) else one.default)
 
     @property
     def input_ids(self) -> npt.NDArray[np.intc]:
@@ -85,13 +84,13 @@ class LlamaState:
         return len(self.memory) + len(self.drafter or b"")
 
     @property
-    def owner(self) -> str | None:
-        """The owner's digest: states fit each other if theirs are equal. None in old states."""
-        return None if self.settings is None else owner_of(self.model, self.settings)
+    def owner(self) -> str:
+        """A digest of model and settings: states fit each other if theirs are equal."""
+        return owner_of(self.model, self.settings)
 
 
 def owner_of(model: str, settings: Settings) -> str:
-    """A digest of a model's identity and a context's settings; see LlamaState.owner."""
+    """See LlamaState.owner."""
     import hashlib  # loads a library of its own
 
     return hashlib.sha256(repr((model, settings)).encode()).hexdigest()[:32]
@@ -102,27 +101,16 @@ class SeedStream:
 
     The same model's seed and the same requests in the same order give the same texts; several
     threads have no order.
-
-    Args:
-        seed: where the stream begins; None or -1 for a random place.
-
-    Attributes:
-        state: the position in the stream; None if requests get no seed and draw their own.
-
     """
 
-    def __init__(self, seed: int | None) -> None:
+    def __init__(self, seed: int | None) -> None:  # None or -1: a random place
         self._lock = threading.Lock()
         self.begin(seed)
 
     def begin(self, seed: int | None) -> None:
-        """Restarts the stream from a seed.
-
-        Raises:
-            ArgumentError: the value is not a seed.
-
-        """
+        """Restarts the stream from a seed."""
         checked = check_seed(seed)
+        # None: requests draw their own.
         self.state: int | None = None if checked == -1 else checked
 
     def draw(self) -> int | None:
@@ -151,16 +139,7 @@ _PINNED: ContextVar[tuple[OpenModel, Adapters] | None] = ContextVar("_PINNED", d
 
 
 class OpenModel(Closeable):
-    """A model, its runtime and its close().
-
-    Args:
-        model: the target.
-        generating: the parts that requests use; None for a model that is opened without them.
-        why_not: the message for a request to such a model.
-        own_drafter: a drafter to close with the model; None for none.
-        seed: where the model's stream of seeds begins.
-
-    """
+    """A model, its runtime and its close()."""
 
     def __init__(
         self,
@@ -175,6 +154,8 @@ class OpenModel(Closeable):
         self.seeds = SeedStream(seed)
         # LoRA adapters of the requests from here on, each with its scale.
         self._adapters: Adapters = ()
+        # Where the next eval() continues, if that is before the end of what the memory holds.
+        self.n_back: int | None = None
 
     @property
     def adapters(self) -> Adapters:
@@ -189,12 +170,7 @@ class OpenModel(Closeable):
     def with_adapters(
         self, adapters: Sequence[tuple[Adapter, float]]
     ) -> contextlib.AbstractContextManager[None]:
-        """Sets the adapters within the block, for this thread or task alone.
-
-        Raises:
-            ArgumentError: the values are not pairs of an Adapter and a scale.
-
-        """
+        """Sets the adapters within the block, for this thread or task alone."""
         return self._with_pairs(_pairs(adapters))
 
     @contextlib.contextmanager
@@ -210,12 +186,7 @@ class OpenModel(Closeable):
 
     @property
     def runtime(self) -> Runtime:
-        """The runtime that requests use; raises if the model is closed.
-
-        Raises:
-            UnsupportedError: the model is opened without them; the message has the reason.
-
-        """
+        """The runtime that requests use; raises if the model is closed."""
         if self.generating is None:
             raise UnsupportedError(self._why_not)
         return self.generating
@@ -260,15 +231,7 @@ class OpenModel(Closeable):
     def set_adapters(
         self, adapters: Sequence[tuple[str | os.PathLike[str] | Adapter, float]]
     ) -> None:
-        """Sets the adapters of later requests; empties the idle sequences.
-
-        Raises:
-            ArgumentError: the values are not pairs of a file or an Adapter and a scale, or an
-                adapter was loaded for another model.
-            ModelLoadError: a file is missing, or made for another model.
-            BusyError: called by a callback of a running request.
-
-        """
+        """Sets the adapters of later requests; empties the idle sequences."""
         loaded = [
             (one if isinstance(one, Adapter) else Adapter(self.model, one), scale)
             for one, scale in _pairs(adapters)
@@ -282,6 +245,84 @@ class OpenModel(Closeable):
                 for sequence in runtime.runner.idle():
                     runtime.round.sequences.put_away(sequence)
 
+    # ---- requests, and rows of logits
+
+    def generation(
+        self,
+        tokens: Sequence[int],
+        request: RequestOptions,
+        *,
+        last_n: int,
+        by_token: bool = False,
+    ) -> Generation:
+        """Prepares a request. It draws its seed now, in the order of the calls."""
+        if request.n > 1:
+            raise ArgumentError(
+                f"n={request.n}: a generation has one answer; create_completion() and "
+                "create_chat_completion() give several, or make a generation for each"
+            )
+        seed = self.seeds.draw() if request.seed is None else None
+        self.n_back = None
+        return Generation(
+            self.runtime, tokens, request, seed=seed, last_n=last_n, by_token=by_token,
+            adapters=self.adapters,
+        )  # fmt: skip
+
+    def latest(self) -> SequenceState:
+        """The sequence of the last text."""
+        return self.runtime.runner.latest()
+
+    def last_row_of(self, state: SequenceState, prompt: Sequence[int]) -> Logits:
+        """Reads a sequence to the end of a prompt; returns its last token's logits, [n_vocab]."""
+        runtime = self.runtime
+        run = SequenceRun(state, prompt, adapters=self.adapters)
+        runtime.round.begin(run)
+        while run.n_missing:
+            for _, step in runtime.round.step([run]):
+                if step.error is not None:
+                    raise step.error
+        assert run.ready_row is not None
+        return np.array(runtime.context.logits(run.ready_row))
+
+    def rows_of(
+        self, state: SequenceState, prompt: Sequence[int], max_held: int
+    ) -> Iterator[tuple[int, Logits]]:
+        """Reads a prompt; yields (position, row [n_vocab]), without max_held held ones at most."""
+        runtime = self.runtime
+        context = runtime.context
+        run = SequenceRun(state, prompt, adapters=self.adapters, max_held=max_held)
+        runtime.round.begin(run)
+        runtime.round.use_adapters(run.adapters)
+        # The drafter is not shown these rows: it forgets, and reads the text again when asked to.
+        runtime.round.drafter.truncate(state.seq_id, 0)
+        width = min(context.n_ubatch, context.n_batch)
+        if n_outputs := context.params.n_outputs_max:
+            # As many as the draft's length leaves room for: no more than are what each is alone,
+            # or a prompt's log-probabilities would depend on that length.
+            width = min(width, n_outputs, FEW_ROWS)
+        batch = Batch(width)
+        while state.n_decoded < len(prompt):
+            at = state.n_decoded
+            part = prompt[at : at + width]
+            batch.clear()
+            batch.extend(part, at, state.seq_id, output_all=True)
+            context.decode(batch)
+            state.n_decoded = at + len(part)
+            yield from ((at + i, context.logits(i)) for i in range(len(part)))
+
+    def prompt_logprobs(self, prompt: Sequence[int], n_top: int) -> list[TokenLogprob | None]:
+        """The log-probability of each prompt token given those before it; None for the first."""
+        runtime = self.runtime
+        entries: list[TokenLogprob | None] = [None]
+        with runtime.runner.visit(oldest=True) as state:
+            runtime.round.sequences.put_away(state)
+            for at, row in self.rows_of(state, prompt, 0):
+                if at + 1 < len(prompt):
+                    entries.append(token_logprob(row, prompt[at + 1], n_top))
+        return entries
+
+    # ---- states
+
     def reset(self) -> None:
         """Forgets the text."""
         runtime = self.runtime
@@ -294,10 +335,6 @@ class OpenModel(Closeable):
         """Saves the last request's text for load_state() of this or an equal Llama.
 
         Waits in line for a place without a request.
-
-        Raises:
-            BusyError: called by a callback of a running request.
-
         """
         with self.runtime.runner.visit() as sequence:
             return self.state_of(sequence)
@@ -311,16 +348,9 @@ class OpenModel(Closeable):
         )  # fmt: skip
 
     def restore(self, sequence: SequenceState, state: LlamaState, adapters: Adapters) -> None:
-        """Restores a sequence's state. The caller has exclusive use of it.
+        """Restores a sequence's state; its content before is kept for other prompts.
 
-        Args:
-            sequence: the sequence; its content is kept for other prompts.
-            state: the state to restore.
-            adapters: the adapters that the state was computed with.
-
-        Raises:
-            ArgumentError: the state is damaged or of other settings; the sequence is empty then.
-
+        The caller has exclusive use of it. After an error it is empty.
         """
         saved = SavedSequence(
             state.tokens, state.n_decoded, state.n_given, state.memory, state.drafter, adapters
@@ -339,29 +369,17 @@ class OpenModel(Closeable):
         Shapes may be equal, and the engine looks at nothing else.
         """
         name = self.model.path.name
-        if state.model and state.model != self.model.identity:
+        if state.model != self.model.identity:
             return (
                 "the state is of another model, or of one with other weights or kv_overrides, than "
                 f"{name}"
             )
-        if state.settings is None:
-            return None
         ours = self.runtime.context.settings(adapters)
         difference = first_difference(state.settings, ours)
-        if difference is None:
-            return None
-        return f"the state was computed by {name} with {difference}"
+        return difference and f"the state was computed by {name} with {difference}"
 
     def load_state(self, state: LlamaState) -> None:
-        """Restores a saved state; the next request with its prefix does not read that again.
-
-        Raises:
-            ArgumentError: the state is damaged, or of another model, other settings or adapters.
-                What the model held before may be forgotten then.
-            ContextFullError: the state has more tokens than n_ctx.
-            BusyError: called by a callback of a running request.
-
-        """
+        """Restores a saved state; the next request with its prefix does not read that again."""
         if not isinstance(state, LlamaState):
             raise ArgumentError(f"load_state takes a result of save_state, not {shown(state)}")
         adapters = self.adapters
@@ -379,7 +397,7 @@ class OpenModel(Closeable):
         with runtime.runner.visit(oldest=True) as sequence:
             self.restore(sequence, state, adapters)
             runtime.runner.note_latest(sequence)
-            self.seeds.state = state.seed
+            self.seeds.state, self.n_back = state.seed, None
 
     def cancel(self) -> None:
         """Cancels all calls, from any thread: they raise CancelledError within one decode.
@@ -392,13 +410,8 @@ class OpenModel(Closeable):
     def close(self, close_others: Callable[[], None] = lambda: None) -> None:
         """Frees the model. Cancels requests of other threads first. May be called twice.
 
-        Args:
-            close_others: called before the model is freed, to close its other contexts: a call of
-                theirs that hangs would hold it up.
-
-        Raises:
-            BusyError: called by a callback of a running generation.
-
+        `close_others` closes the model's other contexts: a call of theirs that hangs would hold
+        it up.
         """
         runtime = self.generating
         if runtime is None:

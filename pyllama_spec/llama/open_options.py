@@ -1,7 +1,6 @@
 """The keywords of Llama(): types, defaults, meaning, and the engine options made of them.
 
-A new keyword is a field of OpenOptions with its line in the docstring, the place that uses it, and
-the signature for type checkers in llama.pyi, which a test holds against this.
+A new keyword is a field of OpenOptions with its line in the docstring, and the place that uses it.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, Concatenate, ParamSpec
 
 from pyllama_spec.drafters import Drafter, DraftOptions
 from pyllama_spec.drafters.options import draft_place
-from pyllama_spec.engine import ContextParams, Model
+from pyllama_spec.engine import ContextParams, Model, default_n_threads
 from pyllama_spec.engine.checks import count, integer, meant, one_of, real
 from pyllama_spec.engine.context_params import ATTENTION, POOLING, ROPE_SCALING
 from pyllama_spec.engine.model import Progress, SplitMode
@@ -28,7 +28,7 @@ from pyllama_spec.speculative import ControllerChoice
 
 # f(llama=..., messages=..., ...) -> a chat completion, or chunks of one
 ChatHandler = Callable[..., Any]
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+_P = ParamSpec("_P")
 
 # The engine's numbers, which llama-cpp-python's constants are.
 SPLIT_MODES = ("none", "layer", "row", "tensor")
@@ -39,6 +39,8 @@ _ROPE_SCALING, _POOLING, _ATTENTION = (
     {number: name for name, number in numbers.items()}
     for numbers in (ROPE_SCALING, POOLING, ATTENTION)
 )
+
+_NUMBER_OF_TYPE = {name: number for number, name in KV_TYPES.items()}
 
 # What copies of past prompts may take where nothing is said.
 _STORE_BYTES = 2 << 30
@@ -227,16 +229,7 @@ class OpenOptions:
         return {**values, "split_mode": self.split_name()}
 
     def check(self) -> None:
-        """Checks the keywords that have no effect here or are not supported.
-
-        Called by check_options(), which Llama.__init__ calls: the warning counts frames.
-
-        Raises:
-            ModelLoadError: model_path is empty.
-            ArgumentError: a value has a wrong type.
-            UnsupportedError: the tokenizer has another vocabulary.
-
-        """
+        """Checks the keywords that have no effect here or are not supported."""
         if self.model_path == "":
             raise ModelLoadError('model_path="" is no file name; give the path of a .gguf file')
         for name in (*_FLAGS, *_FLAGS_OR_NONE):
@@ -260,12 +253,7 @@ class OpenOptions:
             raise ArgumentError(f"chat_handler={shown(self.chat_handler)} is not a function")
 
     def context_params(self) -> ContextParams:
-        """The parameters of the target's context.
-
-        Raises:
-            ArgumentError: a value is out of range.
-
-        """
+        """The parameters of the target's context."""
         return ContextParams(
             n_ctx=_zero_is_none(self.n_ctx), n_batch=self.n_batch, n_ubatch=self.n_ubatch,
             n_threads=_zero_is_none(self.n_threads),
@@ -284,50 +272,25 @@ class OpenOptions:
         )  # fmt: skip
 
     def split_name(self) -> Any:
-        """The name of the mode that splits the model over several GPUs.
-
-        Raises:
-            ArgumentError: split_mode is not a known mode.
-
-        """
+        """The name of the mode that splits the model over several GPUs."""
         return _by_number(self.split_mode, "split_mode", dict(enumerate(SPLIT_MODES)))
 
     def penalty_window(self) -> int:
-        """The number of past tokens that penalties read.
-
-        Raises:
-            ArgumentError: last_n_tokens_size is not such a number.
-
-        """
+        """The number of past tokens that penalties read."""
         return count(self.last_n_tokens_size, "last_n_tokens_size", -1)
 
     def queue_limit(self) -> int | None:
-        """The maximum number of requests in the queue; None for no limit.
-
-        Raises:
-            ArgumentError: max_waiting is not such a number.
-
-        """
+        """The maximum number of requests in the queue; None for no limit."""
         return None if self.max_waiting is None else count(self.max_waiting, "max_waiting")
 
     def store_bytes(self) -> int:
-        """The maximum bytes of stored prompt prefixes.
-
-        Raises:
-            ArgumentError: prefix_cache_bytes is not a number of bytes.
-
-        """
+        """The maximum bytes of stored prompt prefixes."""
         if self.prefix_cache_bytes is None:
             return min(_STORE_BYTES, memory_bytes() // 4)
         return count(self.prefix_cache_bytes, "prefix_cache_bytes", 0, sys.maxsize)
 
     def adapters(self) -> list[tuple[str | os.PathLike[str], float]]:
-        """The initial LoRA adapters.
-
-        Raises:
-            ArgumentError: lora_scale is not a number.
-
-        """
+        """The initial LoRA adapters."""
         if self.lora_path is None:
             return []
         return [(self.lora_path, real(self.lora_scale, "lora_scale"))]
@@ -343,12 +306,7 @@ class OpenOptions:
         }  # fmt: skip
 
     def draft_options(self, *, progress: Progress | None, is_adaptive: bool) -> DraftOptions:
-        """The options of the drafter; see DraftOptions.
-
-        Raises:
-            ArgumentError: a number is out of range.
-
-        """
+        """The options of the drafter; see DraftOptions."""
         place = draft_place(
             self.n_gpu_layers, self.draft_gpu_layers, self.devices, self.rpc_servers
         )
@@ -361,21 +319,28 @@ class OpenOptions:
 KEYWORDS = tuple(field.name for field in fields(OpenOptions))
 
 
-def init_of_options(init: _Function) -> _Function:
+def keywords_of(
+    options: Callable[_P, OpenOptions],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _P], None]]:
     """A decorator that gives Llama.__init__ the keywords of OpenOptions.
 
-    Read by inspect.signature(), help() and typing.get_type_hints(), and through them by notebooks.
+    Type checkers take them from here; inspect.signature(), help() and typing.get_type_hints(), and
+    through them notebooks, from what it sets.
     """
     signature = inspect.signature(OpenOptions.__init__)
     unknown = inspect.Parameter("unknown", inspect.Parameter.VAR_KEYWORD, annotation="Any")
     parameters = [*signature.parameters.values(), unknown]
-    any_init: Any = init
-    any_init.__signature__ = signature.replace(parameters=parameters, return_annotation="None")
-    # The names in these types are known to this module, and not to that of Llama.
-    any_init.__annotations__ = {
-        **typing.get_type_hints(OpenOptions.__init__), "unknown": Any, "return": type(None),
-    }  # fmt: skip
-    return init
+
+    def decorate(init: Callable[..., None]) -> Callable[Concatenate[Any, _P], None]:
+        any_init: Any = init
+        any_init.__signature__ = signature.replace(parameters=parameters, return_annotation="None")
+        # The names in these types are known to this module, and not to that of Llama.
+        any_init.__annotations__ = {
+            **typing.get_type_hints(options.__init__), "unknown": Any, "return": type(None),
+        }  # fmt: skip
+        return init
+
+    return decorate
 
 
 def with_arguments(doc: str | None) -> str | None:
@@ -416,6 +381,36 @@ def warn_of_length(params: ContextParams, model: Model) -> None:
             f"n_ctx={n_ctx} is more than the {info.n_ctx_train} tokens that the model was trained "
             "with: its text beyond them may make no sense",
         )
+
+
+def context_numbers(
+    model: Model, params: ContextParams, values: Mapping[str, Any]
+) -> SimpleNamespace:
+    """The parameters of a model's context; `values` are those of Llama's keywords."""
+    n_threads = params.n_threads or default_n_threads()
+    n_ctx = params.n_ctx or model.info.n_ctx_train
+    n_batch = min(params.n_batch, n_ctx)
+    return SimpleNamespace(
+        n_ctx=n_ctx, n_batch=n_batch, n_ubatch=min(params.n_ubatch, n_batch),
+        n_seq_max=params.n_seq_max,
+        n_threads=n_threads, n_threads_batch=params.n_threads_batch or n_threads,
+        rope_scaling_type=ROPE_SCALING[params.rope_scaling],
+        pooling_type=POOLING[params.pooling], rope_freq_base=params.rope_freq_base,
+        rope_freq_scale=params.rope_freq_scale, yarn_ext_factor=params.yarn_ext_factor,
+        yarn_attn_factor=params.yarn_attn_factor, yarn_beta_fast=params.yarn_beta_fast,
+        yarn_beta_slow=params.yarn_beta_slow, yarn_orig_ctx=params.yarn_orig_ctx,
+        offload_kqv=params.offload_kqv, op_offload=params.op_offload,
+        swa_full=params.swa_full, embeddings=values["embedding"],
+        type_k=_NUMBER_OF_TYPE[params.type_k], type_v=_NUMBER_OF_TYPE[params.type_v],
+        no_perf=values["no_perf"],
+    )  # fmt: skip
+
+
+def model_numbers(values: Mapping[str, Any]) -> SimpleNamespace:
+    """The parameters of a model, of the values of Llama's keywords."""
+    names = ("n_gpu_layers", "main_gpu", "tensor_split", "vocab_only", "use_mmap", "use_mlock")
+    shown = {name: values[name] for name in names}
+    return SimpleNamespace(**shown, split_mode=SPLIT_MODES.index(values["split_mode"]))
 
 
 def _by_number(value: object, name: str, known: Mapping[int, Any]) -> Any:

@@ -26,60 +26,22 @@ def is_overridden(llm: Overridable, method: str) -> bool:
     return method in vars(llm) or not getattr(type(llm), method).__module__.startswith(_OF_LLAMA)
 
 
-class OverridableTokens(Protocol):
-    """`Llama`, as token-level calls see it.
-
-    Attributes:
-        last_n_tokens_size: see Llama.
-        n_tokens: the number of tokens of the last text in the memory.
-
-    """
-
-    last_n_tokens_size: int
-
-    def n_ctx(self) -> int:
-        """The maximum number of tokens of prompt and text together."""
-
-    def n_vocab(self) -> int:
-        """The size of the vocabulary."""
-
-    @property
-    def n_tokens(self) -> int:
-        """The number of tokens in memory of the last text."""
-
-    @n_tokens.setter
-    def n_tokens(self, n: int) -> None: ...
-
-    @property
-    def scores(self) -> Logits:
-        """Logits: a row for each token in memory."""
-
-    @property
-    def _scores(self) -> Logits: ...
-
-    @property
-    def _input_ids(self) -> npt.NDArray[np.intc]: ...
-
-    def eval(self, tokens: Sequence[int]) -> None:
-        """Reads tokens after those in memory."""
-
-
-class Overridable(OverridableTokens, Protocol):
+class Overridable(Protocol):
     """`Llama`, as completions and chats see it.
 
     They get the Llama at each call and do not keep it, and use only the members listed here:
     this is the list of what a subclass may override and have heeded.
-
-    Attributes:
-        cache, chat_handler, model_path, spm_infill, verbose: see Llama.
-
     """
 
     cache: BaseLlamaCache | None
     chat_handler: ChatHandler | None
     model_path: str
+    last_n_tokens_size: int
     spm_infill: bool
     verbose: bool
+
+    def n_ctx(self) -> int:
+        """The maximum number of tokens of prompt and text together."""
 
     @property
     def template(self) -> ChatTemplate:

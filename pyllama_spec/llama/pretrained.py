@@ -21,16 +21,7 @@ def fetch(
     local_dir: str | os.PathLike[str] | None,
     cache_dir: str | os.PathLike[str] | None,
 ) -> Path:
-    """Downloads a model's file and further ones.
-
-    Returns:
-        The path of the file.
-
-    Raises:
-        UnsupportedError: huggingface_hub is not installed.
-        ArgumentError: a name or pattern fits no file, or several files.
-
-    """
+    """Downloads a model's file and further ones."""
     try:
         import huggingface_hub as hub
     except ImportError:

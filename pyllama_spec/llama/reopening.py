@@ -39,18 +39,7 @@ class Reopening:
         llm._opened.model.refusal = None
 
     def run(self, llm: Any, begin: Callable[..., None], close: Callable[[], None]) -> None:
-        """See Llama.reopen().
-
-        Args:
-            llm: the Llama.
-            begin: Llama.__init__.
-            close: closes the model, without note_close().
-
-        Raises:
-            ForkedError: the model belongs to the parent process.
-            PyllamaSpecError: whatever Llama() and close() raise.
-
-        """
+        """See Llama.reopen()."""
         if llm._opened.model.is_forked:  # the lock's holder may not exist here
             raise ForkedError("the model belongs to the parent process; open it in the child")
         n_closes = self._n_closes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pyllama_spec.errors import ArgumentError
@@ -12,69 +11,31 @@ from pyllama_spec.requests.generation import Generation, GenerationRecord
 from pyllama_spec.requests.options import RequestOptions
 
 
-@dataclass(frozen=True, slots=True)
 class Report:
-    """The fields that a request wants in its response.
+    """The fields that a request wants in its response."""
 
-    Attributes:
-        token_ids: whether each choice and chunk has the ids of its text.
-        token_sources: whether each has the pieces of its text, with who drafted them.
-        shifts: whether each choice says how often the context was shifted.
-        usage_apart: whether a stream has its usage in a last chunk without choices.
-        usage_in_each: whether its other chunks have the usage so far; else None.
-
-    """
-
-    token_ids: bool
-    token_sources: bool
-    shifts: bool
-    usage_apart: bool
-    usage_in_each: bool
-
-    @classmethod
-    def of(cls, request: RequestOptions, *, stream: bool) -> Report:
-        """The fields that the options request.
-
-        Raises:
-            ArgumentError: the request has stream_options and is not a stream.
-
-        """
+    def __init__(self, request: RequestOptions, *, stream: bool) -> None:
         if request.stream_options is not None and not stream:
             raise ArgumentError(
                 f"stream_options={request.stream_options!r:.60} is for stream=True; a whole answer "
                 "has its usage anyway"
             )
-        return cls(
-            request.return_token_ids, request.return_token_sources, request.context_shift,
-            request.usage_apart, request.usage_in_each,
-        )  # fmt: skip
+        self._wanted = request
 
     def of_whole(
         self, whole: Callable[[], Response], generations: Sequence[Generation]
     ) -> Callable[[], Response]:
-        """A function that adds the fields to a whole response.
-
-        Args:
-            whole: returns the response without these fields.
-            generations: the generations of its choices, in their order.
-
-        """
+        """A function that adds the fields to a whole response."""
         return lambda: self.whole(whole(), [generation.record for generation in generations])
 
     def whole(self, response: Response, records: Sequence[GenerationRecord]) -> Response:
-        """Adds the fields to each choice of a whole response.
-
-        Args:
-            response: the response, which is changed and returned.
-            records: the records of its choices, in their order.
-
-        """
+        """Adds the fields to each choice of a whole response."""
         for choice, record in zip(response["choices"], records, strict=True):
             self._end(choice, record)
-            if self.token_ids:
+            if self._wanted.return_token_ids:
                 choice["token_ids"] = list(record.tokens)
                 choice["prompt_token_ids"] = list(record.prompt_tokens)
-            if self.token_sources:
+            if self._wanted.return_token_sources:
                 choice["token_sources"] = _sources(record.token_sources)
         if records and records[0].note:
             response["note"] = records[0].note
@@ -83,48 +44,35 @@ class Report:
     def chunks(
         self, chunks: Generator[Response, None, None], record: GenerationRecord
     ) -> Generator[Response, None, None]:
-        """Adds the fields to the chunks of one choice; its last chunk has the usage.
-
-        Args:
-            chunks: the chunks of the choice, each computed when it is asked for.
-            record: the record of the choice's generation.
-
-        """
+        """Adds the fields to the chunks of one choice; its last chunk has the usage."""
         n_told, n_sources, is_first = 0, 0, True
         for chunk in chunks:
             if not chunk.get("choices"):  # nothing of an answer yet
                 yield chunk
                 continue
             (choice,) = chunk["choices"]
-            if self.token_ids:
+            if self._wanted.return_token_ids:
                 choice["token_ids"] = list(record.tokens[n_told:])
                 n_told = len(record.tokens)
                 if is_first:
                     choice["prompt_token_ids"] = list(record.prompt_tokens)
             # The chunk that says whose turn it is comes when a text has begun, and has none of it.
-            if self.token_sources and choice.get("delta") != {"role": "assistant"}:
+            if self._wanted.return_token_sources and choice.get("delta") != {"role": "assistant"}:
                 choice["token_sources"] = _sources(record.token_sources[n_sources:])
                 n_sources = len(record.token_sources)
             if choice["finish_reason"] is not None:
                 self._end(choice, record)
                 if record.note:
                     chunk["note"] = record.note
-            elif self.usage_apart:
-                chunk["usage"] = record.usage if self.usage_in_each else None
+            elif self._wanted.usage_apart:
+                chunk["usage"] = record.usage if self._wanted.usage_in_each else None
             is_first = False
             yield chunk
 
     def with_usage(
         self, chunks: Generator[Response, None, None], n: int = 1
     ) -> Generator[Response, None, None]:
-        """Adds the usage to the chunks of a response, if requested.
-
-        Args:
-            chunks: the chunks; the last one of each of n choices has its usage, and the last of all
-                has the usage of all.
-            n: the number of choices.
-
-        """
+        """Adds the usage to the chunks of a response, if requested."""
         n_left = n
         for chunk in chunks:
             choices = chunk.get("choices")
@@ -132,20 +80,20 @@ class Report:
                 yield chunk
                 continue
             n_left -= 1
-            if not self.usage_apart:
+            if not self._wanted.usage_apart:
                 if n_left:
                     del chunk["usage"]
                 yield chunk
                 continue
             usage: Any = chunk["usage"]
-            yield {**chunk, "usage": usage if self.usage_in_each else None}
+            yield {**chunk, "usage": usage if self._wanted.usage_in_each else None}
             if not n_left:
                 head = {key: chunk[key] for key in ("id", "object", "created", "model")}
                 yield {**head, "choices": [], "usage": usage}
 
     def _end(self, choice: Response, record: GenerationRecord) -> None:
         choice["stop_reason"] = record.stop_reason
-        if self.shifts:
+        if self._wanted.context_shift:
             choice["context_shifts"] = record.n_shifts
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import (
-    AsyncIterator,
     Callable,
     Coroutine,
     Generator,
-    Iterator,
     Mapping,
     Sequence,
 )
@@ -17,15 +16,13 @@ from dataclasses import dataclass
 from enum import Enum
 from html import escape
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from pyllama_spec.engine import Vocab
 from pyllama_spec.engine.checks import boolean
-from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.errors import ForkedError, UnsupportedError
 from pyllama_spec.requests.detokenizer import Piece
-from pyllama_spec.requests.generation import Generation, GenerationRecord
+from pyllama_spec.requests.generation import Generation, GenerationRecord, Handle
 from pyllama_spec.requests.logprobs import TokenLogprob, chat_logprobs, completion_logprobs
 from pyllama_spec.requests.ticket import PENDING, RequestStatus
 from pyllama_spec.speculative.draft_sources import sources_in_words
@@ -93,29 +90,16 @@ class Result(dict[str, Any]):
 
 
 def answering_model(path: str, model: str | None) -> str:
-    """The `model` of an answer: the caller's name for it, else the file's name.
-
-    Args:
-        path: the file.
-        model: the request's own name for it.
-
-    """
+    """The `model` of an answer: the caller's name for it, else the file's name."""
     return Path(path).name if model is None else model
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The fields that all objects of a response share.
-
-    Attributes:
-        id: the id of the response.
-        created: when it began, in seconds since 1970.
-        model: what the caller calls the model.
-
-    """
+    """The fields that all objects of a response share."""
 
     id: str
-    created: int
+    created: int  # seconds since 1970
     model: str
 
     @classmethod
@@ -144,16 +128,11 @@ class Deferred(Enum):
 
 
 def check_stream(stream: object) -> bool:
-    """Whether a request is read in chunks.
-
-    Raises:
-        ArgumentError: the value is not a bool or a Deferred.
-
-    """
+    """Whether a request is read in chunks."""
     return stream.value if isinstance(stream, Deferred) else boolean(stream, "stream")
 
 
-class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
+class Stream(Handle[Response]):
     """The handle of a request: iterates over its chunks, or returns the whole result.
 
     `for` and result() wait; in an event loop `async for` and `await` do the same and never block
@@ -238,9 +217,6 @@ class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
 
     # ---- for a thread that waits
 
-    def __iter__(self) -> Stream:
-        return self
-
     def __next__(self) -> Response:
         chunks = self._readable()
         with self._generation.reading():
@@ -251,9 +227,6 @@ class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
         return self._whole()
 
     # ---- for an event loop
-
-    def __aiter__(self) -> Stream:
-        return self
 
     async def __anext__(self) -> Response:
         first, *others = self._generations
@@ -276,17 +249,6 @@ class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
                 return self._whole()
 
         return read()
-
-    async def __aenter__(self) -> Stream:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.abort()
 
     # ---- its end
 
@@ -319,74 +281,82 @@ def figures(record: GenerationRecord) -> Response:
     }
 
 
+class Reply(ABC):
+    """A choice of a response: the whole of it, or its chunks."""
+
+    kind: str
+    generation: Generation
+
+    @abstractmethod
+    def choice(self) -> Response:
+        """Reads the generation to its end; returns a response's choice."""
+
+    @abstractmethod
+    def chunks(self, envelope: Envelope) -> Generator[Response, None, None]:
+        """The response in chunks; the last one has finish_reason and figures."""
+
+    def whole(self, envelope: Envelope) -> Response:
+        """The whole response."""
+        record, choice = self.generation.record, self.choice()
+        return Result({**envelope.wrap(self.kind, choice), **figures(record)}, [record])
+
+    def _new_logprobs(self, piece: Piece) -> list[TokenLogprob]:
+        """The log-probabilities of the newest piece."""
+        n = len(piece.tokens)
+        return self.generation.record.logprobs[-n:] if n else []
+
+
 @dataclass(slots=True)
-class Completion:
-    """A text completion.
-
-    Attributes:
-        generation: computes the text.
-        vocab: the vocabulary of the model.
-        echo: the text that comes before the generated one.
-        has_logprobs: whether it reports log-probabilities.
-        offset: the position of its text after the prompt's text, which counts even without echo.
-        prompt_logprobs: the log-probabilities of the prompt's tokens if they are reported, None for
-            the first token.
-
-    """
+class Completion(Reply):
+    """A text completion."""
 
     generation: Generation
     vocab: Vocab
     echo: str
     has_logprobs: bool
-    offset: int = 0
+    offset: int = 0  # where its text starts after the prompt's, which counts without echo too
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    kind = "text_completion"
 
-    def choice(self, index: int = 0) -> Response:
-        """Reads the completion to its end; returns a response's choice."""
+    def choice(self) -> Response:
+        """See Reply."""
         record = self.generation.read_all()
-        choice: Response = {
-            "text": self.echo + record.text,
-            "index": index,
-            "logprobs": None,
-            "finish_reason": record.finish_reason,
-        }
+        logprobs = None
         if self.has_logprobs:
             logprobs = completion_logprobs(self.vocab, record.logprobs, self.offset)
             head = self._of_prompt()
             if head is not None:
                 logprobs = {key: [*head[key], *logprobs[key]] for key in logprobs}
-            choice["logprobs"] = logprobs
-        return choice
+        return {
+            "text": self.echo + record.text,
+            "index": 0,
+            "logprobs": logprobs,
+            "finish_reason": record.finish_reason,
+        }
 
     def _of_prompt(self) -> dict[str, list[Any]] | None:
         """The log-probabilities of the prompt, without a BOS token; None if not requested."""
         if self.prompt_logprobs is None:
             return None
         tokens = self.generation.record.prompt_tokens
-        shown = [
-            (token, entry)
+        known = [
+            entry or TokenLogprob(token, 0.0, ())
             for token, entry in zip(tokens, self.prompt_logprobs, strict=True)
             if token != self.vocab.bos
         ]
-        known = [entry or TokenLogprob(token, 0.0, ()) for token, entry in shown]
         head = completion_logprobs(self.vocab, known, 0)
         if head["tokens"]:  # OpenAI's API has nulls there: nothing comes before the first token
             head["token_logprobs"][0] = head["top_logprobs"][0] = None
         return head
 
-    def whole(self, envelope: Envelope) -> Response:
-        """The whole response."""
-        record, choice = self.generation.record, self.choice()
-        return Result({**envelope.wrap("text_completion", choice), **figures(record)}, [record])
-
     def chunks(self, envelope: Envelope) -> Generator[Response, None, None]:
-        """The response in chunks; the last one has finish_reason and figures."""
+        """See Reply."""
 
         def chunk(
             text: str, finish: str | None = None, logprobs: Response | None = None
         ) -> Response:
             choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish}
-            return envelope.wrap("text_completion", choice)
+            return envelope.wrap(self.kind, choice)
 
         if self.echo:
             yield chunk(self.echo, logprobs=self._of_prompt())
@@ -398,57 +368,68 @@ class Completion:
             if piece.finish_reason is not None:
                 yield {**chunk("", piece.finish_reason), **figures(self.generation.record)}
                 return
-            entries, logprobs = _entries_of(piece, self.generation), None
+            logprobs = None
             if self.has_logprobs:
-                logprobs = completion_logprobs(self.vocab, entries, offset)
+                logprobs = completion_logprobs(self.vocab, self._new_logprobs(piece), offset)
             offset += len(piece.text)
             yield chunk(piece.text, logprobs=logprobs)
 
 
-def chat_completion(
-    generation: Generation, envelope: Envelope, vocab: Vocab, *, logprobs: bool
-) -> Response:
-    """A whole chat completion."""
-    record = generation.read_all()
-    choice: Response = {
-        "index": 0,
-        "message": {"role": "assistant", "content": record.text},
-        "logprobs": chat_logprobs(vocab, record.logprobs) if logprobs else None,
-        "finish_reason": record.finish_reason,
-    }
-    return Result({**envelope.wrap("chat.completion", choice), **figures(record)}, [record])
+@dataclass(slots=True)
+class ChatReply(Reply):
+    """An answer to a chat, as the model writes it."""
 
+    generation: Generation
+    vocab: Vocab
+    has_logprobs: bool
+    kind = "chat.completion"
 
-def chat_chunks(
-    generation: Generation, envelope: Envelope, vocab: Vocab, *, logprobs: bool
-) -> Generator[Response, None, None]:
-    """A chat completion in chunks; the last one has finish_reason and figures."""
+    def choice(self) -> Response:
+        """See Reply."""
+        record = self.generation.read_all()
+        message, finish = self._message(record)
+        return {
+            "index": 0,
+            "message": {"role": "assistant", **message},
+            "logprobs": chat_logprobs(self.vocab, record.logprobs) if self.has_logprobs else None,
+            "finish_reason": finish,
+        }
 
-    def chunk(delta: Response, finish: str | None = None, reported: Any = None) -> Response:
-        choice = {"index": 0, "delta": delta, "logprobs": reported, "finish_reason": finish}
-        return envelope.wrap("chat.completion.chunk", choice)
+    def _message(self, record: GenerationRecord) -> tuple[Response, str | None]:
+        """The content of the whole message, and the finish reason."""
+        return {"content": record.text}, record.finish_reason
 
-    is_first = True
-    for piece in generation:
-        if piece is PENDING:
-            yield NOTHING_YET
-            continue
-        if is_first:
-            # Only now: until the prompt is read, the request can still fail.
-            yield chunk({"role": "assistant"})
-            is_first = False
-        if piece.finish_reason is not None:
-            yield {**chunk({}, piece.finish_reason), **figures(generation.record)}
-            return
-        entries = _entries_of(piece, generation)
-        reported = chat_logprobs(vocab, entries) if logprobs else None
-        yield chunk({"content": piece.text}, reported=reported)
+    def _reader(self) -> Callable[[Piece], tuple[list[Response], str | None]]:
+        """A function of each piece: what it adds to the message, and the finish reason."""
+        return lambda one: ([{"content": one.text}] if one.tokens else [], one.finish_reason)
 
+    def chunks(self, envelope: Envelope) -> Generator[Response, None, None]:
+        """See Reply."""
+        # Tokens whose text is held back too are reported with the next text.
+        entries: list[TokenLogprob] = []
 
-def _entries_of(piece: Piece, generation: Generation) -> list[TokenLogprob]:
-    """The log-probabilities of the newest piece."""
-    n = len(piece.tokens)
-    return generation.record.logprobs[-n:] if n else []
+        def chunk(delta: Response, finish: str | None = None) -> Response:
+            reported = chat_logprobs(self.vocab, entries) if self.has_logprobs and entries else None
+            entries.clear()
+            choice = {"index": 0, "delta": delta, "logprobs": reported, "finish_reason": finish}
+            return envelope.wrap("chat.completion.chunk", choice)
+
+        read, is_first = self._reader(), True
+        for piece in self.generation:
+            if piece is PENDING:
+                yield NOTHING_YET
+                continue
+            if is_first:
+                # Only now: until the prompt is read, the request can still fail.
+                yield chunk({"role": "assistant"})
+                is_first = False
+            entries += self._new_logprobs(piece)
+            deltas, finish = read(piece)
+            for delta in deltas:
+                yield chunk(delta)
+            if finish is not None:
+                yield {**chunk({}, finish), **figures(self.generation.record)}
+                return
 
 
 def _coloured(stretches: Sequence[tuple[str, str]]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyllama_spec.engine import ChatParser, Model, Vocab
 from pyllama_spec.engine.chat import ends_in_thought
@@ -25,12 +25,7 @@ _SWITCHES = ("enable_thinking", "thinking")
 
 
 class ThoughtTags:
-    """The tags of thoughts in a model's answers.
-
-    Args:
-        model: the model, whose template has the tags.
-
-    """
+    """The tags of thoughts in a model's answers."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -41,18 +36,7 @@ class ThoughtTags:
     def of_text(
         self, llm: Overridable, tokens: Sequence[int], request: RequestOptions
     ) -> RequestOptions:
-        """The options of a text, with the tags for a budget.
-
-        Args:
-            llm: the Llama with the chat template.
-            tokens: the tokens of the prompt.
-            request: the request of the caller.
-
-        Raises:
-            ArgumentError: an option is for chats only.
-            UnsupportedError: the request has a budget, and the template marks no thoughts.
-
-        """
+        """The options of a text, with the tags for a budget."""
         for name in OF_CHATS:
             if getattr(request, name) is not None:
                 raise ArgumentError(
@@ -62,9 +46,8 @@ class ThoughtTags:
         if request.thinking_token_budget is None or request.thought_close:
             return request
         tags = self.of_template(llm.template.source)
-        vocab = self._model.vocab
-        text = vocab.detokenize(tokens, special=True).decode(errors="replace")
-        return bounded(request, vocab, tags, is_open=ends_in_thought(text, tags), own_grammar=True)
+        text = self._model.vocab.detokenize(tokens, special=True).decode(errors="replace")
+        return self._bounded(request, tags, text, own_grammar=True)
 
     def of_chat(
         self,
@@ -75,20 +58,7 @@ class ThoughtTags:
         answer: str,
         own_grammar: bool,
     ) -> RequestOptions:
-        """The options of a chat, with the tags for a budget.
-
-        Args:
-            llm: the Llama with the chat template.
-            request: the request of the caller.
-            unread: see Effort.
-            answer: the beginning of the answer in the prompt.
-            own_grammar: see bounded().
-
-        Raises:
-            UnsupportedError: the request has a budget or an effort, and the template marks no
-                thoughts.
-
-        """
+        """The options of a chat, with the tags for a budget."""
         if unread is None and request.thinking_token_budget is None:
             return request
         tags = self.of_template(llm.template.source)
@@ -101,21 +71,31 @@ class ThoughtTags:
             )
         if request.thinking_token_budget is None:
             return request
-        vocab = self._model.vocab
-        opened = ends_in_thought(answer, tags)
-        return bounded(request, vocab, tags, is_open=opened, own_grammar=own_grammar)
+        return self._bounded(request, tags, answer, own_grammar=own_grammar)
+
+    def _bounded(
+        self, request: RequestOptions, tags: Sequence[str], before: str, *, own_grammar: bool
+    ) -> RequestOptions:
+        """The options with a budget and its tags, behind the text `before`.
+
+        own_grammar: the request's grammar is for the answer alone, without thoughts.
+        """
+        if not tags:
+            raise UnsupportedError(
+                f"thinking_token_budget={request.thinking_token_budget}: the model's chat template "
+                "marks no thoughts, so none can be bounded; leave it out, or set max_tokens"
+            )
+        return replace(
+            request, response_format=None, max_completion_tokens=None, thought_tags=tuple(tags),
+            thought_is_open=ends_in_thought(before, tags),
+            thought_close=_close(self._model.vocab, tags[1]),
+            grammar_skips_thoughts=own_grammar and request.grammar is not None,
+        )  # fmt: skip
 
     def of_template(self, source: str) -> tuple[str, ...]:
         """The thought tags of a template; () if it has none.
 
         The first call for a template takes a while.
-
-        Args:
-            source: the source of the template.
-
-        Raises:
-            ArgumentError: the engine cannot read answers in its form.
-
         """
         if source not in self._known:
             try:
@@ -130,34 +110,6 @@ class ThoughtTags:
         return known
 
 
-def bounded(
-    request: RequestOptions, vocab: Vocab, tags: Sequence[str], *, is_open: bool, own_grammar: bool
-) -> RequestOptions:
-    """The options with a budget and its tags.
-
-    Args:
-        request: the request, with thinking_token_budget.
-        vocab: the vocabulary of the model.
-        tags: see ChatSession.thought_tags.
-        is_open: whether the prompt ends within a thought.
-        own_grammar: whether the request's grammar is for the answer alone, without thoughts.
-
-    Raises:
-        UnsupportedError: the template has no tags.
-
-    """
-    if not tags:
-        raise UnsupportedError(
-            f"thinking_token_budget={request.thinking_token_budget}: the model's chat template "
-            "marks no thoughts, so none can be bounded; leave it out, or set max_tokens"
-        )
-    return replace(
-        request, response_format=None, max_completion_tokens=None, thought_tags=tuple(tags),
-        thought_is_open=is_open, thought_close=_close(vocab, tags[1]),
-        grammar_skips_thoughts=own_grammar and request.grammar is not None,
-    )  # fmt: skip
-
-
 def _close(vocab: Vocab, end: str) -> tuple[int, ...]:
     """The ids of the tag that ends a thought.
 
@@ -169,49 +121,29 @@ def _close(vocab: Vocab, end: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
-class Effort(NamedTuple):
-    """The effect of reasoning_effort on a template.
+def with_effort(
+    keywords: Mapping[str, Any], variables: Mapping[str, Any], source: str
+) -> tuple[dict[str, Any], dict[str, Any], str | None]:
+    """A chat's options and template variables with the effect of reasoning_effort.
 
-    Attributes:
-        keywords: the keywords of a chat's RequestOptions, without reasoning_effort, and with the
-            budget that replaces it if there is one.
-        variables: the variables of the template.
-        unread: the effort, where the template has no variable for it; else None.
-
+    The caller's own budget, and variable for the effort, take precedence. The effort comes third
+    where the template has no variable for it.
     """
-
-    keywords: dict[str, Any]
-    variables: dict[str, Any]
-    unread: str | None
-
-    @classmethod
-    def of(cls, keywords: Mapping[str, Any], variables: Mapping[str, Any], source: str) -> Effort:
-        """The effect of an effort on a template.
-
-        Args:
-            keywords: the keywords of a chat's RequestOptions. A budget in them takes precedence.
-            variables: the caller's variables of the template. One for the effort takes precedence.
-            source: the source of the template.
-
-        Raises:
-            ArgumentError: reasoning_effort has an unknown value.
-
-        """
-        keywords, variables = dict(keywords), dict(variables)
-        effort = keywords.pop("reasoning_effort", None)
-        one_of(effort, (None, *EFFORTS), "reasoning_effort")
-        if effort is None:
-            return cls(keywords, variables, None)
-        is_read = _reads(source, "reasoning_effort")
-        if is_read:
-            variables.setdefault("reasoning_effort", effort)
-        switch = next((name for name in _SWITCHES if _reads(source, name)), None)
-        if effort == "none" and switch is not None:
-            variables.setdefault(switch, False)
-            is_read = True
-        elif not is_read and keywords.get("thinking_token_budget") is None:
-            keywords["thinking_token_budget"] = _BUDGETS.get(effort)
-        return cls(keywords, variables, None if is_read else effort)
+    keywords, variables = dict(keywords), dict(variables)
+    effort = keywords.pop("reasoning_effort", None)
+    one_of(effort, (None, *EFFORTS), "reasoning_effort")
+    if effort is None:
+        return keywords, variables, None
+    is_read = _reads(source, "reasoning_effort")
+    if is_read:
+        variables.setdefault("reasoning_effort", effort)
+    switch = next((name for name in _SWITCHES if _reads(source, name)), None)
+    if effort == "none" and switch is not None:
+        variables.setdefault(switch, False)
+        is_read = True
+    elif not is_read and keywords.get("thinking_token_budget") is None:
+        keywords["thinking_token_budget"] = _BUDGETS.get(effort)
+    return keywords, variables, None if is_read else effort
 
 
 def _reads(source: str, name: str) -> bool:

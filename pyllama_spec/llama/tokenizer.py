@@ -18,12 +18,7 @@ class _Texts(Protocol):
 
 
 class VocabTexts:
-    """A vocabulary under llama-cpp-python's names.
-
-    Args:
-        vocab: the vocabulary of a model.
-
-    """
+    """A vocabulary under llama-cpp-python's names."""
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
@@ -63,12 +58,7 @@ class BaseLlamaTokenizer:
 
 
 class LlamaTokenizer(BaseLlamaTokenizer):
-    """The vocabulary of an open model.
-
-    Args:
-        llama: a Llama.
-
-    """
+    """The vocabulary of an open model."""
 
     # Llama(tokenizer=...) takes such a one: it changes nothing.
     is_of_the_model = True

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import string
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from pyllama_spec.chat.answers import Answer, AnswerReader, AnswerText, Call
 from pyllama_spec.chat.tools import ToolRequest
-from pyllama_spec.engine import Vocab
-from pyllama_spec.llama.responses import NOTHING_YET, Envelope, Response, Result, figures
-from pyllama_spec.requests.generation import Generation
-from pyllama_spec.requests.logprobs import TokenLogprob, chat_logprobs
-from pyllama_spec.requests.ticket import PENDING
+from pyllama_spec.llama.responses import ChatReply, Response
+from pyllama_spec.requests.detokenizer import Piece
+from pyllama_spec.requests.generation import GenerationRecord
 
 # Nine letters and digits: templates in Mistral's way take no other id in a later turn.
 _ID_CHARS = string.ascii_letters + string.digits
@@ -51,48 +49,8 @@ def _finish(answer: Answer, reason: str | None) -> str | None:
     return "tool_calls" if is_call and reason == "stop" else reason
 
 
-def tool_completion(
-    generation: Generation,
-    envelope: Envelope,
-    vocab: Vocab,
-    reader: AnswerReader,
-    request: ToolRequest,
-    *,
-    logprobs: bool,
-) -> Response:
-    """A whole chat completion; finish_reason is "tool_calls" if it has calls."""
-    record = generation.read_all()
-    text = AnswerText(vocab, reader.shown)
-    text.add(record.tokens, record.text)
-    answer = text.read(reader, has_ended=True)
-    message: Response = {"role": "assistant", "content": answer.content or None}
-    if not answer.calls:
-        message["content"] = answer.content
-    if answer.reasoning:
-        message["reasoning_content"] = answer.reasoning
-    if answer.calls:
-        calls = [_call(envelope.id, answer.calls, i) for i in range(len(answer.calls))]
-        if request.is_legacy or request.forced:
-            message["function_call"] = calls[0]["function"]
-        message["tool_calls"] = calls
-    choice: Response = {
-        "index": 0,
-        "message": message,
-        "logprobs": chat_logprobs(vocab, record.logprobs) if logprobs else None,
-        "finish_reason": _finish(answer, record.finish_reason),
-    }
-    return Result({**envelope.wrap("chat.completion", choice), **figures(record)}, [record])
-
-
 class _Deltas:
-    """The new parts of an answer since the last call.
-
-    Args:
-        answer_id: the id of the answer, from which those of its calls are made.
-        has_function: whether the first call is also given in OpenAI's older form, as in a whole
-            answer.
-
-    """
+    """The new parts of an answer since the last call."""
 
     def __init__(self, answer_id: str, *, has_function: bool = False) -> None:
         self._id, self._has_function = answer_id, has_function
@@ -130,45 +88,41 @@ class _Deltas:
         return delta
 
 
-def tool_chunks(
-    generation: Generation,
-    envelope: Envelope,
-    vocab: Vocab,
-    reader: AnswerReader,
-    request: ToolRequest,
-    *,
-    logprobs: bool,
-) -> Generator[Response, None, None]:
-    """A chat completion in chunks: a call's id and name come first, then its arguments."""
+@dataclass(slots=True)
+class ParsedReply(ChatReply):
+    """An answer to a chat of which calls and thoughts are kept apart."""
 
-    def chunk(delta: Response, finish: str | None = None, reported: Any = None) -> Response:
-        choice = {"index": 0, "delta": delta, "logprobs": reported, "finish_reason": finish}
-        return envelope.wrap("chat.completion.chunk", choice)
+    answers: AnswerReader
+    request: ToolRequest
+    id: str
 
-    deltas = _Deltas(envelope.id, has_function=request.is_legacy or bool(request.forced))
-    text = AnswerText(vocab, reader.shown)
-    # Tokens whose text is held back too are reported with the next text.
-    entries: list[TokenLogprob] = []
+    @property
+    def _has_function(self) -> bool:
+        """Whether the first call is also given in OpenAI's older form."""
+        return self.request.is_legacy or bool(self.request.forced)
 
-    def reported() -> Any:
-        shown = chat_logprobs(vocab, entries) if logprobs and entries else None
-        entries.clear()
-        return shown
+    def _message(self, record: GenerationRecord) -> tuple[Response, str | None]:
+        text = AnswerText(self.vocab, self.answers.shown)
+        text.add(record.tokens, record.text)
+        answer = text.read(self.answers, has_ended=True)
+        message: Response = {"content": answer.content or (None if answer.calls else "")}
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.calls:
+            calls = [_call(self.id, answer.calls, i) for i in range(len(answer.calls))]
+            if self._has_function:
+                message["function_call"] = calls[0]["function"]
+            message["tool_calls"] = calls
+        return message, _finish(answer, record.finish_reason)
 
-    is_first = True
-    for piece in generation:
-        if piece is PENDING:
-            yield NOTHING_YET
-            continue
-        if is_first:
-            yield chunk({"role": "assistant"})
-            is_first = False
-        text.add(piece.tokens, piece.text)
-        entries += generation.record.logprobs[-len(piece.tokens) :] if piece.tokens else []
-        answer = text.read(reader, has_ended=piece.finish_reason is not None)
-        for delta in deltas.of(answer):
-            yield chunk(delta, reported=reported())
-        if piece.finish_reason is not None:
-            finish = _finish(answer, piece.finish_reason)
-            yield {**chunk({}, finish, reported()), **figures(generation.record)}
-            return
+    def _reader(self) -> Callable[[Piece], tuple[list[Response], str | None]]:
+        deltas = _Deltas(self.id, has_function=self._has_function)
+        text = AnswerText(self.vocab, self.answers.shown)
+
+        def read(piece: Piece) -> tuple[list[Response], str | None]:
+            text.add(piece.tokens, piece.text)
+            answer = text.read(self.answers, has_ended=piece.finish_reason is not None)
+            finish = piece.finish_reason and _finish(answer, piece.finish_reason)
+            return deltas.of(answer), finish
+
+        return read

@@ -62,19 +62,8 @@ class Detokenizer:
     """Turns tokens into text, and emits it once no stop string can contain it.
 
     A stop is looked for after every token, so that the text does not depend on how many tokens a
-    round committed.
-
-    Attributes:
-        stop: the stop string that occurred; the text after it is not for the user. None before.
-        n_fed: the number of tokens that it has taken.
-
-    Args:
-        vocab: the vocabulary of the model.
-        stops: strings that end the text. The one that begins first wins; of those that begin at one
-            place the longest.
-        keep_stop: whether the stop string is part of the text.
-        min_tokens: a stop string that ends within so many tokens has no effect.
-
+    round committed. The stop string that begins first wins; of those that begin at one place the
+    longest. One that ends within `min_tokens` has no effect.
     """
 
     def __init__(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import accumulate, groupby
+from itertools import groupby
 from operator import itemgetter
 from types import TracebackType
 from typing import Any, TypeVar
@@ -23,23 +24,20 @@ from pyllama_spec.requests.ticket import PENDING, RequestStatus, Ticket
 from pyllama_spec.speculative import Adapters, Round, SpeculationStats, Timing
 
 _T = TypeVar("_T")
+_H = TypeVar("_H", bound="Handle[Any]")
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The parts of an open model that a generation needs. They outlive Llama during a stream.
-
-    Attributes:
-        on_close: called before the model is closed; may be None.
-        acceptance: the acceptance of drafts, for requests without that option; see Llama.
-
-    """
+    """The parts of an open model that a generation needs. They outlive Llama during a stream."""
 
     model: Model
     context: Context
     round: Round
     runner: Runner
+    # Called before the model is closed.
     on_close: Callable[[], None] | None = None
+    # How drafts are accepted for requests without that option; see Llama.
     acceptance: str = "exact"
 
 
@@ -102,14 +100,6 @@ class GenerationRecord:
             for who, parts in groupby(self.token_sources, itemgetter(1))
         )
 
-    @property
-    def spans(self) -> list[tuple[int, bool]]:
-        """The ends of the text's drafted and plain parts, each with its kind."""
-        ends = accumulate(len(text) for text, _ in self.token_sources)
-        parts = zip(ends, self.token_sources, strict=True)
-        marked = [(end, who != TARGET) for end, (_, who) in parts]
-        return [list(same)[-1] for _, same in groupby(marked, itemgetter(1))]
-
     def add(self, piece: Piece, logprobs: Sequence[TokenLogprob], sources: Sequence[str]) -> None:
         """Appends a piece. `logprobs` and `sources` are those of all tokens until now."""
         self.text += piece.text
@@ -122,7 +112,32 @@ class GenerationRecord:
         self.finish_reason = piece.finish_reason
 
 
-class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
+class Handle(Closeable, Iterator[_T], AsyncIterator[_T]):
+    """A request that is read by `for` or `async for`; leaving `async with` aborts it."""
+
+    def __iter__(self: _H) -> _H:
+        return self
+
+    def __aiter__(self: _H) -> _H:
+        return self
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Cancels the request at any stage, from any thread, without waiting."""
+
+    async def __aenter__(self: _H) -> _H:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.abort()
+
+
+class Generation(Handle[Piece]):
     """The handle of a request: an iterator over its pieces, whose last one has a finish_reason.
 
     It takes a place in the model with its first piece, or with start(), and releases it with the
@@ -183,6 +198,11 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
         return self._id
 
     @property
+    def options(self) -> RequestOptions:
+        """The options of the request."""
+        return self._job.options
+
+    @property
     def status(self) -> RequestStatus:
         """The state of the request: stage, queue position, progress of the prompt."""
         return self._runner.status(self._ticket)
@@ -218,9 +238,6 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
 
     # ---- for a thread that waits
 
-    def __iter__(self) -> Generation:
-        return self
-
     def __next__(self) -> Piece:
         with self.reading():
             return next(self._pieces)
@@ -255,9 +272,6 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
             yield
 
     # ---- for an event loop
-
-    def __aiter__(self) -> Generation:
-        return self
 
     async def __anext__(self) -> Piece:
         return await self.arriving(self.__next__, PENDING)
@@ -322,17 +336,6 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
             pass
         return self.record
 
-    async def __aenter__(self) -> Generation:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.abort()
-
     # ---- its end
 
     def abort(self) -> None:
@@ -360,20 +363,20 @@ def _recorded(
     runner: Runner, ticket: Ticket, record: GenerationRecord
 ) -> Generator[Piece, None, None]:
     pieces, job = runner.pieces(ticket), ticket.job
+
+    def note_figures() -> None:
+        if job.run is not None:
+            record.stats, record.timing = job.stats, job.timing
+            record.n_cached, record.n_shifts = job.n_cached, job.n_shifts
+
     try:
         for piece in pieces:
-            _note_figures(job, record)
+            note_figures()
             if piece.finish_reason is not None:
                 record.stop_reason = job.stop_reason
             if piece is not PENDING:
                 record.add(piece, job.logprobs, job.sources)
             yield piece
     finally:
-        _note_figures(job, record)
+        note_figures()
         pieces.close()
-
-
-def _note_figures(job: Job, record: GenerationRecord) -> None:
-    if job.run is not None:
-        record.stats, record.timing = job.stats, job.timing
-        record.n_cached, record.n_shifts = job.n_cached, job.n_shifts

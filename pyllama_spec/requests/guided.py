@@ -70,18 +70,7 @@ def _tokenizer(model: Model) -> Any:
 
 
 class GuidedSampler(StepSampler):
-    """A sampler constrained by a guide.
-
-    Args:
-        model: the model that has the tokens.
-        sampler: the sampler that draws.
-        guide: the guide that the text has to follow.
-
-    Raises:
-        ArgumentError: the guide is malformed, or too large.
-        UnsupportedError: llguidance is not installed.
-
-    """
+    """A sampler constrained by a guide."""
 
     def __init__(self, model: Model, sampler: Sampler, guide: Guide) -> None:
         library = _library()

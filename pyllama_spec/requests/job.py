@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pyllama_spec.constraints import Guide
 from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
 from pyllama_spec.engine.closeable import closed_on_failure
-from pyllama_spec.errors import ArgumentError, prompt_too_long
+from pyllama_spec.errors import ArgumentError, prompt_too_long, shown
 from pyllama_spec.requests.detokenizer import Detokenizer, Piece, TokenByToken
 from pyllama_spec.requests.logprobs import TokenLogprob, token_logprob
 from pyllama_spec.requests.options import LogitsProcessor, RequestOptions
@@ -72,29 +72,12 @@ class _History:
 
 
 def _called(function: Callable[..., Any], kind: str, ids: Ids, logits: Any) -> Any:
-    """Calls a user function; returns its result.
-
-    Raises:
-        ArgumentError: the callback raised an exception that would end a generator silently.
-
-    """
+    """Calls a user function; returns its result."""
     try:
         returned = function(ids, logits)
         return bool(returned) if kind == "stopping criterion" else returned
     except (StopIteration, GeneratorExit) as error:
         raise ArgumentError(f"the {kind} {function!r} raised {type(error).__name__}") from error
-
-
-class RowSampler(Protocol):
-    """Draws from given rows: engine.Sampler, or a sampler with a guide."""
-
-    def sample_row(self, logits: npt.NDArray[np.float32]) -> int:
-        """A token from a row: [n_vocab] float32."""
-        ...
-
-    def accept(self, token: int, *, generated: bool = True) -> None:
-        """Advances the state over a committed token."""
-        ...
 
 
 class Keeper(Protocol):
@@ -113,13 +96,7 @@ class Keeper(Protocol):
 
 
 def guided_sampler(model: Model, sampler: Sampler, guide: Guide | None) -> GuidedSampler | None:
-    """A sampler constrained by a guide, if the request has one.
-
-    Raises:
-        ArgumentError: the guide is malformed; the sampler is closed then.
-        UnsupportedError: the package that follows guides is not installed.
-
-    """
+    """A sampler constrained by a guide, if the request has one."""
     if guide is None:
         return None
     # With the first such request: what follows guides is a library of its own.
@@ -133,7 +110,10 @@ class _ProcessedSampler(StepSampler):
     """A sampler with logits processors, which see each position once, after committed tokens."""
 
     def __init__(
-        self, sampler: RowSampler, processors: Sequence[LogitsProcessor], history: _History
+        self,
+        sampler: Sampler | GuidedSampler,
+        processors: Sequence[LogitsProcessor],
+        history: _History,
     ) -> None:
         self._sampler = sampler
         self._processors = processors
@@ -144,21 +124,16 @@ class _ProcessedSampler(StepSampler):
         shape = scores.shape
         for processor in self._processors:
             returned = _called(processor, "logits processor", self._history.view(), scores)
-            if returned is None:
-                raise ArgumentError(
-                    f"the logits processor {processor!r} returned None; return the scores, an "
-                    f"array of shape {shape}"
-                )
             try:
                 scores = np.asarray(returned, dtype=np.float32)
             except (TypeError, ValueError, OverflowError) as error:
                 raise ArgumentError(
                     f"the logits processor {processor!r} returned no scores: {error}"
                 ) from None
-            if scores.shape != shape:
+            if returned is None or scores.shape != shape:
                 raise ArgumentError(
-                    f"the logits processor {processor!r} returned an array of shape "
-                    f"{scores.shape}; expected the scores, of shape {shape}"
+                    f"the logits processor {processor!r} returned {shown(returned)}; return the "
+                    f"scores, an array of shape {shape}"
                 )
         if np.isnan(scores).any() or not np.isfinite(scores).any():
             raise ArgumentError("the logits processors left no token, or a NaN, in the scores")
@@ -197,16 +172,6 @@ class _Observer:
 
 class Job:
     """A request's work on the model, and the text of its tokens.
-
-    Args:
-        model, context: the target's model and context.
-        prompt: the tokens of the prompt.
-        options: the options of the request.
-        seed: the seed for requests without one.
-        last_n: the number of tokens that penalties see, for requests without that option.
-        by_token: whether each token is given at once, instead of whole characters.
-        adapters: the adapters that it is computed with.
-        acceptance: the acceptance for requests without that option; see Llama.
 
     Attributes:
         keeper: loads and stores the content of its sequence; None for none.
@@ -264,7 +229,7 @@ class Job:
         # The ids of the text, once it has ended.
         self._tokens: list[int] | None = None
         self._n_end: int | None = None
-        self._options = options
+        self.options = options
         # Here and not when it begins: then all requests would wait for its tokens.
         self._prediction = self._predicted()
         self._max_tokens = self._token_limit(options.max_tokens)
@@ -275,7 +240,7 @@ class Job:
 
     def _token_limit(self, max_tokens: int | None) -> int:
         """The maximum number of generated tokens; as in llama-cpp-python the last needs room."""
-        if self._options.context_shift and max_tokens is not None:
+        if self.options.context_shift and max_tokens is not None:
             return max_tokens
         room = max(self._context.n_ctx_seq - len(self.prompt), 1)
         return room if max_tokens is None or max_tokens <= 0 else min(max_tokens, room)
@@ -315,23 +280,18 @@ class Job:
         return self._past_timing.plus(run.timing)
 
     def begin(self, round_: Round, state: SequenceState, loaded: Timing) -> SequenceRun:
-        """Moves a sequence to the start of the prompt, and shows the prompt to the penalties.
-
-        Raises:
-            ContextFullError: the prompt leaves no room for a token.
-
-        """
+        """Moves a sequence to the start of the prompt, and shows the prompt to the penalties."""
         n_ctx = self._context.n_ctx_seq
         if len(self.prompt) >= n_ctx:
             raise prompt_too_long(len(self.prompt), n_ctx)
-        n_history = self._sampler.params.n_history if self._options.sees_prompt else 0
+        n_history = self._sampler.params.n_history if self.options.sees_prompt else 0
         n_seen = len(self.prompt) if n_history < 0 else min(n_history, len(self.prompt))
         for token in self.prompt[len(self.prompt) - n_seen :]:
             self._sampler.accept(token, generated=False)
         row_sampler = self._guided or self._sampler
         token_sampler: TokenSampler = row_sampler
-        if self._options.processors and self._observer is not None:
-            processors = self._options.processors
+        if self.options.processors and self._observer is not None:
+            processors = self.options.processors
             token_sampler = _ProcessedSampler(row_sampler, processors, self._observer.history)
         self._round = round_
         run = SequenceRun(
@@ -342,9 +302,9 @@ class Job:
             self._observer,
             timing=replace(loaded, queue_s=perf_counter() - self._asked_s),
             adapters=self.adapters,
-            max_draft=self._options.n_draft,
-            remember=self._options.remember,
-            user=self._options.user or "",
+            max_draft=self.options.n_draft,
+            remember=self.options.remember,
+            user=self.options.user or "",
             prediction=self._prediction,
             rejection=self._rejection,
             noise=self._noise,
@@ -372,7 +332,7 @@ class Job:
         """
         run = self.run
         assert run is not None
-        tokens, options = list(run.state.tokens), self._options
+        tokens, options = list(run.state.tokens), self.options
         n_bos = int(self.prompt[0] == self._vocab.bos)
         n_keep = len(self.prompt) if options.n_keep < 0 else min(options.n_keep, len(self.prompt))
         # Some tokens have to go, or the next shift would come at once.
@@ -398,7 +358,7 @@ class Job:
 
     def _predicted(self) -> Prediction | None:
         """The tokens of the prediction."""
-        text = self._options.prediction
+        text = self.options.prediction
         if not text:
             return None
         return Prediction(self._vocab.tokenize(text, add_special=False), len(self.prompt))
@@ -411,7 +371,7 @@ class Job:
 
     def keep(self, state: SequenceState) -> None:
         """Stores the sequence after the last round; nothing for a private request."""
-        if self.keeper is not None and self._options.remember:
+        if self.keeper is not None and self.options.remember:
             with contextlib.suppress(Exception):  # the text is complete, whatever happens here
                 self.keeper.behind(state)
 
@@ -448,7 +408,7 @@ class Job:
 
     def _may_shift(self) -> bool:
         """Whether a text without room may shift the context."""
-        return self._options.context_shift and self.run is not None and self.run.n_left > 0
+        return self.options.context_shift and self.run is not None and self.run.n_left > 0
 
     def _take(self, step: Step) -> tuple[list[Piece], str | None]:
         pieces: list[Piece] = []
@@ -457,12 +417,12 @@ class Job:
         # The round says "stop" for an end token, which is not a text.
         tokens = step.tokens[:-1] if finish == "stop" else step.tokens
         for i, token in enumerate(tokens):
-            is_stop = token in self._stop_ids and detokenizer.n_fed >= self._options.min_tokens
+            is_stop = token in self._stop_ids and detokenizer.n_fed >= self.options.min_tokens
             if is_stop or detokenizer.n_fed == n_stop:
                 self._n_end = self._n_before + detokenizer.n_fed
                 if is_stop:
                     self.stop_reason = token
-                    if self._options.include_stop_str_in_output:
+                    if self.options.include_stop_str_in_output:
                         pieces += self._feed(token, i, step)
                 return [*pieces, *detokenizer.flush()], "stop"
             pieces += self._feed(token, i, step)
@@ -489,11 +449,6 @@ class Job:
         """Called before a piece is delivered: the text in memory then ends with it.
 
         As without a draft its last token counts as not decoded yet.
-
-        Args:
-            piece: what is delivered.
-            in_sequence: whether the sequence still belongs to this request.
-
         """
         self._n_delivered += len(piece.tokens)
         if in_sequence and self.run is not None:

@@ -27,29 +27,21 @@ _COPIES_BYTES = 4 << 30
 class Line:
     """The queued, placed and suspended requests, and the places themselves.
 
-    Args:
-        n_places: the number of sequences of the context.
-
-    Attributes:
-        waiting: the requests in line, oldest first.
-        placed: the requests that have a place.
-        aside: the requests that have begun, have no place and are not in line: nobody reads them.
-        idle: sequences without a request, the one that was used last at the end.
-        n_visits: the number of callers that want an idle sequence for themselves.
-        max_copies_bytes: the maximum size of the copies of requests that were set aside.
-
     A request that is asked for in an event loop is made in a thread, and comes into line later, at
     the place of its call: those after it leave a place for it.
-
     """
 
     def __init__(self, n_places: int) -> None:
         self.n_places = n_places
-        self.waiting: list[Ticket] = []
+        self.waiting: list[Ticket] = []  # oldest first
         self.placed: list[Ticket] = []
+        # Those that have begun, have no place and are not in line: nobody reads them.
         self.aside: list[Ticket] = []
+        # The sequences without a request, the one that was used last at the end.
         self.idle = [SequenceState(i) for i in range(n_places)]
+        # How many callers want an idle sequence for themselves.
         self.n_visits = 0
+        # The maximum size of the copies of requests that were set aside.
         self.max_copies_bytes = min(_COPIES_BYTES, memory_bytes() // 8)
         self._n_tickets = self._n_arrivals = 0
         # Calls whose requests are made now.
@@ -66,12 +58,7 @@ class Line:
         return [*self.placed, *self.aside, *(t for t in self.waiting if t.saved is not None)]
 
     def arrive(self, *, is_slow: bool) -> Arrival:
-        """Notes a call that will create a request, which keeps the call's queue position.
-
-        Args:
-            is_slow: whether the work may take long, so that only slow requests wait for it.
-
-        """
+        """Notes a call that will create a request, which keeps the call's queue position."""
         arrival = self._arrival(is_slow)
         self._arriving.append(arrival)
         return arrival
@@ -219,12 +206,7 @@ class Line:
         ]  # fmt: skip
 
     def patience_s(self, ticket: Ticket | None = None) -> float | None:
-        """Seconds until a stream may be suspended or a request's timeout; None for never.
-
-        Args:
-            ticket: the request that waits to be computed; None for the thread.
-
-        """
+        """Seconds until a stream may be suspended or a request's timeout; None for never."""
         ends = [t.deadline for t in ([ticket] if ticket else self.waiting) if t.deadline]
         if ticket is None or ticket.is_inline:
             ends += [one.at + _ARRIVING_S for one in self._before_first()]

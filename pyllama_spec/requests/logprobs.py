@@ -31,14 +31,7 @@ class TokenLogprob:
 
 
 def token_logprob(logits: npt.NDArray[np.float32], token: int, n_top: int) -> TokenLogprob:
-    """The log-softmax of one token and of the n_top likeliest.
-
-    Args:
-        logits: [n_vocab] float32.
-        token: the id that was chosen.
-        n_top: the number of other ids to report.
-
-    """
+    """The log-softmax of one token and of the n_top likeliest, of logits [n_vocab] float32."""
     row = logits.astype(np.float64)
     peak = row.max()
     log_sum = peak + np.log(np.exp(row - peak).sum())

@@ -215,7 +215,6 @@ class RequestOptions:
             # null is the default in OpenAI's requests too.
             if getattr(self, field.name) is None and field.name != "max_tokens":
                 self._set(field.name, field.default)
-        self._check_logprobs()
         for name in ("max_tokens", "max_completion_tokens", "min_tokens", "n", "top_k", "seed"):
             value: Any = getattr(self, name)
             if isinstance(value, float) and value.is_integer():  # as JSON of other programs has it
@@ -243,13 +242,6 @@ class RequestOptions:
         for name in ("logits_processor", "stopping_criteria"):
             self._set(name, _functions(getattr(self, name), name))
         self.sampler_params()  # checked before the request by its own rules
-
-    def _check_logprobs(self) -> None:
-        if isinstance(self.logprobs, bool):
-            raise ArgumentError(
-                f"logprobs={self.logprobs} of a text is not a number: give the number of "
-                "alternatives for each token, 0 for none"
-            )
 
     def _check_length(self) -> None:
         """Checks the minimum and maximum length of the text."""
@@ -292,7 +284,7 @@ class RequestOptions:
                 "grammar of what is still to come"
             )
         going_on = self.continue_final_message
-        if going_on not in ("content", "reasoning_content") and going_on is not None:
+        if going_on not in (None, "content", "reasoning_content"):
             try:
                 self._set("continue_final_message", boolean(going_on, "continue_final_message"))
             except ArgumentError as error:
@@ -323,7 +315,11 @@ class RequestOptions:
 
         """
         known = [field.name for field in fields(cls)]
-        check_keywords(keywords, known, "request option")
+        for name in keywords:
+            if name not in known:
+                longer = [one for one in known if len(name) > 3 and one.startswith(name)]
+                close = meant(name, known) or (f"; did you mean {longer[0]}?" if longer else "")
+                raise UnknownKeywordError(f"there is no request option {name!r}{close}")
         return cls(**keywords)
 
     @property
@@ -393,6 +389,7 @@ class RequestOptions:
             vocab.check_ids(list(bias), "logit_bias")
             vocab.check_ids(self.stop_token_ids, "stop_token_ids")
         shared = {name: getattr(self, name) for name in _SHARED_FIELDS}
+        seed = seed if self.seed is None else self.seed
         return SamplerParams(
             **{
                 **shared,
@@ -401,7 +398,7 @@ class RequestOptions:
                 "logit_bias": bias,
                 "mirostat": self.mirostat_mode,
                 "penalty_last_n": last_n if self.penalty_last_n is None else self.penalty_last_n,
-                "seed": _engine_seed(seed if self.seed is None else self.seed),
+                "seed": None if seed == -1 else seed,
                 # Without its end yet: the caller that knows the template sets it.
                 "thought_budget": self.thinking_token_budget if self.thought_close else None,
                 **self._without_truncation(),
@@ -438,31 +435,6 @@ def _check_stream_options(options: Mapping[str, Any] | None) -> None:
             boolean(value, f"stream_options: {name}")
 
 
-def check_keywords(
-    keywords: Iterable[str], known: Sequence[str], what: str, hints: Mapping[str, str] | None = None
-) -> None:
-    """Refuses unknown keywords.
-
-    Args:
-        keywords: the keywords of the caller.
-        known: the known keywords.
-        what: the name of such a keyword in the message.
-        hints: the remarks on some unknown keywords.
-
-    Raises:
-        UnknownKeywordError: a keyword is unknown; the message names the first one and similar ones.
-
-    """
-    for keyword in keywords:
-        if keyword in known:
-            continue
-        longer = [name for name in known if len(keyword) > 3 and name.startswith(keyword)]
-        close = meant(keyword, known) or (f"; did you mean {longer[0]}?" if longer else "")
-        if hints and keyword in hints:
-            raise UnknownKeywordError(f"{keyword}: {hints[keyword]}")
-        raise UnknownKeywordError(f"there is no {what} {keyword!r}{close}")
-
-
 def check_seed(seed: object) -> int | None:
     """A seed; None for no seed, -1 for a new one per request."""
     if seed is None:
@@ -473,10 +445,6 @@ def check_seed(seed: object) -> int | None:
     if not 0 <= number < 2**32:
         raise ArgumentError(f"seed={shown(seed)} is not None, -1 or an int from 0 to {2**32 - 1}")
     return number
-
-
-def _engine_seed(seed: int | None) -> int | None:
-    return None if seed == -1 else seed
 
 
 def _stops(stop: object) -> tuple[str, ...]:

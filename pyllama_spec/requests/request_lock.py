@@ -14,12 +14,7 @@ CLOSED = "the model is closed; open it again"
 
 
 class RequestLock:
-    """Lets one thread in at a time; others wait.
-
-    Args:
-        interrupt: called with True to end a decode in another thread, with False to allow decodes.
-
-    """
+    """Lets one thread in at a time; others wait. `interrupt` ends a decode, or allows them."""
 
     def __init__(self, interrupt: Callable[[bool], None]) -> None:
         self._condition = threading.Condition()
@@ -33,12 +28,6 @@ class RequestLock:
 
         close() and cancel() both interrupt a decode, which raises CancelledError. The caller gets
         the error that says why: the same one as between two decodes.
-
-        Raises:
-            BusyError: this thread has the turn, and would wait for itself.
-            ClosedError: the model is closed, or was closed while the call waited.
-            CancelledError: cancel() was called while the call waited.
-
         """
         me = threading.get_ident()
         with self._condition:
@@ -70,15 +59,7 @@ class RequestLock:
                 self._interrupt(True)
 
     def close(self) -> bool:
-        """Cancels the running request and refuses new ones.
-
-        Returns:
-            True for the call that closed it, False if it was closed already.
-
-        Raises:
-            BusyError: this thread has the turn, and would wait for itself.
-
-        """
+        """Cancels the running request and refuses new ones; False if it was closed already."""
         with self._condition:
             if self._is_closed:
                 return False

@@ -16,49 +16,62 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from time import monotonic
 
 from pyllama_spec.engine import computing
 from pyllama_spec.errors import (
+    BusyError,
     CancelledError,
     ClosedError,
     DeadlineError,
     OutOfMemoryError,
+    PyllamaSpecError,
     QueueFullError,
     is_process_end,
 )
 from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.job import Job
+from pyllama_spec.requests.line import Line
+from pyllama_spec.requests.request_lock import CLOSED
 from pyllama_spec.requests.ticket import ARRIVAL, PENDING, Arrival, RequestStatus, Ticket
-from pyllama_spec.requests.visits import Visits
-from pyllama_spec.speculative import Round, Timing
+from pyllama_spec.speculative import Round, SequenceState, Timing
 
 # How many pieces a stream may be ahead of its reader.
 _MAX_AHEAD = 64
 _CANCELLED = "the generation was cancelled"
 _LATE = "the request was not answered within its timeout; allow more time, or fewer tokens"
+_IN_CALLBACK = (
+    "a callback of a running generation may not {what}: it would wait for itself; read the stream "
+    "to its end or close() it before, or do it in another thread"
+)
 _Outcome = tuple[Ticket, tuple[list[Piece], str | None, BaseException | None]]
 
 
-class Runner(Visits):
-    """Runs as many requests in parallel as the context has sequences.
-
-    Args:
-        round_: the round that computes the requests.
-        max_waiting: the maximum number of requests that wait for a place; None for any number.
-        attach_s: the seconds of making the round, in which the drafter is attached to the target.
-
-    Attributes:
-        loaded: the seconds of loading, with which the figures of each request begin.
-
-    """
+class Runner:
+    """Runs as many requests in parallel as the context has sequences."""
 
     def __init__(
         self, round_: Round, max_waiting: int | None = None, attach_s: float = 0.0
     ) -> None:
-        super().__init__(round_)
+        self._round = round_
+        self._line = Line(round_.target.n_seq_max)
+        # Reentrant: a stream that is collected as garbage is withdrawn in the middle of any
+        # statement, those under this lock included. Nobody computes under it: it is never held
+        # for long.
+        self._lock = threading.RLock()
+        # Notified when a round is over, a place is free, or a visitor leaves.
+        self._changed = threading.Condition(self._lock)
+        # The thread that computes a round now.
+        self._computer: int | None = None
+        # The thread that has the context for itself now, and how many have it or want it.
+        self._visitor: int | None = None
+        self._n_exclusive = 0
+        self._is_closed = False
+        # Kept here: at exit this module's names may be gone.
+        self._is_finalizing = sys.is_finalizing
         self.loaded, self._attach_s = Timing(), attach_s
         self._max_waiting = max_waiting
         self._thread: threading.Thread | None = None
@@ -69,6 +82,118 @@ class Runner(Visits):
         """Records the seconds of opening the model, and of loading the draft's file."""
         has_draft = self._round.drafter.name != "none"
         self.loaded = Timing(load_s, draft_s + self._attach_s if has_draft else 0.0)
+
+    # ---- the context, for the rounds or for one thread
+
+    @property
+    def _is_out_of_reach(self) -> bool:
+        """Whether the lock's holder may be a thread that no longer exists, after a fork or at exit.
+
+        Streams that are dropped then have nothing to release.
+        """
+        return self._round.target.is_forked or self._is_finalizing()
+
+    def _refuse_callback(self, what: str) -> None:
+        if self._computer == threading.get_ident():
+            raise BusyError(_IN_CALLBACK.format(what=what))
+
+    def is_usable(self) -> bool:
+        """Whether the context can compute. Never waits for a round."""
+        target = self._round.target
+        if target.is_forked:
+            return False
+        with self._lock:
+            if self._is_closed:
+                return False
+            # A computing thread updates has_failed itself, and would not stand another one.
+            is_free = (self._computer or self._visitor) is None
+            return not (target.find_failure() if is_free else target.has_failed)
+
+    def is_closed(self) -> bool:
+        """Whether close() was called."""
+        return self._is_closed
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise self._closed_error()
+
+    def _closed_error(self) -> PyllamaSpecError:
+        return self._round.target.model.closed_error(CLOSED)
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Excludes rounds from the context within the block."""
+        self._round.target.check_process()
+        self._refuse_callback("use the model's memory")
+        me = threading.get_ident()
+        if self._visitor == me:  # an override in a subclass may use another call
+            yield
+            return
+        with self._lock:
+            self._n_exclusive += 1
+        try:
+            with self._lock:
+                while not self._is_closed and (self._computer or self._visitor) is not None:
+                    self._changed.wait()
+                self._check_open()
+                self._visitor = me
+            with computing(self.is_closed):
+                yield
+        except CancelledError as error:
+            if self._is_closed:
+                raise self._closed_error() from error
+            raise
+        finally:
+            with self._lock:
+                self._n_exclusive -= 1
+                if self._visitor == me:
+                    self._visitor = None
+                    if not self._is_closed:
+                        self._round.target.cancel(False)
+                self._changed.notify_all()
+                self._wake()
+
+    @contextlib.contextmanager
+    def visit(self, *, oldest: bool = False) -> Iterator[SequenceState]:
+        """exclusive() with an idle sequence, the last used or the oldest: waits in line for one."""
+        self._round.target.check_process()
+        self._refuse_callback("use the model's memory")
+        line = self._line
+        with self._lock:
+            line.n_visits += 1
+        try:
+            while True:
+                with self.exclusive():
+                    if not line.idle:
+                        self._put_aside(line.unread())
+                    if line.idle:
+                        yield line.idle[0 if oldest else -1]
+                        return
+                with self._lock:
+                    while not (self._is_closed or line.idle or line.unread()):
+                        self._changed.wait(line.patience_s())
+        finally:
+            with self._lock:
+                line.n_visits -= 1
+                self._wake()
+
+    def latest(self) -> SequenceState:
+        """The sequence of the newest request; BusyError if all of several have one."""
+        line = self._line
+        if line.idle:
+            return line.idle[-1]
+        placed = line.placed[-1].state if line.placed else None
+        if placed is None or line.n_places > 1:
+            raise BusyError("every sequence of the model has a request running; wait for one")
+        return placed
+
+    def idle(self) -> list[SequenceState]:
+        """The sequences without a request, longest unused first. Needs exclusive()."""
+        return list(self._line.idle)
+
+    def note_latest(self, sequence: SequenceState) -> None:
+        """Marks an idle sequence as the last used one. Needs exclusive()."""
+        self._line.use(sequence)
 
     # ---- for readers
 
@@ -83,9 +208,7 @@ class Runner(Visits):
     def arrive(self, *, is_slow: bool) -> Arrival:
         """Notes a call whose request another thread will create; it keeps its queue position.
 
-        Args:
-            is_slow: whether the work may take long; then only slow requests wait for it.
-
+        Only slow requests wait for a slow one.
         """
         with self._lock:
             return self._line.arrive(is_slow=is_slow)
@@ -124,12 +247,6 @@ class Runner(Visits):
 
         After True the first of its pieces() is PENDING, without waiting: a generator that is
         dropped withdraws the request only if it has begun.
-
-        Args:
-            ticket: the ticket of the request.
-            is_whole: whether it is computed to its end even if nobody reads it.
-            is_detached: whether no thread that reads it computes it, with one place too.
-
         """
         if self._line.n_places == 1 and not is_detached:
             return False
@@ -138,13 +255,7 @@ class Runner(Visits):
         return ticket.number >= 0
 
     def check_reader(self) -> None:
-        """Checks that a stream may be read or closed now.
-
-        Raises:
-            BusyError: a callback of this thread's computation calls it, and would wait for itself.
-            ForkedError: this process was forked: the computing thread belongs to its parent.
-
-        """
+        """Checks that a stream may be read or closed now."""
         self._round.target.check_process()
         self._refuse_callback("make another request, or read or close one")
 
@@ -305,12 +416,7 @@ class Runner(Visits):
                 self._cancel([ticket], DeadlineError(_LATE))
 
     def close(self) -> bool:
-        """Ends all requests and refuses new ones; False if already closed.
-
-        Raises:
-            BusyError: called by a callback of a running request.
-
-        """
+        """Ends all requests and refuses new ones; False if already closed."""
         if self._round.target.is_forked:
             return True
         with self._lock:
@@ -397,12 +503,7 @@ class Runner(Visits):
         self._changed.notify_all()
 
     def _one_round(self, reader: Ticket | None) -> None:
-        """Assigns places, computes a round and delivers its tokens.
-
-        Args:
-            reader: the request that its reader computes; None in the computing thread.
-
-        """
+        """Assigns places, computes a round and delivers its tokens."""
         target, line, me = self._round.target, self._line, threading.get_ident()
         try:
             with self._lock:

@@ -64,53 +64,43 @@ class RequestStatus:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A runner's record of a request. Use it under the runner's lock only.
-
-    Attributes:
-        job: the request.
-        ready: notified when there are pieces, or the request has ended.
-        number: the position of its arrival in line; lower is earlier. -1 until it is in line.
-        arrival: the call that asked for it; None until it is in line, unless a thread made it.
-        is_inline: whether the thread that reads the request computes it.
-        max_ahead: the maximum number of pieces that it may be ahead of its reader; None for a text
-            that is read as a whole.
-        reader: the thread that read it last.
-        deadline: the time at which it has to have ended, by time.monotonic(); None for never.
-        polls: whether its reader gets PENDING now instead of waiting.
-        wake: called when `ready` is notified, for a reader that does not wait; it must not wait
-            either.
-        pieces: the pieces that are computed and not read.
-        state: its sequence; None without a place.
-        saved: what it needs to continue while others have its place.
-        unread_since: the time since which it waits for its reader, by time.monotonic(); None while
-            it is to be computed.
-        finish: the reason why its text ends; None before.
-        error: the error that ended it.
-        reason: the reader's message in place of a plain CancelledError.
-        n_read: the number of prompt tokens that were read, once it has ended; -1 before.
-        is_pinned: whether it keeps its place though nobody reads it, since it could not be copied.
-
-    """
+    """A runner's record of a request. Use it under the runner's lock only."""
 
     job: Job
+    # Notified when there are pieces, or the request has ended.
     ready: threading.Condition
+    # The position of its arrival in line; lower is earlier, and -1 until it is in line.
     number: int = -1
+    # The call that asked for it; None until it is in line, unless a thread made it.
     arrival: Arrival | None = None
+    # Whether the thread that reads the request computes it.
     is_inline: bool = False
+    # How many pieces it may be ahead of its reader; None for a text that is read as a whole.
     max_ahead: int | None = None
+    # The thread that read it last.
     reader: int = 0
+    # When it has to have ended, by time.monotonic(); None for never.
     deadline: float | None = None
+    # Whether its reader gets PENDING now instead of waiting.
     polls: bool = False
+    # Called when `ready` is notified, for a reader that does not wait; it must not wait either.
     wake: Callable[[], None] | None = None
+    # The pieces that are computed and not read.
     pieces: deque[Piece] = field(default_factory=deque)
+    # Its sequence; None without a place.
     state: SequenceState | None = None
+    # What it needs to continue while others have its place.
     saved: SavedSequence | None = None
+    # Since when it waits for its reader, by time.monotonic(); None while it is to be computed.
     unread_since: float | None = None
     finish: str | None = None
     error: BaseException | None = None
+    # The reader's error in place of a plain CancelledError.
     reason: CancelledError | None = None
     is_cancelled: bool = False
+    # The number of prompt tokens that were read, once it has ended; -1 before.
     n_read: int = -1
+    # Whether it keeps its place though nobody reads it, since it could not be copied.
     is_pinned: bool = False
 
     @property

@@ -37,7 +37,7 @@ from pyllama_spec.speculative.prompt_pace import PromptPace
 from pyllama_spec.speculative.sequence import SequenceRun
 
 # How many rows one more pass over the weights costs. Two cores without AVX-512, SmolLM2-135M: a row
-# more costs 1.8 ms of 11.5 for the first one in BF16, 1.4 of 4.5 in Q4_0 (docs/measurements/).
+# more costs 1.8 ms of 11.5 for the first one in BF16, 1.4 of 4.5 in Q4_0.
 _PASS_ROWS = 4
 # How many rounds a prompt is passed over for shorter ones before its age counts.
 _MAX_PASSED = 1
@@ -64,7 +64,7 @@ class Limits:
         draft_bound: the maximum number of tokens that a sequence drafts in any round, and the
             reason.
         max_rows: the maximum number of rows of a verify batch: up to this many are exact
-            (docs/measurements/), so that a text does not depend on the other sequences.
+            (docs/limits.md), so that a text does not depend on the other sequences.
         max_chunk: the maximum number of prompt tokens per decode. Without a pace, prompts are
             always cut at the same places, whatever runs beside them.
         max_stepwise: read prompts with at most this many tokens left one token a round beside the

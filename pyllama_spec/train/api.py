@@ -216,15 +216,7 @@ def _train(
     layers_of: Callable[[ModelInfo], tuple[int, ...]],
     load_kind: Callable[[Model], _LoadedKind],
 ) -> TrainReport:
-    """Trains a draft of any kind; see train_eagle3() for its steps and errors.
-
-    Args:
-        config: the configuration of the run.
-        reporter: receives the progress; None for silence.
-        layers_of: gives the layer inputs to read if the configuration names none.
-        load_kind: imports the code that needs PyTorch, for a target.
-
-    """
+    """Trains a draft of any kind; see train_eagle3() for its steps and errors."""
     reporter = reporter or SilentReporter()
     if config.use is not None:
         raise ArgumentError("config.use is set: call train_from_use(), or omit it")

@@ -35,12 +35,7 @@ class CheckpointError(TrainError):
 
 
 def need(*packages: str) -> None:
-    """Raises if a package cannot be imported.
-
-    Raises:
-        TrainError: a package is missing; the message has the command that installs it.
-
-    """
+    """Raises if a package cannot be imported."""
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
         raise TrainError(
@@ -52,13 +47,7 @@ def need(*packages: str) -> None:
 
 @contextmanager
 def writing(path: Path, *, keeps: bool = True) -> Iterator[None]:
-    """Turns an OSError of a write into a TrainError with the remedy.
-
-    Args:
-        path: the path to write.
-        keeps: whether the run can resume; a run from use starts again.
-
-    """
+    """Turns an OSError of a write into a TrainError with the remedy."""
     try:
         yield
     except OSError as error:

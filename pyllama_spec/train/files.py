@@ -28,12 +28,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Calls `write` on a new file, then renames it to the path.
-
-    Raises:
-        TrainError: the disk is full or the folder cannot be written; the old file stays.
-
-    """
+    """Calls `write` on a new file, then renames it to the path."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as part, part.open("wb") as file:
@@ -41,23 +36,13 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Writes a value as JSON, atomically.
-
-    Raises:
-        TrainError: see write_atomic().
-
-    """
+    """Writes a value as JSON, atomically."""
     data = (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
     write_atomic(path, lambda file: file.write(data))
 
 
 def read_json(path: Path) -> Any:
-    """Reads a file of write_json(); None if there is none.
-
-    Raises:
-        TrainError: it is damaged.
-
-    """
+    """Reads a file of write_json(); None if there is none."""
     try:
         return json.loads(read_plain(path))
     except FileNotFoundError:
@@ -69,22 +54,12 @@ def read_json(path: Path) -> Any:
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    """Writes an array as .npy, atomically.
-
-    Raises:
-        TrainError: see write_atomic().
-
-    """
+    """Writes an array as .npy, atomically."""
     write_atomic(path, lambda file: np.save(file, array, allow_pickle=False))
 
 
 def read_array(path: Path, *, mapped: bool = False) -> npt.NDArray[Any]:
-    """Reads an array of write_array(), or maps it.
-
-    Raises:
-        TrainError: it is missing or damaged.
-
-    """
+    """Reads an array of write_array(), or maps it."""
     try:
         open_plain(path).close()
         array: npt.NDArray[Any] = np.load(
@@ -98,12 +73,7 @@ def read_array(path: Path, *, mapped: bool = False) -> npt.NDArray[Any]:
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal.
-
-    Raises:
-        TrainError: it cannot be read.
-
-    """
+    """SHA-256 of a file's bytes, in hexadecimal."""
     digest = hashlib.sha256()
     try:
         with open_plain(path) as file:
@@ -120,15 +90,7 @@ def hash_json(value: object) -> str:
 
 
 def keep_old(path: Path) -> Path | None:
-    """Links a file to a second name, which survives a replacement of the first.
-
-    Returns:
-        The first free name of NAME.bak, NAME.bak2, ...; None if the file does not exist.
-
-    Raises:
-        TrainError: the disk is full or the folder cannot be written.
-
-    """
+    """Links a file to a second name, which survives a replacement of the first."""
     if not path.exists():
         return None
     names = (f"{path.name}.bak{'' if i == 1 else i}" for i in itertools.count(1))
@@ -152,12 +114,7 @@ def keep_old(path: Path) -> Path | None:
 
 
 def scratch_array(folder: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An array in an unnamed file on disk, which disappears with the array or the process.
-
-    Raises:
-        TrainError: the disk is full or the folder cannot be written.
-
-    """
+    """An array in an unnamed file on disk, which disappears with the array or the process."""
     n_bytes = max(int(np.prod(shape)) * np.dtype(dtype).itemsize, 1)
     with writing(folder, keeps=False), tempfile.TemporaryFile(dir=folder) as file:
         if hasattr(os, "posix_fallocate"):  # otherwise a full disk ends the process at the write
@@ -169,12 +126,7 @@ def scratch_array(folder: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) ->
 
 @contextlib.contextmanager
 def locked_file(path: Path) -> Iterator[None]:
-    """Locks a draft's file within the block; the system unlocks it when the process dies.
-
-    Raises:
-        TrainError: another process holds the lock, or the file cannot be opened.
-
-    """
+    """Locks a draft's file within the block; the system unlocks it when the process dies."""
     with writing(path, keeps=False):
         file = path.open("rb")
     with file:
@@ -185,12 +137,7 @@ def locked_file(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Locks a folder within the block; the system unlocks it when the process dies.
-
-    Raises:
-        TrainError: another process works in the folder, or it cannot be created.
-
-    """
+    """Locks a folder within the block; the system unlocks it when the process dies."""
     path = folder / ".lock"
     with writing(path):
         folder.mkdir(parents=True, exist_ok=True)

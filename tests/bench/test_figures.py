@@ -14,16 +14,14 @@ from pyllama_spec.bench.figures import (
     Fork,
     Pair,
     acceptance_by_depth,
-    accepted_histogram,
     compare,
     find_fork,
     repeats_of,
     spread,
     total,
 )
-from pyllama_spec.bench.peer import PeerRun
-from pyllama_spec.bench.report import notes, peer_tps
-from pyllama_spec.speculative.stats import idle_in_words
+from pyllama_spec.bench.report import notes
+from pyllama_spec.engine import Transfers
 from tests.bench.tools import made_up_result, made_up_run, one_prompt
 
 
@@ -41,24 +39,6 @@ def test_rates_are_total_tokens_over_total_seconds() -> None:
     assert totals.end_to_end_tps == 102 / 5.0
 
 
-def test_totals_add_up_every_field() -> None:
-    runs = [
-        made_up_run(
-            [(3, 2), (0, 0), (3, 0)], 2.0, draft_s=0.5, verify_s=1.25, cpu_s=3.0, rounds_cpu_s=2.5
-        ),
-        made_up_run([(1, 1)], 1.0, draft_s=0.25, verify_s=0.5, cpu_s=1.0, rounds_cpu_s=0.5),
-    ]
-    totals = total(runs)
-    assert (totals.n_texts, totals.rounds, totals.rounds_without_draft) == (2, 4, 1)
-    assert (totals.drafted, totals.accepted) == (7, 3)
-    assert totals.n_tokens == totals.accepted + totals.rounds
-    assert totals.acceptance_rate == 3 / 7
-    assert totals.tokens_per_round == 7 / 4
-    assert (totals.draft_s, totals.verify_s, totals.rest_s) == (0.75, 1.75, 0.5)
-    assert (totals.prompt_s, totals.cpu_s, totals.rounds_cpu_s) == (1.0, 4.0, 3.0)
-    assert totals.cpu_tps == totals.n_tokens / 3.0
-
-
 def test_the_speed_by_processor_time_is_of_the_rounds_alone() -> None:
     plain = made_up_run([(0, 0)] * 8, 9.0, cpu_s=5.0, rounds_cpu_s=4.0)
     spec = made_up_run([(1, 1)] * 4, 1.0, cpu_s=3.0, rounds_cpu_s=1.0)
@@ -73,7 +53,6 @@ def test_nothing_measured_is_no_number() -> None:
     assert nothing.tps is None
     assert nothing.cpu_tps is None
     assert nothing.end_to_end_tps is None
-    assert (nothing.acceptance_rate, nothing.tokens_per_round) == (0.0, 0.0)
     assert compare([]).speedup is None
     assert spread([None]) is None
     # A text that ends with its first token has no rounds.
@@ -85,15 +64,7 @@ def test_speedup_is_the_ratio_of_the_totals() -> None:
     assert both.plain.tps == 10.0
     assert both.spec.tps == 20.0
     assert both.speedup == 2.0
-    assert both.prompt_cost == 1.0
-
-
-def test_spread_is_median_minimum_maximum() -> None:
-    figures = spread([1.5, None, 1.0, 4.0])
-    assert figures is not None
-    assert (figures.median, figures.low, figures.high) == (1.5, 1.0, 4.0)
-    even = spread([1.0, 2.0])
-    assert even is not None and even.median == 1.5
+    assert to_json(made_up_result([one_prompt(pair(10, 1.0, 0.5))]))["prompt_cost_ratio"] == 1.0
 
 
 def test_spread_of_a_prompt_and_of_the_repeats() -> None:
@@ -101,7 +72,7 @@ def test_spread_of_a_prompt_and_of_the_repeats() -> None:
     second = one_prompt(pair(30, 3.0, 3.0), pair(30, 3.0, 1.0), name="b")
     speedups = first.speedups
     assert speedups is not None
-    assert (speedups.median, speedups.low, speedups.high) == (2.0, 1.0, 4.0)
+    assert (speedups.median, speedups.min, speedups.max) == (2.0, 1.0, 4.0)
     # The third repeat was interrupted: it has no second prompt, and is not a summary.
     repeats = repeats_of([first, second])
     assert [one.speedup for one in repeats] == [pytest.approx(4 / 3.5), pytest.approx(2.0)]
@@ -125,12 +96,12 @@ def test_full_drafts_give_the_histograms_rates() -> None:
     histogram = [4, 3, 2, 5]
     rounds = [(3, n) for n, count in enumerate(histogram) for _ in range(count)]
     run = made_up_run(rounds, 1.0)
-    assert accepted_histogram([run]) == histogram
+    assert total([run]).stats.accepted_histogram == histogram
     depths = acceptance_by_depth([run])
     assert [d.rate for d in depths] == [10 / 14, 7 / 10, 5 / 7]
     # The unconditional rates are what a full round commits beside the target's own token.
     committed = 1 + sum(d.rate_of_drafted or 0 for d in depths)
-    assert math.isclose(committed, total([run]).tokens_per_round)
+    assert math.isclose(committed, total([run]).stats.tokens_per_round)
 
 
 def test_the_round_that_an_end_token_cuts_has_no_verdict() -> None:
@@ -141,10 +112,6 @@ def test_the_round_that_an_end_token_cuts_has_no_verdict() -> None:
     assert unreached.rate_of_drafted == 0.0
 
 
-def test_histogram_of_nothing_has_a_place_for_zero() -> None:
-    assert accepted_histogram([]) == [0]
-
-
 def test_a_fork_is_the_first_difference() -> None:
     same = Pair(made_up_run([(0, 0)] * 4, 1.0), made_up_run([(4, 3)], 1.0))
     assert same.is_same
@@ -153,12 +120,6 @@ def test_a_fork_is_the_first_difference() -> None:
     assert find_fork([same, shorter]) == Fork(1, 3, 3, None)
     other = Pair(same.plain, made_up_run([(4, 3)], 1.0, first=7))
     assert find_fork([other]) == Fork(0, 0, 0, 7)
-
-
-def test_peers_rate_is_of_the_totals_too() -> None:
-    answers = [PeerRun("", 10, 1.0, True, 1.5), PeerRun("", 90, 3.0, True, 4.0)]
-    assert peer_tps(answers) == 25.0
-    assert peer_tps([]) is None
 
 
 def test_json_of_nothing_measured_is_json() -> None:
@@ -224,36 +185,52 @@ def test_a_busy_machine_is_noted(cpu_s: float, is_busy: bool, has_rounds: bool) 
     assert several[several.index(head) + 1].endswith(" 1.25") == is_told
 
 
-def test_what_became_of_the_drafter_is_said() -> None:
-    off: dict[str, Any] = {"state": "disabled", "reason_off": "it does not pay"}
-    runs = [
-        made_up_run([(1, 1)] * 6, 1.0, asked=3, disabled_since=2, **off),
-        made_up_run([(1, 1)] * 6, 1.0, asked=3, disabled_since=4, **off),
-        made_up_run([(1, 1)] * 6, 1.0, asked=6, state="used"),
-        made_up_run([(0, 0)] * 12, 1.0, asked=6, state="idle"),
-    ]
-    runs.append(made_up_run([(0, 0)] * 12, 1.0, asked=6, proposed=9, state="idle"))
-    runs.append(made_up_run([(1, 1)] * 6, 1.0, asked=6, state="used", only_copies=True))
-    plain = made_up_run([(0, 0)] * 12, 2.0)
-    prompts = [one_prompt(Pair(plain, run), name=f"p{i}") for i, run in enumerate(runs)]
-    result = made_up_result(prompts)
-    assert [note for note in notes(result) if "drafter" in note] == [
-        "the drafter was disabled in 2 of 6 texts (p0, p1), after 2 to 4 rounds: it does not pay",
-        "the drafter was idle in 1 of 6 texts (p3): it proposed nothing",
-        f"the drafter was idle in 1 of 6 texts (p4): {idle_in_words(6, 9)}",
-        "the drafter gave only copies in 1 of 6 texts (p5): nothing of its model was accepted",
-    ]
-    states = [line["state"] for line in to_json(result)["prompts"]]
-    assert states == ["disabled", "disabled", "used", "idle", "idle", "used"]
-    shown = [line.split()[-1] for line in table(result).split("\n") if line]
-    assert [word for word in shown if word in states] == states
-
-
 def test_notes_name_a_few_prompts_and_count_the_others() -> None:
-    off: dict[str, Any] = {"state": "disabled", "reason_off": "why", "disabled_since": 1}
-    pair = Pair(made_up_run([(0, 0)] * 9, 1.0), made_up_run([(0, 0)] * 9, 1.0, asked=3, **off))
+    off: dict[str, Any] = {"has_failed": True, "reason_off": "why", "off_since": 1}
+    run = made_up_run([(0, 0)] * 9, 1.0, drafter="d", **off)
+    pair = Pair(made_up_run([(0, 0)] * 9, 1.0), run)
     for n, named in ((1, "p0"), (6, "p0, p1, p2, p3, p4, p5"), (9, "p4, p5 and 3 more")):
         prompts = [one_prompt(pair, pair, name=f"p{i}") for i in range(n)]
         (said,) = [note for note in notes(made_up_result(prompts)) if "disabled" in note]
         assert f"in {2 * n} of {2 * n} texts (p0" in said
         assert f"{named}), after 1 round: why" in said
+
+
+def test_what_became_of_the_drafter_is_said() -> None:
+    """Disabled, idle or used, with the texts in which it was; "disabled" in one repeat wins."""
+    off: dict[str, Any] = {"has_failed": True, "reason_off": "it does not pay"}
+    runs = [
+        made_up_run([(1, 1)] * 6, 1.0, drafter="d", off_since=2, **off),
+        made_up_run([(1, 1)] * 6, 1.0, drafter="d", off_since=4, **off),
+        made_up_run([(1, 1)] * 6, 1.0, drafter="d", asked=6, proposed=6),
+        made_up_run([(0, 0)] * 12, 1.0, drafter="d", asked=6),
+        made_up_run([(1, 1)] * 6, 1.0, drafter="d", asked=6, asked_copies=6),
+    ]
+    plain = made_up_run([(0, 0)] * 12, 2.0)
+    prompts = [one_prompt(Pair(plain, run), name=f"p{i}") for i, run in enumerate(runs)]
+    result = made_up_result(prompts)
+    said = [note for note in notes(result) if "drafter" in note]
+    assert [note.partition("(")[2].partition(")")[0] for note in said] == ["p0, p1", "p3", "p4"]
+    assert "it does not pay" in said[0]
+    states = [line["state"] for line in to_json(result)["prompts"]]
+    assert states == ["disabled", "disabled", "used", "idle", "used"]
+    both = made_up_result([one_prompt(Pair(plain, runs[2]), Pair(plain, runs[0]))])
+    assert to_json(both)["prompts"][0]["state"] == "disabled"
+
+
+PLAIN = Transfers(8000, 20, 0, 18, 2, 0, 26, 2)
+SPEC = Transfers(30_000, 12_345, 600, 60, 9, 3, 90, 15)
+
+
+def test_transfers_are_per_round_over_all_texts() -> None:
+    plain = made_up_run([(0, 0)] * 2, 1.0, transfers=PLAIN)
+    spec = made_up_run([(4, 4), (4, 0), (4, 2)], 1.0, transfers=SPEC)
+    result = made_up_result([one_prompt(Pair(plain, spec), Pair(plain, spec))])
+    lines = [line.split() for line in table(result).splitlines()]
+    head = next(i for i, words in enumerate(lines) if words[:4] == ["per", "round", "kB", "to"])
+    assert lines[head + 1] == ["plain", "4.00", "0.01", "0.00", "10.0", "13.0", "1.0"]
+    assert lines[head + 2] == ["with", "draft", "10.00", "4.12", "0.20", "24.0", "30.0", "5.0"]
+    assert result.comparison.spec.transfers == SPEC.plus(SPEC)
+    none = made_up_result([one_prompt(pair(4, 1.0, 0.5))])
+    assert "kB to devices" not in table(none)
+    assert set(to_json(none)["crossings_per_round"]["spec"].values()) == {0.0}

@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 
 from pyllama_spec.bench import BenchConfig, Prompt, load_prompts, run
-from pyllama_spec.bench.config import draft_file
-from pyllama_spec.chat.prompt_file import read_prompt_file
 from pyllama_spec.chat.template import ChatTemplate
-from pyllama_spec.drafters import Drafter, LookupFirst, NoDrafter, PromptLookup, SmallModel
-from pyllama_spec.drafters.suffix import Suffix
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError, ContextFullError
 from tests.bench.tools import LINES, tiny_config, write_prompts
@@ -117,27 +113,6 @@ def test_all_faults_of_a_line_are_told_at_once(
     assert len(load_prompts(path)) == 2, "what a message shows is right"
 
 
-def test_a_line_with_many_faults_has_a_short_message(tmp_path: Path) -> None:
-    path = tmp_path / "mine.jsonl"
-    wrong = ", ".join(["0"] * 5000)
-    path.write_text(f'{{"id": "a", "messages": [{wrong}]}}', encoding="utf-8")
-    with pytest.raises(
-        ArgumentError, match=r"'category' is missing.* and 4993 more\. Right"
-    ) as said:
-        load_prompts(path)
-    assert len(str(said.value)) < 2000
-
-
-def test_a_line_without_names_is_shown_where_none_are_needed(tmp_path: Path) -> None:
-    path = tmp_path / "mine.jsonl"
-    path.write_text('{"prompt": "", "id": 2}', encoding="utf-8")
-    with pytest.raises(ArgumentError, match=r"'id' is 2; .*'prompt' is ''") as said:
-        read_prompt_file(path, are_named=False)
-    right = str(said.value).partition(". Right lines: ")[2].split(" or ")
-    path.write_text("\n".join(right), encoding="utf-8")
-    assert len(read_prompt_file(path, are_named=False)) == 2
-
-
 @pytest.mark.parametrize(("data", "says"), [(b"\n \n", "holds no prompt"), (b"\xff\xfe", "cannot")])
 def test_a_file_without_prompts_says_so(tmp_path: Path, data: bytes, says: str) -> None:
     path = tmp_path / "mine.jsonl"
@@ -198,64 +173,12 @@ def test_a_prompt_can_be_turned_into_the_other_kind() -> None:
         ({"synthetic_acceptance": (0.5, 1.5)}, r"synthetic_acceptance\[1\]=1.5"),
         ({"synthetic_acceptance": (0.5,), "n_draft": 2}, "has 1 probabilities"),
         ({"synthetic_acceptance": (0.5,), "lookup": 3}, "lookup=3"),
+        ({"synthetic_acceptance": (0.5,), "also": ("none",)}, "one draft"),
     ],
 )
 def test_a_configuration_that_cannot_be_is_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ArgumentError, match=says):
         BenchConfig(model_path="a.gguf", **options)
-
-
-def test_the_command_says_all_that_was_chosen() -> None:
-    plain = BenchConfig(model_path="a b.gguf", draft=PromptLookup())
-    assert plain.command == (
-        "pyllama-spec bench -m 'a b.gguf' -d prompt-lookup -n 128 --repeat 3 --temp 0 --seed 1"
-    )
-    full = BenchConfig(
-        model_path="a", draft="d.gguf", prompts="p.jsonl", n_tokens=9, repeats=1, n_draft=2,
-        p_min=0.25, lookup=0, temperature=0.5, seed=3, chat=False, n_threads=4, n_gpu_layers=-1,
-        n_ctx=99, synthetic_acceptance=(0.5, 0.25), peer="http://h",
-    )  # fmt: skip
-    assert full.command == (
-        "pyllama-spec bench -m a -d d.gguf --prompts p.jsonl -n 9 --repeat 1 --n-draft 2 "
-        "--p-min 0.25 --lookup 0 -t 4 -c 99 --peer http://h -ngl -1 --no-chat "
-        "--synthetic-acceptance 0.5,0.25 --temp 0.5 --seed 3"
-    )
-    assert full.max_draft == 2
-    named = BenchConfig(model_path="a", draft=Suffix(), also=("auto", NoDrafter())).command
-    assert named is not None and "-d suffix -d auto -d none" in named
-    assert BenchConfig(model_path="a", synthetic_acceptance=(0.5, 0.2)).max_draft == 2
-
-
-class Trigrams(Drafter):
-    """A user's own drafter."""
-
-    name = "trigrams"
-
-
-class Half(Drafter):
-    """A drafter around another one."""
-
-    name = "half(eagle3)"
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.inner = drafter
-
-
-def test_an_object_that_no_option_makes_has_no_command() -> None:
-    with SmallModel(model_path("llama")) as small:
-        for draft, file in (
-            (Trigrams(), None), (Half(Trigrams()), None), (Half(small), small.describe()["path"]),
-            (LookupFirst(small, 5), small.describe()["path"]), (small, small.describe()["path"]),
-            (Half(LookupFirst(small, 5)), small.describe()["path"]),
-        ):  # fmt: skip
-            assert BenchConfig(model_path="a", draft=draft).command is None
-            assert BenchConfig(model_path="a", draft="suffix", also=(draft,)).command is None
-            found = draft_file(draft)
-            assert (None if found is None else str(found)) == file
-    # As a path it has both; a name is not a file.
-    path = str(model_path("llama"))
-    assert f"-d {path}" in (BenchConfig(model_path="a", draft=path).command or "")
-    assert (draft_file(path), draft_file("suffix")) == (model_path("llama"), None)
 
 
 @pytest.mark.parametrize("n_ctx", [512, None])

@@ -37,7 +37,7 @@ def test_the_controllers_counts_are_those_of_the_runs(result: bench.BenchResult)
     for prompt, line in zip(result.prompts, report, strict=True):
         runs = [pair.spec for pair in prompt.pairs]
         for key in ("asked", "probes", "proposed"):
-            assert line[key] == sum(getattr(run, key) for run in runs)
+            assert line[key] == sum(getattr(run.stats, key) for run in runs)
     assert sum(line["asked"] for line in report) > 0, "the drafter was asked"
     assert sum(line["proposed"] for line in report) > 0
     (head,) = [line for line in bench.table(result).split("\n") if line.startswith("drafts ")]
@@ -68,7 +68,6 @@ def test_json_holds_what_the_design_says(result: bench.BenchResult) -> None:
     assert set(report["categories"]) == {"a", "b"}
     assert set(report["versions"]) >= {"pyllama_spec", "engine", "python", "numpy"}
     assert report["machine"]["cpu_model"]
-    assert report["command"].startswith("pyllama-spec bench -m ")
     assert len(report["files"]["target"]["sha256"]) == 64
     assert report["interrupted"] is False
     assert report["failure"] is None
@@ -191,16 +190,6 @@ def test_synthetic_rounds_are_the_heads_own(tmp_path: Path) -> None:
         assert isinstance(spec.synthetic.inner, Eagle3)
 
 
-def test_the_processor_time_of_rounds_leaves_the_prompt_out(tmp_path: Path) -> None:
-    target = model_path("llama")
-    plain, (spec,) = open_sides(Model(target), tiny_config(tmp_path, model_path=target), 256)
-    with plain, spec:
-        for side in (plain, spec):
-            alone, with_rounds = side.run(range(3, 103), 1), side.run(range(3, 103), 9)
-            assert alone.rounds_cpu_s < alone.cpu_s / 2, "its only token comes from the prompt"
-            assert 0.0 < with_rounds.rounds_cpu_s < with_rounds.cpu_s
-
-
 def test_an_eagle3_head_is_measured_and_its_file_noted(tmp_path: Path) -> None:
     config = tiny_config(
         tmp_path, model_path=model_path("perm"), draft=model_path("perm_eagle3"), repeats=1
@@ -210,12 +199,7 @@ def test_an_eagle3_head_is_measured_and_its_file_noted(tmp_path: Path) -> None:
     assert report["summary"]["acceptance_rate"] == 1.0
     assert report["summary"]["same_text"] is True
     assert report["time"]["spec"]["draft_s"] > 0
-    assert report["files"]["draft"]["name"] == config_name(config)
-
-
-def config_name(config: bench.BenchConfig) -> str:
-    assert isinstance(config.draft, Path)
-    return config.draft.name
+    assert report["files"]["draft"]["name"] == Path(str(config.draft)).name
 
 
 def test_every_run_pays_its_prompt_and_the_order_changes(
@@ -308,7 +292,7 @@ def test_an_error_while_measuring_keeps_what_was_measured(
 def test_a_drafter_that_fails_is_reported(tmp_path: Path) -> None:
     result = bench.run(tiny_config(tmp_path, draft=_Interrupts(1, RuntimeError("no idea"))))
     # It failed in the warm-up; its second try, in the first prompt, went well.
-    assert result.comparison.spec.accepted > 0
+    assert result.comparison.spec.stats.accepted > 0
     drafter = _Interrupts(n_proposals(tiny_config(tmp_path)) - 6, RuntimeError("no idea"))
     result = bench.run(tiny_config(tmp_path, draft=drafter, repeats=1))
     assert any("no idea" in note for note in bench.to_json(result)["notes"])

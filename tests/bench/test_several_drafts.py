@@ -9,8 +9,6 @@ import pytest
 
 from pyllama_spec import bench
 from pyllama_spec.cli.entry import main
-from pyllama_spec.drafters import DrafterWrapper, Mtp
-from pyllama_spec.errors import ArgumentError
 from tests.bench.tools import tiny_config, write_prompts
 from tests.models import model_path
 
@@ -37,17 +35,6 @@ def test_each_draft_has_figures_of_its_own(tmp_path: Path) -> None:
     assert "others" not in block
 
 
-def test_a_head_in_the_targets_file_has_no_file_of_its_own(tmp_path: Path) -> None:
-    """The same holds for an object, and for a head inside a wrapper."""
-    config = tiny_config(
-        tmp_path, model_path=model_path("glm4moe", n_heads=1), draft=Mtp(None, 2),
-        also=(DrafterWrapper(Mtp(None, 2)),), repeats=1,
-    )  # fmt: skip
-    head = bench.to_json(bench.run(config))
-    for one in (head, *head["others"]):
-        assert list(one["files"]) == ["target"]
-
-
 def test_the_command_line_takes_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
     args = ["bench", "-m", str(model_path("llama")), "-d", "prompt-lookup", "-d", "none", "-n", "4"]
@@ -59,11 +46,6 @@ def test_the_command_line_takes_several(tmp_path: Path, capsys: pytest.CaptureFi
     assert [line.split()[0] for line in last[1:3]] == ["prompt-lookup", "none"]
     report = json.loads(out.read_text())
     assert "-d prompt-lookup -d none" in report["command"]
-
-
-def test_made_up_acceptance_is_of_one_draft(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="one draft"):
-        tiny_config(tmp_path, also=("none",), synthetic_acceptance=(0.5,))
 
 
 def test_the_progress_names_every_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

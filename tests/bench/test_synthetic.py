@@ -67,10 +67,10 @@ def test_a_seed_decides_the_coins(tmp_path: Path) -> None:
 
 def test_certain_coins(tmp_path: Path) -> None:
     always = measured(tmp_path, synthetic_acceptance=(1.0, 1.0), repeats=1)
-    assert always.comparison.spec.acceptance_rate == 1.0
+    assert always.comparison.spec.stats.acceptance_rate == 1.0
     never = measured(tmp_path, synthetic_acceptance=(0.0, 1.0), repeats=1)
-    assert never.comparison.spec.accepted == 0
-    assert never.comparison.spec.tokens_per_round == 1.0
+    assert never.comparison.spec.stats.accepted == 0
+    assert never.comparison.spec.stats.tokens_per_round == 1.0
 
 
 def test_sampled_text_can_be_scripted_too(tmp_path: Path) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from pyllama_spec.bench import BenchConfig
-from pyllama_spec.bench.figures import Pair, PromptResult
+from pyllama_spec.bench.figures import BenchResult, Pair, PromptResult, Setup
 from pyllama_spec.bench.machine import Streaming
-from pyllama_spec.bench.result import BenchResult, Setup
 from pyllama_spec.bench.sides import Run
+from pyllama_spec.speculative.stats import SpeculationStats, Timing
 from tests.models import model_path
 
 CHAT = [{"role": "user", "content": "one two three one two"}]
@@ -43,17 +44,28 @@ def tiny_config(folder: Path, **options: Any) -> BenchConfig:
 def made_up_run(
     rounds: Sequence[tuple[int, int]], decode_s: float, *, first: int = 0, **options: Any
 ) -> Run:
-    """A run whose tokens count up, with half a second of prompt."""
+    """A run whose tokens count up, with half a second of prompt; fields of its stats by name."""
     n = 1 + sum(accepted + 1 for _, accepted in rounds)
-    values: dict[str, Any] = {"is_stopped": False, "prompt_s": 0.5, **options}
-    tokens = tuple(range(first, first + n))
-    return Run(tokens=tokens, rounds=tuple(rounds), decode_s=decode_s, **values)
+    timing = {name: options.pop(name) for name in ("draft_s", "verify_s") if name in options}
+    own = {f.name for f in fields(Run)} & set(options)
+    values = {"is_stopped": False, **{name: options.pop(name) for name in own}}
+    longest = max((drafted for drafted, _ in rounds), default=0)
+    counted = [[one[i] for one in rounds] for i in (0, 1)]
+    histograms = [[of.count(k) for k in range(longest + 1)] for of in counted]
+    stats = SpeculationStats(
+        rounds=len(rounds), drafted=sum(counted[0]), accepted=sum(counted[1]),
+        verified_histogram=histograms[0], accepted_histogram=histograms[1], **options,
+    )  # fmt: skip
+    return Run(
+        tokens=tuple(range(first, first + n)), rounds=tuple(rounds), stats=stats,
+        timing=Timing(prompt_s=0.5, decode_s=decode_s, n_decoded=n - 1, **timing), **values,
+    )  # fmt: skip
 
 
 def made_up_result(prompts: Sequence[PromptResult], **options: Any) -> BenchResult:
     """A result with a made-up machine."""
     setup = Setup(
-        target="a model", drafter="a drafter", n_ctx=256, n_threads=2, max_draft=3,
+        target="a model", drafter="a drafter", draft="a draft", n_ctx=256, n_threads=2, max_draft=3,
         weight_bytes=50_000_000, weight_basis="made up", streaming=Streaming(2, 2**28, 2e10, 1e10),
         provenance={"machine": {"last_level_cache_bytes": 2**25}, "files": {}},
     )  # fmt: skip

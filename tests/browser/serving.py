@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,10 +15,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pyllama_spec.bench.beside import free_port
-
 _READY_S = 120.0
 _POLL_S = 0.1
+
+
+def free_port() -> int:
+    """A free port of this machine."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
 
 
 class Server:

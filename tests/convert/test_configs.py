@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_spec.convert.eagle3.config import DraftConfig, read_config
-from pyllama_spec.convert.eagle3.layer_ids import resolve
+from pyllama_spec.convert.eagle3.config import DraftConfig, read_config, resolve
+from pyllama_spec.convert.eagle3.convert import refuse_other_kinds
 from pyllama_spec.convert.eagle3.layout import Plan, plan_tensors
-from pyllama_spec.convert.eagle3.refusals import refuse_other_kinds
 from pyllama_spec.errors import ConversionError
 from pyllama_spec.gguf.tensors import Raw, SourceTensor
 

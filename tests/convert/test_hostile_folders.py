@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import struct
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from pyllama_spec.convert.pickled import read_torch
 from pyllama_spec.errors import ConversionError
 from tests.convert.tools import (
     convert,
@@ -23,7 +19,6 @@ from tests.convert.tools import (
     make_head,
     write_head,
     write_target,
-    write_torch,
 )
 
 FILES = ("config.json", "model.safetensors", "model.safetensors.index.json")
@@ -62,14 +57,6 @@ def test_what_is_no_file(tmp_path: Path, file: str, make: Callable[[Path], None]
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("make", [_pipe, _device])
-def test_a_torch_file_that_is_none(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    make(tmp_path / "pytorch_model.bin")
-    with pytest.raises(ConversionError, match="not a file"):
-        read_torch(tmp_path / "pytorch_model.bin")
-
-
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
 def test_a_targets_folder(tmp_path: Path, file: str) -> None:
     folder = write_head(tmp_path / "draft", "specforge", make_head())
@@ -90,31 +77,6 @@ def test_links_to_files_are_followed(tmp_path: Path) -> None:
     (folder / "model.safetensors").rename(blob)
     (folder / "model.safetensors").symlink_to(blob)
     assert convert(folder).n_tensors > 10
-
-
-@pytest.mark.parametrize("name", ["model/data.pkl", "model/byteorder", "model/data/0"])
-def test_what_unpacks_to_more_than_the_file(tmp_path: Path, name: str) -> None:
-    """A compressed archive is refused, since torch.save() compresses nothing."""
-    write_torch(tmp_path / "a.bin", {"a": np.zeros((256, 256), np.float32)}, "F32")
-    bomb = tmp_path / "bomb.bin"
-    with zipfile.ZipFile(tmp_path / "a.bin") as old, zipfile.ZipFile(bomb, "w") as new:
-        for entry in old.namelist():
-            kind = zipfile.ZIP_DEFLATED if entry == name else zipfile.ZIP_STORED
-            data = bytes(64 << 20) if entry == "model/byteorder" == name else old.read(entry)
-            new.writestr(entry, data, kind)
-    with pytest.raises(ConversionError, match=rf"{name} is compressed"):
-        read_torch(bomb)
-
-
-def test_an_entry_that_lies_about_its_size(tmp_path: Path) -> None:
-    write_torch(tmp_path / "a.bin", {"a": np.zeros(64, np.float32)}, "F32")
-    data = (tmp_path / "a.bin").read_bytes()
-    # In the table at the end: the length of what is unpacked, of the numbers.
-    at = data.rindex(b"model/data/0") - 46 + 24
-    lie = data[:at] + struct.pack("<I", 1 << 31) + data[at + 4 :]
-    (tmp_path / "a.bin").write_bytes(lie)
-    with pytest.raises(ConversionError, match="is compressed"):
-        read_torch(tmp_path / "a.bin")
 
 
 _CONVERT = """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_spec.convert import Convention
-from pyllama_spec.convert.eagle3.layer_ids import WrittenIds, default_inputs, resolve
+from pyllama_spec.convert.eagle3.config import WrittenIds, default_inputs, resolve
 from pyllama_spec.errors import ConversionError
 from tests.convert.tools import convert_head, gguf_keys, make_head
 

@@ -102,7 +102,6 @@ def test_layouts_are_named(tmp_path: Path) -> None:
         report = convert_head(tmp_path, layout, make_head())
         named[layout] = (report.layout, report.layer_ids)
     assert named == {
-        "safeailab_bin": ("SafeAILab", "default"),
         "safeailab": ("SafeAILab", "default"),
         "specforge": ("SpecForge", "output"),
         "speculators": ("speculators", "input"),

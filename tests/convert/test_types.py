@@ -24,7 +24,6 @@ from tests.convert.tools import (
     write_head,
     write_safetensors,
     write_target,
-    write_torch,
 )
 
 FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
@@ -63,16 +62,12 @@ def test_types(tmp_path: Path, kind: Kind, tolerance: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("floats", "name"), [("BF16", "BF16"), ("F16", "F16"), ("F32", "F32")])
-@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
-def test_the_sources_type_is_kept(tmp_path: Path, floats: str, name: str, suffix: str) -> None:
+def test_the_sources_type_is_kept(tmp_path: Path, floats: str, name: str) -> None:
     head = make_head()
     folder = write_head(tmp_path / "draft", "safeailab", head)
     (folder / "model.safetensors").unlink()
     tensors = {k.replace("layers.0.", "midlayer."): v for k, v in head.tensors.items()}
-    if suffix == "bin":
-        write_torch(folder / "pytorch_model.bin", tensors, floats)
-    else:
-        write_safetensors(folder / "model.safetensors", tensors, floats)
+    write_safetensors(folder / "model.safetensors", tensors, floats)
     report = convert(folder)
     assert report.type_name == name
     kinds = {kind for kind, shape, _ in gguf_tensors(report.path).values() if len(shape) == 2}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pyllama_spec.convert.vocabulary import map_vocabulary
+from pyllama_spec.convert.embeddings import map_vocabulary
 from pyllama_spec.errors import ConversionError
 from tests.convert.tools import N_DRAFT, N_VOCAB, convert_head, gguf_tensors, make_head
 

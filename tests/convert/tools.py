@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import struct
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ Json = dict[str, Any]
 # Of the target: far enough apart that inputs 2, 4, 5 are the default and outputs 1, 3, 4 as well.
 N_LAYER, N_EMBD, N_VOCAB, N_DRAFT = 8, 64, 320, 96
 INPUTS, OUTPUTS = (2, 4, 5), (1, 3, 4)
-LAYOUTS = ("safeailab_bin", "safeailab", "specforge", "speculators", "redhat", "nvidia", "flat")
+LAYOUTS = ("safeailab", "specforge", "speculators", "redhat", "nvidia", "flat")
 
 _PARTS = {
     "attn_norm": "input_layernorm",
@@ -185,10 +184,7 @@ def write_head(folder: Path, layout: str, head: Head, floats: str = "BF16") -> P
             tensors["verifier_norm.weight"] = np.ones(width, np.float32)
             tensors["verifier_lm_head.weight"] = np.full((N_DRAFT, *width), np.nan, np.float32)
     (folder / "config.json").write_text(json.dumps(config))
-    if layout == "safeailab_bin":
-        write_torch(folder / "pytorch_model.bin", tensors, floats)
-    else:
-        write_safetensors(folder / "model.safetensors", tensors, floats)
+    write_safetensors(folder / "model.safetensors", tensors, floats)
     return folder
 
 
@@ -238,57 +234,6 @@ def write_safetensors(path: Path, tensors: Tensors, floats: str = "BF16") -> Non
         data += raw
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
-_STORAGES = {
-    "F32": "FloatStorage", "F64": "DoubleStorage", "F16": "HalfStorage", "BF16": "BFloat16Storage",
-    "I64": "LongStorage", "I32": "IntStorage", "BOOL": "BoolStorage",
-}  # fmt: skip
-
-
-def write_torch(path: Path, tensors: Tensors, floats: str = "BF16", extra: bytes = b"") -> None:
-    """The bytes of torch.save() for a state dict, opcode by opcode; `extra` follows as an item."""
-    code = b"\x80\x02ccollections\nOrderedDict\n)R("
-    for index, (name, array) in enumerate(tensors.items()):
-        code += _string(name) + _tensor_code(index, array, floats)
-    _write_archive(path, code + extra + b"u.", list(tensors.values()), floats)
-
-
-def write_bare_tensor(path: Path, array: Array, floats: str = "BF16") -> None:
-    """The bytes of torch.save() for a single tensor."""
-    _write_archive(path, b"\x80\x02" + _tensor_code(0, array, floats) + b".", [array], floats)
-
-
-def _tensor_code(index: int, array: Array, floats: str) -> bytes:
-    array = np.array(array, order="C")
-    strides = [s // array.itemsize for s in array.strides]
-    code = b"ctorch._utils\n_rebuild_tensor_v2\n((" + _string("storage")
-    code += f"ctorch\n{_STORAGES[stored(array, floats)[0]]}\n".encode()
-    code += _string(str(index)) + _string("cpu") + _int(int(array.size)) + b"tQ" + _int(0)
-    code += _tuple(list(array.shape)) + _tuple(strides)
-    return code + b"\x89ccollections\nOrderedDict\n)RtR"
-
-
-def _write_archive(path: Path, code: bytes, arrays: list[Array], floats: str) -> None:
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("model/data.pkl", code)
-        archive.writestr("model/byteorder", "little")
-        for index, array in enumerate(arrays):
-            raw = stored(np.array(array, order="C"), floats)[1]
-            archive.writestr(f"model/data/{index}", raw)
-        archive.writestr("model/version", "3\n")
-
-
-def _string(text: str) -> bytes:
-    return b"X" + struct.pack("<I", len(text.encode())) + text.encode()
-
-
-def _int(value: int) -> bytes:
-    return b"J" + struct.pack("<i", value)
-
-
-def _tuple(values: list[int]) -> bytes:
-    return b"(" + b"".join(map(_int, values)) + b"t"
 
 
 def write_target(path: Path, arch: str = "llama", **keys: Any) -> Path:

@@ -13,7 +13,14 @@ from pyllama_spec.engine import Context, Model
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.train import CheckpointError, TrainError
 from pyllama_spec.train.corpus.build import corpus_identity
-from pyllama_spec.train.corpus.draft_vocab import choose_draft_vocab, ending_tokens
+from pyllama_spec.train.corpus.draft_vocab import (
+    HeadBytes,
+    choose_draft_vocab,
+    choose_size,
+    coverage,
+    ending_tokens,
+    head_bytes,
+)
 from pyllama_spec.train.corpus.feature_store import FeatureStore
 from pyllama_spec.train.corpus.features import (
     FeatureSource,
@@ -22,7 +29,6 @@ from pyllama_spec.train.corpus.features import (
     wanted_rows,
 )
 from pyllama_spec.train.corpus.store import CorpusStore, TextSequence, load_corpus
-from pyllama_spec.train.corpus.vocab_size import HeadBytes, choose_size, coverage, head_bytes
 from tests.corpus.tools import (
     LAYERS,
     N_TOP,

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from pyllama_spec.engine import Model
-from pyllama_spec.train.corpus.build import CorpusProgress, corpus_identity
+from pyllama_spec.train.corpus.build import CorpusProgress, corpus_identity, load_waiting
 from pyllama_spec.train.corpus.features import FeatureSource
 from pyllama_spec.train.corpus.store import CorpusStore
-from pyllama_spec.train.corpus.waiting import load_waiting
 from tests.corpus.tools import (
     LAYERS,
     N_TOP,

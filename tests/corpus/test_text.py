@@ -20,15 +20,18 @@ from pyllama_spec.train.corpus.build import build_corpus
 from pyllama_spec.train.corpus.features import (
     LiveFeatures,
 )
-from pyllama_spec.train.corpus.prompt_seeds import (
+from pyllama_spec.train.corpus.generate import draw, top_k_of
+from pyllama_spec.train.corpus.quality import Seen, distinct_ratio, ends_in_loop, is_repetitive
+from pyllama_spec.train.corpus.tasks import (
+    FilePrompts,
+    OwnPrompts,
     PromptSeeds,
+    has_template,
     is_whole,
     read_prompt_seeds,
+    read_prompts,
     read_subjects,
 )
-from pyllama_spec.train.corpus.quality import Seen, distinct_ratio, ends_in_loop, is_repetitive
-from pyllama_spec.train.corpus.tasks import FilePrompts, OwnPrompts, has_template, read_prompts
-from pyllama_spec.train.corpus.top_k import draw, top_k_of
 from tests.corpus.tools import (
     LAYERS,
     N_TOP,

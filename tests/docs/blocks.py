@@ -4,14 +4,11 @@ A block of bash or python runs, unless a comment precedes it:
 
     <!-- not run: why -->       its commands are still parsed
     <!-- newcomer: why -->      tests/train runs it
-
-``python -m tests.docs.blocks`` prints the number of each.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +17,6 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parents[2]
-# Logs tell what was run when, for hours and on other machines: their commands are parsed.
-LOG = frozenset(("docs/parity-table.md", "docs/apps-table.md", "examples/drafts/README.md"))
-MEASUREMENTS = "docs/measurements/"
 RUNS, TEXT = ("bash", "python"), ("text", "json", "toml", "lark", "gbnf")
 _MARK = re.compile(r"<!-- (not run|newcomer): (\S.*?) -->\s*$", re.DOTALL)
 _INLINE = re.compile(r"`(pyllama-spec [^`]+)`")
@@ -56,18 +50,9 @@ class Block:
 
 def pages() -> list[Path]:
     """README, CONTRIBUTING, the pages of docs/ and what is said of the trained drafts."""
-    docs, log = (sorted((ROOT / folder).glob("*.md")) for folder in ("docs", MEASUREMENTS))
+    docs = sorted((ROOT / "docs").glob("*.md"))
     drafts = ROOT / "examples" / "drafts" / "README.md"
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *docs, *log, drafts]
-
-
-def _is_log(page: str) -> bool:
-    return page in LOG or page.startswith(MEASUREMENTS)
-
-
-def is_log(page: Path) -> bool:
-    """Whether it is a log instead of a guide."""
-    return _is_log(page.relative_to(ROOT).as_posix())
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *docs, drafts]
 
 
 def _walk(tokens: list[Token], page: str) -> Iterator[Block]:
@@ -98,26 +83,3 @@ def inline_commands(page: Path) -> list[str]:
     """Commands of ours within sentences and tables of a page, without what may be left out."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     return _INLINE.findall(text)
-
-
-def fate(block: Block) -> str:
-    """The test that a block gets."""
-    if _is_log(block.page):
-        return "of the log: parsed"
-    if block.language not in RUNS:
-        return "no code"
-    return {"": "run", "newcomer": "run in tests/train", "not run": "parsed"}[block.mark]
-
-
-def main() -> None:
-    """Prints the counts, and the reasons of what is not run."""
-    blocks = [block for page in pages() for block in blocks_of(page)]
-    for (what, language), n in sorted(Counter((fate(b), b.language) for b in blocks).items()):
-        print(f"{n:4} {what}{f', {language}' if language else ''}")
-    for block in blocks:
-        if block.mark == "not run":
-            print(f"{block}: {block.reason}")
-
-
-if __name__ == "__main__":
-    main()

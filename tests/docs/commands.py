@@ -20,7 +20,6 @@ from tests.docs.blocks import ROOT
 _FOREIGN = frozenset(
     ("git", "cd", "echo", "ln", "mkdir", "llama-server", "bash", "python3", "export")
 )
-_PROGRAMS = _FOREIGN | {"pyllama-spec", "make", "pip", "python"}
 _PLANS: dict[str, Callable[[list[str], dict[str, str]], object]] = {
     "pyllama_spec.llama_cpp.server": llama_cpp_server.plan,
     "pyllama_spec.server.llama_server": llama_server.plan,
@@ -34,23 +33,17 @@ def lines_of(code: str) -> Iterator[list[str]]:
     # A text in single quotes, at the end of a line begun and of others ended: one word.
     joined = re.sub(r" '[^'\n]*\n[^']*'(?=\n|$)", " 'some lines'", joined)
     for line in joined.splitlines():
-        # Remarks behind a command, as logs have them: "   (its second part)".
-        bare = re.sub(r"\s{3,}\(.*\)\s*$", "", line)
-        if "[" in bare and "pip" not in bare:
-            bare = re.sub(r"\[[^\]]*\]", "", bare)
-        bare = bare.replace("<this repository>", "REPOSITORY")
+        bare = line.replace("<this repository>", "REPOSITORY")
         reader = shlex.shlex(bare, posix=True, punctuation_chars=";|&")
         reader.whitespace_split = True  # a word ends at a blank, or at one of these signs
         words = list(reader)
         part: list[str] = []
-        for word, following in zip([*words, "&&"], [*words[1:], "", ""], strict=False):
-            # In logs a bar stands between alternatives as well: "by_key keys | tensors".
-            if word in ("&&", ";", "&") or (word == "|" and following in _PROGRAMS):
-                if part:
-                    yield part
-                part = []
-            elif word != "|":
+        for word in [*words, "&&"]:
+            if word not in ("&&", ";", "&", "|"):
                 part.append(word)
+            elif part:
+                yield part
+                part = []
 
 
 def fault(words: list[str]) -> str | None:

@@ -13,7 +13,7 @@ import pytest
 
 from pyllama_spec import Llama
 from tests.docs import kit
-from tests.docs.blocks import ROOT, blocks_of, is_log, pages
+from tests.docs.blocks import ROOT, blocks_of, pages
 from tests.models import model_path
 
 # Pages that a toy is enough for; the others run SmolLM2.
@@ -21,13 +21,12 @@ TOY = frozenset((
     "README.md", "CONTRIBUTING.md", "start.md", "train.md", "convert.md", "command-line.md",
     "embeddings.md", "index.md",
 ))  # fmt: skip
-GUIDE = [page for page in pages() if not is_log(page)]
 
 
 def with_code(language: str) -> list[Path]:
     """Pages with such blocks that run."""
     return [
-        page for page in GUIDE
+        page for page in pages()
         if any(block.language == language and not block.mark for block in blocks_of(page))
     ]  # fmt: skip
 

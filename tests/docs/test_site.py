@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import quickjs
 
 from pyllama_spec import Llama
+from tests.docs.blocks import ROOT
 from tools.docs.site_hooks import (
-    _FENCE,
     _FROM_ELSEWHERE,
-    QUESTIONS,
-    ROOT,
     SEARCHED_AS,
-    SMALL_WORDS,
     as_page,
     begun,
-    broken_well,
-    indented,
-    items_in_text,
     linked,
-    on_post_build,
     place_on_site,
     target_of,
 )
@@ -47,78 +37,10 @@ def test_where_a_link_leads(link: str, source: str, target: str | None) -> None:
     assert target_of(link, source) == target
 
 
-@pytest.mark.parametrize("page", SEARCHED_AS)
-def test_what_a_page_is_searched_as(page: str) -> None:
-    """A tag is a word of its page alone, and starts with no small word of the search."""
-    path = page.removeprefix("repository/") if "/" in page else f"docs/{page}"
-    title, _, _ = (ROOT / path).read_text(encoding="utf-8").lower().partition("\n")
-    others = [tag for other, tags in SEARCHED_AS.items() if other != page for tag in tags]
-    for tag in SEARCHED_AS[page]:
-        assert re.fullmatch("[a-z]+", tag), tag
-        assert not [word for word in SMALL_WORDS.split() if tag.startswith(word)], tag
-        assert tag not in others, tag
-        assert tag not in title.split(), f"{tag} is in the title of {page} already"
-
-
-@pytest.mark.parametrize(("asked", "words"), QUESTIONS)
-def test_a_question_finds_a_heading(asked: str, words: str) -> None:
-    """The search reads each word as the beginning of one; lunr's own small words are not there."""
-    re.compile(asked)
-    headings = [
-        line.lower().split()
-        for path in [*(ROOT / "docs").glob("*.md"), ROOT / "CHANGELOG.md"]
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if line.startswith("#")
-    ]
-    assert any(
-        all(any(part.lstrip("(").startswith(word) for part in heading) for word in words.split())
-        for heading in headings
-    ), words
-
-
-def test_searches_lead_to_pages_that_there_are() -> None:
-    """The searches in the documents name existing pages; site_search.cjs shows their results."""
-    lines = (ROOT / "tools/docs/searches.txt").read_text(encoding="utf-8").splitlines()
-    assert len(lines) == len(set(lines)) > 50
-    for line in lines:
-        for page in line.partition(": ")[2].split():
-            path = page.partition(".html")[0].removeprefix("repository/") + ".md"
-            assert (ROOT / "docs" / path).is_file() or (ROOT / path).is_file(), line
-
-
-@pytest.mark.parametrize("query, asked", [
-    ("-ctk q8_0", "flags ctk "), ("--api-key-file", "flags api key file "),
-    ("--cache_type_k", "flags cache type "), ("cache-type-k", "flags cache type "),
-    ("-c 8192 -np 4", "flags  "), ("--max-waiting 9", "max-waiting 9"),
-    ("json-schema", "json-schema"), ("draft  model", "draft model"),
-    ("draft-max", "flags draft max "), ("draft_max", "draft_max"),
-    ("write a drafter", "write drafter"), ("a", "a"),
-    ("Switch draft OFF", "title:disable^10000 Switch draft OFF"),
-    ("server out of memory", "title:memory^10000 title:out^10000 server out memory"),
-])  # fmt: skip
-def test_the_search_takes_flags_and_questions(query: str, asked: str, tmp_path: Path) -> None:
-    worker = tmp_path / "assets/javascripts/workers/search.0123.min.js"
-    worker.parent.mkdir(parents=True)
-    worker.write_text('addEventListener("message", (event) => { heard = event.data.data; });')
-    on_post_build(SimpleNamespace(site_dir=str(tmp_path)))
-    context = quickjs.Context()
-    context.eval("""
-        let heed, heard;
-        globalThis.self = globalThis;
-        globalThis.addEventListener = (_type, listener) => { heed = listener; };
-    """)
-    context.eval(worker.read_text())
-    context.eval(f"heed({{ data: {{ type: 2, data: {json.dumps(query)} }} }})")
-    assert context.eval("heard") == asked
-
-
-def test_where_a_line_of_a_table_ends() -> None:
-    assert (
-        broken_well("<td><code>--draft-max</code>") == '<td><code class="option">--draft-max</code>'
-    )
-    long = "vllm:spec_decode_num_drafts_total"
-    assert broken_well(f"<code>{long}</code>").count("_<wbr>") == 4
-    assert broken_well("<td><code>n_draft</code></td>") == "<td><code>n_draft</code></td>"
+def test_words_of_searches_lead_to_one_page() -> None:
+    tags = [tag for page in SEARCHED_AS for tag in SEARCHED_AS[page]]
+    assert len(tags) == len(set(tags))
+    assert all((ROOT / "docs" / page).is_file() for page in SEARCHED_AS)
 
 
 def test_what_is_taken_in() -> None:
@@ -173,39 +95,13 @@ def test_lists_and_tables_begin_behind_an_empty_line() -> None:
         assert begun(kept) == kept
 
 
-def test_what_goes_on_with_an_item_belongs_to_it() -> None:
-    assert begun("1. a\n\n   more\n2. b\n") == "1. a\n\n    more\n\n2. b\n"
-    assert begun("- a\n\n  more\n  still\n- b\n") == "- a\n\n    more\n  still\n\n- b\n"
-    assert begun("- a\n\n  more\n\nb\n") == "- a\n\n    more\n\nb\n"
-    for kept in ("1. a\n   more\n2. b\n", "- a\n  - b\n", "a\n\n    code\n", "1. a\n\n    more\n"):
-        assert begun(kept) == kept
-    for indent, shown in (("", ""), ("  ", "    "), ("   ", "    "), ("    ", "    ")):
-        fence = _FENCE.search(f"{indent}```text\n{indent}a\n\n{indent}b\n{indent}```\n")
-        assert fence is not None
-        assert indented(fence) == f"{shown}```text\n{shown}a\n\n{shown}b\n{shown}```"
-
-
-@pytest.mark.parametrize(
-    ("html", "n"),
-    [
-        ("<p>A paragraph.\n4. <strong>An item.</strong>\n5. More</p>", 2),
-        ("<p>A paragraph.\n- An item</p>", 1),
-        ("<ol>\n<li>An item</li>\n</ol><p>It is 4. and\nnot - this</p>", 0),
-        ("<pre><code>1. a\n- b\n</code></pre>", 0),
-    ],
-)
-def test_items_that_became_text(html: str, n: int) -> None:
-    assert len(items_in_text(html)) == n
-
-
-@pytest.mark.parametrize("capture", sorted((ROOT / "docs/images").iterdir()), ids=lambda p: p.name)
-def test_captures_are_shown(capture: Path) -> None:
-    """GitHub and the site show each capture in its own colours."""
-    scheme = re.search(r"-(light|dark)\.(svg|png)$", capture.name)
-    end = f"#gh-{scheme[1]}-mode-only" if scheme else ""
-    shown = f"](images/{capture.name}{end})"
+def test_each_picture_is_shown() -> None:
     texts = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")]
-    assert any(shown in text for text in texts), f"no page has {shown}"
+    for picture in (ROOT / "docs" / "images").iterdir():
+        scheme = re.search(r"-(light|dark)\.(svg|png)$", picture.name)
+        assert scheme is not None, picture
+        shown = f"](images/{picture.name}#gh-{scheme[1]}-mode-only)"
+        assert any(shown in text for text in texts), f"no page has {shown}"
 
 
 def test_the_reference_has_each_call_of_llama() -> None:

@@ -1,16 +1,18 @@
-"""Generated pages equal what their programs would write now."""
+"""What programs write and git keeps equals what they would write now, and the rest can be made."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import xml.etree.ElementTree as ET
-from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.docs.blocks import ROOT
+from tools.comparison.calls import CALLS
+from tools.docs import beside, charts, command_line, results
+from tools.docs.site_hooks import made
 
-from tools.docs import charts, command_line, results
+PICTURES = charts.pictures(results.files())
 
 
 def test_the_command_line_is_that_of_the_parsers() -> None:
@@ -18,24 +20,39 @@ def test_the_command_line_is_that_of_the_parsers() -> None:
     assert written == command_line.page(), "make docs-pages writes it anew"
 
 
-def test_the_results_are_those_of_the_files() -> None:
+def test_the_main_tables_and_the_kept_pictures_are_those_of_the_files() -> None:
     written = results.PAGE.read_text(encoding="utf-8")
-    assert written == results.page(), "make docs-pages writes it anew"
-    for path, text in results.pictures().items():
-        assert path.read_text(encoding="utf-8") == text, "make docs-pages draws it anew"
+    assert written.endswith(results.main_tables()), "make docs-pages writes them anew"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in results.KEPT:
+        kept = (ROOT / "docs" / "images" / name).read_text(encoding="utf-8")
+        assert kept == PICTURES[name], "make docs-pages draws it anew"
+        assert f"docs/images/{name}" in readme
+
+
+def test_the_other_pages_can_be_made() -> None:
+    """None of them is in the repository, and each has all that it is made of."""
+    pages = made()
+    assert not [place for place in pages if (ROOT / "docs" / place).exists()]
+    assert all(text.startswith(("# ", "<svg")) for text in pages.values())
+    runs = results.load()
+    for path, run in runs:
+        assert path.name in pages["results-by-prompt.md"]
+        assert all(f"| {one['id']} |" in pages["results-by-prompt.md"] for one in run["prompts"])
+    n_rows = pages["parity-table.md"].count("\n| `` ")
+    assert n_rows == len(CALLS)
+    assert set(beside.data()["calls"]) <= {code for _, code, _ in CALLS}
+    assert pages["apps-table.md"].count("\n| ") == len(beside.data()["apps"]) + 1
 
 
 def test_the_pictures_show_each_run_and_no_other() -> None:
     runs = [run for _, run in results.load()]
-    for path, text in results.pictures().items():
-        root = ET.fromstring(text)
-        if path.name.startswith("categories"):
-            continue
-        bars = [one for one in root.iter() if one.tag.endswith("path")]
-        assert len(bars) == len(runs)
-        for run in runs:
-            assert f">{charts.speed(run, run['summary']):.2f}</text>" in text
-    assert charts.is_drawn(runs[0])
+    for name, text in PICTURES.items():
+        if not name.startswith("categories"):
+            bars = [one for one in ET.fromstring(text).iter() if one.tag.endswith("path")]
+            assert len(bars) == len(runs)
+            for run in runs:
+                assert f">{charts.speed(run, run['summary']):.2f}</text>" in text
 
 
 def test_the_pictures_show_each_draft_in_each_category() -> None:
@@ -53,21 +70,10 @@ def test_the_pictures_show_each_draft_in_each_category() -> None:
         f"{charts.speed(run, one):.2f}" for run in several for one in run["categories"].values()
     )
     assert expected
-    for path, text in results.pictures().items():
-        if path.name.startswith("categories"):
+    for name, text in PICTURES.items():
+        if name.startswith("categories"):
             found = [one.text or "" for one in ET.fromstring(text).iter()]
             assert sorted(one for one in found if re.fullmatch(r"\d+\.\d\d", one)) == expected
-
-
-def test_a_run_is_drawn_if_its_categories_have_as_many_prompts_each() -> None:
-    whole = {"synthetic": None, "interrupted": False, "failure": None}
-    odd = [{"category": name} for name in ("code", "math", "code")]
-    even = [*odd, {"category": "math"}]
-    assert charts.is_drawn({**whole, "prompts": odd})
-    assert charts.is_drawn({**whole, "interrupted": True, "prompts": even})
-    assert not charts.is_drawn({**whole, "interrupted": True, "prompts": odd})
-    for end in ({"synthetic": {"seed": 1}}, {"failure": "the engine failed"}):
-        assert not charts.is_drawn({**whole, **end, "prompts": even})
 
 
 def test_a_busy_machine_is_measured_by_the_processor() -> None:
@@ -81,8 +87,6 @@ def test_a_busy_machine_is_measured_by_the_processor() -> None:
     assert charts.speed(run(3.9, 1, figures), figures) == 1.1
     assert charts.speed(run(2.0, 1, figures), figures) == 1.3
     assert charts.speed(run(3.9, 2, figures), figures) == 1.3
-    older = {"speedup": 1.1}
-    assert charts.speed(run(2.0, 1, older), older) == 1.1, "not measured then"
 
 
 def test_choices_are_told_apart_from_what_is_taken_without_the_option() -> None:
@@ -97,45 +101,20 @@ def test_choices_are_told_apart_from_what_is_taken_without_the_option() -> None:
 def test_the_table_of_drafts_is_the_same_wherever_it_stands() -> None:
     head = "| your model | write | why |"
     tables = [
-        (results.DOCS / page).read_text(encoding="utf-8").partition(head)[2].partition("\n\n")[0]
-        for page in ("../README.md", "start.md")
+        (ROOT / page).read_text(encoding="utf-8").partition(head)[2].partition("\n\n")[0]
+        for page in ("README.md", "docs/start.md")
     ]
     assert tables[0]
     assert tables[0] == tables[1]
 
 
-LOG = sorted((results.DOCS / "measurements").glob("*.md"))
-
-
-def test_the_log_says_what_is_where() -> None:
-    index = (results.DOCS / "measurements/index.md").read_text(encoding="utf-8")
-    for page in LOG:
-        assert page.name == "index.md" or f"]({page.name})" in index, f"{page.name} is not listed"
-
-
-@pytest.mark.parametrize(
-    "page", [page for page in LOG if page.name != "index.md"], ids=lambda page: page.stem
-)
-def test_what_was_measured_has_a_date(page: Path) -> None:
-    """Each measured figure has a date, so that later ones can be compared."""
-    sections = re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
-    assert sections
-    for section in sections:
-        assert re.search(r"\b20\d\d-\d\d-\d\d\b", section), section.partition("\n")[0]
-
-
-def last_date(section: str) -> str:
-    """The day on which a section's measurement ended, from the line under its heading."""
-    line = section.split("\n")[1]
-    assert line.startswith("*Machine: "), section.partition("\n")[0]
-    days: list[str] = re.findall(r"20\d\d-\d\d-\d\d", line)
-    return days[-1]
-
-
-@pytest.mark.parametrize(
-    "page", [page for page in LOG if page.name != "index.md"], ids=lambda page: page.stem
-)
-def test_the_log_is_newest_first(page: Path) -> None:
-    sections = re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
-    days = [last_date(section) for section in sections]
-    assert days == sorted(days, reverse=True), page.name
+def test_each_measured_figure_says_when_and_how() -> None:
+    """A line has a date and a commit, and its program is in the tree or marked as of the tag."""
+    text = (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^- .*$", text, re.MULTILINE)
+    assert len(lines) > 30
+    for line in lines:
+        assert re.search(r"20\d\d-\d\d-\d\d, [0-9a-f]{7,8}:\* \S", line), line
+        for program in re.findall(r"benchmarks[./](\w+)", line):
+            names = (f"{program}.py", f"{program}.jsonl", program)
+            assert any((ROOT / "benchmarks" / one).exists() for one in names), line

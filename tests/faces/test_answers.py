@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec import ArgumentError, ChatTemplate
-from pyllama_spec.chat.answers import Answer, AnswerReader, AnswerText
+from pyllama_spec import ChatTemplate
+from pyllama_spec.chat.answers import Answer, AnswerReader
 from pyllama_spec.chat.tools import ToolChats, ToolRequest
 from pyllama_spec.engine import Model
 from tests.faces.chat_world import SCHEMAS, Said, open_family
 from tests.faces.families import ARGUMENTS, FAMILIES, TIME, USER, WEATHER, templates
 from tests.faces.tools import open_tiny
-from tests.models import IM_START, model_path
+from tests.models import model_path
 
 # How an answer of these families begins before its text.
 _HEADS = {
@@ -80,16 +80,6 @@ def test_an_answer_that_is_cut_anywhere(family: str) -> None:
 def test_what_a_tag_could_begin_with_is_text(family: str, text: str) -> None:
     with Model(model_path("llama")) as model:
         assert reader_of(model, family).read(text, has_ended=True) == Answer(text)
-
-
-def test_text_with_the_names_of_some_control_tokens() -> None:
-    with Model(model_path("llama")) as model:
-        for data, stop in ((b"a\xc3\xa9 b", ""), (b"ab\xff c stop", " stop"), (b"\xe2\x82", "")):
-            text = AnswerText(model.vocab, {IM_START})
-            plain = data.decode(errors="replace").removesuffix(stop) if data[0] != 0xE2 else ""
-            text.add([data[0], IM_START, *data[1:]], plain)
-            shown = plain[:1] + "<|im_start|>" + plain[1:]
-            assert text.text == shown
 
 
 @pytest.mark.parametrize("family", [*_THOUGHTS, "openai-gpt-oss-120b"])
@@ -204,25 +194,3 @@ def test_a_call_without_arguments(family: str, arguments: Any) -> None:
             texts.append(rendered.text)
         chats.close()
     assert texts[0] == texts[1]
-
-
-def test_a_template_s_own_refusal_with_tools() -> None:
-    """The error is the template's own message, or the engine's if it reads the template."""
-    refuse = (
-        "{% for m in messages %}{% if 'bad' in m.content %}{{ raise_exception('No bad words') }}"
-    )
-    refuse += "{% endif %}{{ m.content }}{% endfor %}"
-    bad = {"role": "user", "content": "a bad word"}
-    for source in (refuse, templates()["Qwen3-Coder"] + refuse, templates()["GLM-4.6"] + refuse):
-        with open_tiny(chat_template=source, n_ctx=4096) as llm:
-            asked: list[dict[str, Any]] = [{"tools": [WEATHER]}, {"reasoning_format": "auto"}]
-            for options in asked:
-                with pytest.raises(ArgumentError, match=r"refuses these messages: No bad words$"):
-                    llm.create_chat_completion([bad], **options)
-    broken = {"name": "get_time", "arguments": '{"a": '}
-    call = {"id": "a" * 9, "type": "function", "function": broken}
-    messages = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    with open_tiny(chat_template=templates()["Qwen-Qwen2.5-7B-Instruct"], n_ctx=4096) as llm:
-        with pytest.raises(ArgumentError, match="arguments as JSON") as raised:
-            llm.create_chat_completion(messages, tools=[WEATHER])
-        assert "Unable to generate parser" not in str(raised.value)

@@ -6,17 +6,13 @@ import json
 import os
 import pty
 import re
-import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyllama_spec.cli import doctor
 from pyllama_spec.engine import Model, quantize
 from tests.models import model_path
 
@@ -39,12 +35,8 @@ REPEATED = "one two three four one two three four one two"
 def cli(*args: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pyllama_spec.cli", *map(str, args)],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+        input=stdin, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
 
 
 def generate(model: Path, *args: object) -> dict[str, Any]:
@@ -79,16 +71,6 @@ def test_generate_json_has_the_documented_shape(perm: Path) -> None:
     assert timing["overhead_s"] == pytest.approx(rest, abs=1e-9)
 
 
-def test_generate_gives_the_same_text_with_and_without_a_drafter() -> None:
-    model = model_path("qwen3")
-    for extra in ([], ["--temp", 0.8, "--seed", 7, "--repeat-penalty", 1.1]):
-        plain = generate(model, "-p", REPEATED, "-n", 48, *extra)
-        spec = generate(model, "-p", REPEATED, "-n", 48, "-d", "prompt-lookup", *extra)
-        assert spec["tokens"] == plain["tokens"]
-        assert spec["text"] == plain["text"]
-        assert plain["speculation"]["drafter"] == "none"
-
-
 def test_n_draft_limits_the_draft(perm: Path) -> None:
     prompt = "".join(chr(97 + i % 26) for i in range(200))
     result = generate(perm, "-p", prompt, "-n", 40, "-d", "prompt-lookup", "--n-draft", 2)
@@ -105,15 +87,6 @@ def test_p_min_reaches_the_draft() -> None:
     assert held["drafted"] == 0
 
 
-@pytest.mark.parametrize("arch", ["mamba2", "rwkv7"])
-def test_a_recurrent_target(arch: str) -> None:
-    plain = generate(model_path(arch), "-p", REPEATED, "-n", 8)
-    files = ("-d", "prompt-lookup", "--controller", "fixed")
-    result = generate(model_path(arch), "-p", REPEATED, "-n", 8, *files)
-    assert result["speculation"]["reason_off"] is None
-    assert result["text"] == plain["text"]
-
-
 def test_prompt_from_a_file_and_from_stdin(perm: Path, tmp_path: Path) -> None:
     path = tmp_path / "prompt.txt"
     path.write_text("abc", encoding="utf-8")
@@ -123,29 +96,11 @@ def test_prompt_from_a_file_and_from_stdin(perm: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["tokens"] == expected
 
 
-def test_text_goes_to_stdout_and_figures_to_stderr(perm: Path) -> None:
-    done = cli("generate", "-m", perm, "-p", "abc", "-n", 8, "-d", "prompt-lookup")
-    assert done.returncode == 0
-    assert "\x1b" not in done.stdout, "no colours in a pipe"
-    assert "tokens/s" in done.stderr
-    assert "prompt-lookup: " in done.stderr
-
-
 def test_drafted_tokens_have_another_colour_on_a_terminal(smollm2_bf16: Path) -> None:
     main, side = pty.openpty()
     prompt = "cat dog cow pig " * 4
-    options = [
-        "-m",
-        str(smollm2_bf16),
-        "-n",
-        "32",
-        "-d",
-        "prompt-lookup",
-        "-p",
-        prompt,
-        "--controller",
-        "fixed",
-    ]
+    options = ["-m", str(smollm2_bf16), "-n", "32", "-d", "prompt-lookup", "-p", prompt]
+    options += ["--controller", "fixed"]
     done = subprocess.Popen(
         [sys.executable, "-m", "pyllama_spec.cli", "generate", *options],
         stdout=side,
@@ -182,20 +137,6 @@ def test_quantize_writes_a_model_that_runs(tmp_path: Path) -> None:
     assert Model(out).description == "llama 189K Q8_0"
     assert len(generate(out, "-p", "abc", "-n", 4)["tokens"]) == 4
     assert "; 99% Q8_0" in done.stdout or "; 100% Q8_0" in done.stdout
-
-
-def test_ctrl_c_ends_quantising(tmp_path: Path, smollm2_bf16: Path) -> None:
-    """Ctrl-C works between two tensors, not only after all of them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    start = time.process_time()
-    try:
-        threading.Timer(1.0, lambda: signal.raise_signal(signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
-            quantize(smollm2_bf16, tmp_path / "out.gguf", "IQ4_XS", n_threads=1)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert time.process_time() - start < 10, "all of it takes twenty and more"
-    assert not list(tmp_path.iterdir())
 
 
 def test_doctor_reports_versions_and_verify_costs() -> None:
@@ -252,18 +193,6 @@ def test_doctor_prices_a_small_model_of_another_vocabulary(tmp_path: Path) -> No
     assert "ms for each drafted token" in said
 
 
-@pytest.mark.parametrize(
-    ("n", "above", "words"),
-    [
-        (1, 1.2, "1.20 tokens per round"), (1, 2.0, "never: 2.00 tokens, and 2 are the most"),
-        (1, 2.11, "never: 2.11 tokens, and 2 are the most"), (4, 4.99, "4.99 tokens per round"),
-        (4, 6.33, "never: 6.33 tokens, and 5 are the most"),
-    ],
-)  # fmt: skip
-def test_doctor_says_what_no_draft_can_reach(n: int, above: float, words: str) -> None:
-    assert doctor._pays(n, above) == words
-
-
 def test_doctor_tells_whether_a_draft_fits() -> None:
     target, head = model_path("llama"), model_path("eagle3")
     quick = ("--max-rows", 4, "--repeat", 1, "-t", 1)
@@ -272,18 +201,9 @@ def test_doctor_tells_whether_a_draft_fits() -> None:
     draft = json.loads(done.stdout)["draft"]
     assert draft["target_layers"] == [1, 2, 3]
     assert draft["step_ms"] > 0
-    opening = draft["opening"]
-    assert opening[0]["n_drafted"] == 0 and opening[0]["pays_above"] == 1.0
-    assert len(opening) > 1 and opening[-1]["n_drafted"] > 0
-    for one in opening:
-        assert one["verify_ms"] > 0
-        assert one["draft_ms"] == pytest.approx(one["n_drafted"] * draft["step_ms"])
-        cost = one["verify_ms"] + one["draft_ms"]
-        assert one["pays_above"] == pytest.approx(cost / opening[0]["verify_ms"])
     done = cli("doctor", "-m", target, "-d", head, *quick)
     assert done.returncode == 0, done.stderr
     assert "fits" in done.stdout
-    assert "As the controller begins with it" in done.stdout
     other = cli("doctor", "-m", target, "-d", model_path("eagle3", n_vocab=512), *quick)
     assert other.returncode == 1
     assert "a vocabulary of 512, this one has 320" in other.stderr
@@ -296,11 +216,7 @@ def test_doctor_tells_whether_a_draft_fits() -> None:
         (["generate", "-m", "missing.gguf", "-p", "x"], 1, "does not exist"),
         (["generate", "-m", "/", "-p", "x"], 1, "folder"),
         (["generate", "-m", "PERM", "-p", "x", "-d", "missing.gguf"], 1, "missing.gguf"),
-        (
-            ["generate", "-m", "PERM", "-p", "x", "-d", "BERT"],
-            1,
-            "is not a model that generates text",
-        ),
+        (["generate", "-m", "PERM", "-p", "x", "-d", "BERT"], 1, "is not a model"),
         (["generate", "-m", "PERM", "-p", "x", "-c", "-1"], 1, "--n-ctx -1"),
         (["generate", "-m", "PERM", "-p", "x" * 600, "-c", "32"], 1, "larger --n-ctx"),
         (["generate", "-m", "PERM", "-p", "x", "--repeat-penalty", "-1"], 1, "--repeat-penalty -1"),
@@ -333,19 +249,6 @@ def test_exit_codes(
     if code == 1:
         assert len(done.stderr.strip().splitlines()) == 1, "one line that says why"
         assert "Traceback" not in done.stderr
-
-
-def test_doctor_says_that_the_machine_is_busy() -> None:
-    n = 2 * (os.cpu_count() or 1)
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n)]
-    try:
-        done = cli("doctor", "-m", model_path("llama"), "--max-rows", 2, "--repeat", 2, "-t", 2)
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
-    assert done.returncode == 0, done.stderr
-    assert "The machine is busy with something else" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -385,12 +288,6 @@ def test_a_text_that_is_cut_says_so_and_figures_can_be_silenced(command: str, pe
     }
     full = cli(command, *base, "-n", 0, "-c", 64, stdin="hello\n")
     assert "cut where the context ends: -c takes a longer one" in full.stderr
-
-
-def test_an_answer_of_a_chat_is_longer_than_a_text(perm: Path) -> None:
-    """A chat with a model that never ends stops at 1,024 tokens, not at the 128 of `generate`."""
-    done = cli("chat", "-m", perm, "-t", 1, stdin="hello\n")
-    assert "cut at 1024 tokens" in done.stderr
 
 
 def test_the_time_to_the_first_token_is_told(perm: Path) -> None:

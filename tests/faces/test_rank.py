@@ -17,8 +17,8 @@ QUERY, DOCUMENTS = "the cat", ["a cat sat", "rain", "", "the other cat, é 日�
 def opened(kind: str = "reranker", n_ctx: int = 128, **options: Any) -> Any:
     model = {name: options.pop(name) for name in ("template",) if name in options}
     return Llama(
-        model_path(kind, **model), embedding=True, n_ctx=n_ctx, n_threads=1, n_batch=n_ctx,
-        **options,
+        model_path(kind, **model), n_ctx=n_ctx, n_threads=1, n_batch=n_ctx,
+        **{"embedding": True, **options},
     )  # fmt: skip
 
 
@@ -61,38 +61,27 @@ def test_a_document_that_is_too_long_is_cut_or_refused(template: str | None) -> 
         short, cut, longer = llm.rank(QUERY, ["a", "ab cd " * 40, "ab cd " * 80])
         assert cut == pytest.approx(longer, abs=1e-4)
         assert cut != pytest.approx(short, abs=1e-4)
-        with pytest.raises(ContextFullError, match="tokens"):
-            llm.rank(QUERY, ["a", "ab cd " * 40], truncate=False)
-        with pytest.raises(ContextFullError, match="query"):
-            llm.rank("ab cd " * 40, ["a"])
+        for n in (40, 20_000):  # the longer ones are refused before they are tokenized
+            with pytest.raises(ContextFullError):
+                llm.rank(QUERY, ["a", "ab cd " * n], truncate=False)
+            with pytest.raises(ContextFullError):  # a query is never cut
+                llm.rank("ab cd " * n, ["a"])
         assert llm.rank(QUERY, ["a"]) == pytest.approx([short], abs=1e-4)
 
 
-def test_a_pooling_that_the_caller_names_makes_no_reranker() -> None:
-    path = model_path("llama")
-    with (
-        Llama(path, n_ctx=64, embedding=True, pooling_type="rank") as llm,
-        pytest.raises(UnsupportedError, match=r"pooling is 'rank'.*whose files say"),
-    ):
-        llm.rank(QUERY, DOCUMENTS)
-
-
 def test_who_cannot_rank_says_so() -> None:
-    with opened("bert") as llm, pytest.raises(UnsupportedError, match=r"pooling is 'mean'.*rerank"):
-        llm.rank(QUERY, DOCUMENTS)
-    with (
-        Llama(model_path("llama"), n_ctx=64) as llm,
-        pytest.raises(UnsupportedError, match="embedding=True"),
-    ):
-        llm.rank(QUERY, DOCUMENTS)
+    for kind, options in (
+        ("bert", {}), ("llama", {"embedding": False}), ("llama", {"pooling_type": "rank"}),
+    ):  # fmt: skip
+        with opened(kind, **options) as llm, pytest.raises(UnsupportedError):
+            llm.rank(QUERY, DOCUMENTS)
     with opened() as llm:
         assert llm.rank(QUERY, []) == []
-        wrong: list[tuple[Any, Any, str]] = [
-            (3, DOCUMENTS, "query"), (QUERY, "a text", "list of documents"),
-            (QUERY, None, "list of documents"), (QUERY, ["a", 3], r"documents\[1\]"),
+        wrong: list[tuple[Any, Any]] = [
+            (3, DOCUMENTS), (QUERY, "a text"), (QUERY, None), (QUERY, ["a", 3]),
         ]  # fmt: skip
-        for query, documents, message in wrong:
-            with pytest.raises(ArgumentError, match=message):
+        for query, documents in wrong:
+            with pytest.raises(ArgumentError):
                 llm.rank(query, documents)
     with pytest.raises(ClosedError):
         llm.rank(QUERY, DOCUMENTS)
@@ -117,23 +106,10 @@ def test_ids_are_embedded_as_the_text_that_they_are_of(kind: str) -> None:
 
 def test_ids_that_are_none_are_refused() -> None:
     with opened("bert") as llm:
-        for wrong, message in (
-            ([10**6], "outside 0"), ([[1, -1]], "outside 0"), ([[1, "a"]], "lists of token ids"),
-            ([[]], "no tokens"), ([1, "a"], "texts"), ([1.5], "texts"), (3, "a list of them"),
-            ([True], "texts"),
-        ):  # fmt: skip
-            with pytest.raises(ArgumentError, match=message):
-                llm.create_embedding(wrong)
+        wrong: list[Any] = [[10**6], [[1, -1]], [[1, "a"]], [[]], [1, "a"], [1.5], 3, [True]]
+        for ids in wrong:
+            with pytest.raises(ArgumentError):
+                llm.create_embedding(ids)
         with pytest.raises(ContextFullError):
             llm.embed([[1] * 400], truncate=False)
         assert llm.embed([[1] * 400])
-
-
-@pytest.mark.parametrize(("query", "document"), [("ab " * 50_000, "a"), ("a", "ab " * 50_000)])
-def test_a_pair_too_long_by_its_bytes_is_not_tokenized(query: str, document: str) -> None:
-    with opened() as llm:
-        with pytest.raises(ContextFullError, match="it was not tokenized"):
-            llm.rank(query, [document], truncate=False)
-        if document == "a":  # a query is never cut
-            with pytest.raises(ContextFullError, match="it was not tokenized"):
-                llm.rank(query, [document])

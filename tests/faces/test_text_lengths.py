@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyllama_spec.cli.chat import Switch
 from pyllama_spec.speculative import ProfitController
 from tests.faces.tools import PROMPT, open_tiny
 
@@ -13,7 +12,7 @@ ENDLESS: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 
 def test_a_text_that_was_put_aside_is_one_text() -> None:
     controller = ProfitController()
-    with open_tiny("prompt-lookup", controller=Switch(controller)) as llm:
+    with open_tiny("prompt-lookup", controller=controller) as llm:
         aside = llm._opened.runtime.runner._line.aside
         streams = [
             llm.create_completion(PROMPT, stream=True, max_tokens=n, **ENDLESS) for n in (31, 41)

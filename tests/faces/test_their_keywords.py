@@ -268,9 +268,10 @@ def test_a_warning_points_to_the_line_of_the_program() -> None:
         pass
 
     path = str(model_path("llama"))
+    unknown: dict[str, Any] = {"n_of_nothing": 1}
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        Mine(path, numa=1, n_ctx=8192, n_threads=4096, n_of_nothing=1, n_parallel=2).close()
+        Mine(path, numa=1, n_ctx=8192, n_threads=4096, n_parallel=2, **unknown).close()
         with Mine(path, n_ctx=256, embedding=True, n_gpu_layers=0) as llm:
             llm.embed("abc")
             llm.create_chat_completion([{"role": "narrator", "content": "a"}], max_tokens=1)

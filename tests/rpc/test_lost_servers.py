@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.rpc_proxy import Proxy
 from pyllama_spec import ClosedError, Llama, RemoteError
 from pyllama_spec.engine import set_rpc_timeout
 from pyllama_spec.engine.rpc import DEFAULT_TIMEOUT_S
 from tests.models import model_path
+from tests.rpc.proxy import Proxy
 from tests.rpc.tools import PERM_PROMPT, Server, head_path, perm_text
 
 # Of each place; PYLLAMA_SPEC_KILLS=20 for a longer look.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from contextlib import closing
 
-from benchmarks.rpc_proxy import Proxy
 from pyllama_spec.engine import Batch, Context, Model
 from tests.models import model_path
+from tests.rpc.proxy import Proxy
 from tests.rpc.tools import Server
 
 

@@ -1,4 +1,4 @@
-"""The profit controller on drafts of a real model, recorded by benchmarks/record_traces.py."""
+"""The profit controller on drafts of a real model."""
 
 from __future__ import annotations
 

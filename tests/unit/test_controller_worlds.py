@@ -80,7 +80,7 @@ def test_a_dear_draft_that_is_always_right_stays(share: float, p: float) -> None
         assert best / median(found) > least
 
 
-# A target in the shape of Qwen3.5-4B with its head (benchmarks/shape_speed.py): milliseconds of its
+# A target in the shape of Qwen3.5-4B with its head (benchmarks/shapes.py): milliseconds of its
 # rows, and how often the head's tokens are right, each given that those before are.
 HEAD_ROWS = (309, 345, 411, 498, 580, 660, 740)
 HEAD_RATES: tuple[float, ...] = (0.83, 0.78, 0.75, 0.75, 0.75, 0.75)

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from pyllama_spec.engine.cpu_variants import CPU_VARIANTS, VARIABLE, choose
-from tests.models import model_path
 from tests.wheel.environment import Environment, check_generates, run
 from tests.wheel.test_wheel import IS_X86
-from tools import emulated_guest
 
 # The kernels of each, by two types of weights.
 KERNELS = {
@@ -86,11 +84,3 @@ def test_no_pair_of_sum_and_difference_is_made_of_a_loop(
     code = run("objdump", "-d", "--no-show-raw-insn", Path(module)).stdout
     assert "vfmadd231ps" in code
     assert re.findall(r"vf?m?addsub[^ ]*|vfmsubadd[^ ]*", code) == []
-
-
-def test_what_the_emulator_runs_runs_here(installed: Environment) -> None:
-    """The guest of tools/emulated_rows.py runs here without an emulator, on AVX2."""
-    guest = Path(emulated_guest.__file__)
-    needed = ",".join(CPU_VARIANTS["avx2"])
-    said = installed.run(guest, "avx2", needed, model_path("deepseek2")).stdout.splitlines()
-    assert said[-1] == "equal" and len(said) == 4

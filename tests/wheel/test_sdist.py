@@ -17,7 +17,7 @@ from tests.wheel.environment import ROOT, run, tracked_files
 # sdist.exclude in pyproject.toml; what is ignored by git is not listed to begin with.
 LEFT_OUT = (
     ".ci/", "examples/drafts/", "docs/images/", "docs/results/", "docs/results.md",
-    "docs/parity-table.md", "docs/apps-table.md", "docs/measurements/", "benchmarks/",
+    "docs/measurements.md", "benchmarks/",
     "tools/comparison/", "tools/docs/", "tests/docs/", "tests/moving/", "tests/browser/",
 )  # fmt: skip
 # A repository keeps every version of a file for good.

@@ -1,6 +1,6 @@
-"""Runs every call of calls.txt in llama-cpp-python and in pyllama_spec, and writes a table.
+"""Runs every call of calls.txt in llama-cpp-python and in pyllama_spec, and records the verdicts.
 
-``python -m tools.comparison.probe [--real PYTHON] [--only TEXT] [-o docs/parity-table.md]``
+``python -m tools.comparison.probe [--real PYTHON] [--only TEXT]``
 
 --real is the interpreter of an environment with llama-cpp-python. By default one is created in the
 cache, which takes ten minutes the first time. The exit code is 1 if too few calls match. The
@@ -26,21 +26,16 @@ from tests.models import cache_directory, model_path
 from tests.models.adapter import write_adapter
 from tools.comparison import environments
 from tools.comparison.calls import CALLS
-from tools.comparison.signatures import compare_signatures, signature_table
+from tools.comparison.signatures import compare_signatures
 from tools.comparison.verdict import Verdict, judge
+from tools.docs import beside
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = Path(__file__).with_name("theirs.json.gz")
 # The share of the calls that work there which must be the same or better here.
 BAR = 270 / 286
-WORDS = {
-    "same": "the same shapes, keys, types and values",
-    "better": "more than there, or another answer that is meant so",
-    "differs": "another answer, on purpose",
-    "refused": "refused, with a reason",
-    "missing": "fails here",
-    "worse": "another answer, without a reason",
-}
+# The verdicts on calls that work there.
+WORDS = ("same", "better", "differs", "refused", "missing", "worse")
 
 
 def models() -> dict[str, str]:
@@ -76,50 +71,6 @@ def run_side(python: Path, side: str, paths: dict[str, str], only: str) -> dict[
     return {"signatures": calls.pop(""), "calls": calls}
 
 
-def _cell(text: str) -> str:
-    """A text as one cell of a table, shortened."""
-    text = " ".join(text.split()).replace("|", "\\|")
-    return text if len(text) <= 240 else text[:237] + "..."
-
-
-def table(verdicts: dict[str, Verdict], signatures: list[str], version: str) -> str:
-    """The text of the page."""
-    counted = Counter(one.word for one in verdicts.values())
-    n_there = sum(counted[word] for word in WORDS)
-    n_good = counted["same"] + counted["better"]
-    origin = (
-        "`python -m tools.comparison.probe` makes this page: it makes every call below in both "
-        "packages, in one environment and two processes, on SmolLM2-135M in Q4_0 and on toys. "
-        "It compares types, keys and values, floats to a quarter, and streams by their text. "
-        "`speculation` and `timing`, and `usage` in the last chunk of a stream, are additions "
-        "of this package. tools/comparison/calls.py says what the names in the calls are. "
-        "Calls that are marked `any` in tools/comparison/calls.txt are compared by types and "
-        "keys alone, since their values are drawn or free. The prompts are such that SmolLM2 "
-        "is sure of what follows. Where two tokens are nearly as likely, the kernels of the "
-        "two builds round to different texts, as two builds of the engine do."
-    )
-    summary = (
-        f"{len(verdicts)} calls; {n_there} work there. Of those {n_good} are the same or better "
-        f"here ({n_good / max(n_there, 1):.1%})."
-    )
-    lines = [f"# Call by call, beside llama-cpp-python {version}", "", origin, "", summary, ""]
-    lines += ["| | calls | |", "|---|---|---|"]
-    lines += [f"| {word} | {counted[word]} | {what} |" for word, what in WORDS.items()]
-    lines.append(f"| fails there | {counted['fails there']} | works here alone |")
-    lines.append(f"| both fail | {counted['both fail']} | refused by both |")
-    group = ""
-    for name, code, _ in CALLS:
-        if code not in verdicts:
-            continue
-        if name != group:
-            group = name
-            lines += ["", f"## {group}", "| call | | |", "|---|---|---|"]
-        one = verdicts[code]
-        # Two backticks: a call may contain one.
-        lines.append(f"| `` {_cell(code)} `` | {one.word} | {_cell(one.why)} |")
-    return "\n".join([*lines, "", *signatures, ""])
-
-
 def record(theirs: dict[str, Any]) -> None:
     """Writes the results of llama-cpp-python; equal answers give equal bytes."""
     text = json.dumps(theirs, sort_keys=True, separators=(",", ":"))
@@ -145,7 +96,6 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--real", type=Path, help="an interpreter that has llama-cpp-python")
     parser.add_argument("--only", default="", help="only calls that contain this text")
-    parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "parity-table.md")
     parser.add_argument("--recorded", action="store_true", help="compare with the kept results")
     args = parser.parse_args(argv)
     paths = models()
@@ -164,7 +114,16 @@ def main(argv: list[str]) -> int:
         return 0
     if not args.recorded:
         record(theirs)
-    args.output.write_text(table(verdicts, signature_table(compared), environments.VERSION))
+    beside.keep(
+        llama_cpp_python=environments.VERSION,
+        calls={code: str(one) for code, one in verdicts.items() if one.word != "same"},
+        n_signatures=len(compared),
+        signatures={
+            name: f"{word}: {why}" if why else word
+            for name, word, why in compared
+            if word != "same"
+        },
+    )
     counted = Counter(one.word for one in verdicts.values())
     print(dict(counted), Counter(word for _, word, _ in compared))
     n_there = sum(counted[word] for word in WORDS)

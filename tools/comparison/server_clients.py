@@ -1,9 +1,10 @@
 """Runs third-party clients against `pyllama-spec serve`, each in its own environment.
 
-    python -m tools.comparison.server_clients -m MODEL [CLIENT ...] [-o docs/server-clients.md]
+    python -m tools.comparison.server_clients -m MODEL [CLIENT ...]
 
-The clients are installed from the index. The page lists each client's calls and their results. The
-folder keeps the environments, and the results of clients that are not run again.
+The clients are installed from the index. A client gets what its call promises: a text, pieces of a
+stream, a tool call with arguments of its schema, an object of the form, a vector; a small model may
+answer a question badly. The folder keeps the environments, and results.json.
 """
 
 from __future__ import annotations
@@ -29,27 +30,6 @@ PACKAGES = {
     "pydantic-ai": ("pydantic-ai-slim[openai,anthropic]",),
     "aider": ("aider-chat",),
 }
-HEAD = """# Clients of others
-`python -m tools.comparison.server_clients` makes this page. It installs each client
-from the index into an environment of its own, starts
-`pyllama-spec serve -m {model} -d prompt-lookup --embeddings --pooling mean`,
-and makes one call after the other. A small model may answer a question badly. The page shows
-whether the client gets what its call promises: a text, pieces of a stream, a tool call with
-arguments of its schema, an object of the form, a vector.
-"""
-FOOT = """
-## What to know
-- **A key**: most clients need one, any text, even if the server asks for none.
-- **Embeddings of LangChain** are sent as ids of OpenAI's own tokenizer, which are other texts for
-  this model. Set `check_embedding_ctx_length=False`.
-- **`Tool, its own choice`** is up to the model: if it writes a text, no tool is called. `required`
-  or a tool's name enforces a call by a grammar.
-- **aider and LiteLLM** name a server's API in the model: `openai/NAME` or `anthropic/NAME`.
-- **aider** was asked of Qwen2.5-Coder-0.5B-Instruct in Q4_K_M: SmolLM2-135M cannot edit a file, and
-  repeats itself until the context is full.
-- **llm** reads `extra-openai-models.yaml` in its folder, with `api_base`, and with
-  `supports_tools` and `supports_schema` to use them.
-"""
 
 
 def environment(client: str, folder: Path) -> Path:
@@ -119,29 +99,12 @@ def asked(client: str, python: Path, url: str, folder: Path) -> dict[str, Any]:
     return found
 
 
-def page(results: dict[str, Any], model: Path) -> str:
-    """The page of all results."""
-    lines = [HEAD.format(model=model.name)]
-    for client in PACKAGES:
-        if client not in results:
-            continue
-        one = results[client]
-        lines += [f"## {one['version']}", "", "| asked | came |", "|---|---|"]
-        for name, result in one["calls"].items():
-            came = result.get("came") or f"**failed**: {result['failed']:.300}"
-            cell = came.replace("|", "\\|").replace("\n", " ")
-            lines.append(f"| {name} | {cell} |")
-        lines.append("")
-    return "\n".join(lines).rstrip() + "\n" + FOOT
-
-
 def main() -> int:
-    """Runs the clients, and writes the page; returns 1 if a call failed."""
+    """Runs the clients; returns 1 if a call failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("clients", nargs="*", choices=[[], *PACKAGES])
     parser.add_argument("-m", "--model", type=Path, required=True)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "server-clients")
-    parser.add_argument("-o", "--out", type=Path)
     options = parser.parse_args()
     folder: Path = options.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -155,11 +118,11 @@ def main() -> int:
             results[client] = {"version": version(client, python), "calls": calls}
             n_failed = sum("failed" in one for one in calls.values())
             print(f"{client}: {len(calls) - n_failed} of {len(calls)}", flush=True)
+            for name, one in calls.items():
+                print(f"  {name}: {one.get('came') or 'FAILED: ' + one['failed']}", flush=True)
             kept.write_text(json.dumps(results, indent=1))
     finally:
         server.close()
-    if options.out is not None:
-        options.out.write_text(page(results, options.model), encoding="utf-8")
     return int(any("failed" in one for r in results.values() for one in r["calls"].values()))
 
 

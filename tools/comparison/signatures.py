@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 # name -> [[parameter, kind, default], ...]
 Signatures = dict[str, list[list[str]]]
 # Defaults that mean the same: another spelling, or an equivalent object.
@@ -34,19 +32,3 @@ def _compared(there: list[list[str]], here: list[list[str]] | None) -> tuple[str
         if name in own and SPELLED.get(own[name], own[name]) != SPELLED.get(default, default)
     ]
     return ("other defaults", ", ".join(others)) if others else ("same", "")
-
-
-def signature_table(compared: list[tuple[str, str, str]]) -> list[str]:
-    """Lines of Markdown: the counts, and a table of those that are not the same."""
-    counted = Counter(word for _, word, _ in compared)
-    lines = [
-        "## Signatures, by inspection",
-        f"{len(compared)} public functions, methods and properties there; "
-        + ", ".join(f"{n} {word}" for word, n in counted.most_common()) + ".", "",
-        "| name | | |", "|---|---|---|",
-    ]  # fmt: skip
-    for name, word, why in compared:
-        if word != "same":
-            shown = why.replace("|", "\\|")
-            lines.append(f"| `{name}` | {word} | {shown} |")
-    return lines

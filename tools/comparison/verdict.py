@@ -39,6 +39,9 @@ class Verdict:
     word: str
     why: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.word}: {' '.join(self.why.split())}" if self.why else self.word
+
     @property
     def is_good(self) -> bool:
         """Whether a program that makes this call can switch to this package."""

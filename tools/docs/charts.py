@@ -1,23 +1,18 @@
 """Draws results-light.svg, categories-light.svg and the dark ones from files of `bench --json`.
 
-A bar is a run's speed-up over plain decoding, over all prompts. The line through its end spans the
-quartiles of the prompts; the diamond is the worst prompt. The histogram beside it shows how many
-drafted tokens its rounds accepted. The second picture shows each draft's speed-up in each category
-of prompts, for files with several drafts. `python -m tools.docs.results` writes them into
-docs/images/ from docs/results/.
+A bar is a run's speed-up over plain decoding; the line through its end spans the quartiles of the
+prompts, the diamond is the worst one. The second picture has each draft in each category.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
-from pyllama_spec.bench.report import BUSY
+# As in `bench`, which the site cannot import: it is built without an engine.
+BUSY = 0.75
 
 Result = dict[str, Any]
 Attributes = dict[str, Any]
@@ -27,8 +22,7 @@ _ROW, _TOP, _BOTTOM = 46, 62, 44
 _HIST_WIDTH = _WIDTH - _HIST - 16
 
 
-@dataclass(frozen=True, slots=True)
-class Theme:
+class Theme(NamedTuple):
     """The colours of a picture."""
 
     back: str
@@ -45,29 +39,20 @@ THEMES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A run.
-
-    Attributes:
-        model, draft: the names of both.
-        speedup, low, high: the speed-up over plain decoding, and the quartiles of the prompts.
-        worst: the lowest speed-up of a single prompt.
-        accepted: the number of rounds in which 0, 1, 2 ... drafted tokens were accepted.
-
-    """
+class Bar(NamedTuple):
+    """A run."""
 
     model: str
     draft: str
-    speedup: float
-    low: float
+    speedup: float  # over plain decoding
+    low: float  # the quartiles of the prompts
     high: float
-    worst: float
-    accepted: tuple[int, ...]
+    worst: float  # of a single prompt
+    accepted: tuple[int, ...]  # rounds in which 0, 1, 2 ... drafted tokens were accepted
 
 
 def bar_of(run: Result) -> Bar:
-    """The bar of a run that is_drawn()."""
+    """The bar of a run."""
     speeds = sorted(speed(run, prompt) for prompt in run["prompts"])
     low, _, high = statistics.quantiles(speeds, n=4, method="inclusive")
     name = run["files"]["target"]["name"].removesuffix(".gguf")
@@ -76,16 +61,6 @@ def bar_of(run: Result) -> Bar:
         f"{model} {kind}", f"{draft_name(run)}, {len(speeds)} prompts, {kernels(run)}",
         speed(run, run["summary"]), low, high, speeds[0], tuple(run["accepted_histogram"]),
     )  # fmt: skip
-
-
-def is_drawn(run: Result) -> bool:
-    """Whether a run is drawn: not a synthetic, failed or unevenly interrupted one.
-
-    An interrupted run is drawn if its categories have equally many prompts: its label counts them.
-    """
-    counts = Counter(prompt["category"] for prompt in run["prompts"])
-    is_part = run["interrupted"] and len(set(counts.values())) != 1
-    return not (run["synthetic"] or is_part or run["failure"])
 
 
 def by_processor(run: Result) -> bool:
@@ -136,11 +111,15 @@ def draw(bars: Sequence[Bar], theme: Theme) -> str:
         _element("text", "line: middle half of the prompts, diamond: the worst", x=_LEFT, **small)
     )
     out.append(_element("text", "share of rounds", x=_HIST, **small))
+    return _svg(out, height, theme)
+
+
+def _svg(parts: Sequence[str], height: float, theme: Theme) -> str:
     head = _element(
         "svg", None, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {_WIDTH} {height}",
         role="img", font_family="system-ui, sans-serif", font_size=13, fill=theme.text,
     )  # fmt: skip
-    return "\n".join([head, *out, "</svg>"]) + "\n"
+    return "\n".join([head, *parts, "</svg>"]) + "\n"
 
 
 def _element(tag: str, text: str | None = "", **attributes: str | float) -> str:
@@ -193,20 +172,12 @@ def _histogram(accepted: Sequence[int], y: float, theme: Theme) -> list[str]:
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """The drafts of a target.
-
-    Attributes:
-        model: the target's name.
-        categories: the categories of its prompts.
-        rows: for each draft its name, and its speed-ups over plain decoding by category.
-
-    """
+class Table(NamedTuple):
+    """The drafts of a target."""
 
     model: str
     categories: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[float, ...]], ...]
+    rows: tuple[tuple[str, tuple[float, ...]], ...]  # of each draft its name, and its speed-ups
 
 
 def in_categories(files: Sequence[Sequence[Result]]) -> list[list[Result]]:
@@ -252,11 +223,7 @@ def draw_tables(tables: Sequence[Table], theme: Theme) -> str:
     for table in tables:
         out += _table(table, top, theme)
         top += _HEAD + _LINE * len(table.rows)
-    head = _element(
-        "svg", None, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {_WIDTH} {height}",
-        role="img", font_family="system-ui, sans-serif", font_size=13, fill=theme.text,
-    )  # fmt: skip
-    return "\n".join([head, *out, "</svg>"]) + "\n"
+    return _svg(out, height, theme)
 
 
 def _table(table: Table, top: float, theme: Theme) -> list[str]:
@@ -282,19 +249,12 @@ def _table(table: Table, top: float, theme: Theme) -> list[str]:
     return out
 
 
-def pictures(files: Sequence[Sequence[Result]], folder: Path) -> dict[Path, str]:
-    """Each picture's path and text.
-
-    Args:
-        files: the runs of each file.
-        folder: the folder for the pictures.
-
-    """
-    drawn = [[run for run in runs if is_drawn(run)] for runs in files]
-    bars = [bar_of(run) for runs in drawn for run in runs]
-    tables = [table_of(runs) for runs in in_categories(drawn)]
+def pictures(files: Sequence[Sequence[Result]]) -> dict[str, str]:
+    """The name and the text of each picture, from the runs of each file."""
+    bars = [bar_of(run) for runs in files for run in runs]
+    tables = [table_of(runs) for runs in in_categories(files)]
     out = {}
     for name, theme in THEMES.items():
-        out[folder / f"results-{name}.svg"] = draw(bars, theme)
-        out[folder / f"categories-{name}.svg"] = draw_tables(tables, theme)
+        out[f"results-{name}.svg"] = draw(bars, theme)
+        out[f"categories-{name}.svg"] = draw_tables(tables, theme)
     return out

@@ -21,10 +21,7 @@ pyllama-spec --version
 pyllama-spec generate --help
 ```
 
-On a terminal, the colour of an accepted token shows who drafted it. Green is the model, cyan a copy of the text itself, magenta a copy of an earlier text (`suffix`), and yellow a token that a grammar forces. The target's own tokens have no colour. `--json` has the same in `token_sources`. The figures follow on stderr. With `NO_COLOR=1`, in a pipe or in a file the text has no colours ([a bench](images/bench-no-color.txt)). Exit codes: 0 done, 1 a failure with one line that says why and what to do, 2 bad usage, 130 stopped by Ctrl-C.
-
-![pyllama-spec chat: a message of three lines that was pasted, the answer with its drafted tokens in green, and the figures below](images/chat-light.svg#gh-light-mode-only)
-![pyllama-spec chat: a message of three lines that was pasted, the answer with its drafted tokens in green, and the figures below](images/chat-dark.svg#gh-dark-mode-only)
+On a terminal, the colour of an accepted token shows who drafted it. Green is the model, cyan a copy of the text itself, magenta a copy of an earlier text (`suffix`), and yellow a token that a grammar forces. The target's own tokens have no colour. `--json` has the same in `token_sources`. The figures follow on stderr. With `NO_COLOR=1`, in a pipe or in a file the text has no colours. Exit codes: 0 done, 1 a failure with one line that says why and what to do, 2 bad usage, 130 stopped by Ctrl-C.
 
 ## A prompts file (JSONL)
 A line of a `--prompts` file is a prompt or a chat, as JSON. A chat may have `tools`, a list of functions as in chat completions. `bench` needs `id` and `category`, `train` neither:

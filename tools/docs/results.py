@@ -1,10 +1,11 @@
-"""Writes docs/results.md and its pictures from the files of `bench --json` in docs/results/.
+"""The results of docs/results/: the main tables of docs/results.md, the long page, the pictures.
 
     pyllama-spec bench -m TARGET.gguf -d DRAFT.gguf --json run.json
     python -m tools.docs.results run.json      adds a run, without its record of single rounds
-    python -m tools.docs.results               writes the page; tests/docs compares it
+    python -m tools.docs.results               writes the main tables, and the pictures of README
 
-Each figure of the page is in one of the files. A file of several drafts has a run for each.
+The page of single prompts, and the picture of categories, are made when the site is built. Each
+figure is in one of the files. A file of several drafts has a run for each.
 """
 
 from __future__ import annotations
@@ -19,17 +20,12 @@ from tools.docs import charts
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE, FOLDER = DOCS / "results.md", DOCS / "results"
+# What README shows; the others are drawn when the site is built.
+KEPT = ("results-light.svg", "results-dark.svg")
 Result = dict[str, Any]
 
-_OFF = "the drafter was off:"
-_HEAD = """# Results
-`python -m tools.docs.results` makes this page from the files of [`pyllama-spec bench --json`](command-line.md#pyllama-spec-bench) in docs/results/; each figure is in one of them. To measure your machine and model, run the command of a section.
-
-A speed is total tokens over total seconds of decoding, never a mean of rates. Plain decoding and decoding with the drafts are interleaved, prompt by prompt, greedy, with the chat template and the controller. No draft was trained on these prompts.
-
-There are two sets of prompts: the 27 of the package, and the first ones of `benchmarks/field_prompts.jsonl`, which has 80 prompts in eight categories that alternate. Each run says how many were measured. `make models/Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf models/SmolLM2-135M-Instruct.Q4_0.gguf` fetches both models. The DFlash drafts that some commands name [are not shipped](../examples/drafts/README.md).
-
-The speed of a run is by the clock. If other programs used the machine meanwhile, it is by processor time, which they change less, and the name of the run says so. Tokens per second, and end to end, are always by the clock.
+_HEAD = """# All results, prompt by prompt
+Each figure is from a file of [`pyllama-spec bench --json`](command-line.md#pyllama-spec-bench) in docs/results/. What the columns mean, and the main tables: [Results](results.md). To measure your machine and model, run the command of a section.
 """  # noqa: E501 - each paragraph of the page is one line
 
 
@@ -42,15 +38,13 @@ def load() -> list[tuple[Path, Result]]:
     return out
 
 
-def take_in(source: Path) -> Path:
+def take_in(source: Path) -> None:
     """Copies a run into docs/results/, without its record of single rounds."""
     run: Result = json.loads(source.read_text("utf-8"))
     for one in (run, *run.get("others", ())):
         for prompt in one["prompts"]:
             prompt.pop("turns", None)
-    path = FOLDER / source.name
-    path.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
-    return path
+    (FOLDER / source.name).write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
 
 
 def _n(value: float | None, digits: int = 2) -> str:
@@ -83,81 +77,53 @@ def _name(run: Result) -> str:
     return f"{target}, {charts.draft_name(run)}, {charts.kernels(run)}"
 
 
-def _pictures() -> Iterator[str]:
-    what = {
-        "results": "each run's speed over plain decoding, and how many tokens its rounds accepted",
-        "categories": "each draft's speed over plain decoding in each category of prompts",
-    }
-    for name, text in what.items():
-        for theme in charts.THEMES:
-            yield f"![{text}](images/{name}-{theme}.svg#gh-{theme}-mode-only)"
-        yield ""
-
-
-def pictures() -> dict[Path, str]:
-    """The page's pictures: each one's path and text."""
-    return charts.pictures(_files(load()), DOCS / "images")
-
-
-def _files(runs: list[tuple[Path, Result]]) -> list[list[Result]]:
+def files() -> list[list[Result]]:
     """The runs of each file."""
+    runs = load()
     return [
         [run for one, run in runs if one == path]
         for path in dict.fromkeys(path for path, _ in runs)
     ]
 
 
-def _overview(runs: list[tuple[Path, Result]]) -> Iterator[str]:
-    yield f"| run | worst prompt | {_COLUMNS} |\n|---{_RULE}"
-    for _, run in runs:
-        worst = min(run["prompts"], key=lambda prompt: charts.speed(run, prompt))
-        how = " (processor time)" if charts.by_processor(run) else ""
-        name = f"{_name(run)}{how} | {charts.speed(run, worst):.2f}, {worst['id']}"
-        yield _row(name, run["summary"], _same(run))
+def main_tables() -> str:
+    """The tables of docs/results.md, from its first heading of a table to its end."""
+    return "\n".join([*_overview(), *_categories()]).rstrip() + "\n"
+
+
+def _overview() -> Iterator[str]:
+    yield "## All runs"
+    yield "| run | speed-up | worst prompt | accepted | tokens per round | same text |"
+    yield "|---" * 6 + "|"
+    for _, run in load():
+        worst = min(charts.speed(run, prompt) for prompt in run["prompts"])
+        how = " *" if charts.by_processor(run) else ""
+        one = run["summary"]
+        figures = (
+            charts.speed(run, one), worst, one["acceptance_rate"], one["tokens_per_round"],
+        )  # fmt: skip
+        cells = " | ".join(_n(figure) for figure in figures)
+        yield f"| {_name(run)}{how} | {cells} | {_same(run)} |"
     yield ""
 
 
-def _categories(runs: list[tuple[Path, Result]]) -> Iterator[str]:
+def _categories() -> Iterator[str]:
     """For each target with runs of several drafts: every draft in every category."""
-    for group in charts.in_categories(_files(runs)):
-        first = group[0]
-        names = list(first["categories"])
-        ways = {charts.by_processor(run) for run in group}
-        what = "the processor's time" if True in ways else "the clock"
-        if len(ways) > 1:
-            what = "the clock, and by the processor's time in runs that the first table marks"
-        target = f"{Path(first['files']['target']['name']).stem}, {charts.kernels(first)}"
-        yield f"## {target}: each draft in each category"
-        yield f"Speed over plain decoding by {what}, in brackets tokens per round.\n"
-        yield f"| draft | {' | '.join(names)} | all | worst prompt |\n{'|---' * (len(names) + 3)}|"
-        for run in group:
-            cells = [
-                f"{charts.speed(run, one):.2f} ({one['tokens_per_round']:.2f})"
-                for one in (*run["categories"].values(), run["summary"])
-            ]
-            worst = min(charts.speed(run, prompt) for prompt in run["prompts"])
-            yield f"| {charts.draft_name(run)} | {' | '.join(cells)} | {worst:.2f} |"
+    for table in map(charts.table_of, charts.in_categories(files())):
+        yield f"## {table.model}: each draft in each category"
+        yield f"| draft | {' | '.join(table.categories)} |"
+        yield "|---" * (len(table.categories) + 1) + "|"
+        for draft, speeds in table.rows:
+            yield f"| {draft} | {' | '.join(_n(one) for one in speeds)} |"
         yield ""
 
 
 def _machine(run: Result) -> str:
-    machine, load = run["machine"], run["load_average_start"][0]
-    n = run["settings"]["n_threads"]
-    kernels = sorted(set(machine["row_kernels"].values()))
+    n, load = run["settings"]["n_threads"], run["load_average_start"][0]
     return (
-        f"{machine['cpu_model']}, {n} thread{'s' if n > 1 else ''}, "
-        f"row kernels {', '.join(kernels)}; load average {load:.0f} at the start"
+        f"{run['machine']['cpu_model']}, {n} thread{'s' if n > 1 else ''}, row kernels "
+        f"{charts.kernels(run)}; load average {load:.0f} at the start"
     )
-
-
-def _depths(run: Result) -> Iterator[str]:
-    depths = run["acceptance_by_depth"]
-    if not depths:
-        return
-    numbers = " | ".join(str(depth + 1) for depth in range(len(depths)))
-    rates = " | ".join(_n(depth["rate_of_drafted"]) for depth in depths)
-    yield f"\n| depth of the draft | {numbers} |\n{'|---' * (len(depths) + 1)}|"
-    yield f"| accepted, of all verified there | {rates} |"
 
 
 def _section(path: Path, run: Result) -> Iterator[str]:
@@ -173,12 +139,11 @@ def _section(path: Path, run: Result) -> Iterator[str]:
         )
     yield line
     for note in run["notes"]:
-        yield f"\nNote: {note.replace(_OFF, 'on some prompts the draft was disabled at the end:')}."
+        yield f"\nNote: {note}."
     yield f"\n| prompts | {_COLUMNS} |\n{_RULE}"
     for name, one in run["categories"].items():
         same = [prompt["same_text"] for prompt in run["prompts"] if prompt["category"] == name]
         yield _row(name, one, f"{sum(same)} of {len(same)}")
-    yield from _depths(run)
     yield "\n### Prompt by prompt: " + _name(run)
     yield f"| prompt | {_COLUMNS} |\n{_RULE}"
     for prompt in run["prompts"]:
@@ -186,23 +151,23 @@ def _section(path: Path, run: Result) -> Iterator[str]:
 
 
 def page() -> str:
-    """The whole page."""
-    runs = load()
-    parts = [_HEAD, *_pictures(), *_overview(runs), *_categories(runs)]
-    for path, run in runs:
+    """The page of single prompts."""
+    parts = [_HEAD]
+    for path, run in load():
         parts += _section(path, run)
     return "\n".join(parts).rstrip() + "\n"
 
 
 def main(argv: list[str]) -> None:
-    """Adds the given runs, and writes the page and its pictures."""
+    """Adds the given runs, and writes the main tables and the kept pictures."""
     for name in argv:
-        print(take_in(Path(name)))
-    PAGE.write_text(page(), encoding="utf-8")
+        take_in(Path(name))
+    by_hand, _, _ = PAGE.read_text("utf-8").partition("## All runs\n")
+    PAGE.write_text(by_hand + main_tables(), encoding="utf-8")
     print(f"wrote {PAGE}")
-    for path, text in pictures().items():
-        path.write_text(text, encoding="utf-8")
-        print(f"wrote {path}")
+    for name, text in charts.pictures(files()).items():
+        if name in KEPT:
+            (DOCS / "images" / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

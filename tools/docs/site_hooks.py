@@ -1,16 +1,17 @@
-"""Hooks of mkdocs: the site takes in what docs/ links to in the rest of the repository.
+"""Hooks of mkdocs: pages that programs make, and what docs/ links to in the repository.
 
-A page may say `[a program](../examples/drop_in.py)`: the link works where the repository is read,
-and on the site it leads to a page with the file in it. Drawings of docs/assets are put into the
-page itself, so that their colours follow the reader's choice of light and dark.
+The pages and pictures of made() are in no commit. A page may say `[text](../examples/drop_in.py)`:
+the link works where the repository is read, and on the site it leads to a page with the file in it.
+Drawings of docs/assets are put into the page itself, so that their colours follow the reader's
+choice of light and dark.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import posixpath
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,20 +25,15 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = "docs"
 # Where files from outside of docs/ lie on the site.
 TAKEN_IN = "repository"
-# What programs and runs have written.
-LOGS = frozenset(("parity-table.md", "apps-table.md"))
-MEASUREMENTS = "measurements/"
-# What a search counts a page for: pages that explain come before those that list or log.
+# What a search counts a page for: pages that explain come before those that list.
 _BOOSTS: tuple[tuple[str, float], ...] = (
-    (f"{TAKEN_IN}/", 0.2), (MEASUREMENTS, 0.2), ("api/", 0.3), ("llama-server-flags.md", 0.6),
-    *((page, 0.2) for page in sorted(LOGS)),
+    (f"{TAKEN_IN}/", 0.2), ("measurements.md", 0.2), ("api/", 0.3), ("llama-server-flags.md", 0.6),
+    ("parity-table.md", 0.2), ("apps-table.md", 0.2), ("results-by-prompt.md", 0.2),
 )  # fmt: skip
-# Words that readers search for where a page says another one. The search reads them as tags, and a
-# tag outweighs all text: each is one word of one page. A search for `in` finds all that begins so,
-# and so no tag begins with a word that questions are made of.
+# Words that readers search for where a page says another one; the search reads them as tags.
 SEARCHED_AS: Mapping[str, tuple[str, ...]] = {
     "start.md": ("huggingface", "quickstart"),
-    "moving.md": ("migrate", "migrating", "migration", "replacement"),
+    "moving.md": ("migrate", "migration", "replacement"),
     "drafters.md": ("custom",),
     "limits.md": ("vision", "windows"),
     "embeddings.md": ("rag", "retrieval", "vectors"),
@@ -45,73 +41,17 @@ SEARCHED_AS: Mapping[str, tuple[str, ...]] = {
     "parallel.md": ("concurrency", "concurrent", "continuous"),
     "server-service.md": ("logging", "deploy", "deployment", "prometheus"),
     "server-models.md": ("lora",),
-    "llama-server-flags.md": ("flags",),  # see search_words.js
     "train.md": ("finetune", "finetuning"),
     "suffix.md": ("ngram",),
     "troubleshooting.md": ("faq", "crash", "problems"),
-    "repository/CHANGELOG.md": ("versions",),
 }
-# Words that a question is made of, and no answer is about: a search leaves them out.
-SMALL_WORDS = (
-    "a an and are as at be by can do does for from get has have how i if in is it me my of on one"
-    " or run set should so that the this to up use we what when where which why will with you your"
-)
-# Questions as readers ask them (regular expressions), and the words of the heading that answers.
-QUESTIONS: tuple[tuple[str, str], ...] = (
-    (r"draft.*\boff\b|\boff\b.*draft|\b(disable|without)\b.*draft|\bn_draft ?= ?0", "disable"),
-    (r"\b(is|does|do|will)\b.*draft.*(help|pay|worth|work)|drafts? pays?", "brought speedup"),
-    (r"(which|choose|best|compare) drafts?", "compare"),
-    (r"(two|several|many|multiple|more) models", "several models"),
-    (r"(wrong|invalid|bad) (api.?)?key|unauthorized|\b(4[012]|50)\d\b", "errors server"),
-    (r"api.?key|\bcors\b", "tls networks"),
-    (r"(memory|\bram)\b.* drafts?\b|drafts? (memory us|ram)", "adds memory"),
-    (
-        r"memory (short|low|full)|(out of|not enough|short of|reduce|less) memory|\boom\b",
-        "memory out",
-    ),
-    (r"quanti[sz]ed (kv|cache)|(kv|cache).*(quant|type)", "cache types"),
-    (r"kv.?cache", "caching"),
-    (r"rate.?limit|too many requests|retry.?after", "overload"),
-    (r"^install", "install"),
-    (r"(stop|shut ?down|restart).*server|graceful|sigterm", "stopping"),
-    (r"unknown field", "endpoints"),
-    (r"request.?id\b", "log"),
-    (r"file does not exist", "goes wrong"),
-    (r"n_parallel", "many requests once"),
-    (r"metrics.*names|llama.?server metrics", "metrics"),
-    (r"^webui$|(disable|without) (the )?(web|page)", "page server"),
-    (r"too long|exceeds?\b", "context grammars"),
-    (r"\bslow(er)?$|low acceptance|no speed", "slower"),
-    (r"speed ?up|faster", "pays"),
-    (r"benchmark", "bench"),
-    (r"fine.?tun|train (a|my|your) ", "training draft"),
-    (r"(function|tool).?call", "tool calling"),
-    (r"^images?$|image input|multimodal|\baudio", "limits"),
-    (r"reasoning|thinking|thoughts?\b", "thinking"),
-    (r"system prompt", "beginning"),
-    (r"seed|reproduc|determinis|same output", "same text"),
-    (r"claude|anthropic", "anthropic"),
-    (r"web.?ui|langchain|llama.?index|litellm|aider", "clients"),
-    (r"upgrad|release notes|what.?s new", "changelog"),
-)
+# Where a page shows a picture that is drawn when the site is built.
+_PICTURE = re.compile(r"^<!-- picture: (\w+) -->$", re.MULTILINE)
 _LINK = re.compile(r"(!?\[[^\[\]]*\]\()([^()\s#]+)(#[^()\s]*)?(\))")
 _DRAWING = re.compile(r"^!\[[^\]]*\]\((assets/[\w-]+\.svg)\)$", re.MULTILINE)
 _FENCE = re.compile(r"^( *)(`{3,})[^\n]*\n.*?^\1\2`* *$", re.MULTILINE | re.DOTALL)
 # A list or a table right behind another line: GitHub begins it there, Python-Markdown does not.
 _BEGINS = re.compile(r"^(?P<before>(?![-*|#>]|\d+\. |\s).+)\n(?=- |\* |1\. |\|)", re.MULTILINE)
-# A second paragraph of an item of a list: GitHub wants it below the item's text, Python-Markdown
-# four spaces in, and an empty line before the next item.
-_GOES_ON = re.compile(
-    r"(?<=\n\n) {2,3}(?P<text>\S.*(?:\n(?!(?:\d+\.|-) ).+)*)(?P<next>\n(?=(?:\d+\.|-) ))?"
-)
-# The names in the first cell of a row of flags.
-_FLAG_ROW = re.compile(r"^\| (`-[^|]*) \|", re.MULTILINE)
-_FLAG = re.compile(r"`(-[\w-]+)`")
-_CODE = re.compile(r"<pre\b.*?</pre>", re.DOTALL)
-# Code in a table: an option, and a name too long for a column of a narrow screen.
-_CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
-_CODE_OF_OPTION = re.compile(r"<code>(?=--?\w[\w.-]{0,23}</code>)")
-_CODE_OF_NAME = re.compile(r"(?<=<code>)[\w:./()]{24,}(?=</code>)")
 _IMAGES = (".png", ".svg", ".jpg")
 # Browsers do not load a canonical link, nor those to the pages before and after.
 _FROM_ELSEWHERE = re.compile(
@@ -120,6 +60,22 @@ _FROM_ELSEWHERE = re.compile(
 )
 # mkdocs counts what is logged below it: with --strict a warning ends the build.
 _LOG = logging.getLogger("mkdocs.plugins.pyllama_spec")
+
+
+def made() -> dict[str, str]:
+    """The pages and pictures that are made when the site is built: their places and texts."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))  # mkdocs reads this file by its path
+    from tools.docs import beside, charts, llama_server_flags, results
+
+    texts = {
+        "llama-server-flags.md": llama_server_flags.page(),
+        "parity-table.md": beside.calls_page(),
+        "apps-table.md": beside.apps_page(),
+        "results-by-prompt.md": results.page(),
+    }
+    drawn = charts.pictures(results.files())
+    return texts | {f"images/{name}": drawn[name] for name in drawn.keys() - set(results.KEPT)}
 
 
 def target_of(link: str, source: str) -> str | None:
@@ -157,19 +113,12 @@ def as_page(path: str) -> str:
     return f"# {Path(path).name}\n\n`{path}`\n\n````{language}\n{text}````\n"
 
 
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Puts pages of docs/ that the navigation forgets at the end of "Understand"."""
-    named = set(re.findall(r"[\w/-]+\.md", str(config.nav)))
-    forgotten = [path.name for path in sorted((ROOT / DOCS).glob("*.md")) if path.name not in named]
-    last = next(part["Understand"] for part in config.nav or () if "Understand" in part)
-    last.extend(forgotten)
-    return config
-
-
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds what is linked to, and what that links to."""
+    """Adds what is made, what is linked to, and what that links to."""
     from mkdocs.structure.files import File
 
+    for place, text in made().items():
+        files.append(File.generated(config, place, content=text))
     pages = [file for file in files if file.src_uri.endswith(".md")]
     waiting = [(file.content_string, f"{DOCS}/{file.src_uri}") for file in pages]
     linked_files: set[str] = set()
@@ -213,65 +162,29 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         svg = (ROOT / DOCS / match[1]).read_text(encoding="utf-8")
         return f'<div class="drawing">{svg[svg.index("<svg") :].strip()}</div>'
 
+    def pictured(match: re.Match[str]) -> str:
+        return "\n".join(
+            f"![{match[1]}](images/{match[1]}-{theme}.svg#gh-{theme}-mode-only)"
+            for theme in ("light", "dark")
+        )
+
+    markdown = _PICTURE.sub(pictured, markdown)
     parts, last = [], 0
     for fence in _FENCE.finditer(markdown):
-        parts += [_LINK.sub(moved, begun(markdown[last : fence.start()])), f"{indented(fence)}\n"]
+        parts += [_LINK.sub(moved, begun(markdown[last : fence.start()])), f"{fence[0]}\n"]
         last = fence.end()
     text = "".join([*parts, _LINK.sub(moved, begun(markdown[last:]))])
     return _DRAWING.sub(drawn, text)
 
 
 def begun(text: str) -> str:
-    """Text without code, as Python-Markdown reads what GitHub does.
-
-    With an empty line before each list and table, and with paragraphs of an item that belong to it.
-    """
-
-    def further(match: re.Match[str]) -> str:
-        return f"    {match['text']}" + ("\n\n" if match["next"] else "")
-
-    return _GOES_ON.sub(further, _BEGINS.sub(r"\g<before>\n\n", text))
-
-
-def indented(fence: re.Match[str]) -> str:
-    """A block of code; one of an item of a list stands as far in as Python-Markdown wants it."""
-    more = " " * (4 - len(fence[1])) if 2 <= len(fence[1]) < 4 else ""
-    return re.sub(r"^(?=.)", more, fence[0], flags=re.MULTILINE)
-
-
-def items_in_text(html: str) -> list[str]:
-    """Items of lists that became lines of a paragraph, as where an indent is not what is wanted."""
-    return re.findall(r"^(?:\d+\.|[-*]) .{0,40}", _CODE.sub("", html), re.MULTILINE)
-
-
-def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Warns of a list that is shown as a paragraph."""
-    del config, files
-    for item in items_in_text(html):
-        _LOG.warning("%s: this item of a list is within a paragraph: %s", page.file.src_uri, item)
-    return html
+    """Text without code, with an empty line before each list and table."""
+    return _BEGINS.sub(r"\g<before>\n\n", text)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Warns of what a reader's browser would load from elsewhere, and lets tables be narrow."""
+    """Warns of what a reader's browser would load from elsewhere."""
     del config
     for address in _FROM_ELSEWHERE.findall(output):
         _LOG.warning("%s loads from elsewhere: %s", page.file.src_uri, address)
-    return _CELL.sub(lambda cell: broken_well(cell[0]), output)
-
-
-def broken_well(cell: str) -> str:
-    """A cell of a table in which a line ends within no option, and after the words of a name."""
-    names = _CODE_OF_NAME.sub(lambda name: re.sub("(?<=[_:./])", "<wbr>", name[0]), cell)
-    return _CODE_OF_OPTION.sub('<code class="option">', names)
-
-
-def on_post_build(config: MkDocsConfig) -> None:
-    """Lets the search understand questions and pasted flags: search_words.js."""
-    page = (ROOT / DOCS / "llama-server-flags.md").read_text(encoding="utf-8")
-    names = sorted({name for row in _FLAG_ROW.findall(page) for name in _FLAG.findall(row)})
-    script = Path(__file__).with_name("search_words.js").read_text(encoding="utf-8")
-    given = {"flags": names, "questions": QUESTIONS, "small": SMALL_WORDS.split()}
-    script = script.replace("GIVEN", json.dumps(given), 1)
-    for worker in (Path(config.site_dir) / "assets/javascripts/workers").glob("search.*.min.js"):
-        worker.write_text(script + worker.read_text(encoding="utf-8"), encoding="utf-8")
+    return output

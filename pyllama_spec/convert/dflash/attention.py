@@ -67,12 +67,7 @@ class Attention:
 
 
 def read_attention(options: Options, n_layer: int, is_speculators: bool) -> Attention:
-    """Reads the masks.
-
-    Raises:
-        ConversionError: a window is missing, or two keys contradict each other.
-
-    """
+    """Reads the masks."""
     kinds = _layer_types(options, n_layer)
     by_type = tuple(kind == _SLIDING for kind in kinds)
     use_sliding_window = options.at("use_sliding_window").optional_flag("use_sliding_window")

@@ -17,7 +17,7 @@ import numpy as np
 from pyllama_spec.convert.checkpoint_tensors import first_rows
 from pyllama_spec.convert.dflash.config import DflashConfig
 from pyllama_spec.convert.dflash.layout import Plan
-from pyllama_spec.convert.pickled import read_torch_values
+from pyllama_spec.convert.torch_files import read_torch_values
 from pyllama_spec.errors import ConversionError, ModelLoadError
 from pyllama_spec.gguf.reader import GgufTensor, read_gguf
 from pyllama_spec.gguf.target import Target
@@ -38,21 +38,7 @@ def own_matrices(
     *,
     is_scaled: bool,
 ) -> tuple[list[PlannedTensor], list[str]]:
-    """Plans token_embd and output, as far as the file needs them; returns remarks for the user.
-
-    Args:
-        config: the draft's config.json.
-        plan: the draft's planned tensors.
-        folder: the draft's folder, which may hold mask_embedding.pt.
-        target: the target that the draft was made for.
-        target_path: the target's GGUF or folder.
-        is_scaled: whether the embedding's rows are multiplied by a factor.
-
-    Raises:
-        ConversionError: a matrix of the target is needed but not available, or mask_embedding.pt
-            does not fit the draft.
-
-    """
+    """Plans token_embd and output, as far as the file needs them; returns remarks for the user."""
     mask = read_mask(folder / MASK_FILE, config) if (folder / MASK_FILE).exists() else None
     embedding, output, notes = plan.embedding, plan.output, list[str]()
     if mask is not None:
@@ -78,12 +64,7 @@ def own_matrices(
 
 
 def read_mask(path: Path, config: DflashConfig) -> SourceTensor:
-    """Reads the mask token's vector, `[n_embd]`: a lone tensor, or a dict with its token.
-
-    Raises:
-        ConversionError: the file is damaged, holds something else, or is for another token.
-
-    """
+    """Reads the mask token's vector, `[n_embd]`: a lone tensor, or a dict with its token."""
     values = read_torch_values(path)
     token = values.pop("mask_token_id", config.mask_token)
     if isinstance(token, SourceTensor) or token != config.mask_token:
@@ -125,19 +106,7 @@ def _as_stored(values: Floats, dtype: str) -> Raw:
 def target_matrix(
     path: Path, target: Target, names: tuple[str, ...], why: str, notes: list[str]
 ) -> SourceTensor:
-    """Reads a matrix of the target's vocabulary, `[n_vocab, n_embd]`, from its GGUF.
-
-    Args:
-        path: the target's GGUF.
-        target: the facts of the target.
-        names: the possible names of the matrix; the first that exists is read.
-        why: why it is needed, for messages.
-        notes: receives a remark about what was copied.
-
-    Raises:
-        ConversionError: the target is a folder, or its GGUF does not have the matrix.
-
-    """
+    """Reads a matrix of the target's vocabulary, `[n_vocab, n_embd]`, from its GGUF."""
     if path.is_dir():
         raise ConversionError(f"{why}: that needs matrices of the target; give its GGUF")
     try:

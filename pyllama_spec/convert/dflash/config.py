@@ -72,13 +72,7 @@ class DflashConfig(Sizes):
 
 
 def read_config(config: Mapping[str, Any]) -> DflashConfig:
-    """Reads the config. Raises where a value that decides the block is missing.
-
-    Raises:
-        ConversionError: a key is missing, wrong or unknown, contradicts another, or needs something
-            that the engine's DFlash graph lacks.
-
-    """
+    """Reads the config. Raises where a value that decides the block is missing."""
     top = Fields(config)
     is_speculators = top.has("speculators_model_type")
     body = top.inner("transformer_layer_config") if is_speculators else top

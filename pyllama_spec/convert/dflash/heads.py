@@ -67,12 +67,7 @@ class Heads:
 def read_heads(
     options: Options, tensors: CheckpointTensors, is_speculators: bool, n_embd: int
 ) -> Heads:
-    """Reads the heads from config.json and the tensors, which must agree.
-
-    Raises:
-        ConversionError: they disagree, or need a head that the engine lacks.
-
-    """
+    """Reads the heads from config.json and the tensors, which must agree."""
     selector = _selector(options, tensors, n_embd)
     rank = _markov_rank(options, tensors)
     if selector and rank is not None:

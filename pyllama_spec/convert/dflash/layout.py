@@ -80,18 +80,7 @@ def plan_tensors(
     n_target_layers: int,
     n_vocab: int,
 ) -> Plan:
-    """Maps each tensor of the GGUF to its source.
-
-    Args:
-        config: the draft's config.json.
-        source_tensors: the tensors by their names in the files.
-        n_target_layers: how many layers of the target the draft reads.
-        n_vocab: the target's vocabulary.
-
-    Raises:
-        ConversionError: a tensor is missing, unused, of a wrong shape, or contradicts an option.
-
-    """
+    """Maps each tensor of the GGUF to its source."""
     tensors = CheckpointTensors(source_tensors, common_name)
     tensors.check_layers(config.n_layer)
     heads = read_heads(config.options, tensors, config.is_speculators, config.n_embd)

@@ -46,17 +46,7 @@ _FLAT = {"draft_vocab_size", "markov_head_type", *INNER}
 
 
 class Options:
-    """The options, wherever they are in config.json.
-
-    Args:
-        top: config.json.
-        body: the object with the sizes; in a flat file, the same as top.
-        is_speculators: whether the file has the speculators layout.
-
-    Raises:
-        ConversionError: the converter does not know an option.
-
-    """
+    """The options, wherever they are in config.json."""
 
     def __init__(self, top: Fields, body: Fields, is_speculators: bool) -> None:
         inner = [fields for key in INNER if (fields := top.inner(key)).values]
@@ -86,12 +76,7 @@ class Options:
         return any(place.has(key) for place in self._places)
 
     def at(self, key: str) -> Fields:
-        """The object that holds the option; the first object if none does.
-
-        Raises:
-            ConversionError: two places have different values.
-
-        """
+        """The object that holds the option; the first object if none does."""
         holders = [place for place in self._places if place.has(key)]
         for other in holders[1:]:
             if other.values[key] != holders[0].values[key]:

@@ -70,19 +70,7 @@ def plan_tensors(
     target_n_embd: int,
     n_vocab: int,
 ) -> Plan:
-    """Maps each tensor of the GGUF to its source.
-
-    Args:
-        config: the head's config.json.
-        source_tensors: the tensors by their names in the files.
-        n_target_layers: how many layers of the target the head reads.
-        target_n_embd: width of the target's rows.
-        n_vocab: the target's vocabulary.
-
-    Raises:
-        ConversionError: a tensor is missing, unused, of a wrong shape, or contradicts an option.
-
-    """
+    """Maps each tensor of the GGUF to its source."""
     tensors = CheckpointTensors(source_tensors, common_name)
     has_midlayer = any(re.match(r"(model\.)?midlayer\.", name) for name in source_tensors)
     n_layer, notes = _count_layers(config, tensors, has_midlayer)

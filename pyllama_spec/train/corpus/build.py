@@ -2,24 +2,27 @@
 
 Sequences end in any order; they are judged and stored in the order of their numbers, so that
 interruptions do not change the text.
+A sequence that waits for an earlier one is kept in a file, so that an interrupt loses none.
 """
 
 from __future__ import annotations
 
+import zipfile
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pyllama_spec.engine import Model, engine_version
+from pyllama_spec.files import open_plain
 from pyllama_spec.train.config import CorpusConfig
 from pyllama_spec.train.corpus.feature_store import FeatureStore
 from pyllama_spec.train.corpus.generate import Generated, Generator, TargetFeatures
-from pyllama_spec.train.corpus.prompt_seeds import hash_prompt_seeds
 from pyllama_spec.train.corpus.quality import Seen, is_repetitive
 from pyllama_spec.train.corpus.store import (
     Corpus,
@@ -28,11 +31,72 @@ from pyllama_spec.train.corpus.store import (
     hash_tokens,
     load_corpus,
 )
-from pyllama_spec.train.corpus.tasks import make_source
-from pyllama_spec.train.corpus.waiting import load_waiting, save_waiting
+from pyllama_spec.train.corpus.tasks import hash_prompt_seeds, make_source
 from pyllama_spec.train.errors import TrainError
-from pyllama_spec.train.files import hash_file
-from pyllama_spec.train.interrupt import interruptions
+from pyllama_spec.train.files import hash_file, write_atomic
+from pyllama_spec.train.progress import interruptions
+
+_FILE = "waiting.npz"
+# One row of the table: task, tokens, prompt, user's turn, how it ended, whether it has features.
+_COLUMNS = 6
+_FINISHES = ("stop", "length", "loop", "user")
+
+
+def save_waiting(
+    folder: Path, identity: str, waiting: Collection[Generated], *, with_features: bool
+) -> None:
+    """Replaces the stored sequences."""
+    path = folder / _FILE
+    if not waiting:
+        path.unlink(missing_ok=True)
+        return
+    table = np.zeros((len(waiting), _COLUMNS), np.int64)
+    parts: dict[str, npt.NDArray[Any]] = {"table": table, "identity": np.array(identity)}
+    for i, one in enumerate(waiting):
+        features = one.features if with_features else None
+        table[i] = (
+            one.number, len(one.tokens), one.n_prompt, one.n_user,
+            _FINISHES.index(one.finish), features is not None,
+        )  # fmt: skip
+        if features is not None:
+            parts[f"rows_{i}"] = features.rows
+            parts[f"top_ids_{i}"] = features.top_ids
+            parts[f"top_log_p_{i}"] = features.top_log_p
+    parts["tokens"] = np.concatenate([np.array(one.tokens, np.uint32) for one in waiting])
+    parts["temperature"] = np.array([one.temperature for one in waiting])
+    write_atomic(path, lambda file: np.savez(file, **parts))  # type: ignore[arg-type]
+
+
+def load_waiting(folder: Path, identity: str) -> list[Generated]:
+    """Loads the stored sequences; none if they belong to another text or are unreadable."""
+    path = folder / _FILE
+    if not path.exists():
+        return []
+    try:
+        with open_plain(path) as file, np.load(file, allow_pickle=False) as parts:
+            return _read(parts) if str(parts["identity"]) == identity else []
+    except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
+        return []
+
+
+def _read(parts: Any) -> list[Generated]:
+    tokens, temperatures = parts["tokens"].tolist(), parts["temperature"].tolist()
+    table = parts["table"].tolist()
+    ends = np.cumsum([row[1] for row in table]).tolist()
+    return [
+        Generated(
+            number, tokens[end - n : end], n_prompt, n_user, temperatures[i], _FINISHES[finish],
+            _features(parts, i) if has_features else None,
+        )
+        for i, ((number, n, n_prompt, n_user, finish, has_features), end) in enumerate(
+            zip(table, ends, strict=True)
+        )
+    ]  # fmt: skip
+
+
+def _features(parts: Any, i: int) -> TargetFeatures:
+    return TargetFeatures(parts[f"rows_{i}"], parts[f"top_ids_{i}"], parts[f"top_log_p_{i}"])
+
 
 # Counts up when the same settings and seed begin to give another text.
 _REVISION = 3
@@ -71,12 +135,7 @@ class CorpusProgress:
 
 
 def corpus_identity(config: CorpusConfig, target_sha256: str) -> dict[str, Any]:
-    """The identity of a corpus's text.
-
-    Raises:
-        TrainError: the prompts file cannot be read.
-
-    """
+    """The identity of a corpus's text."""
     prompts = None if config.prompts is None else hash_file(config.prompts)
     return {
         **config.identity(),
@@ -217,12 +276,7 @@ class _Keeper:
         self._n_tokens = 0
 
     def close(self) -> None:
-        """Stores all finished sequences; on a full disk, those that fit.
-
-        Raises:
-            TrainError: the disk is full.
-
-        """
+        """Stores all finished sequences; on a full disk, those that fit."""
         try:
             self.flush()
             self._save_waiting(with_features=self._features is not None)
@@ -268,25 +322,7 @@ def build_corpus(
     n_threads: int | None = None,
     on_progress: Callable[[CorpusProgress], None] | None = None,
 ) -> Corpus:
-    """Generates until there are config.n_tokens answer tokens; resumes an earlier run.
-
-    Args:
-        model: the target.
-        config: the options of the text.
-        folder: the folder of the shards.
-        target_sha256: the SHA-256 of the target's file.
-        features: receives the features of each new sequence; None to compute them later.
-        target_layers: the layer inputs in the features.
-        n_top: the number of likeliest next tokens in the features.
-        n_threads: CPU threads.
-        on_progress: called after every decode.
-
-    Raises:
-        TrainError: there are no usable prompts or answers, or the disk is full. Finished sequences
-            are kept.
-        CheckpointError: the folder holds another corpus.
-
-    """
+    """Generates until there are config.n_tokens answer tokens; resumes an earlier run."""
     store = CorpusStore(folder, corpus_identity(config, target_sha256))
     keeper = _Keeper(store, features, config)
     if not keeper.is_done:

@@ -50,9 +50,6 @@ class FeatureStore:
         token_bytes: bytes of the features of one token.
         max_bytes: the most bytes of all features.
 
-    Raises:
-        CheckpointError: the folder holds features of other layers or another corpus.
-
     """
 
     def __init__(
@@ -84,12 +81,7 @@ class FeatureStore:
         return self.n_bytes + n_tokens * self._token_bytes <= self._max_bytes
 
     def put(self, shard: int, sha256: str, features: Sequence[TargetFeatures]) -> None:
-        """Stores the features of a whole shard, and replaces earlier ones.
-
-        Raises:
-            TrainError: the disk is full; the existing features stay.
-
-        """
+        """Stores the features of a whole shard, and replaces earlier ones."""
         arrays = [np.concatenate([getattr(f, part) for f in features]) for part in _PARTS]
         n_bytes = sum(array.nbytes for array in arrays)
         for part, array in zip(_PARTS, arrays, strict=True):
@@ -101,12 +93,7 @@ class FeatureStore:
         (self.folder / _BEGUN).unlink(missing_ok=True)
 
     def put_begun(self, sha256: str, features: Sequence[TargetFeatures]) -> None:
-        """Stores the features of a shard's first sequences, and replaces earlier ones.
-
-        Raises:
-            TrainError: the disk is full.
-
-        """
+        """Stores the features of a shard's first sequences, and replaces earlier ones."""
         if not features:
             return
         arrays: dict[str, Any] = {
@@ -129,12 +116,7 @@ class FeatureStore:
         return [TargetFeatures(*arrays) for arrays in zip(*parts, strict=True)]
 
     def get(self, shard: int, start: int, end: int) -> TargetFeatures:
-        """The features of tokens start .. end - 1 of a shard: views of its files.
-
-        Raises:
-            TrainError: the shard is missing or damaged.
-
-        """
+        """The features of tokens start .. end - 1 of a shard: views of its files."""
         if shard not in self._open:
             self._open[shard] = [read_array(self._path(shard, p), mapped=True) for p in _PARTS]
         rows, ids, log_p = self._open[shard]

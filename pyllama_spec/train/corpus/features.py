@@ -25,27 +25,21 @@ import numpy.typing as npt
 
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.train.corpus.feature_store import FeatureStore
-from pyllama_spec.train.corpus.generate import TargetFeatures, empty_features, join_rows, set_top
+from pyllama_spec.train.corpus.generate import (
+    TargetFeatures,
+    empty_features,
+    join_rows,
+    set_top,
+    top_k_of,
+)
 from pyllama_spec.train.corpus.store import Corpus, CorpusStore, TextSequence
-from pyllama_spec.train.corpus.top_k import top_k_of
-from pyllama_spec.train.interrupt import interruptions
+from pyllama_spec.train.progress import interruptions
 
 _BATCH = 512
 
 
 class LiveFeatures:
-    """Computes features: decodes the text with the target, one sequence at a time.
-
-    Args:
-        model: the target.
-        target_layers: the layer inputs to take.
-        n_top: the number of likeliest tokens to take.
-        n_ctx: the most tokens of a sequence.
-        n_threads: CPU threads.
-        reuses: whether the prefix that a sequence shares with the previous one is decoded only
-            once. This may change the last bits of rows.
-
-    """
+    """Computes features: decodes the text with the target, one sequence at a time."""
 
     def __init__(
         self,
@@ -131,15 +125,7 @@ class Features(Protocol):
 
 
 class FeatureSource:
-    """The features of a corpus by sequence: from disk, or computed if missing.
-
-    Args:
-        corpus: the sequences.
-        texts: the store of their shards.
-        store: the features on disk.
-        make_live: creates the source that computes missing features; called when it is needed.
-
-    """
+    """The features of a corpus by sequence: from disk, or computed if missing."""
 
     def __init__(
         self,
@@ -185,20 +171,7 @@ def store_features(
     make_live: Callable[[], LiveFeatures],
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Computes the missing features of shards, as far as the store's limit allows.
-
-    Args:
-        texts: the shards.
-        n_shards: the number of shards to use.
-        store: receives the features.
-        make_live: creates the source that computes them; not called if nothing is missing.
-        on_progress: called with the number of finished tokens and the total.
-
-    Raises:
-        TrainError: the disk is full; finished features are kept.
-        KeyboardInterrupt: after Ctrl-C; finished features are kept.
-
-    """
+    """Computes the missing features of shards, as far as the store's limit allows."""
     missing = [i for i in range(n_shards) if not store.has(i, texts.sha256(i))]
     total = sum(texts.n_tokens(shard) for shard in missing)
     if not total:

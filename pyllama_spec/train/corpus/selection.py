@@ -27,12 +27,6 @@ def split(corpus: Corpus, share: float, max_tokens: int) -> tuple[list[int], lis
     Held-out text is greedy, as greedy chains are compared with it: sampled answers to held-out
     prompts are left out of both parts. At least one prompt is held out. A corpus with a single
     prompt is measured on itself.
-
-    Args:
-        corpus: the sequences.
-        share: the share of prompts to hold out.
-        max_tokens: the most tokens to measure on.
-
     """
     buckets = [_bucket(sequence) for sequence in corpus.sequences]
     pairs = list(zip(buckets, corpus.sequences, strict=True))

@@ -57,16 +57,7 @@ class TextSequence:
 
 
 class CorpusStore:
-    """The shards of a folder.
-
-    Args:
-        folder: the folder of the shards; created if missing.
-        identity: the identity of the text. Shards with another identity are refused.
-
-    Raises:
-        CheckpointError: the folder holds a corpus with another identity.
-
-    """
+    """The shards of a folder."""
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
         self.folder = folder
@@ -116,12 +107,7 @@ class CorpusStore:
     def append(
         self, sequences: Sequence[TextSequence], next_number: int, dropped: dict[str, int]
     ) -> None:
-        """Appends a shard, and records the next task. Without sequences it only records that.
-
-        Raises:
-            TrainError: the disk is full; the existing shards stay.
-
-        """
+        """Appends a shard, and records the next task. Without sequences it only records that."""
         index = {**self._index, "next_number": next_number, "dropped": dict(dropped)}
         if sequences:
             shard = self.n_shards
@@ -141,12 +127,7 @@ class CorpusStore:
         self._index = index
 
     def read(self, shard: int) -> list[TextSequence]:
-        """The sequences of a shard.
-
-        Raises:
-            TrainError: its files are damaged.
-
-        """
+        """The sequences of a shard."""
         tokens = read_array(self.path(shard, "tokens"))
         mask = read_array(self.path(shard, "mask")).astype(np.bool_)
         table = read_array(self.path(shard, "table"))
@@ -210,18 +191,7 @@ def load_corpus(store: CorpusStore, n_answer: int) -> Corpus:
 def check_same(
     present: dict[str, Any], wanted: dict[str, Any], where: Path, remedy: str = ""
 ) -> None:
-    """Raises unless two sets of facts are equal.
-
-    Args:
-        present: the existing facts by name.
-        wanted: the facts of this run.
-        where: the file or folder with the existing facts.
-        remedy: another remedy besides the same command or another folder.
-
-    Raises:
-        CheckpointError: names the first fact that differs, with both values.
-
-    """
+    """Raises unless two sets of facts are equal."""
     for name in sorted({*present, *wanted}):
         a, b = present.get(name), wanted.get(name)
         if a != b:

@@ -1,7 +1,14 @@
-"""Numbered tasks, each with its own seed, so that their order has no effect."""
+"""Numbered tasks, each with its own seed, so that their order has no effect.
+
+The prompt seeds are the first words of users' prompts of many kinds (prompt_seeds.txt,
+subjects.txt). Without a seed a small model rarely asks for code or JSON, and seldom about subjects
+that people ask about. Two in five name subjects in braces, as in "Plan a day in {place}".
+"""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +22,53 @@ from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.engine import Model, Vocab
 from pyllama_spec.errors import ArgumentError, ContextFullError, UnsupportedError
 from pyllama_spec.train.config import CorpusConfig
-from pyllama_spec.train.corpus.prompt_seeds import PromptSeeds, is_whole
 from pyllama_spec.train.errors import TrainError
+
+_SEEDS = Path(__file__).with_name("prompt_seeds.txt")
+_SUBJECTS = Path(__file__).with_name("subjects.txt")
+_SLOT = re.compile(r"\{(\w+)\}")
+
+
+def read_prompt_seeds() -> list[str]:
+    """Reads the seeds, one per line; {kind} stands for a subject of that kind."""
+    return _SEEDS.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def read_subjects() -> dict[str, list[str]]:
+    """Reads the subjects by kind."""
+    subjects: dict[str, list[str]] = {}
+    for line in _SUBJECTS.read_text(encoding="utf-8").split("\n")[:-1]:
+        kind, _, subject = line.partition(": ")
+        subjects.setdefault(kind, []).append(subject)
+    return subjects
+
+
+def hash_prompt_seeds() -> str:
+    """The sha256 of all prompt seeds and subjects."""
+    return hashlib.sha256(_SEEDS.read_bytes() + _SUBJECTS.read_bytes()).hexdigest()
+
+
+def is_whole(prompt_seed: str) -> bool:
+    """Whether the seed is a complete prompt."""
+    return prompt_seed.endswith((".", "?", "!"))
+
+
+class PromptSeeds:
+    """Draws prompt seeds with equal probability."""
+
+    def __init__(self) -> None:
+        self._lines, self._subjects = read_prompt_seeds(), read_subjects()
+
+    def draw(self, rng: np.random.Generator) -> str:
+        """Draws a seed, and fills in its subjects."""
+        line = self._lines[int(rng.integers(len(self._lines)))]
+
+        def subject(slot: re.Match[str]) -> str:
+            of_kind = self._subjects[slot[1]]
+            return of_kind[int(rng.integers(len(of_kind)))]
+
+        return _SLOT.sub(subject, line)
+
 
 # The share of complete prompt seeds that get no further words.
 _WHOLE_SHARE = 0.5
@@ -73,10 +125,6 @@ class OwnPrompts:
 
     A share of the turns begins with one of our prompt seeds, so that all kinds of tasks occur. A
     seed that is a whole request is used unchanged every second time.
-
-    Raises:
-        UnsupportedError: the template does not show where the user turn ends.
-
     """
 
     def __init__(self, model: Model, config: CorpusConfig) -> None:
@@ -152,12 +200,7 @@ class Documents:
 
 
 class FilePrompts:
-    """Tasks from a file's prompts, shuffled by seed, in up to max_passes passes.
-
-    Raises:
-        TrainError: the file is empty, cannot be read, or no prompt fits the context.
-
-    """
+    """Tasks from a file's prompts, shuffled by seed, in up to max_passes passes."""
 
     def __init__(self, model: Model, config: CorpusConfig, path: Path) -> None:
         self._config = config
@@ -207,12 +250,7 @@ def _tokens(prompt: Prompt, template: ChatTemplate, vocab: Vocab, n_ctx: int) ->
 
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
-    """Reads a file's prompts, which need no names.
-
-    Raises:
-        TrainError: the file cannot be read or is empty, or a line is malformed; names the line.
-
-    """
+    """Reads a file's prompts, which need no names."""
     try:
         return read_prompt_file(path, are_named=False)
     except ArgumentError as error:
@@ -222,12 +260,7 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
 
 
 def make_source(model: Model, config: CorpusConfig) -> TaskSource:
-    """The source of tasks: a file's prompts, else the target's own, or documents of a base model.
-
-    Raises:
-        TrainError, UnsupportedError: see FilePrompts and OwnPrompts.
-
-    """
+    """The source of tasks: a file's prompts, else the target's own, or a base model's documents."""
     if config.prompts is not None:
         return FilePrompts(model, config, config.prompts)
     if has_template(model):

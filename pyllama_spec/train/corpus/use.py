@@ -86,10 +86,6 @@ def newest_with_answers(texts: Sequence[RememberedText], n_tokens: int) -> set[i
 def threads_of(texts: Sequence[RememberedText], chosen: set[int]) -> list[Thread]:
     """Joins texts with their continuations.
 
-    Args:
-        texts: all texts of a store, the oldest first.
-        chosen: the indices of the texts to learn from.
-
     Returns:
         The threads with something to learn, in the order of their first texts.
 
@@ -122,14 +118,7 @@ def _key(ids: Sequence[int]) -> float:
 
 
 def pieces_of(threads: Sequence[Thread], n_piece: int, n_window: int) -> list[Piece]:
-    """The pieces of threads, each with its windows.
-
-    Args:
-        threads: the texts.
-        n_piece: the most tokens to read at once.
-        n_window: the most tokens of a window.
-
-    """
+    """The pieces of threads, each with its windows."""
     out: list[Piece] = []
     n_lead = min(_LEAD, n_window // 4)
     for thread in threads:
@@ -180,14 +169,6 @@ def apart(keys: Sequence[float], share: float) -> tuple[set[float], set[float]]:
     """The keys of the held-out threads: to choose the best weights, and for the final comparison.
 
     The key depends on a thread's text, so a held-out thread is held out in later runs too.
-
-    Args:
-        keys: the keys of all threads; at least three different ones.
-        share: the share to hold out, half for each purpose.
-
-    Returns:
-        The keys for each purpose. Each has at least one key, and at least one is left for training.
-
     """
     order = sorted(set(keys))
     n_judging = min(max(bisect_left(order, share / 2), 1), len(order) - 2)

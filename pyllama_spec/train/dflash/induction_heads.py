@@ -59,10 +59,6 @@ def set_induction_heads(
         channel_rms: [n_layers * n_embd_target] float32, the RMS of each feature channel.
         seed: the seed of the directions.
 
-    Returns:
-        The share of the tokens' directions that the first layer input predicts; below 0.5 nothing
-        is changed.
-
     """
     shape = head.shape
     d, size = shape.n_embd, shape.head_size

@@ -51,12 +51,7 @@ def shape_of(keys: Keys, n_draft_vocab: int) -> DFlashShape:
 
 
 class DFlashKind(Kind[DFlashHead]):
-    """Drafts that propose a block in one pass.
-
-    Args:
-        config: the configuration of the run.
-
-    """
+    """Drafts that propose a block in one pass."""
 
     arch = "dflash"
     title = "DFlash"

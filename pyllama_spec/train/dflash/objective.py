@@ -84,16 +84,7 @@ def block_losses(
     dtype: torch.dtype,
     generator: torch.Generator,
 ) -> Losses:
-    """The loss of the blocks from all starts.
-
-    Args:
-        head: the draft.
-        texts: the batch.
-        fit: the options of the loss.
-        dtype: the dtype of the products with the output matrix.
-        generator: a CPU generator that draws the blocks which learn on after a wrong pick.
-
-    """
+    """The loss of the blocks from all starts."""
     n_steps, device = head.shape.n_steps, texts.tokens.device
     rows, runs = block_rows(head, texts), drafted(texts, n_steps)
     output = head.weight("output.weight")

@@ -50,10 +50,6 @@ def set_induction_heads(
         counts: [n_vocab] int64, the occurrences of each token in the text.
         seed: the seed of the directions.
 
-    Returns:
-        The share of the tokens' directions that the first layer input predicts (R^2 of a linear
-        map, on held-out rows); below 0.5 nothing is changed.
-
     """
     shape = head.shape
     if shape.n_head != shape.n_head_kv or shape.n_embd != shape.n_embd_target:

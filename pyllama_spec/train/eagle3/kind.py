@@ -41,12 +41,7 @@ def shape_of(keys: Keys, n_draft_vocab: int) -> HeadShape:
 
 
 class Eagle3Kind(Kind[Eagle3Head]):
-    """Heads of one layer that draft a token per step.
-
-    Args:
-        config: the configuration of the run.
-
-    """
+    """Heads of one layer that draft a token per step."""
 
     arch = "eagle3"
     title = "EAGLE-3"

@@ -91,13 +91,7 @@ _SHARED = ("ffn_up_shexp", "ffn_down_shexp")
 
 
 def head_note(info: ModelInfo, name: str) -> str | None:
-    """A remark for a run that trains another draft though the file has a head; None without one.
-
-    Args:
-        info: the ModelInfo of the target.
-        name: the name of its file.
-
-    """
+    """A remark for a run that trains another draft though the file has a head; None without one."""
     if not 0 < info.n_heads <= most_heads(info.arch):
         return None
     what = "an MTP head" if info.n_heads == 1 else f"{info.n_heads} MTP heads"
@@ -180,16 +174,7 @@ def last_norm(arch: str, block: int) -> str:
 
 
 def check_head(info: ModelInfo, name: str) -> None:
-    """Raises if the file's head cannot be trained, by its ModelInfo alone.
-
-    Args:
-        info: the file's ModelInfo.
-        name: the file's name.
-
-    Raises:
-        UnsupportedError: the file has no head, several, or one of an unsupported architecture.
-
-    """
+    """Raises if the file's head cannot be trained, by its ModelInfo alone."""
     if not info.n_heads:
         raise UnsupportedError(f"{name} ({info.arch}) has no MTP head to train; {_OTHER}")
     if info.n_heads > 1:
@@ -204,18 +189,7 @@ def check_head(info: ModelInfo, name: str) -> None:
 
 
 def read_facts(path: Path, info: ModelInfo) -> HeadFacts:
-    """Reads the facts of a file's head.
-
-    Args:
-        path: the path of the target, or of a file with the head alone.
-        info: the ModelInfo of the same file.
-
-    Raises:
-        UnsupportedError: see check_head(); or training does not support a part of the block.
-        TrainError: a tensor or a key is missing, or has a wrong size.
-        ModelLoadError: the file cannot be read.
-
-    """
+    """Reads the facts of a file's head."""
     check_head(info, path.name)
     file = read_gguf(path, lambda name: name.startswith((f"{info.arch}.", "split.count")))
     parts = file.keys.pop("split.count", None)

@@ -51,22 +51,11 @@ class HeadFile:
     tensors: Mapping[str, GgufTensor]
 
     def floats(self, name: str) -> Floats:
-        """The numbers of a tensor, float32.
-
-        Raises:
-            ModelLoadError: they cannot be read.
-
-        """
+        """The numbers of a tensor, float32."""
         return read_floats(self.path, self.tensors[name])
 
     def check(self) -> None:
-        """Raises if a weight of the head is damaged; reads one tensor at a time.
-
-        Raises:
-            TrainError: a number is not finite, or the last norm has a wrong size.
-            ModelLoadError: a tensor cannot be read.
-
-        """
+        """Raises if a weight of the head is damaged; reads one tensor at a time."""
         fixed = (name for name in self.facts.fixed if name not in TABLES)
         for name in (*self.facts.trained, *fixed):
             self._own_weights(name)
@@ -97,28 +86,12 @@ class HeadFile:
 
 
 def open_head(path: Path, info: ModelInfo) -> HeadFile:
-    """Reads the facts of a head without its weights.
-
-    Args:
-        path: the path of the target, or of a file with a head alone.
-        info: the ModelInfo of the same file.
-
-    Raises:
-        UnsupportedError, TrainError, ModelLoadError: see read_facts().
-
-    """
+    """Reads the facts of a head without its weights."""
     return HeadFile(path, read_facts(path, info), read_table(path).tensors)
 
 
 def open_head_for(path: Path, target: Model) -> HeadFile:
-    """Opens the initial head of a run: the target's, or that of a file made for it.
-
-    Raises:
-        TrainError: it is missing or damaged, or belongs to another target.
-        UnsupportedError: training cannot continue this head.
-        ModelLoadError: it cannot be loaded.
-
-    """
+    """Opens the initial head of a run: the target's, or that of a file made for it."""
     info, its_info = _info(path), target.info
     for what, own, its in (
         ("architecture", info.arch, its_info.arch),
@@ -135,13 +108,7 @@ def open_head_for(path: Path, target: Model) -> HeadFile:
 
 
 def read_head_draft(path: Path, target: Model) -> InitDraft:
-    """Reads the initial head of a run with its weights; raises as open_head_for() does.
-
-    Args:
-        path: the path of the target itself, or of a file with a head alone.
-        target: the target to draft for.
-
-    """
+    """Reads the initial head of a run with its weights; raises as open_head_for() does."""
     head = open_head_for(path, target)
     said = read_keys(path, lambda name: name.startswith("pyllama_spec.train."))
     n_tokens, n_text = n_seen({name: key.value for name, key in said.items()})
@@ -166,16 +133,7 @@ def head_output(
     record: Mapping[str, Any],
     export_type: str,
 ) -> Output:
-    """The content of a file with the head alone.
-
-    Args:
-        head: the source of everything else.
-        trained: the new weights, by name.
-        name: general.name.
-        record: keys under pyllama_spec.train: the origin of the head.
-        export_type: "f32", "f16", "bf16" or "q8_0", for the trained matrices.
-
-    """
+    """The content of a file with the head alone."""
     keys = read_keys(head.path, lambda key: not key.startswith(_OWN_KEYS))
     own = {f"pyllama_spec.train.{key}": value for key, value in record.items()}
     tensors = [_raw(head.path, head.tensors[name]) for name in head.facts.fixed]

@@ -59,13 +59,7 @@ class MtpShape(DraftShape):
 
 
 def shape_of(facts: HeadFacts, n_draft_vocab: int) -> MtpShape:
-    """The shape of a file's head.
-
-    Args:
-        facts: the facts of the file.
-        n_draft_vocab: the number of tokens in the loss.
-
-    """
+    """The shape of a file's head."""
     return MtpShape(
         n_vocab=facts.n_vocab, n_draft_vocab=n_draft_vocab, n_embd=facts.n_embd,
         n_embd_target=facts.n_embd, target_layers=(HEAD_ROWS,), n_head=facts.n_head,

@@ -25,13 +25,7 @@ from pyllama_spec.train.run.texts import COPIED_SHARE, Texts, with_fewer_lookups
 
 
 class MtpKind(Kind[MtpHead]):
-    """Heads that a file has; they draft one token per step.
-
-    Args:
-        config: the configuration of the run.
-        source: the initial head.
-
-    """
+    """Heads that a file has; they draft one token per step."""
 
     arch = "mtp"
     title = "MTP head"

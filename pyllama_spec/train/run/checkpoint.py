@@ -15,34 +15,18 @@ _FORMAT = 1
 
 
 class Checkpoints:
-    """The files of a folder: `last.pt` to continue from, and `best.pt` to export.
-
-    Args:
-        folder: the folder of the files.
-        identity: target, corpus, head and settings, which must be equal to continue a run.
-
-    """
+    """The files of a folder: `last.pt` to continue from, and `best.pt` to export."""
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
         self.folder, self._identity = folder, identity
 
     def save(self, name: str, state: dict[str, Any]) -> None:
-        """Writes a state.
-
-        Raises:
-            TrainError: the disk is full; the existing state stays.
-
-        """
+        """Writes a state."""
         content = {"format": _FORMAT, "identity": self._identity, "state": state}
         write_atomic(self._path(name), lambda file: save_whole(content, file))
 
     def load(self, name: str) -> dict[str, Any] | None:
-        """Loads a state; None if there is none.
-
-        Raises:
-            CheckpointError: it is damaged, or belongs to another target, corpus, head or setting.
-
-        """
+        """Loads a state; None if there is none."""
         path = self._path(name)
         if not path.exists():
             return None
@@ -121,12 +105,7 @@ class _Disk:
 
 
 def save_whole(content: dict[str, Any], file: BinaryIO) -> None:
-    """torch.save() that raises OSError if a write fails.
-
-    Raises:
-        OSError: the error of the file.
-
-    """
+    """torch.save() that raises OSError if a write fails."""
     disk = _Disk(file)
     try:
         torch.save(content, disk)

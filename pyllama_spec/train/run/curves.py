@@ -43,15 +43,7 @@ class Measurement:
 
 
 def write_curves(folder: Path, course: Sequence[Measurement]) -> str:
-    """Writes curves.json, curves.csv, and curves.png where matplotlib is installed.
-
-    Returns:
-        A remark for the user; "" for none.
-
-    Raises:
-        TrainError: the disk is full.
-
-    """
+    """Writes curves.json, curves.csv, and curves.png where matplotlib is installed."""
     write_json(folder / "curves.json", [point.as_dict() for point in course])
     data = _csv(course).encode()
     write_atomic(folder / "curves.csv", lambda file: file.write(data))

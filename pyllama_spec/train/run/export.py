@@ -39,24 +39,8 @@ def export_head(
 
     The embedding is the target's own and stays there: the head is as wide as the target.
 
-    Args:
-        head: the trained head.
-        target: the target with the tokenizer.
-        path: the file to write.
-        arch: general.architecture.
-        name: general.name.
-        n_ctx: the target's context length.
-        export_type: "f32", "f16", "bf16" or "q8_0", for the matrices.
-        record: keys under pyllama_spec.train: the origin of the head.
-        keys: further keys with their full names; they replace the target's of the same name.
-        extra: further tensors.
-
     Returns:
         The size of the file in bytes.
-
-    Raises:
-        ConversionError: a weight is not a number or does not fit the type, or the file cannot be
-            written.
 
     """
     own = {"context_length": n_ctx, **head.sizes.keys()}
@@ -88,25 +72,8 @@ def write_draft(
 ) -> int:
     """Writes a run's draft with its provenance.
 
-    Args:
-        kind: the kind of the draft.
-        head: the trained head.
-        config: the configuration of the run.
-        weights: the parts of the target.
-        path: the file to write.
-        n_ctx: the target's context length.
-        export_type: see export_head().
-        sequences: the sequences that the head learned from.
-        init: the initial draft, whose hash and figures are added.
-        figures: the figures of the text and of the result.
-        hashes: the hashes of files and texts beside the target.
-        reporter: receives the progress.
-
     Returns:
         The size of the file in bytes.
-
-    Raises:
-        ConversionError: see export_head().
 
     """
     hashes = {"target_sha256": weights.sha256, **hashes}

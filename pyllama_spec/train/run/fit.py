@@ -17,8 +17,7 @@ from pyllama_spec.train.corpus.features import Features
 from pyllama_spec.train.corpus.selection import batches_from, count_batches
 from pyllama_spec.train.corpus.store import Corpus
 from pyllama_spec.train.errors import DivergedError
-from pyllama_spec.train.interrupt import interruptions
-from pyllama_spec.train.progress import Reporter
+from pyllama_spec.train.progress import Reporter, interruptions
 from pyllama_spec.train.run.checkpoint import Checkpoints
 from pyllama_spec.train.run.curves import Measurement
 from pyllama_spec.train.run.kind import H, Kind
@@ -89,9 +88,6 @@ class Fit(Generic[H]):
         right_share: the share to learn from of the drafts that were right when the text was made,
             drawn anew in each batch.
 
-    Raises:
-        CheckpointError: the existing state belongs to another run.
-
     """
 
     def __init__(
@@ -148,14 +144,7 @@ class Fit(Generic[H]):
         self._sums = _Sums(self._kind.n_steps, **saved["sums"])
 
     def run(self) -> FitState:
-        """Fits until the end or early stopping.
-
-        Raises:
-            DivergedError: the loss is not a number; the last checkpoint is an earlier state.
-            KeyboardInterrupt: after Ctrl-C, with a checkpoint of this step.
-            TrainError: the disk is full; the last checkpoint stays.
-
-        """
+        """Fits until the end or early stopping."""
         state, config = self.state, self._config
         if state.untrained is None:
             state.untrained = self.measure()
@@ -305,15 +294,7 @@ class _Sums:
 
 
 def learning_rate(step: int, n_steps: int, peak: float, warmup: float) -> float:
-    """The learning rate of a step: linear warm-up, then half a cosine (SGDR, arXiv 1608.03983).
-
-    Args:
-        step: 0 .. n_steps - 1.
-        n_steps: the steps of the whole run.
-        peak: the largest rate.
-        warmup: the share of steps with a rising rate.
-
-    """
+    """The learning rate of a step: linear warm-up, then half a cosine (SGDR, arXiv 1608.03983)."""
     n_warm = max(round(warmup * n_steps), 1)
     if step < n_warm:
         return peak * (step + 1) / n_warm

@@ -39,8 +39,7 @@ from pyllama_spec.train.corpus.use import (
 )
 from pyllama_spec.train.errors import TrainError, writing
 from pyllama_spec.train.files import keep_old, locked_file, scratch_array
-from pyllama_spec.train.interrupt import interruptions
-from pyllama_spec.train.progress import Reporter
+from pyllama_spec.train.progress import Reporter, interruptions
 from pyllama_spec.train.run.checkpoint import KeptInMemory
 from pyllama_spec.train.run.export import write_draft
 from pyllama_spec.train.run.fit import Fit, Text
@@ -153,10 +152,6 @@ class UseRun(Generic[H]):
         read_draft: reads a draft's file.
         reporter: receives the progress.
 
-    Raises:
-        TrainError: training cannot start from the draft.
-        UnsupportedError: the target does not expose the layer inputs that the draft reads.
-
     """
 
     def __init__(
@@ -182,15 +177,7 @@ class UseRun(Generic[H]):
         self._n_threads = bounded_n_threads(config.n_threads or None)
 
     def run(self) -> UseReport:
-        """Trains a new draft, and replaces the old one if the new one is better.
-
-        Raises:
-            ArgumentError: the store is of another tokenizer.
-            ModelLoadError: it cannot be read.
-            TrainError: the draft is for another target, or there is too little text.
-            KeyboardInterrupt: after Ctrl-C. The file is unchanged, as after every error.
-
-        """
+        """Trains a new draft, and replaces the old one if the new one is better."""
         torch.set_num_threads(self._n_threads)
         weights = read_weights(self._config.target, self._model.info)
         if not self._begins_with_target:

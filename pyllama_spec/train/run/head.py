@@ -87,13 +87,7 @@ class DraftShape(ABC):
         }
 
     def attention_and_ffn(self, block: str, n_read: int) -> dict[str, tuple[int, ...]]:
-        """The matrix shapes of one layer by GGUF name.
-
-        Args:
-            block: the prefix of the names, such as "blk.0".
-            n_read: the width of the input of attention.
-
-        """
+        """The matrix shapes of one layer by GGUF name."""
         d, n_kv = self.n_embd, self.n_head_kv * self.head_size
         return {
             f"{block}.attn_q.weight": (self.n_head * self.head_size, n_read),

@@ -56,21 +56,7 @@ class InitDraft:
 def read_init_draft(
     path: Path, target: ModelInfo, arch: str, shape_of: Callable[[Keys, int], DraftShape]
 ) -> InitDraft:
-    """Reads a draft that training can continue: one that `train` wrote.
-
-    Args:
-        path: the path of the GGUF.
-        target: the sizes of the target to draft for.
-        arch: the expected general.architecture.
-        shape_of: makes the shape from its keys, without the architecture's prefix, and the size of
-            its draft vocabulary. Raises KeyError, TypeError, ValueError or PyllamaSpecError if they
-            are not sufficient.
-
-    Raises:
-        TrainError: training did not write this draft, or it has another kind or size.
-        ModelLoadError: it is missing or damaged.
-
-    """
+    """Reads a draft that training can continue: one that `train` wrote."""
     need("gguf")
     if not path.exists():
         raise TrainError(f"init={path} does not exist; check its path")
@@ -171,12 +157,7 @@ def _check_tensors(path: Path, shape: DraftShape, tensors: Mapping[str, Any]) ->
 
 
 def check_finite(path: Path, name: str, values: npt.NDArray[np.float32]) -> None:
-    """Raises if a file has nan or inf weights, from which training cannot recover.
-
-    Raises:
-        TrainError: names the file and the tensor.
-
-    """
+    """Raises if a file has nan or inf weights, from which training cannot recover."""
     if not np.isfinite(values).all():
         raise TrainError(
             f"{path.name} is damaged: {name} has a number that is not finite; give an intact copy "

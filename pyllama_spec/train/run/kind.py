@@ -56,15 +56,7 @@ class Start:
 
 
 def common_sizes(start: Start, wanted: HeadSettings, *, grouped: bool = False) -> dict[str, Any]:
-    """The fields of DraftShape for a new head.
-
-    Args:
-        start: the target and the vocabularies.
-        wanted: the requested sizes.
-        grouped: whether n_head_kv defaults to the target's number, if that fits; otherwise it
-            defaults to n_head.
-
-    """
+    """The fields of DraftShape for a new head."""
     info, weights = start.model.info, start.weights
     n_head = wanted.n_head or default_n_head(info.n_embd, info.n_head)
     fits = grouped and info.n_head_kv > 0 and n_head % info.n_head_kv == 0

@@ -70,13 +70,7 @@ class _Contexts:
 
 
 def count_ngrams(sequences: Sequence[TextSequence], max_contexts: int) -> NgramArrays:
-    """Counts the table from the answers of some texts; contexts may extend into prompts.
-
-    Args:
-        sequences: the texts.
-        max_contexts: the most contexts to keep, the most frequent ones.
-
-    """
+    """Counts the table from the answers of some texts; contexts may extend into prompts."""
     tokens = np.concatenate(
         [np.zeros(0, np.int64), *(s.tokens.astype(np.int64) for s in sequences)]
     )
@@ -157,13 +151,6 @@ def merge_ngrams(
 
     A context of both predicts the likeliest token of both together, weighted by the text each has
     seen; one that only one knows stays as it is.
-
-    Args:
-        old: the first table.
-        new: the second table.
-        share: the share of all text that the new table was counted from, 0 .. 1.
-        max_contexts: the most contexts to keep: first those in both, then the most confident ones.
-
     """
     _, i, j = np.intersect1d(old.keys, new.keys, return_indices=True)
     p_old, p_new = (1 - share) * old.p[i], share * new.p[j]
@@ -200,15 +187,7 @@ def ngram_tensors(ngrams: NgramArrays | None) -> list[PlannedTensor]:
 def table_of(
     sequences: Sequence[TextSequence], init: InitDraft | None, max_contexts: int, reporter: Reporter
 ) -> list[PlannedTensor]:
-    """The table's tensors for the texts, merged with the initial draft's table.
-
-    Args:
-        sequences: the texts that were learned from.
-        init: the initial draft, if there is one.
-        max_contexts: the most contexts; 0 for no table.
-        reporter: receives the number of contexts.
-
-    """
+    """The table's tensors for the texts, merged with the initial draft's table."""
     if not max_contexts:
         return []
     ngrams = count_ngrams(sequences, max_contexts)

@@ -206,13 +206,7 @@ class AcceptanceMeter:
         self._histogram = [0] * (n_steps + 1)
 
     def add(self, starts: list[int], n_accepted: list[int]) -> None:
-        """Replays the rounds of some texts: each starts where the one before ended.
-
-        Args:
-            starts: the indices at which drafts begin, ascending.
-            n_accepted: how many tokens of the draft at each start match the text.
-
-        """
+        """Replays the rounds of some texts: each starts where the one before ended."""
         accepted = dict(zip(starts, n_accepted, strict=True))
         for start in _rounds(starts, accepted):
             self._histogram[accepted[start]] += 1

@@ -20,7 +20,10 @@ from pyllama_spec.train.corpus.build import CorpusProgress, build_corpus, corpus
 from pyllama_spec.train.corpus.draft_vocab import (
     DraftVocab,
     choose_draft_vocab,
+    choose_size,
+    coverage,
     ending_tokens,
+    head_bytes,
 )
 from pyllama_spec.train.corpus.feature_store import FeatureStore, feature_folder
 from pyllama_spec.train.corpus.features import FeatureSource, LiveFeatures, store_features
@@ -28,7 +31,6 @@ from pyllama_spec.train.corpus.generate import token_bytes
 from pyllama_spec.train.corpus.selection import split
 from pyllama_spec.train.corpus.store import Corpus, CorpusStore
 from pyllama_spec.train.corpus.tasks import has_template
-from pyllama_spec.train.corpus.vocab_size import choose_size, coverage, head_bytes
 from pyllama_spec.train.errors import TrainError
 from pyllama_spec.train.files import read_json, write_json
 from pyllama_spec.train.progress import Reporter, WholeEstimate
@@ -77,17 +79,7 @@ class TrainReport:
 
 
 class Pipeline(Generic[H]):
-    """A run in stages; each resumes where an earlier run stopped.
-
-    Args:
-        kind: the kind of the draft.
-        config: the configuration of the run.
-        model: the target.
-        layers: the layer inputs that the head reads.
-        reporter: receives the progress.
-        init_draft: a draft to start from.
-
-    """
+    """A run in stages; each resumes where an earlier run stopped."""
 
     def __init__(
         self,
@@ -108,12 +100,7 @@ class Pipeline(Generic[H]):
         self._n_threads = bounded_n_threads(config.n_threads or None)
 
     def run(self) -> TrainReport:
-        """Trains the draft.
-
-        Raises:
-            PyllamaSpecError: names the reason; finished work is kept.
-
-        """
+        """Trains the draft."""
         torch.set_num_threads(self._n_threads)
         weights = read_weights(self._config.target, self._model.info)
         corpus, source = self._text(weights.sha256)
@@ -358,26 +345,14 @@ def _share(part: float) -> str:
 
 
 def device_of(config: RunConfig) -> str:
-    """The device to train on, "cpu" or "cuda".
-
-    Raises:
-        TrainError: a GPU is requested, and PyTorch finds none.
-
-    """
+    """The device to train on, "cpu" or "cuda"."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise TrainError("PyTorch sees no CUDA device; leave --device out, or use 'cpu'")
     return config.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def wants_bf16(config: RunConfig, device: str, tried: Callable[[], dict[str, Any]]) -> bool:
-    """Whether to compute products in bfloat16.
-
-    Args:
-        config: the configuration of the run.
-        device: the head's device.
-        tried: gives the result of try_precisions(); called only if it decides.
-
-    """
+    """Whether to compute products in bfloat16."""
     if config.fit.precision != "auto":
         return config.fit.precision == "bf16"
     if device == "cuda":

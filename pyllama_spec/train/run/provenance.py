@@ -86,16 +86,7 @@ def record(
     config: RunConfig, *, target_name: str, hashes: Mapping[str, str],
     figures: Mapping[str, Any], torch_version: str,
 ) -> dict[str, Any]:  # fmt: skip
-    """The keys under pyllama_spec.train.
-
-    Args:
-        config: the configuration of the run.
-        target_name: general.name of the target.
-        hashes: SHA-256 of target and corpus, by key.
-        figures: the results by key: numbers, and lists that become JSON.
-        torch_version: PyTorch's version.
-
-    """
+    """The keys under pyllama_spec.train."""
     corpus, fit = config.corpus.identity(), asdict(config.fit)
     settings = {"corpus": corpus, "fit": fit, "n_top": config.n_top}
     versions = {

@@ -76,17 +76,7 @@ def block_layers(n_layer: int) -> tuple[int, ...]:
 
 
 def read_weights(path: Path, info: ModelInfo) -> TargetWeights:
-    """Reads the parts from a target's file.
-
-    Args:
-        path: the target's GGUF.
-        info: its sizes.
-
-    Raises:
-        TrainError: a tensor is missing.
-        ModelLoadError: a tensor's type cannot be read by the gguf package.
-
-    """
+    """Reads the parts from a target's file."""
     need("gguf")
     arch = info.arch
     file = read_gguf(path, lambda name: name.startswith((f"{arch}.", "general.name")))

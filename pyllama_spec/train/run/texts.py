@@ -69,16 +69,7 @@ def load(
     vocab: DraftVocab,
     device: str,
 ) -> Texts:
-    """Loads some sequences of the corpus with their features.
-
-    Args:
-        indices: the indices of the sequences.
-        corpus: the sequences.
-        source: the features.
-        vocab: the vocabulary of the draft.
-        device: the device of the tensors.
-
-    """
+    """Loads some sequences of the corpus with their features."""
     sequences = [corpus.sequences[i] for i in indices]
     features = [source.get(i) for i in indices]
     tokens = np.concatenate([s.tokens for s in sequences]).astype(np.int64)
@@ -127,15 +118,7 @@ def repeats(tokens: npt.NDArray[np.uint32], n: int) -> npt.NDArray[np.bool_]:
 
 
 def with_fewer_right(texts: Texts, n_steps: int, share: float, generator: torch.Generator) -> Texts:
-    """Drops drafts without a missed token, except a share of them.
-
-    Args:
-        texts: a batch.
-        n_steps: the tokens of a draft.
-        share: the share of those drafts to keep; if nothing else is left, all stay.
-        generator: a CPU generator that draws them.
-
-    """
+    """Drops drafts without a missed token, except a share of them."""
     ends, owner = texts.ends()
     # A draft from P0 predicts x[P0+2] .. x[P0+1+n_steps], as far as its text goes.
     at = texts.starts[:, None] + torch.arange(2, 2 + n_steps, device=texts.starts.device)
@@ -149,14 +132,7 @@ COPIED_SHARE = 0.1
 
 
 def with_fewer_lookups(texts: Texts, share: float, generator: torch.Generator) -> Texts:
-    """Drops drafts that start where decoding would copy, except a share of them.
-
-    Args:
-        texts: a batch.
-        share: the share of those drafts to keep; if nothing else is left, all stay.
-        generator: a CPU generator that draws them.
-
-    """
+    """Drops drafts that start where decoding would copy, except a share of them."""
     # A draft from P0 knows x[P0+1].
     return _thinned(texts, ~texts.lookup_hits[texts.starts + 1], share, generator)
 
