@@ -221,7 +221,7 @@ def _json(schema: Any) -> str:
     try:
         return json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ArgumentError(f"the schema cannot be written as JSON: {error}") from None
+        raise ArgumentError(f"the schema must be plain JSON: {error}") from None
 
 
 def _no_constant(name: str) -> Any:

@@ -49,10 +49,7 @@ char * text_out(const std::string & text) {
 }
 
 template <typename F> void with_bounds(const work_bounds & bounds, F && body) {
-    with_deep_stack(CHAT_STACK_BYTES, [&] {
-        const fault_net net;
-        within(bounds, body);
-    });
+    with_deep_stack(CHAT_STACK_BYTES, [&] { within(bounds, body); });
 }
 
 // The engine's template parser recurses for each nested part.

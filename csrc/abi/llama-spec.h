@@ -108,7 +108,7 @@ struct llama_spec_model_params {
     int32_t n_devices;
     const char * const * servers;   /* "host:port": their devices take layers too, before this machine's */
     int32_t n_servers;
-    bool use_mmap, use_mlock, use_extra_bufts, check_tensors, vocab_only;
+    bool use_mmap, use_mlock, use_extra_bufts, vocab_only;
     bool load_mtp;              /* load the MTP head in the file, if it has one */
     llama_spec_progress progress;
     void * progress_user;
@@ -117,7 +117,7 @@ struct llama_spec_model_params {
 };
 
 struct llama_spec_model_info {
-    int32_t n_vocab, n_embd, n_embd_inp, n_embd_out, n_layer, n_head, n_head_kv, n_ctx_train, n_swa, vocab_type;
+    int32_t n_vocab, n_embd, n_embd_inp, n_embd_out, n_layer, n_head, n_head_kv, n_ctx_train, n_swa;
     uint64_t n_params, size_bytes;
     bool has_encoder, has_decoder, is_recurrent, is_hybrid, is_diffusion, can_roll_back;
     int32_t n_device_layers;    /* layers with weights on a GPU or another machine; the output counts as one */

@@ -17,15 +17,9 @@ from pyllama_spec.errors import ArgumentError, UnsupportedError
 class TemplateProgram:
     """A Jinja text, compiled.
 
-    Args:
-        source: the text.
-
     Attributes:
         words: the strings in it.
         lookups: those that it compares, looks for or cuts at, and does not only print.
-
-    Raises:
-        UnsupportedError: the engine cannot read the text.
 
     """
 
@@ -42,17 +36,7 @@ class TemplateProgram:
         self.words, self.lookups = frozenset[str](found["all"]), tuple[str, ...](found["compared"])
 
     def run(self, variables: Mapping[str, Any], time: int) -> str:
-        """The text that the template writes.
-
-        Args:
-            variables: what the template reads.
-            time: the time that it can ask for, in seconds since 1970.
-
-        Raises:
-            ArgumentError: the template fails, or refuses the messages.
-            UnsupportedError: it takes too much time or memory.
-
-        """
+        """The text that the template writes of the variables, at a time in seconds since 1970."""
         text = ffi.new("char **")
         # What is no plain data is shown as its str(), as Python's own engine does.
         data = _json(variables, "the chat", default=str)
@@ -82,17 +66,7 @@ class ChatParser(Closeable):
         self._handle = Handle(out[0], lib.llama_spec_chat_free, "the chat parser is closed")
 
     def begin(self, request: Mapping[str, Any]) -> ChatSession:
-        """Renders a chat, and prepares to parse the model's answer.
-
-        Args:
-            request: messages, tools, tool_choice, parallel_tool_calls, json_schema (as text),
-                reasoning_format, add_generation_prompt, continue_final_message, variables,
-                schema_rules; see csrc/abi/llama-spec.h.
-
-        Raises:
-            ArgumentError: the template refuses the request, or the request is malformed.
-
-        """
+        """Renders a chat, and prepares to parse the model's answer."""
         out, answer = ffi.new("llama_spec_chat_session **"), ffi.new("char **")
         code = lib.llama_spec_chat_begin(
             self._handle.pointer, _json(request, "the chat"), out, answer
@@ -153,18 +127,10 @@ class ChatSession:
     def parse(self, text: str) -> dict[str, Any]:
         """The parsed answer so far.
 
-        Args:
-            text: all generated text, with the names of preserved_tokens and of no other control
-                token.
-
         Returns:
             content, reasoning_content, and tool_calls: a list of name, arguments (JSON text), id
             ("" for none). is_whole: whether the answer is complete, with no text left over. n_told:
             how many bytes of the text these fields cover.
-
-        Raises:
-            UnsupportedError: the text does not match the template's parser.
-            ArgumentError: the text is nested too deeply.
 
         """
         out, data = ffi.new("char **"), text.encode("utf-8", errors="replace")
@@ -178,7 +144,7 @@ def _json(value: Any, what: str, default: Callable[[Any], Any] | None = None) ->
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=default)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ArgumentError(f"{what} cannot be written as JSON: {error}") from None
+        raise ArgumentError(f"{what} must be plain JSON: {error}") from None
     return _encoded(text)
 
 

@@ -42,6 +42,8 @@ HOSTILE = {
     "a sum as large as a number": "{{ (-9223372036854775807 - 1) // -1 }}",
     "a remainder": "{{ (-9223372036854775807 - 1) % -1 }}",
     "a division by zero": "{{ 1 // 0 }}{{ 1 % 0 }}",
+    "a divisor of zero": "{{ 1 is divisibleby(0) }}",
+    "a divisor of -1": "{{ (-9223372036854775807 - 1) is divisibleby(-1) }}",
 }
 
 
