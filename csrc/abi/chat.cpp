@@ -2,8 +2,8 @@
 // parsers of models' answers. Input and output are JSON.
 
 #include "abi/handles.h"
-#include "checks/llama-spec-bounds.h"
 #include "checks/nesting.h"
+#include "checks/number_text.h"
 #include "checks/work_limit.h"
 #include "hooks/schema_rules.h"
 

@@ -2,8 +2,6 @@
 // types include only this header; all others get it through hooks/llama-spec-hooks.h.
 #pragma once
 
-#include <string>
-
 struct ggml_backend_buffer_type;
 struct ggml_context;
 
@@ -19,8 +17,3 @@ void llama_spec_on_step();
 void llama_spec_on_slab();
 // Counts a statement of a template, or a nested value; throws after too many, or if they are nested too deeply.
 void llama_spec_on_statement();
-
-// ---- abi/chat.cpp
-
-// A number as Python writes it: the fewest digits that give it back.
-std::string llama_spec_number_text(double value);

@@ -153,13 +153,8 @@ class _Parsed(NamedTuple):
 class EngineReader:
     """Parses answers in the format of the model's own template, with the engine's parser.
 
-    Args:
-        session: the session of the chat.
-        at_once: whether the grammar makes the answer begin with a call.
-        single: the answer has at most one call.
-        is_apart: whether the thought is kept out of the text.
-        grammar: the rules in place of the session's.
-
+    `at_once` and `single` are those of calls_grammar(); `is_apart` keeps the thought out of the
+    text; `grammar` stands in place of the session's.
     """
 
     def __init__(

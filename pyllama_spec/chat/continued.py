@@ -19,13 +19,7 @@ _NOT_SHOWN = (
 
 
 def field_to_continue(messages: Sequence[Message], which: bool | str) -> str:
-    """The field of the last message to continue: "content" or "reasoning_content".
-
-    Args:
-        messages: the messages of the chat.
-        which: "content" or "reasoning_content", or True for the content if there is one.
-
-    """
+    """The field of the last message to continue: `which`; for True the content if there is one."""
     last = check_messages(messages)[-1]
     if last["role"] != "assistant":
         raise ArgumentError(

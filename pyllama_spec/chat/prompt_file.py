@@ -59,14 +59,9 @@ class Prompt:
         return self
 
     def tokens(self, vocab: Vocab, template: ChatTemplate, n_ctx: int | None = None) -> list[int]:
-        """Token ids, exactly as Llama makes them.
+        """Token ids, exactly as Llama makes them; errors name the prompt.
 
-        Args:
-            vocab: the vocabulary of the model.
-            template: the template of the model's chats.
-            n_ctx: the context length: a prompt that is too long by its bytes alone is not
-                tokenized; None for no limit.
-
+        A prompt that its bytes alone make too long for `n_ctx` is not tokenized.
         """
         try:
             if self.messages:

@@ -379,15 +379,8 @@ def locate(
 ) -> PromptProvenance:
     """Finds the caller's text in a rendered chat.
 
-    Args:
-        text: the rendered text of the chat.
-        caller_strings: all strings from the caller.
-        source: the template's text.
-        words: strings of the template that are words.
-        lookups: strings that the template looks for in texts.
-        render: renders with stand-ins; returns None if the template fails on them.
-        form: the renderer.
-
+    `words` and `lookups` are the template's strings that are words, and those that it looks for in
+    texts. `render` renders with stand-ins; it returns None if the template fails on them.
     """
     taken = set(text).union(source, *caller_strings)
     used = tuple(word for word in lookups if any(word in one for one in caller_strings))

@@ -37,14 +37,7 @@ def at_least(n: int) -> str:
 
 
 def prompt_tokens(vocab: Vocab, prompt: object) -> list[int]:
-    """Token ids of a prompt.
-
-    Args:
-        vocab: the vocabulary of the model.
-        prompt: text, in which names of control tokens are read as those tokens, as in
-            llama-cpp-python; or ids, which are used unchanged.
-
-    """
+    """Token ids of a text, with names of control tokens as those tokens; or ids as they are."""
     if isinstance(prompt, (str, bytes)):
         return _text_tokens(vocab, prompt)
     if not isinstance(prompt, Sequence):
@@ -68,12 +61,8 @@ def prompt_tokens(vocab: Vocab, prompt: object) -> list[int]:
 def fim_tokens(vocab: Vocab, prompt: object, suffix: object, *, is_spm: bool = False) -> list[int]:
     """The prompt for text between `prompt` and `suffix`: prefix, suffix, middle.
 
-    Args:
-        vocab: the vocabulary of the model.
-        prompt: the text before the gap.
-        suffix: the text after the gap; "" for none, which needs no tokens for a gap.
-        is_spm: whether the order is suffix, prefix, middle, as some models learned it.
-
+    With `is_spm` the order is suffix, prefix, middle, as some models learned it. A `suffix` of ""
+    needs no tokens for a gap.
     """
     if not isinstance(prompt, str) or not isinstance(suffix, str):
         raise ArgumentError(

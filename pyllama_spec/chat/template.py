@@ -93,14 +93,7 @@ class RenderedChat:
         return tokens
 
     def cut(self, at: int, n_left_out: int) -> RenderedChat:
-        """The chat up to a place.
-
-        Args:
-            at: the position of the first character that is left out.
-            n_left_out: the number of characters from there on that are the caller's; the others are
-                the template's.
-
-        """
+        """The chat up to a place; of what follows, the first `n_left_out` are the caller's."""
         caller, blank = self.caller, self.caller.blank
         n_behind = len(self.text) - at - n_left_out
         if blank is not None:
@@ -194,7 +187,7 @@ class ChatTemplate:
         if chat_format is not None:
             raise ArgumentError(
                 f"chat_format={shown(chat_format)}: {model.path.name} has no template of that name "
-                f"(it has: {', '.join(template_names(model)) or 'none'}); 'chatml' and the formats "
+                f"(it has: {', '.join(_names_in(model)) or 'none'}); 'chatml' and the formats "
                 "of llama-cpp-python, such as 'llama-2', are built in; any other goes into "
                 "chat_template= as Jinja text"
             )
@@ -261,8 +254,7 @@ class ChatTemplate:
         Args:
             text: the result of `run` for these messages and variables.
             messages: the result of check_messages().
-            caller_variables: the variables of the template that come from the caller, including the
-                tools.
+            caller_variables: the caller's variables of the template, including the tools.
             run: renders this chat with other messages and variables.
             form: the renderer.
 
@@ -330,8 +322,7 @@ def _name_of(tool: Mapping[str, Any]) -> str:
     return str(inner.get("name", "")) if isinstance(inner, Mapping) else ""
 
 
-def template_names(model: Model) -> list[str]:
-    """The names of a model's named templates, without the default one."""
+def _names_in(model: Model) -> list[str]:
     prefix = "tokenizer.chat_template."
     return sorted(key[len(prefix) :] for key in model.metadata if key.startswith(prefix))
 

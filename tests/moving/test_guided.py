@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from pyllama_spec import ArgumentError, Llama, PyllamaSpecError, UnsupportedErro
 from pyllama_spec.constraints import Guide
 from pyllama_spec.llama_cpp import LlamaGrammar
 from tests.faces.tools import open_tiny
-from tests.moving.schemas import SCHEMAS, fits
 
 PROMPT = "Answer: "
 REGEXES = [
@@ -70,17 +68,6 @@ def test_a_text_follows_lark_rules(llm: Llama, seed: int) -> None:
     assert isinstance(eval(text, {"__builtins__": {}}), int)
 
 
-@pytest.mark.parametrize("number", range(len(SCHEMAS)))
-def test_the_fifty_schemas_fit_by_it_too(llm: Llama, number: int) -> None:
-    guide = Guide("json_schema", json.dumps({**SCHEMAS[number], "x-guidance": COMPACT}))
-    text = answer(llm, "schema", number, grammar=guide, seed=number, temperature=1.0)
-    assert fits(json.loads(text), SCHEMAS[number]), text
-
-
-# A toy writes white space for ever where it may.
-COMPACT = {"whitespace_flexible": False}
-
-
 def test_every_way_to_say_one_gives_the_same() -> None:
     regex, lark = "[ab]{3}", 'start: "yes" | "no"'
     with open_tiny() as llm:
@@ -119,19 +106,6 @@ def test_forced_text_is_drafted() -> None:
     # The toy's tokens are bytes.
     assert found["speculation"]["accepted"] >= 30
     assert found["speculation"]["rounds"] < 20
-
-
-def test_a_logits_processor_comes_before_it() -> None:
-    def likes_b(ids: Any, scores: Any) -> Any:
-        scores[ord("b")] += 1000
-        return scores
-
-    with open_tiny() as llm:
-        found = llm.create_completion(
-            PROMPT, grammar=LlamaGrammar.from_regex("[abc]{5}"), max_tokens=20, temperature=0.0,
-            logits_processor=likes_b, logprobs=2,
-        )  # fmt: skip
-    assert found["choices"][0]["text"] == "bbbbb"
 
 
 def test_many_at_once_each_follow_their_own() -> None:
