@@ -127,7 +127,7 @@ fuzz: $(STAMP) $(VENV)/.test
 	done
 
 # The module itself by GCC with the same two sanitizers, in an environment of its own, and the tests of `make check` through
-# it; SANITIZE_TESTS names others. Null and divisors are left to csrc/base/fault_net.cpp. A report is a failure. GCC's
+# it; SANITIZE_TESTS names others. A report is a failure. GCC's
 # UBSan does not heed log_path: each Python tells it where its reports go.
 SANITIZE_TESTS ?= tests $(NO_TESTS) $(QUICK)
 SANITIZE_FLAGS = -O1 -g1 -DNDEBUG -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize=null,integer-divide-by-zero

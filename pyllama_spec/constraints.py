@@ -64,9 +64,6 @@ def form_of(grammar: object, response_format: Mapping[str, Any] | None) -> str |
             of these as `_grammar`.
         response_format: see requests.options.RequestOptions.
 
-    Raises:
-        ArgumentError: one is malformed, both are given, or no grammar can enforce the schema.
-
     """
     form = _format_of(response_format)
     if grammar is None:
@@ -119,10 +116,6 @@ def schema_of(response_format: Mapping[str, Any] | None) -> Any:
 
     One that says `"strict": False` comes without what a grammar cannot hold, and with a UserWarning
     for each keyword of that.
-
-    Raises:
-        ArgumentError: the response_format is malformed.
-
     """
     if response_format is None:
         return None
@@ -174,17 +167,6 @@ def schema_grammar(schema: Any, *, is_strict: bool = True) -> str:
     """GBNF rules for a schema, given as a dict or JSON text; True means any JSON object.
 
     A name in it that is not a keyword is an annotation; there is a UserWarning that says which.
-
-    Args:
-        schema: the JSON schema.
-        is_strict: whether to refuse what a grammar cannot enforce; else it is left out, with a
-            UserWarning.
-
-    Raises:
-        SchemaError: the schema is malformed, or a grammar cannot enforce it: `keyword` and `path`
-            say what and where.
-        ArgumentError: it is not a schema.
-
     """
     if schema is True:
         return JSON_OBJECT
@@ -198,17 +180,6 @@ def call_rules(tools: Sequence[Mapping[str, Any]], schema: Any = None) -> list[d
 
     What a grammar cannot hold of a function's parameters is left out, with a UserWarning that says
     so, unless the function has `"strict": True`: a tool's author checks its arguments.
-
-    Args:
-        tools: the tools of the request, in OpenAI's form.
-        schema: the schema of the content; None for any text, True for any object.
-
-    Returns:
-        for each schema {"schema", "rules", "properties"}, as ChatParser.begin() takes them.
-
-    Raises:
-        SchemaError: a schema is malformed, or must be enforced and cannot be.
-
     """
     from hashlib import sha256
 
@@ -250,7 +221,7 @@ def _json(schema: Any) -> str:
     try:
         return json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ArgumentError(f"the schema cannot be written as JSON: {error}") from None
+        raise ArgumentError(f"the schema must be plain JSON: {error}") from None
 
 
 def _no_constant(name: str) -> Any:

@@ -146,14 +146,7 @@ def too_long(n_tokens: int, n_ctx: int) -> str:
 
 
 def prompt_too_long(n_tokens: int, n_ctx: int, how: str = "") -> ContextFullError:
-    """The message for a prompt that leaves no room for a token.
-
-    Args:
-        n_tokens: the number of tokens of the prompt.
-        n_ctx: the context length.
-        how: the source of n_tokens, if it was not counted.
-
-    """
+    """The message for a prompt that leaves no room for a token."""
     why = "is too long" if n_tokens > n_ctx else "fills it"
     return ContextFullError(
         f"{too_long(n_tokens, n_ctx)}: the prompt alone {why}{how}; shorten the prompt or choose a "
@@ -211,15 +204,7 @@ class OutOfMemoryError(PyllamaSpecError, MemoryError):
 
 
 def no_room(why: str, what: str, smaller: Sequence[str], more: str = "") -> OutOfMemoryError:
-    """The error for a context that does not fit, in the caller's words for its sizes.
-
-    Args:
-        why: the engine's message.
-        what: the memory of past tokens that does not fit, and the number of tokens.
-        smaller: the caller's names of the sizes that could be smaller.
-        more: further advice.
-
-    """
+    """The error for a context that does not fit, in the caller's words for its sizes."""
     remedy = f"a smaller {' or '.join([*filter(None, [', '.join(smaller[:-1])]), smaller[-1]])}"
     sizes = re.search("the memory of past tokens (needs .* GB are free);", why)
     if sizes is None:

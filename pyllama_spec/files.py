@@ -24,17 +24,7 @@ _NO_FILE = "is a device, a pipe or a folder, not a file"
 
 
 def read_text(path: Path, what: str, *, encoding: str = "utf-8") -> str:
-    """Reads a text file of the user's.
-
-    Args:
-        path: the path of the file, or a pipe that a program writes to.
-        what: the content in the words of the error, such as "the prompt".
-        encoding: the encoding of the text.
-
-    Raises:
-        ArgumentError: the file cannot be read, is not text, or has more than MAX_TEXT_BYTES.
-
-    """
+    """Reads a text file of the user's."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISCHR(mode):
@@ -59,12 +49,7 @@ def read_text(path: Path, what: str, *, encoding: str = "utf-8") -> str:
 
 
 def _read_pipe(path: Path, most: int) -> bytes:
-    """What a pipe holds until its writers close it, up to `most` bytes.
-
-    Raises:
-        OSError: nobody writes to the pipe: opening it as a file would wait forever.
-
-    """
+    """What a pipe holds until its writers close it, up to `most` bytes."""
     number, parts, n = os.open(path, os.O_RDONLY | os.O_NONBLOCK), [], 0
     until = time.monotonic() + _PIPE_S
     try:
@@ -93,10 +78,6 @@ def check_no_pipe(path: str | os.PathLike[str]) -> None:
 
     Opening one waits for another program, for ever if there is none. Pipes of this process pass,
     such as /dev/stdout and those of a shell's <(...): the other end is open.
-
-    Raises:
-        OSError: it is one. What cannot be looked at is left to who opens it.
-
     """
     try:
         mode = Path(path).stat().st_mode
@@ -108,12 +89,7 @@ def check_no_pipe(path: str | os.PathLike[str]) -> None:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Opens a regular file; refuses pipes and devices, which may never end.
-
-    Raises:
-        OSError: the path cannot be opened, or is something else.
-
-    """
+    """Opens a regular file; refuses pipes and devices, which may never end."""
     # Where nobody writes to a pipe, opening it waits too; Windows has none of these.
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(number).st_mode):
@@ -123,13 +99,7 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def read_plain(path: Path) -> str:
-    """Reads the text of a regular file, such as JSON beside a model.
-
-    Raises:
-        OSError: the file cannot be read, is not a regular file, or has more than MAX_TEXT_BYTES.
-        UnicodeDecodeError: the text is not UTF-8.
-
-    """
+    """Reads the text of a regular file, such as JSON beside a model."""
     with open_plain(path) as file:
         data = file.read(MAX_TEXT_BYTES + 1)
     if len(data) > MAX_TEXT_BYTES:
@@ -142,7 +112,7 @@ def why_no_output(path: Path) -> str | None:
     if path.is_dir():
         return f"{path} is a folder; give the name of a file in it"
     if not path.parent.is_dir():
-        return f"the folder {path.parent} does not exist"
+        return f"the folder {path.parent} does not exist; make it first"
     if path.exists() and not path.is_file():
         return f"{path} {_NO_FILE}; give the name of a file"
     return None
@@ -155,11 +125,6 @@ def whole_file(path: Path) -> Iterator[Path]:
     Until then, and after an error, what was at `path` is there as it was: a process that is ended,
     or a full disk, leaves no part of a file under its name. Where `path` is a link, what it names
     is replaced, and the link stays.
-
-    Raises:
-        OSError: the file cannot be written or moved, or `path` is a device, a pipe or a folder,
-            which a file would replace.
-
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():

@@ -20,7 +20,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 SBOM = HERE / "sbom.cdx.json"
 # Of what `pip install` brings along, beside what an extra asks for.
-LICENSES = {"numpy": "BSD-3-Clause", "cffi": "MIT-0", "jinja2": "BSD-3-Clause"}
+LICENSES = {"numpy": "BSD-3-Clause", "cffi": "MIT-0"}
 # Other people's work inside ggml's and llama.cpp's own files, which their comments name.
 ADAPTED = (
     ("yarn", "Copyright (c) 2023 Jeffrey Quesnelle and Bowen Peng", "MIT",

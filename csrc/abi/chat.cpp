@@ -3,24 +3,32 @@
 
 #include "abi/handles.h"
 #include "checks/nesting.h"
+#include "checks/number_text.h"
 #include "checks/work_limit.h"
 #include "hooks/schema_rules.h"
 
 #include "chat.h"
 #include "chat-peg-parser.h"
-#include "json-schema-to-grammar.h"
+#include "jinja/lexer.h"
+#include "jinja/parser.h"
+#include "jinja/runtime.h"
 #include "sampling.h"
 
 #include <algorithm>
 #include <cctype>
 #include <cstring>
+#include <ctime>
+#include <iomanip>
+#include <locale>
+#include <set>
+#include <sstream>
 #include <string>
 
 using namespace llama_spec;
 
 namespace {
 
-// Templates and schemas are untrusted. The stack is only reserved; freeing a chain of a million values needs it.
+// Templates are untrusted. The stack is only reserved; freeing a chain of a million values needs it.
 constexpr size_t CHAT_STACK_BYTES   = 512u << 20;
 constexpr size_t MAX_TEMPLATE_BYTES = 1u << 20;
 constexpr work_bounds bounds_of(const char * too_long, const char * too_much) {
@@ -29,9 +37,6 @@ constexpr work_bounds bounds_of(const char * too_long, const char * too_much) {
 constexpr work_bounds TEMPLATE_BOUNDS = bounds_of(
     "the chat template takes more than 10 seconds; it may be damaged or hostile",
     "the chat template takes more than 256 MiB; it may be damaged or hostile");
-constexpr work_bounds SCHEMA_BOUNDS = bounds_of(
-    "the schema takes more than 10 seconds to be made a grammar; write it with fewer parts that may be left out",
-    "the schema takes more than 256 MiB to be made a grammar; write it with fewer parts");
 constexpr work_bounds CHAT_BOUNDS = bounds_of(
     "the chat template with these messages and tools takes more than 10 seconds; it, or a schema, may be hostile",
     "the chat template with these messages and tools takes more than 256 MiB; it, or a schema, may be hostile");
@@ -44,10 +49,7 @@ char * text_out(const std::string & text) {
 }
 
 template <typename F> void with_bounds(const work_bounds & bounds, F && body) {
-    with_deep_stack(CHAT_STACK_BYTES, [&] {
-        const fault_net net;
-        within(bounds, body);
-    });
+    with_deep_stack(CHAT_STACK_BYTES, [&] { within(bounds, body); });
 }
 
 // The engine's template parser recurses for each nested part.
@@ -61,6 +63,10 @@ void check_template(const char * text) {
 }
 
 } // namespace
+
+struct llama_spec_template {
+    jinja::program program;
+};
 
 struct llama_spec_chat {
     std::shared_ptr<model_state> model;
@@ -85,7 +91,8 @@ template <typename F> void as_argument(F && body) {
     } catch (const std::bad_alloc &) {
         throw;
     } catch (const std::exception & e) {
-        fail(LLAMA_SPEC_ARGUMENT, e.what());
+        const std::string text = e.what();
+        fail(LLAMA_SPEC_ARGUMENT, text.substr(std::min(text.find_first_not_of('\n'), text.size())));
     }
 }
 
@@ -94,6 +101,57 @@ common_json parsed(const char * text, const char * what) {
     check_nesting(text, what);
     return common_json::parse(text);
 }
+
+// The string literals that a template compares, looks for, cuts at or assigns, and does not only print.
+struct compared_strings {
+    std::set<std::string> found;
+
+    void read(const jinja::statement * node, bool is_compared) {
+        if (const auto * literal = dynamic_cast<const jinja::string_literal *>(node)) {
+            if (is_compared && !literal->val.empty()) {
+                found.insert(literal->val);
+            }
+        } else if (const auto * array = dynamic_cast<const jinja::array_literal *>(node)) {
+            read_all(array->val, is_compared);
+        } else if (const auto * tuple = dynamic_cast<const jinja::tuple_literal *>(node)) {
+            read_all(tuple->val, is_compared);
+        } else if (const auto * object = dynamic_cast<const jinja::object_literal *>(node)) {
+            for (const auto & [key, value] : object->val) {
+                read(key.get(), is_compared);
+                read(value.get(), is_compared);
+            }
+        } else if (node != nullptr) {
+            const bool inside = is_compared || compares(node);
+            jinja::context visit;
+            visit.visitor = [&](bool, const jinja::statement *, const std::vector<jinja::visitor_pair> & parts) {
+                for (const auto & [name, children] : parts) {
+                    for (const auto * child : children) {
+                        read(child, inside && name != "body");  // the text of a block is printed
+                    }
+                }
+            };
+            node->visit(visit);
+        }
+    }
+
+    void read_all(const jinja::statements & nodes, bool is_compared) {
+        for (const auto & node : nodes) {
+            read(node.get(), is_compared);
+        }
+    }
+
+private:
+    template <typename T> static bool is(const jinja::statement * node) { return dynamic_cast<const T *>(node) != nullptr; }
+
+    static bool compares(const jinja::statement * node) {
+        if (const auto * binary = dynamic_cast<const jinja::binary_expression *>(node)) {
+            const std::string & op = binary->op.value;
+            return binary->op.t == jinja::token::comparison_binary_operator || op == "in" || op == "not in";
+        }
+        return is<jinja::call_expression>(node) || is<jinja::filter_expression>(node) || is<jinja::test_expression>(node) ||
+               is<jinja::set_statement>(node);
+    }
+};
 
 common_chat_templates_inputs read_request(const common_json & request, const llama_spec_chat & chat) {
     common_chat_templates_inputs in;
@@ -217,6 +275,63 @@ common_json parsed_answer(const common_chat_parser_params & params, const std::s
 
 } // namespace
 
+int llama_spec_template_new(const char * source, llama_spec_template ** out, char ** strings) {
+    return guarded([&] {
+        require(source != nullptr && out != nullptr && strings != nullptr, "a template is needed");
+        *out = nullptr;
+        check_template(source);
+        with_bounds(TEMPLATE_BOUNDS, [&] { as_argument([&] {
+            const auto tokens = jinja::lexer().tokenize(source);
+            std::set<std::string> all;
+            for (const auto & token : tokens.tokens) {
+                if (token.t == jinja::token::string_literal) {
+                    all.insert(token.value);
+                }
+            }
+            auto made = std::make_unique<llama_spec_template>();
+            made->program = jinja::parse_from_tokens(tokens);
+            compared_strings compared;
+            compared.read_all(made->program.body, false);
+            *strings = text_out(common_json{ { "all", all }, { "compared", compared.found } }.dump_safe());
+            *out     = made.release();
+        }); });
+    });
+}
+
+void llama_spec_template_free(llama_spec_template * program) {
+    guarded([&] {
+        if (program != nullptr) {
+            with_deep_stack(CHAT_STACK_BYTES, [&] { delete program; });
+        }
+    });
+}
+
+int llama_spec_template_run(llama_spec_template * program, const char * variables, int64_t time, char ** text) {
+    return guarded([&] {
+        require(program != nullptr && text != nullptr, "the template is closed");
+        with_bounds(CHAT_BOUNDS, [&] { as_argument([&] {
+            jinja::context ctx;
+            ctx.current_time = (std::time_t) time;
+            jinja::global_from_json(ctx, parsed(variables, "the chat"), false);
+            std::string refusal;
+            const jinja::func_handler refuse = [&](const jinja::func_args & args) -> jinja::value {
+                refusal = args.get_pos(0)->as_string().str();
+                throw jinja::raised_exception(refusal);
+            };
+            ctx.set_val("raise_exception", jinja::mk_val<jinja::value_func>("raise_exception", refuse));
+            try {
+                const auto output = jinja::runtime(ctx).execute(program->program);
+                *text = text_out(common_json(jinja::runtime::gather_string_parts(output)->as_string().str()).dump_safe());
+            } catch (const jinja::rethrown_exception &) {
+                if (!refusal.empty()) {
+                    fail(LLAMA_SPEC_ARGUMENT, "the template refuses these messages: " + refusal);
+                }
+                throw;
+            }
+        }); });
+    });
+}
+
 int llama_spec_chat_new(llama_spec_model * model, const char * source, llama_spec_chat ** out) {
     return guarded([&] {
         require(model != nullptr && model->state && out != nullptr, "the model is closed");
@@ -304,15 +419,23 @@ int llama_spec_chat_parse(llama_spec_chat_session * session, const char * text, 
     });
 }
 
-int llama_spec_schema_to_grammar(const char * schema, char ** out) {
-    return guarded([&] {
-        require(out != nullptr, "a place for the grammar is needed");
-        with_bounds(SCHEMA_BOUNDS, [&] {
-            as_argument([&] { *out = text_out(json_schema_to_grammar(parsed(schema, "the schema"), true)); });
-        });
-    });
-}
-
 void llama_spec_text_free(char * text) {
     delete[] text;
+}
+
+std::string llama_spec_number_text(double value) {
+    std::string text;
+    for (const int digits : { 15, 16, 17 }) {
+        std::ostringstream out;
+        out.imbue(std::locale::classic());
+        out << std::setprecision(digits) << value;
+        text = out.str();
+        std::istringstream in(text);
+        in.imbue(std::locale::classic());
+        double read = 0;
+        if (in >> read && read == value) {
+            break;
+        }
+    }
+    return text.find_first_not_of("-0123456789") == std::string::npos ? text + ".0" : text;
 }

@@ -227,7 +227,7 @@ void check_row(const context_state & state, int32_t i) {
 void check_layer(const context_state & state, int32_t layer) {
     if (std::find(state.layers.begin(), state.layers.end(), layer) == state.layers.end()) {
         fail(LLAMA_SPEC_ARGUMENT, "the input of layer " + std::to_string(layer) +
-                " was not asked for when the context was opened");
+                " was not asked for; open the context with it in target_layers");
     }
 }
 
@@ -254,7 +254,7 @@ const float * logits_of(const context_state & state, int32_t i) {
     check_row(state, i);
     const float * out = state.has_logits ? llama_get_logits_ith(state.ctx, i) : nullptr;
     if (out == nullptr) {
-        fail(LLAMA_SPEC_ARGUMENT, "no logits were asked for at row " + std::to_string(i) + " of the last batch");
+        fail(LLAMA_SPEC_ARGUMENT, "no logits were asked for at row " + std::to_string(i) + " of the last batch; add its token with an output");
     }
     return out;
 }
@@ -392,7 +392,7 @@ int llama_spec_embeddings(llama_spec_context * ctx, int32_t i, const float ** ou
         check_row(call.state, i);
         *out = llama_get_embeddings_ith(call.state.ctx, i);
         if (*out == nullptr) {
-            fail(LLAMA_SPEC_ARGUMENT, "no embeddings were asked for at row " + std::to_string(i) + " of the last batch");
+            fail(LLAMA_SPEC_ARGUMENT, "no embeddings were asked for at row " + std::to_string(i) + " of the last batch; open the context with embeddings");
         }
     });
 }
@@ -422,7 +422,7 @@ int llama_spec_draft_candidates(llama_spec_context * ctx, int32_t i, int32_t giv
         check_row(state, i);
         *n = state.draft->read(state.ctx, i, given, n_max, ids, probabilities, row, state.output.get());
         if (*row == nullptr) {
-            fail(LLAMA_SPEC_ARGUMENT, "no output was asked for at row " + std::to_string(i) + " of the last batch");
+            fail(LLAMA_SPEC_ARGUMENT, "no output was asked for at row " + std::to_string(i) + " of the last batch; add its token with an output");
         }
     });
 }

@@ -108,7 +108,7 @@ struct llama_spec_model_params {
     int32_t n_devices;
     const char * const * servers;   /* "host:port": their devices take layers too, before this machine's */
     int32_t n_servers;
-    bool use_mmap, use_mlock, use_extra_bufts, check_tensors, vocab_only;
+    bool use_mmap, use_mlock, use_extra_bufts, vocab_only;
     bool load_mtp;              /* load the MTP head in the file, if it has one */
     llama_spec_progress progress;
     void * progress_user;
@@ -117,7 +117,7 @@ struct llama_spec_model_params {
 };
 
 struct llama_spec_model_info {
-    int32_t n_vocab, n_embd, n_embd_inp, n_embd_out, n_layer, n_head, n_head_kv, n_ctx_train, n_swa, vocab_type;
+    int32_t n_vocab, n_embd, n_embd_inp, n_embd_out, n_layer, n_head, n_head_kv, n_ctx_train, n_swa;
     uint64_t n_params, size_bytes;
     bool has_encoder, has_decoder, is_recurrent, is_hybrid, is_diffusion, can_roll_back;
     int32_t n_device_layers;    /* layers with weights on a GPU or another machine; the output counts as one */
@@ -385,8 +385,14 @@ int  llama_spec_sampler_accept(llama_spec_sampler * sampler, int32_t id, bool is
 /* Returned texts are zero-terminated UTF-8; free them with llama_spec_text_free(). */
 void llama_spec_text_free(char * text);
 
-/* Converts a JSON schema to GBNF rules; `root` is the first. ARGUMENT names the unsupported part. */
-int  llama_spec_schema_to_grammar(const char * schema, char ** out);
+/* A Jinja text as a program. strings: {all, compared}, the template's string literals, and those of them that it does
+ * not only print. */
+typedef struct llama_spec_template     llama_spec_template;
+int  llama_spec_template_new(const char * source, llama_spec_template ** out, char ** strings);
+void llama_spec_template_free(llama_spec_template * program);
+/* variables: a JSON object, what the template reads. time: what strftime_now() shows, in seconds since 1970. text: a
+ * JSON string. ARGUMENT: the template fails, or refuses by raise_exception(). */
+int  llama_spec_template_run(llama_spec_template * program, const char * variables, int64_t time, char ** text);
 
 typedef struct llama_spec_chat         llama_spec_chat;
 typedef struct llama_spec_chat_session llama_spec_chat_session;

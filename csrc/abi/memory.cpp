@@ -90,7 +90,7 @@ int llama_spec_seq_rm(llama_spec_context * ctx, int32_t seq, int32_t p0, int32_t
         };
         if (!can_remove(call.state, seq, p0, p1, last) || !remove()) {
             fail(LLAMA_SPEC_UNSUPPORTED, "the engine cannot remove positions " + std::to_string(p0) + " .. " +
-                    std::to_string(p1 < 0 ? last : p1 - 1) + " of sequence " + std::to_string(seq) + " alone");
+                    std::to_string(p1 < 0 ? last : p1 - 1) + " of sequence " + std::to_string(seq) + " alone; clear it");
         }
         if (p0 <= last) {
             note_rollback(call.state, seq, p0, last);
@@ -206,7 +206,7 @@ int llama_spec_state_set(llama_spec_context * ctx, int32_t seq, bool partial, co
             std::rethrow_exception(failure);
         }
         if (n_read == 0) {
-            fail(LLAMA_SPEC_ARGUMENT, "the state does not fit this context; the sequence is empty now");
+            fail(LLAMA_SPEC_ARGUMENT, "the state does not fit this context; the sequence is empty now: decode its text again");
         }
     });
 }

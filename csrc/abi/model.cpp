@@ -80,7 +80,6 @@ llama_model_params engine_params(const llama_spec_model_params & in, model_state
         out.split_mode = LLAMA_SPLIT_MODE_LAYER;
     }
     out.use_extra_bufts = in.use_extra_bufts;
-    out.check_tensors   = in.check_tensors;
     out.vocab_only      = in.vocab_only;
     out.load_mtp        = in.load_mtp;
     out.load_mode       = in.use_mmap ? (in.use_mlock ? LLAMA_LOAD_MODE_MMAP_MLOCK : LLAMA_LOAD_MODE_MMAP)
@@ -130,7 +129,6 @@ int llama_spec_model_load(const char * path, const llama_spec_model_params * par
     return guarded([&] {
         require(path != nullptr && params != nullptr && out != nullptr, "a path, parameters and a place for the result are needed");
         *out = nullptr;
-        stretch_fault_net();
         check_gguf(path);
         auto state = std::make_shared<model_state>();
         state->vocab_only = params->vocab_only;
@@ -145,8 +143,6 @@ int llama_spec_model_load(const char * path, const llama_spec_model_params * par
             state->model = llama_model_load_from_file(path, raw);
         } catch (const engine_abort & e) {
             fail(LLAMA_SPEC_LOAD, std::string("the engine refused the file at ") + e.what());
-        } catch (const engine_fault & e) {
-            fail(LLAMA_SPEC_LOAD, std::string("the file is damaged: ") + e.what() + zeros_of(path));
         }
         if (state->model == nullptr) {
             fail(LLAMA_SPEC_LOAD, "the engine could not load the file");
@@ -178,7 +174,6 @@ int llama_spec_model_get_info(llama_spec_model * handle, llama_spec_model_info *
         out->n_head_kv     = out->n_layer > 0 ? llama_model_n_head_kv(m) : 0;
         out->n_ctx_train   = llama_model_n_ctx_train(m);
         out->n_swa         = llama_model_n_swa(m);
-        out->vocab_type    = (int32_t) llama_vocab_type(handle->state->vocab());
         out->n_params      = llama_model_n_params(m);
         out->size_bytes    = llama_model_size(m);
         out->has_encoder   = llama_model_has_encoder(m);

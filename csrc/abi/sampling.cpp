@@ -27,7 +27,7 @@ void fill(std::vector<llama_token_data> & out, const float * logits, int32_t n_v
     }
     // Sorting candidates that include NaN is undefined: NaN has no order.
     if (any_nan) {
-        fail(LLAMA_SPEC_ENGINE, "some logits are NaN: the model's weights or the computation are broken");
+        fail(LLAMA_SPEC_ENGINE, "some logits are NaN: the weights or the computation are broken; download the model again");
     }
 }
 
@@ -100,7 +100,7 @@ int32_t argmax_or_negative(const float * logits, int32_t n_vocab) {
 int32_t argmax(const float * logits, int32_t n_vocab) {
     const int32_t best = argmax_or_negative(logits, n_vocab);
     if (best < 0) {
-        fail(LLAMA_SPEC_ENGINE, "some logits are NaN, or all are minus infinity: the model's weights or the computation are broken");
+        fail(LLAMA_SPEC_ENGINE, "some logits are NaN, or all are minus infinity: the weights or the computation are broken; download the model again");
     }
     return best;
 }
@@ -111,10 +111,10 @@ int32_t selected(const llama_token_data_array & candidates) {
     }
     const llama_token_data & chosen = candidates.data[candidates.selected];
     if (chosen.logit == -std::numeric_limits<float>::infinity()) {
-        fail(LLAMA_SPEC_ENGINE, "no token may follow: logit_bias, the grammar or the logits forbid all of them");
+        fail(LLAMA_SPEC_ENGINE, "no token may follow: logit_bias, the grammar or the logits forbid all of them; allow one");
     }
     if (std::isnan(chosen.logit) || std::isnan(chosen.p)) {
-        fail(LLAMA_SPEC_ENGINE, "the logits became NaN or infinite: the model's weights or the computation are broken");
+        fail(LLAMA_SPEC_ENGINE, "the logits became NaN or infinite: the weights or the computation are broken; download the model again");
     }
     return chosen.id;
 }
@@ -245,7 +245,7 @@ int32_t draw_greedy(llama_spec_sampler & s, const float * logits, int32_t n_voca
 
 int32_t nothing_left(bool may_be_last) {
     if (!may_be_last) {
-        fail(LLAMA_SPEC_ENGINE, "no token may follow: bad_words, logit_bias, the grammar or the logits forbid all of them");
+        fail(LLAMA_SPEC_ENGINE, "no token may follow: bad_words, logit_bias, the grammar or the logits forbid all of them; allow one");
     }
     return -1;
 }
@@ -312,10 +312,10 @@ const float * logits_at(const context_state & state, const llama_spec_sampler & 
         fail(LLAMA_SPEC_ARGUMENT, "row " + std::to_string(row) + " is outside the last batch, which had " +
                 std::to_string(state.n_rows) + " tokens");
     }
-    require(state.model->n_vocab() == s.model->n_vocab(), "the sampler was made for a model with another vocabulary");
+    require(state.model->n_vocab() == s.model->n_vocab(), "the sampler was made for a model with another vocabulary; make one for this");
     const float * logits = state.has_logits ? llama_get_logits_ith(state.ctx, row) : nullptr;
     if (logits == nullptr) {
-        fail(LLAMA_SPEC_ARGUMENT, "no logits were asked for at row " + std::to_string(row) + " of the last batch");
+        fail(LLAMA_SPEC_ARGUMENT, "no logits were asked for at row " + std::to_string(row) + " of the last batch; add its token with an output");
     }
     return logits;
 }
@@ -449,7 +449,7 @@ int llama_spec_sample_row(llama_spec_sampler * sampler, const float * logits, in
         require(logits != nullptr, "there are no logits");
         if (n_vocab != s.model->n_vocab()) {
             fail(LLAMA_SPEC_ARGUMENT, "the row has " + std::to_string(n_vocab) + " numbers, and the vocabulary " +
-                    std::to_string(s.model->n_vocab()) + " tokens");
+                    std::to_string(s.model->n_vocab()) + " tokens; give a number for each");
         }
         within_grammar(s, [&] { *id = draw(s, logits, n_vocab); });
     });

@@ -167,7 +167,6 @@ void init() {
         ggml_set_abort_callback(on_abort);
         llama_log_set(on_log, nullptr);
         llama_backend_init();
-        stretch_fault_net();
         g_is_ready.store(true, std::memory_order_release);
     }
 }
@@ -228,11 +227,9 @@ int report_current_exception() {
         set_last_error(e.code == LLAMA_SPEC_CANCELLED ? e.what() : with_log(e.what()));
         return e.code;
     } catch (const engine_abort & e) {
-        set_last_error(with_log(std::string("the engine stopped at ") + e.what()));
-        return LLAMA_SPEC_ENGINE;
-    } catch (const engine_fault & e) {
-        set_last_error(with_log(std::string(e.what()) + ": the model's file is damaged, or of a kind that the engine does not "
-                "know whole; download or convert it again"));
+        const bool is_incomplete = std::string(e.what()).find("a tensor is absent") != std::string::npos;
+        set_last_error(with_log(std::string("the engine stopped at ") + e.what() +
+                (is_incomplete ? ": the model's file is incomplete; download or convert it again" : "")));
         return LLAMA_SPEC_ENGINE;
     } catch (const no_room & e) {
         set_last_error(e.why);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "base/abi_types.h"
-#include "base/fault_net.h"
 
 #include <atomic>
 #include <exception>
@@ -107,7 +106,6 @@ private:
 
 template <typename F> int guarded(F && body) {
     const inside_call counted;
-    const fault_net net;
     try {
         init();
         clear_log();

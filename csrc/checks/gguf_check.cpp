@@ -85,28 +85,6 @@ void check_experts(const gguf_context * file, const std::string & name) {
     }
 }
 
-using gguf_file = std::unique_ptr<gguf_context, decltype(&gguf_free)>;
-
-gguf_file opened(const char * path) {
-    return gguf_file(gguf_init_from_file(path, { /*.no_alloc =*/ true, /*.ctx =*/ nullptr }), gguf_free);
-}
-
-bool has_zero(const gguf_context * file, int64_t id) {
-    const bool is_list = gguf_get_kv_type(file, id) == GGUF_TYPE_ARRAY;
-    const gguf_type type = is_list ? gguf_get_arr_type(file, id) : gguf_get_kv_type(file, id);
-    if (type != GGUF_TYPE_UINT32 && type != GGUF_TYPE_INT32) {
-        return false;
-    }
-    const void * data = is_list ? gguf_get_arr_data(file, id) : gguf_get_val_data(file, id);
-    const size_t n = is_list ? gguf_get_arr_n(file, id) : 1;
-    for (size_t i = 0; i < n; ++i) {
-        if (static_cast<const uint32_t *>(data)[i] == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 // The engine's loop over a head of RWKV 7 handles 64 values at once and writes past the end of heads whose size is no
 // multiple of 64.
 void check_strides(const gguf_context * file, const std::string & arch) {
@@ -121,7 +99,8 @@ void check_strides(const gguf_context * file, const std::string & arch) {
 } // namespace
 
 void check_gguf(const char * path) {
-    const gguf_file file = opened(path);
+    const std::unique_ptr<gguf_context, decltype(&gguf_free)> file(
+        gguf_init_from_file(path, { /*.no_alloc =*/ true, /*.ctx =*/ nullptr }), gguf_free);
     if (!file) {
         fail(LLAMA_SPEC_LOAD, "the file is damaged");
     }
@@ -147,19 +126,6 @@ void check_gguf(const char * path) {
         }
     }
     check_strides(file.get(), arch);
-}
-
-std::string zeros_of(const char * path) {
-    const gguf_file file = opened(path);
-    const int64_t id = file ? gguf_find_key(file.get(), "general.architecture") : -1;
-    std::string out;
-    for (int64_t i = 0; id >= 0 && i < gguf_get_n_kv(file.get()); ++i) {
-        const std::string key = gguf_get_key(file.get(), i);
-        if (key.rfind(std::string(gguf_get_val_str(file.get(), id)) + ".", 0) == 0 && has_zero(file.get(), i)) {
-            out += (out.empty() ? ", and these keys are 0: " : ", ") + key;
-        }
-    }
-    return out;
 }
 
 } // namespace llama_spec

@@ -110,7 +110,6 @@ void tokenize_bounded(const llama_vocab * vocab, const char * text, size_t n_byt
     const auto run = [&] {
         const work_limit limit(SECONDS_AT_LEAST + SECONDS_PER_BYTE * (double) n_bytes, LLAMA_SPEC_ENGINE,
                 "the tokenizer takes far longer than any text of this length should; the vocabulary may be damaged");
-        const fault_net net;
         tokenize();
     };
     const size_t word = llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_BPE ? longest_word(text, n_bytes) : 0;

@@ -1,4 +1,8 @@
 // Limits on the engine's loops whose length a text, a grammar or a vocabulary decides.
+//
+// Why: no bound at the door knows how long a program runs. Of the hostile templates and schemas of
+// tests/engine/test_chat_bounds.py, without the limit of time nested loops have no end, a list in a list takes 64 s, and
+// a schema of 3,000 optional properties 43 s; without the limit of depth a list that holds itself overflows the stack.
 #pragma once
 
 #include <atomic>

@@ -61,9 +61,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
     const std::string input(reinterpret_cast<const char *>(data) + 1, size - 1);
     switch (data[0] % 4) {
         case 0: {
-            char * grammar = nullptr;
-            llama_spec_schema_to_grammar(input.c_str(), &grammar);
-            const text owner(grammar);
+            llama_spec_template * made = nullptr;
+            char * strings = nullptr, * written = nullptr;
+            if (llama_spec_template_new(input.c_str(), &made, &strings) == LLAMA_SPEC_OK) {
+                llama_spec_template_run(made, REQUEST, 0, &written);
+            }
+            llama_spec_template_free(made);
+            const text first(strings), second(written);
             break;
         }
         case 1: parse(begun(opened(m.get(), input.c_str()), REQUEST), "<tool_call>{\"name\": \"f\""); break;

@@ -101,10 +101,6 @@ class AnswerReader(Protocol):
 class AnswerText:
     """The text of an answer as its reader needs it, with the names of some control tokens.
 
-    Args:
-        vocab: the vocabulary of the model.
-        shown: ids whose names are part of the text.
-
     Attributes:
         text: the text so far.
 
@@ -157,13 +153,8 @@ class _Parsed(NamedTuple):
 class EngineReader:
     """Parses answers in the format of the model's own template, with the engine's parser.
 
-    Args:
-        session: the session of the chat.
-        at_once: whether the grammar makes the answer begin with a call.
-        single: the answer has at most one call.
-        is_apart: whether the thought is kept out of the text.
-        grammar: the rules in place of the session's.
-
+    `at_once` and `single` are those of calls_grammar(); `is_apart` keeps the thought out of the
+    text; `grammar` stands in place of the session's.
     """
 
     def __init__(
@@ -367,12 +358,7 @@ def _rules_of(tool: Mapping[str, Any]) -> str:
 
 
 class ContinuedReader:
-    """Parses answers that continue a message: only the part after it.
-
-    Args:
-        reader: reads the whole message.
-
-    """
+    """Parses answers that continue a message: only the part after it."""
 
     def __init__(self, reader: AnswerReader) -> None:
         self._reader, self.options, self.shown = reader, reader.options, reader.shown

@@ -19,16 +19,7 @@ _NOT_SHOWN = (
 
 
 def field_to_continue(messages: Sequence[Message], which: bool | str) -> str:
-    """The field of the last message to continue: "content" or "reasoning_content".
-
-    Args:
-        messages: the messages of the chat.
-        which: "content" or "reasoning_content", or True for the content if there is one.
-
-    Raises:
-        ArgumentError: the last message is not an assistant's, or has no such text.
-
-    """
+    """The field of the last message to continue: `which`; for True the content if there is one."""
     last = check_messages(messages)[-1]
     if last["role"] != "assistant":
         raise ArgumentError(
@@ -63,18 +54,6 @@ def render_continued(
     The template writes the message as it writes any other, with a mark after the text, and the
     chat ends before the mark. Where a template does not show the mark the text goes after the
     beginning of an answer.
-
-    Args:
-        template: the template of the model.
-        messages: the messages of the chat; the last one continues.
-        name: see field_to_continue().
-        tools: the tools that the template shows.
-        variables: the variables of the template.
-
-    Raises:
-        ArgumentError: the template refuses the messages.
-        UnsupportedError: the template does not show the thought of the last message.
-
     """
     checked = check_messages(messages)
     before, last = checked[:-1], checked[-1]
@@ -95,12 +74,7 @@ def render_continued(
 
 
 def check_continued(prompt: str, messages: Sequence[Message], name: str) -> None:
-    """Checks a chat that the engine has rendered up to the last message's end.
-
-    Raises:
-        UnsupportedError: the prompt does not end with the text that continues.
-
-    """
+    """Checks a chat that the engine has rendered up to the last message's end."""
     text = str(check_messages(messages)[-1][name])
     if not prompt.endswith(text) and not prompt.rstrip().endswith(text.strip()):
         raise UnsupportedError(_NOT_SHOWN.format(name=name))

@@ -27,14 +27,7 @@ _SHOWN_NAME = re.compile("|".join(map(re.escape, _SHOWN_NAMES)))
 
 
 def tokenize_chat(vocab: Vocab, text: str, caller: PromptProvenance) -> list[int]:
-    """Token ids of a chat, without a BOS token that its text does not contain.
-
-    Args:
-        vocab: the vocabulary of the model.
-        text: the text of the chat.
-        caller: the known spans of the caller's text in it.
-
-    """
+    """Token ids of a chat, without a BOS token that its text does not contain."""
     # What Vocab does with lone surrogates, done before names are looked for: "?" may be in one.
     clean = text.encode("utf-8", errors="replace").decode("utf-8")
     tokenizer = _Tokenizer(vocab, clean, caller)

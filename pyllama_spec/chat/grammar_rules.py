@@ -30,11 +30,8 @@ _PART = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|#[^\n]*|([a-zA-Z][a-
 def calls_grammar(rules: str, *, single: bool, at_once: bool) -> str:
     """The engine's rules of calls, in the form that a sampler takes.
 
-    Args:
-        rules: the rules of the engine.
-        single: whether the answer has at most one call.
-        at_once: whether nothing comes before the call, and its JSON is on one line.
-
+    `single`: the answer has at most one call. `at_once`: nothing comes before the call, and its
+    JSON is on one line.
     """
     rules = _NULLABLE_LOOP.sub(r"(\1 space)*", rules)
     rules = _REPEATED_CALLS.sub(r"\1\2", rules) if single else rules
@@ -72,12 +69,7 @@ def after(text: str, rules: str) -> str:
 
 
 def named_calls(arguments: Mapping[str, str]) -> str:
-    """Rules for {"name": ..., "arguments": ...}.
-
-    Args:
-        arguments: for each function name, the rules of its arguments.
-
-    """
+    """Rules for {"name": ..., "arguments": ...}."""
     names = {name: f"call-{i}-" for i, name in enumerate(arguments)}
     lines = [f"root ::= {' | '.join(f'{one}call' for one in names.values())}", 'blank ::= " "?']
     for name, prefix in names.items():

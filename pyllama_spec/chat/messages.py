@@ -11,13 +11,7 @@ T = TypeVar("T")
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
-    """Checks messages, and makes the content of each one text.
-
-    Raises:
-        ArgumentError: the messages are malformed; the error names the first such message.
-        UnsupportedError: a message has more than text.
-
-    """
+    """Checks messages, and makes the content of each one text."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise ArgumentError(
             f"messages must be a list of dicts with role and content, not {shown(messages)}"

@@ -26,8 +26,6 @@ _RIGHT_NAMED = (
     '{"id": "a", "category": "b", "messages": [{"role": "user", "content": "Hi"}]}'
 )
 _RIGHT = '{"prompt": "Once upon"} or {"messages": [{"role": "user", "content": "Hi"}]}'
-# A message tells so many faults.
-_MOST_FAULTS = 8
 _MAX_NAME = 100
 _KEYS = {"id", "category", "messages", "prompt", "tools"}
 
@@ -61,19 +59,9 @@ class Prompt:
         return self
 
     def tokens(self, vocab: Vocab, template: ChatTemplate, n_ctx: int | None = None) -> list[int]:
-        """Token ids, exactly as Llama makes them.
+        """Token ids, exactly as Llama makes them; errors name the prompt.
 
-        Args:
-            vocab: the vocabulary of the model.
-            template: the template of the model's chats.
-            n_ctx: the context length: a prompt that is too long by its bytes alone is not
-                tokenized; None for no limit.
-
-        Raises:
-            ArgumentError: the template refuses the messages, or there is nothing to continue; the
-                message names the prompt.
-            ContextFullError: the prompt is too long by its bytes; the message names it too.
-
+        A prompt that its bytes alone make too long for `n_ctx` is not tokenized.
         """
         try:
             if self.messages:
@@ -89,34 +77,21 @@ class Prompt:
 
 
 def read_prompt_file(path: Path, *, are_named: bool = True) -> tuple[Prompt, ...]:
-    """Reads a file of prompts.
-
-    Args:
-        path: the path of the file.
-        are_named: whether every line must have an id and a category.
-
-    Raises:
-        ArgumentError: the file cannot be read, holds no prompt, or a line is malformed; the message
-            names the first such line, its faults, and an example of a correct line.
-
-    """
+    """Reads a file of prompts; if `are_named`, every line must have an id and a category."""
     lines = read_text(path, "the prompts file", encoding="utf-8-sig").split("\n")
     prompts: dict[str, Prompt] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        faults: list[str] = []
-        prompt = _parse(line, number, are_named, faults)
-        if prompt.id in prompts:
-            faults.append(f"the id {shown(prompt.id)} was used before; give each line its own")
-        if faults:
-            told = [*faults[:_MOST_FAULTS]]
-            if len(faults) > len(told):
-                told.append(f"and {len(faults) - len(told)} more")
+        try:
+            prompt = _parse(line, number, are_named)
+            if prompt.id in prompts:
+                raise ArgumentError(f"the id {shown(prompt.id)} was used before")
+        except ArgumentError as error:
             right = _RIGHT_NAMED if are_named else _RIGHT
             raise ArgumentError(
-                f"{path.name}, line {number}: {'; '.join(told)}. Right lines: {right}"
-            )
+                f"{path.name}, line {number}: {error}. Right lines: {right}"
+            ) from None
         prompts[prompt.id] = prompt
     if not prompts:
         raise ArgumentError(
@@ -126,89 +101,81 @@ def read_prompt_file(path: Path, *, are_named: bool = True) -> tuple[Prompt, ...
     return tuple(prompts.values())
 
 
-def _parse(line: str, number: int, are_named: bool, faults: list[str]) -> Prompt:
-    """Parses the prompt of a line; adds all faults of the line to `faults`."""
-    names = {"id": f"line {number}", "category": ""}
+def _parse(line: str, number: int, are_named: bool) -> Prompt:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
-        faults.append(f"not JSON: {error}")
-        return Prompt(names["id"], names["category"])
+        raise ArgumentError(f"not JSON: {error}") from None
     if not isinstance(entry, dict):
-        faults.append(f"expected a JSON object, not {shown(line.strip())}")
-        return Prompt(names["id"], names["category"])
+        raise ArgumentError(f"expected a JSON object, not {shown(line.strip())}")
     unknown = sorted(set(entry) - _KEYS)
-    faults += [f"unknown key {shown(key)}; there are {', '.join(sorted(_KEYS))}" for key in unknown]
-    for key in names:
-        if key in entry or are_named:
-            names[key] = _name(entry, key, faults)
+    if unknown:
+        raise ArgumentError(
+            f"unknown key {shown(unknown[0])}; there are {', '.join(sorted(_KEYS))}"
+        )
+    names = {"id": f"line {number}", "category": ""}
+    names |= {key: _name(entry, key) for key in names if key in entry or are_named}
     if ("messages" in entry) == ("prompt" in entry):
-        faults.append("expected either 'messages' or 'prompt'")
-    elif "prompt" in entry and "tools" in entry:
-        faults.append("'tools' needs 'messages'; it cannot be used with 'prompt'")
-    text = _text(entry, "prompt", faults) if "prompt" in entry else ""
-    messages = _messages(entry["messages"], faults) if "messages" in entry else ()
-    tools = _tools(entry["tools"], faults) if "tools" in entry else ()
-    return Prompt(names["id"], names["category"], messages, text, tools)
+        raise ArgumentError("expected either 'messages' or 'prompt'")
+    if "prompt" in entry:
+        if "tools" in entry:
+            raise ArgumentError("'tools' needs 'messages'; it cannot be used with 'prompt'")
+        return Prompt(names["id"], names["category"], text=_text(entry, "prompt"))
+    tools = _tools(entry["tools"]) if "tools" in entry else ()
+    return Prompt(names["id"], names["category"], _messages(entry["messages"]), tools=tools)
 
 
-def _text(entry: Mapping[str, Any], key: str, faults: list[str]) -> str:
+def _text(entry: Mapping[str, Any], key: str) -> str:
     value = entry.get(key)
-    if isinstance(value, str) and value:
-        _check_whole(value, repr(key), faults)
-        return value
-    given = f"is {shown(value)}" if key in entry else "is missing"
-    faults.append(f"expected a text: {key!r} {given}")
-    return ""
+    if not isinstance(value, str) or not value:
+        given = f"is {shown(value)}" if key in entry else "is missing"
+        raise ArgumentError(f"expected a text: {key!r} {given}")
+    return _whole(value, repr(key))
 
 
-def _check_whole(value: str, place: str, faults: list[str]) -> None:
-    """Half of a character, which JSON can hold, would be read as another one."""
+def _whole(value: str, place: str) -> str:
+    """Refuses half of a character, which JSON can hold: it would be read as another one."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        faults.append(
+        raise ArgumentError(
             f"{place} holds half of a character, {value[error.start]!a}, at index {error.start}"
-        )
+        ) from None
+    return value
 
 
-def _name(entry: Mapping[str, Any], key: str, faults: list[str]) -> str:
-    """Checks a name that tables show on a terminal."""
-    name = _text(entry, key, faults)
+def _name(entry: Mapping[str, Any], key: str) -> str:
+    """A name that tables show on a terminal."""
+    name = _text(entry, key)
     if len(name) > _MAX_NAME or not name.isprintable():
-        faults.append(
+        raise ArgumentError(
             f"expected at most {_MAX_NAME} characters that can be printed: {key!r} is {shown(name)}"
         )
     return name
 
 
-def _messages(messages: object, faults: list[str]) -> tuple[Mapping[str, Any], ...]:
+def _messages(messages: object) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(messages, list) or not messages:
-        faults.append(f"expected a list of messages: 'messages' is {shown(messages)}")
-        return ()
+        raise ArgumentError(f"expected a list of messages: 'messages' is {shown(messages)}")
     for i, message in enumerate(messages):
-        is_message = isinstance(message, dict) and all(
-            isinstance(message.get(key), str) and message[key] for key in ("role", "content")
-        )
-        if not is_message:
-            faults.append(
-                f"expected an object with the texts 'role' and 'content': messages[{i}] is "
-                f"{shown(message)}"
-            )
-            continue
         for key in ("role", "content"):
-            _check_whole(message[key], f"messages[{i}][{key!r}]", faults)
+            value = message.get(key) if isinstance(message, dict) else None
+            if not isinstance(value, str) or not value:
+                raise ArgumentError(
+                    f"expected an object with the texts 'role' and 'content': messages[{i}] is "
+                    f"{shown(message)}"
+                )
+            _whole(value, f"messages[{i}][{key!r}]")
     return tuple(messages)
 
 
-def _tools(tools: object, faults: list[str]) -> tuple[Mapping[str, Any], ...]:
+def _tools(tools: object) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(tools, list) or not tools:
-        faults.append(f"expected a list of functions: 'tools' is {shown(tools)}")
-        return ()
+        raise ArgumentError(f"expected a list of functions: 'tools' is {shown(tools)}")
     for i, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            faults.append(
+            raise ArgumentError(
                 'expected {"type": "function", "function": {"name": "...", "parameters": {...}}}: '
                 f"tools[{i}] is {shown(tool)}"
             )

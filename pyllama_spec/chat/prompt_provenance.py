@@ -19,16 +19,15 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 # What is known of the caller's text in a rendered chat: every stretch of it; those of messages, and
 # the signs of all else; signs, or all but what the template looks for in texts; nothing.
 Located = Literal["all", "messages", "signs", "nothing"]
-# The renderer of a chat: jinja2 here, or the engine, which gives the template the arguments of past
-# calls as values or as the text that they are.
-Form = Literal["jinja2", "values", "text"]
+# What renders a chat: the template alone, or the engine's code for tools, which gives the template
+# the arguments of past calls as values or as the text that they are.
+Form = Literal["plain", "values", "text"]
 Span = tuple[int, int]
 
 # The private-use planes 15 and 16: no text of people has them, no template looks for them, and no
@@ -102,14 +101,7 @@ def is_sign(char: str) -> bool:
 
 
 class _Alphabet(dict[int, int]):
-    """The stand-in of each character, for str.translate(); created on demand.
-
-    Args:
-        stand_in_of: returns the stand-in of a character.
-        signs_only: whether letters, digits and white space stay as they are.
-        keeps_escaped: whether characters that JSON escapes stay as they are.
-
-    """
+    """The stand-in of each character, for str.translate(); created on demand."""
 
     def __init__(
         self, stand_in_of: Callable[[str], str], *, signs_only: bool, keeps_escaped: bool
@@ -151,10 +143,6 @@ def _free(taken: set[str]) -> Iterator[str]:
 class _OneForEach:
     """Maps each requested character to a free stand-in.
 
-    Args:
-        taken: characters that must not be stand-ins.
-        letter: the stand-in for every character; "" for different ones.
-
     Attributes:
         free: characters that are no stand-ins yet.
         by_char: the stand-ins of the characters that were asked for.
@@ -183,8 +171,9 @@ class StandIns:
         words: values that stay as they are if they are words: the template compares with them.
         lookups: strings that the template looks for in texts.
         letter: the stand-in for every character; "" for different ones.
-        form: the renderer. The engine's filters do not know stand-ins: they escape a quote in JSON,
-            and no stand-in for one.
+        form: the renderer.
+        keeps_escaped: whether characters that JSON escapes stay as they are: the filter tojson
+            escapes a quote, and no stand-in for one.
 
     """
 
@@ -195,28 +184,23 @@ class StandIns:
         words: frozenset[str],
         lookups: Sequence[str],
         letter: str = "",
-        form: Form = "jinja2",
+        form: Form = "plain",
+        keeps_escaped: bool = False,
     ) -> None:
         self._words, self._form = words, form
         self._lookups = lookups if substitution.keeps_lookups else ()
         # A separate object: alphabets that called a method of this one would form a cycle with it.
         stand_ins = _OneForEach(taken, letter)
         self._stand_ins_by_char = stand_ins.by_char
-        keeps = form != "jinja2"
-        self._signs = _Alphabet(stand_ins, signs_only=True, keeps_escaped=keeps)
-        self._all = _Alphabet(stand_ins, signs_only=False, keeps_escaped=keeps)
+        self._keeps_escaped = keeps_escaped
+        self._signs = _Alphabet(stand_ins, signs_only=True, keeps_escaped=keeps_escaped)
+        self._all = _Alphabet(stand_ins, signs_only=False, keeps_escaped=keeps_escaped)
         self._alphabet = self._signs if substitution.signs_only else self._all
         free, has_marks = stand_ins.free, substitution.has_marks
         self.open, self.close = (next(free), next(free)) if has_marks else ("", "")
 
     def value(self, value: Any, key: str = "") -> Any:
-        """Replaces the characters of a caller's value, at all depths, by stand-ins.
-
-        Raises:
-            NotTrackedError: the value holds something that templates print and that is not plain
-                data.
-
-        """
+        """Replaces the characters of a caller's value, at all depths, by stand-ins."""
         if isinstance(value, str):
             return self._string(value, key)
         if value is None or isinstance(value, (bool, int, float)):
@@ -274,21 +258,6 @@ class StandIns:
             at = end
         return "".join([*out, _exchanged(core[at:], alphabet), after])
 
-    def json(self, text: str, *, ensure_ascii: bool) -> str:
-        """JSON text of values with stand-ins, escaped as the original characters are."""
-        out: list[str] = []
-        chars = {stand_in: char for char, stand_in in self._stand_ins_by_char.items()}
-        for char in text:
-            real = chars.get(char)
-            if real is not None:
-                escaped = json.dumps(real, ensure_ascii=ensure_ascii)[1:-1]
-                out.append(_exchanged(escaped, self._alphabet))
-            elif ensure_ascii and not char.isascii():
-                out.append(json.dumps(char)[1:-1])
-            else:
-                out.append(char)
-        return "".join(out)
-
     def _unescaped(self, match: re.Match[str]) -> str:
         """A stand-in that the engine escaped, or the character's own escape."""
         stand_in = json.loads(f'"{match[0]}"')
@@ -304,7 +273,7 @@ class StandIns:
             The text and the caller's spans in it; None if marks are not in pairs.
 
         """
-        if self._form != "jinja2":
+        if self._keeps_escaped:
             rendered = _ESCAPED_PAIR.sub(self._unescaped, rendered)
         pieces = [rendered]
         if self.open:
@@ -350,11 +319,6 @@ def _split_space(text: str) -> tuple[str, str, str]:
     core = text.strip()
     at = text.index(core) if core else len(text)
     return text[:at], core, text[at + len(core) :]
-
-
-# The stand-ins of the rendering that runs in this thread, for filters that have to see through
-# them.
-RUNNING: ContextVar[StandIns | None] = ContextVar("stand-ins of a rendering", default=None)
 
 
 def _is_word(text: str) -> bool:
@@ -411,27 +375,26 @@ def locate(
     words: frozenset[str],
     lookups: Sequence[str],
     render: Callable[[StandIns], str | None],
-    form: Form = "jinja2",
+    form: Form = "plain",
 ) -> PromptProvenance:
     """Finds the caller's text in a rendered chat.
 
-    Args:
-        text: the rendered text of the chat.
-        caller_strings: all strings from the caller.
-        source: the template's text.
-        words: strings of the template that are words.
-        lookups: strings that the template looks for in texts.
-        render: renders with stand-ins; returns None if the template fails on them.
-        form: the renderer.
-
+    `words` and `lookups` are the template's strings that are words, and those that it looks for in
+    texts. `render` renders with stand-ins; it returns None if the template fails on them.
     """
     taken = set(text).union(source, *caller_strings)
     used = tuple(word for word in lookups if any(word in one for one in caller_strings))
+    escapes = form != "plain" or "tojson" in source
+    ways = [(substitution, escapes) for substitution in SUBSTITUTIONS]
+    if escapes and form == "plain":  # most chats show no JSON, whatever the template can do
+        ways.insert(0, (SUBSTITUTIONS[0], False))
     try:
-        for substitution in SUBSTITUTIONS:
+        for substitution, keeps_escaped in ways:
             if substitution.keeps_lookups and not used:
                 continue
-            stand_ins = StandIns(substitution, taken, words, used, form=form)
+            stand_ins = StandIns(
+                substitution, taken, words, used, form=form, keeps_escaped=keeps_escaped
+            )
             rendered = render(stand_ins)
             restored = None if rendered is None else stand_ins.read(rendered)
             # The engine writes "?" for half a character.
@@ -443,5 +406,5 @@ def locate(
     except (NotTrackedError, RecursionError):
         return PromptProvenance("nothing", caller_strings=tuple(caller_strings))
     letter = next((char for one in caller_strings for char in one if char.isalpha()), "x")
-    blank = render(StandIns(_SIGNS, taken, words, (), letter, form))
+    blank = render(StandIns(_SIGNS, taken, words, (), letter, form, escapes))
     return PromptProvenance("nothing", caller_strings=tuple(caller_strings), blank=blank)

@@ -18,15 +18,6 @@ def check_fits(vocab: Vocab, text: object, n_ctx: int) -> None:
     """Refuses a text that is too long by its bytes alone, before seconds of tokenizing.
 
     Ids are refused by their number, before they are listed.
-
-    Args:
-        vocab: the vocabulary of the model.
-        text: the text of a prompt, or its ids; values of other types are ignored.
-        n_ctx: the context length in tokens.
-
-    Raises:
-        ContextFullError: the prompt leaves no room for a token.
-
     """
     if not isinstance(text, (str, bytes)):
         if isinstance(text, Sequence) and len(text) >= max(n_ctx, LONG_TEXT):
@@ -41,28 +32,12 @@ def check_fits(vocab: Vocab, text: object, n_ctx: int) -> None:
 
 
 def at_least(n: int) -> str:
-    """What an error says of a text that was not tokenized.
-
-    Args:
-        n: the fewest tokens that its bytes make.
-
-    """
+    """What an error says of a text that was not tokenized."""
     return f": its bytes make at least {n} tokens (it was not tokenized)"
 
 
 def prompt_tokens(vocab: Vocab, prompt: object) -> list[int]:
-    """Token ids of a prompt.
-
-    Args:
-        vocab: the vocabulary of the model.
-        prompt: text, in which names of control tokens are read as those tokens, as in
-            llama-cpp-python; or ids, which are used unchanged.
-
-    Raises:
-        ArgumentError: the prompt is neither, it is empty and the model has no BOS token, or an id
-            is outside the vocabulary.
-
-    """
+    """Token ids of a text, with names of control tokens as those tokens; or ids as they are."""
     if isinstance(prompt, (str, bytes)):
         return _text_tokens(vocab, prompt)
     if not isinstance(prompt, Sequence):
@@ -86,16 +61,8 @@ def prompt_tokens(vocab: Vocab, prompt: object) -> list[int]:
 def fim_tokens(vocab: Vocab, prompt: object, suffix: object, *, is_spm: bool = False) -> list[int]:
     """The prompt for text between `prompt` and `suffix`: prefix, suffix, middle.
 
-    Args:
-        vocab: the vocabulary of the model.
-        prompt: the text before the gap.
-        suffix: the text after the gap; "" for none, which needs no tokens for a gap.
-        is_spm: whether the order is suffix, prefix, middle, as some models learned it.
-
-    Raises:
-        ArgumentError: prompt or suffix is not text.
-        UnsupportedError: the vocabulary has no tokens for it.
-
+    With `is_spm` the order is suffix, prefix, middle, as some models learned it. A `suffix` of ""
+    needs no tokens for a gap.
     """
     if not isinstance(prompt, str) or not isinstance(suffix, str):
         raise ArgumentError(
@@ -130,17 +97,7 @@ def _text_tokens(vocab: Vocab, text: str | bytes) -> list[int]:
 
 
 def chat_top_logprobs(logprobs: object, top_logprobs: object, most: int) -> int | None:
-    """How many alternatives a chat reports per token; None for no log-probabilities.
-
-    Args:
-        logprobs: the argument of the call.
-        top_logprobs: the argument of the call.
-        most: the maximum of top_logprobs.
-
-    Raises:
-        ArgumentError: logprobs is not a bool, or top_logprobs not a number up to `most`.
-
-    """
+    """How many alternatives a chat reports per token; None for no log-probabilities."""
     if logprobs not in (None, True, False) or not isinstance(logprobs, (bool, type(None))):
         raise ArgumentError(
             f"logprobs={shown(logprobs)} of a chat is not True or False; give the number as "
@@ -151,12 +108,7 @@ def chat_top_logprobs(logprobs: object, top_logprobs: object, most: int) -> int 
 
 
 def template_variables(variables: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The caller's variables for the chat template.
-
-    Raises:
-        ArgumentError: the variables are not a dict of names, or one has the name of an argument.
-
-    """
+    """The caller's variables for the chat template."""
     if variables is None:
         return {}
     if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):

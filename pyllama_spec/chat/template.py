@@ -1,7 +1,7 @@
-"""Renders chat templates: the model's own Jinja text, in a sandbox.
+"""Renders chat templates: the model's own Jinja text, which the engine runs.
 
-A template comes with the model's file, from an unknown author. It runs without access to Python's
-internals, may not change what it is given, and has bounds: see template_limits.py.
+A template comes with the model's file, from an unknown author. It sees what it is given and
+nothing else, and its time and memory are bounded: csrc/abi/chat.cpp.
 
 Control tokens in messages: a rendered chat is tokenized with the names of control tokens read as
 those tokens. A message that contains such a name would then forge the turns of others, and so would
@@ -12,7 +12,7 @@ says how much could be found.
 
 from __future__ import annotations
 
-import datetime as dt
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,15 +20,15 @@ from typing import Any
 from pyllama_spec.chat.control_tokens import tokenize_chat
 from pyllama_spec.chat.messages import check_messages, render_messages
 from pyllama_spec.chat.prompt_provenance import (
-    RUNNING,
     Form,
     Located,
     PromptProvenance,
+    Span,
     StandIns,
     locate,
     strings_of,
 )
-from pyllama_spec.engine import Model, Vocab
+from pyllama_spec.engine import Model, TemplateProgram, Vocab
 from pyllama_spec.errors import ArgumentError, UnsupportedError, shown, warn
 
 CHATML = (
@@ -50,21 +50,11 @@ TOOLS_UNSHOWN = "the chat template knows no tools: the model is not told what th
 
 
 @dataclass(frozen=True, slots=True)
-class ChatPart:
-    """A part of a rendered chat: the template's own text, or the caller's, such as a message."""
-
-    text: str
-    is_message: bool
-
-
-@dataclass(frozen=True, slots=True)
 class RenderedChat:
     """A chat as one text.
 
     Attributes:
         text: the rendered text.
-        parts: the same text, split at the borders of the caller's text; one part if these are not
-            known.
         starts_with_bos: whether the text begins with the name of the BOS token already.
         caller: the known places of the caller's text.
         note: a remark for the caller, such as tools that the template left out; "" for no remark.
@@ -72,15 +62,14 @@ class RenderedChat:
     """
 
     text: str
-    parts: tuple[ChatPart, ...]
     starts_with_bos: bool
     caller: PromptProvenance = field(default=PromptProvenance("nothing"), repr=False)
     note: str = ""
 
     @property
-    def is_split(self) -> bool:
-        """Whether the places of the messages are known."""
-        return len(self.parts) > 1
+    def spans(self) -> tuple[Span, ...]:
+        """[start, end) of each stretch of the caller's text; () if they are not all known."""
+        return self.caller.spans if self.located in ("all", "messages") else ()
 
     @property
     def located(self) -> Located:
@@ -104,14 +93,7 @@ class RenderedChat:
         return tokens
 
     def cut(self, at: int, n_left_out: int) -> RenderedChat:
-        """The chat up to a place.
-
-        Args:
-            at: the position of the first character that is left out.
-            n_left_out: the number of characters from there on that are the caller's; the others are
-                the template's.
-
-        """
+        """The chat up to a place; of what follows, the first `n_left_out` are the caller's."""
         caller, blank = self.caller, self.caller.blank
         n_behind = len(self.text) - at - n_left_out
         if blank is not None:
@@ -121,8 +103,7 @@ class RenderedChat:
             spans=tuple((a, min(b, at)) for a, b in caller.spans if a < at),
             lookups=tuple((a, min(b, at)) for a, b in caller.lookups if a < at),
         )  # fmt: skip
-        text = self.text[:at]
-        return RenderedChat(text, _parts(text, clipped), self.starts_with_bos, clipped, self.note)
+        return replace(self, text=self.text[:at], caller=clipped)
 
     def followed_by(self, text: str) -> RenderedChat:
         """The chat with a text of the caller appended."""
@@ -132,29 +113,23 @@ class RenderedChat:
             caller_strings=(*caller.caller_strings, text),
             blank=None if caller.blank is None else caller.blank + text,
         )  # fmt: skip
-        parts = _parts(whole, extended)
-        return RenderedChat(whole, parts, self.starts_with_bos, extended, self.note)
+        return replace(self, text=whole, caller=extended)
 
 
-def check_form(chat_format: str | None, chat_template: str | None) -> None:
+def check_form(chat_format: object, chat_template: object) -> None:
     """Checks what ChatTemplate.of_model() takes, as far as that needs no model.
 
     Raises:
         ArgumentError: both were given, or one of a wrong type.
-        UnsupportedError: chat_template is not a template that jinja2 can compile.
+        UnsupportedError: chat_template is not a template that the engine can read.
 
     """
-    _check_form(chat_format, chat_template)
-    if chat_template is not None:
-        ChatTemplate(chat_template)
-
-
-def _check_form(chat_format: object, chat_template: object) -> None:
     if chat_template is not None:
         if chat_format is not None:
             raise ArgumentError("give chat_format or chat_template, not both")
         if not isinstance(chat_template, str):
             raise ArgumentError(f"chat_template takes Jinja text, not {shown(chat_template)}")
+        ChatTemplate(chat_template)
     elif chat_format is not None and not isinstance(chat_format, str):
         raise ArgumentError(f"chat_format takes the name of a template, not {shown(chat_format)}")
 
@@ -163,12 +138,12 @@ class ChatTemplate:
     """A compiled template.
 
     Args:
-        source: Jinja text, with the functions that the transformers library gives to templates.
+        source: Jinja text, in the engine's dialect, which published templates are written in.
         bos_token, eos_token: the names of these tokens.
         note: a remark on where the template comes from; "" for no remark.
 
     Raises:
-        UnsupportedError: the text is not a template that jinja2 can compile.
+        UnsupportedError: the text is not a template that the engine can read.
 
     """
 
@@ -177,9 +152,6 @@ class ChatTemplate:
     ) -> None:
         self.source, self.note = source, note
         self._bos_token, self._eos_token = bos_token, eos_token
-        # jinja2 is imported with the first template, not with this package.
-        from pyllama_spec.chat.template_program import TemplateProgram
-
         self._program = TemplateProgram(source)
         self._wants_parts: bool | None = None
 
@@ -204,7 +176,7 @@ class ChatTemplate:
             for name, token in (("bos_token", vocab.bos), ("eos_token", vocab.eos))
             if token is not None
         }
-        _check_form(chat_format, chat_template)
+        check_form(chat_format, chat_template)
         if chat_template is not None:
             return cls(chat_template, **tokens)
         if chat_format == "chatml":
@@ -215,7 +187,7 @@ class ChatTemplate:
         if chat_format is not None:
             raise ArgumentError(
                 f"chat_format={shown(chat_format)}: {model.path.name} has no template of that name "
-                f"(it has: {', '.join(template_names(model)) or 'none'}); 'chatml' and the formats "
+                f"(it has: {', '.join(_names_in(model)) or 'none'}); 'chatml' and the formats "
                 "of llama-cpp-python, such as 'llama-2', are built in; any other goes into "
                 "chat_template= as Jinja text"
             )
@@ -241,25 +213,21 @@ class ChatTemplate:
 
         Raises:
             ArgumentError: messages are malformed, or the template refuses them.
-            UnsupportedError: a message is more than text, or the template leaves its sandbox.
+            UnsupportedError: a message is more than text, or the template takes too much time or
+                memory.
 
         """
         checked = check_messages(messages)
         self._warn_of_roles(checked)
-        now = dt.datetime.now()  # one time for all renderings of this chat
-
-        def strftime_now(form: str) -> str:
-            return now.strftime(form)
-
+        now = int(time.time())  # one time for all renderings of this chat
         fixed_variables: dict[str, Any] = {
             "bos_token": self._bos_token, "eos_token": self._eos_token,
-            "strftime_now": strftime_now, "add_generation_prompt": add_generation_prompt,
-            "documents": None,
+            "add_generation_prompt": add_generation_prompt, "documents": None,
         }  # fmt: skip
         caller_variables = {"tools": [dict(tool) for tool in tools] if tools else None, **variables}
 
         def run(messages: Sequence[dict[str, Any]], values: Mapping[str, Any]) -> str:
-            return self._run(messages, {**fixed_variables, **values})
+            return self._run(messages, {**fixed_variables, **values}, now)
 
         text, checked = render_messages(checked, lambda messages: run(messages, caller_variables))
         return self.located(text, checked, caller_variables, run)
@@ -279,15 +247,14 @@ class ChatTemplate:
         messages: Sequence[dict[str, Any]],
         caller_variables: Mapping[str, Any],
         run: Callable[[Sequence[dict[str, Any]], Mapping[str, Any]], str],
-        form: Form = "jinja2",
+        form: Form = "plain",
     ) -> RenderedChat:
-        """A chat that another renderer made, with the caller's text located in it.
+        """A chat with the caller's text located in it.
 
         Args:
             text: the result of `run` for these messages and variables.
             messages: the result of check_messages().
-            caller_variables: the variables of the template that come from the caller, including the
-                tools.
+            caller_variables: the caller's variables of the template, including the tools.
             run: renders this chat with other messages and variables.
             form: the renderer.
 
@@ -295,16 +262,10 @@ class ChatTemplate:
         caller = self._locate(text, messages, caller_variables, run, form)
         starts_with_bos = bool(self._bos_token) and text.startswith(self._bos_token)
         note = "" if self._shows_tools(text, caller_variables.get("tools")) else TOOLS_UNSHOWN
-        return RenderedChat(text, _parts(text, caller), starts_with_bos, caller, note)
+        return RenderedChat(text, starts_with_bos, caller, note)
 
     def _shows_tools(self, text: str, tools: Sequence[Mapping[str, Any]] | None) -> bool:
-        """Whether the rendered chat shows its tools; a name alone may be a coincidence.
-
-        Args:
-            text: the text of the chat.
-            tools: the tools that the template was given.
-
-        """
+        """Whether the rendered chat shows its tools; a name alone may be a coincidence."""
         names = [_name_of(tool) for tool in tools or ()]
         return not names or ("tool" in self.source and any(name in text for name in names))
 
@@ -321,13 +282,10 @@ class ChatTemplate:
             variables = {
                 name: stand_ins.value(value, name) for name, value in caller_variables.items()
             }
-            running = RUNNING.set(stand_ins)
             try:
                 return run(hidden, variables)
             except (ArgumentError, UnsupportedError):
                 return None
-            finally:
-                RUNNING.reset(running)
 
         # Values alone: the names of variables are the template's.
         return locate(
@@ -335,10 +293,12 @@ class ChatTemplate:
             words=self._program.words, lookups=self._program.lookups, render=render, form=form,
         )  # fmt: skip
 
-    def _run(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+    def _run(
+        self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any], now: int
+    ) -> str:
         if self._needs_parts(variables):
             messages = [_with_parts(message) for message in messages]
-        return self._program.run(messages, variables)
+        return self._program.run({**variables, "messages": messages}, now)
 
     def _needs_parts(self, variables: Mapping[str, Any]) -> bool:
         """Whether the template reads content only as a list of parts; tried once."""
@@ -351,8 +311,8 @@ class ChatTemplate:
 
     def _shows(self, message: dict[str, Any], variables: Mapping[str, Any]) -> bool:
         try:
-            return _CANARY in self._program.run([message], variables)
-        except (ArgumentError, UnsupportedError):
+            return _CANARY in self._program.run({**variables, "messages": [message]}, 0)
+        except ArgumentError:
             return False
 
 
@@ -362,24 +322,9 @@ def _name_of(tool: Mapping[str, Any]) -> str:
     return str(inner.get("name", "")) if isinstance(inner, Mapping) else ""
 
 
-def template_names(model: Model) -> list[str]:
-    """The names of a model's named templates, without the default one."""
+def _names_in(model: Model) -> list[str]:
     prefix = "tokenizer.chat_template."
     return sorted(key[len(prefix) :] for key in model.metadata if key.startswith(prefix))
-
-
-def _parts(text: str, caller: PromptProvenance) -> tuple[ChatPart, ...]:
-    """The parts of template and caller in turn; one part if the caller's are not all known."""
-    if caller.located not in ("all", "messages"):
-        return (ChatPart(text, is_message=False),)
-    parts: list[ChatPart] = []
-    at = 0
-    for start, end in caller.spans:
-        parts.append(ChatPart(text[at:start], is_message=False))
-        parts.append(ChatPart(text[start:end], is_message=True))
-        at = end
-    parts.append(ChatPart(text[at:], is_message=False))
-    return tuple(part for part in parts if part.text)
 
 
 def _with_parts(message: dict[str, Any]) -> dict[str, Any]:

@@ -64,13 +64,7 @@ class ToolRequest:
         parallel_tool_calls: bool | None = None,
         reasoning_format: str | None = None,
     ) -> ToolRequest:
-        """Checks the arguments of a request.
-
-        Raises:
-            ArgumentError: the tools are malformed, or tool_choice names a function that is not
-                offered.
-
-        """
+        """Checks the arguments of a request."""
         is_legacy = functions is not None
         if is_legacy:
             given = _dicts(functions, "functions")
@@ -158,13 +152,7 @@ def _choice(choice: object, names: Sequence[str]) -> str:
 
 
 class ToolChats:
-    """Chats of one model whose answers are parsed.
-
-    Args:
-        model: the model.
-        template: its chat template.
-
-    """
+    """Chats of one model whose answers are parsed."""
 
     def __init__(self, model: Model, template: ChatTemplate) -> None:
         self._template = template
@@ -187,9 +175,6 @@ class ToolChats:
             schema: the schema of the content if no tool is called.
             going_on: "content" or "reasoning_content" of the last message, if the answer continues
                 that.
-
-        Raises:
-            ArgumentError: the template refuses the messages, or they are malformed.
 
         """
         checked = check_messages(messages)

@@ -3,7 +3,7 @@
 from pyllama_spec.engine.adapter import Adapter
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.binding import computing
-from pyllama_spec.engine.chat import ChatParser, ChatSession, schema_to_grammar
+from pyllama_spec.engine.chat import ChatParser, ChatSession, TemplateProgram
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.context_params import ContextParams
 from pyllama_spec.engine.distribution import Distribution
@@ -44,6 +44,7 @@ __all__ = [
     "RpcServer",
     "Sampler",
     "SamplerParams",
+    "TemplateProgram",
     "ThreadUse",
     "Transfers",
     "Vocab",
@@ -57,7 +58,6 @@ __all__ = [
     "quantize",
     "quantize_types",
     "row_kernels",
-    "schema_to_grammar",
     "server_devices",
     "set_log_level",
     "set_rpc_timeout",

@@ -69,12 +69,7 @@ class Adapter(Closeable):
 
 
 def _check_types(path: Path) -> None:
-    """Checks that the engine can multiply by the matrices that it has loaded.
-
-    Raises:
-        ModelLoadError: it is of integers, or of floats of 64 bits.
-
-    """
+    """Checks that the engine can multiply by the matrices that it has loaded."""
     for name, tensor in read_table(path).tensors.items():
         if tensor.type_id in _NO_WEIGHTS:
             raise ModelLoadError(

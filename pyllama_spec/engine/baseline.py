@@ -16,17 +16,8 @@ def baseline_decode(
 
     The engine's own batched benchmark does the same, with a simpler sampler than ours.
 
-    Args:
-        context: the context; its sequences 0 .. len(ids) - 1 are continued.
-        positions: the next position of each sequence.
-        ids: the first token of each sequence.
-        n_steps: the number of decodes.
-
     Returns:
         The time of all steps in seconds.
-
-    Raises:
-        ArgumentError: an id, a position or a count is out of range, or the context is full.
 
     """
     n = len(ids)

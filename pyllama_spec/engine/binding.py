@@ -119,13 +119,7 @@ def last_error() -> str:
 
 
 def check(code: int, what: str) -> None:
-    """Raises the exception that belongs to a status code.
-
-    Args:
-        code: the return value of a function of the C ABI.
-        what: the start of the message, such as "cannot decode".
-
-    """
+    """Raises the exception that belongs to a status code."""
     # Whatever the result: a signal may have arrived just then.
     if stopped := vars(_waiting).pop("error", None):
         raise stopped

@@ -1,9 +1,9 @@
-"""Chats in the formats of the engine's server: tools, reasoning, schemas as grammars."""
+"""Chat templates, and chats in the formats of the engine's server: tools and reasoning."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyllama_spec.engine.binding import check, ffi, lib
@@ -11,25 +11,39 @@ from pyllama_spec.engine.checks import instance
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.model import Model
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, UnsupportedError
 
 
-def schema_to_grammar(schema: Any) -> str:
-    """The engine's GBNF rules of a schema, with the rule `root`.
+class TemplateProgram:
+    """A Jinja text, compiled.
 
-    It ignores some keywords silently. Requests get their rules from pyllama_spec.schema.
-
-    Args:
-        schema: the JSON schema, as a dict or as True.
-
-    Raises:
-        ArgumentError: it is not a schema, or needs something that a grammar cannot express.
+    Attributes:
+        words: the strings in it.
+        lookups: those that it compares, looks for or cuts at, and does not only print.
 
     """
-    out = ffi.new("char **")
-    code = lib.llama_spec_schema_to_grammar(_json(schema, "the schema"), out)
-    check(code, "cannot make a grammar of the schema")
-    return _taken(out)
+
+    def __init__(self, source: str) -> None:
+        out, strings = ffi.new("llama_spec_template **"), ffi.new("char **")
+        code = lib.llama_spec_template_new(_encoded(source), out, strings)
+        try:
+            check(code, "cannot read the chat template")
+        except (ArgumentError, UnsupportedError) as error:
+            told = " ".join(str(error).split())
+            raise UnsupportedError(f"{told:.400}; give another as chat_template=") from None
+        self._pointer = ffi.gc(out[0], lib.llama_spec_template_free)
+        found = json.loads(_taken(strings))
+        self.words, self.lookups = frozenset[str](found["all"]), tuple[str, ...](found["compared"])
+
+    def run(self, variables: Mapping[str, Any], time: int) -> str:
+        """The text that the template writes of the variables, at a time in seconds since 1970."""
+        text = ffi.new("char **")
+        # What is no plain data is shown as its str(), as Python's own engine does.
+        data = _json(variables, "the chat", default=str)
+        code = lib.llama_spec_template_run(self._pointer, data, time, text)
+        check(code, "cannot render the chat")
+        rendered: str = json.loads(_taken(text))
+        return rendered
 
 
 class ChatParser(Closeable):
@@ -52,17 +66,7 @@ class ChatParser(Closeable):
         self._handle = Handle(out[0], lib.llama_spec_chat_free, "the chat parser is closed")
 
     def begin(self, request: Mapping[str, Any]) -> ChatSession:
-        """Renders a chat, and prepares to parse the model's answer.
-
-        Args:
-            request: messages, tools, tool_choice, parallel_tool_calls, json_schema (as text),
-                reasoning_format, add_generation_prompt, continue_final_message, variables,
-                schema_rules; see csrc/abi/llama-spec.h.
-
-        Raises:
-            ArgumentError: the template refuses the request, or the request is malformed.
-
-        """
+        """Renders a chat, and prepares to parse the model's answer."""
         out, answer = ffi.new("llama_spec_chat_session **"), ffi.new("char **")
         code = lib.llama_spec_chat_begin(
             self._handle.pointer, _json(request, "the chat"), out, answer
@@ -123,18 +127,10 @@ class ChatSession:
     def parse(self, text: str) -> dict[str, Any]:
         """The parsed answer so far.
 
-        Args:
-            text: all generated text, with the names of preserved_tokens and of no other control
-                token.
-
         Returns:
             content, reasoning_content, and tool_calls: a list of name, arguments (JSON text), id
             ("" for none). is_whole: whether the answer is complete, with no text left over. n_told:
             how many bytes of the text these fields cover.
-
-        Raises:
-            UnsupportedError: the text does not match the template's parser.
-            ArgumentError: the text is nested too deeply.
 
         """
         out, data = ffi.new("char **"), text.encode("utf-8", errors="replace")
@@ -144,11 +140,15 @@ class ChatSession:
         return message
 
 
-def _json(value: Any, what: str) -> bytes:
+def _json(value: Any, what: str, default: Callable[[Any], Any] | None = None) -> bytes:
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=default)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ArgumentError(f"{what} cannot be written as JSON: {error}") from None
+        raise ArgumentError(f"{what} must be plain JSON: {error}") from None
+    return _encoded(text)
+
+
+def _encoded(text: str) -> bytes:
     return text.encode("utf-8", errors="replace")
 
 

@@ -15,12 +15,7 @@ FLOAT32_MAX = 3.4028234e38
 
 
 def integer(value: object, name: str) -> int:
-    """Reads an int of Python or NumPy.
-
-    Raises:
-        ArgumentError: it is not an int.
-
-    """
+    """Reads an int of Python or NumPy."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ArgumentError(f"{name}={shown(value)} is a {type(value).__name__}, not an int")
     try:
@@ -30,12 +25,7 @@ def integer(value: object, name: str) -> int:
 
 
 def int32(value: object, name: str) -> int:
-    """Reads an int that fits 32 bits.
-
-    Raises:
-        ArgumentError: it is not an int, or needs more bits.
-
-    """
+    """Reads an int that fits 32 bits."""
     # Nearly always it is one; this is called for every token.
     number = value if type(value) is int else integer(value, name)
     if not -INT32_MAX - 1 <= number <= INT32_MAX:
@@ -44,24 +34,14 @@ def int32(value: object, name: str) -> int:
 
 
 def flag(value: object, name: str) -> bool:
-    """Reads True or False.
-
-    Raises:
-        ArgumentError: it is neither.
-
-    """
+    """Reads True or False."""
     if value is not True and value is not False:
         raise ArgumentError(f"{name}={shown(value)} is not True or False")
     return value
 
 
 def boolean(value: object, name: str) -> bool:
-    """Reads a bool of Python or NumPy.
-
-    Raises:
-        ArgumentError: it is not a bool.
-
-    """
+    """Reads a bool of Python or NumPy."""
     # NumPy's has the name "bool" too, so the message needs more than the type's name.
     if isinstance(value, bool) or (type(value).__module__ == "numpy" and _is_numpy_bool(value)):
         return bool(value)
@@ -73,12 +53,7 @@ def _is_numpy_bool(value: object) -> bool:
 
 
 def count(value: object, name: str, low: int = 0, high: int = INT32_MAX) -> int:
-    """Reads an int within a range.
-
-    Raises:
-        ArgumentError: it is not an int, or out of range.
-
-    """
+    """Reads an int within a range."""
     number = integer(value, name)
     if not low <= number <= high:
         raise ArgumentError(f"{name}={shown(number)} is outside {low} .. {high}")
@@ -86,12 +61,7 @@ def count(value: object, name: str, low: int = 0, high: int = INT32_MAX) -> int:
 
 
 def real(value: object, name: str, low: float = -math.inf) -> float:
-    """Reads a finite number of at least `low`.
-
-    Raises:
-        ArgumentError: it is not such a number.
-
-    """
+    """Reads a finite number of at least `low`."""
     number = math.nan
     if isinstance(value, (int, float)) or hasattr(value, "__float__"):
         with contextlib.suppress(Exception):  # 10**400, an array of several, an object of anyone's
@@ -119,13 +89,7 @@ MAX_LISTED = 1 << 16
 
 
 def listed(values: Iterable[Any], name: str, most: int = MAX_LISTED) -> tuple[Any, ...]:
-    """The values of an iterable, read no further than the limit: range(10**9) takes no memory.
-
-    Raises:
-        ArgumentError: there are more than `most` values.
-        TypeError: it is not iterable, such as a 0-d array.
-
-    """
+    """The values of an iterable, read no further than the limit: range(10**9) takes no memory."""
     found = tuple(islice(values, most + 1))
     if len(found) > most:
         raise ArgumentError(f"{name}={shown(values)} has more than {most} entries")
@@ -133,21 +97,18 @@ def listed(values: Iterable[Any], name: str, most: int = MAX_LISTED) -> tuple[An
 
 
 def text(value: object, name: str) -> str:
-    """Reads a str without NUL, at which the engine would cut it.
-
-    Raises:
-        ArgumentError: it is not a str, or contains NUL.
-
-    """
+    """Reads a str without NUL, at which the engine would cut it."""
     if not isinstance(value, str):
         raise ArgumentError(f"{name} must be a str, not {type(value).__name__} {shown(value)}")
     if "\0" in value:
-        raise ArgumentError(f"{name} holds a NUL character at index {value.index(chr(0))}")
+        at = value.index("\0")
+        raise ArgumentError(f"{name} holds a NUL character at index {at}; remove it")
     try:
         value.encode()
     except UnicodeEncodeError as error:
         raise ArgumentError(
-            f"{name} holds half of a character, {value[error.start]!a}, at index {error.start}"
+            f"{name} holds half of a character, {value[error.start]!a}, at index {error.start}; "
+            "remove it"
         ) from None
     return value
 
@@ -168,12 +129,7 @@ def meant(word: str, known: Iterable[str]) -> str:
 
 
 def shares_of(split: Iterable[float] | None) -> list[float]:
-    """Reads a tensor_split: numbers from 0 on, in the engine's format.
-
-    Raises:
-        ArgumentError: it is not a list of such numbers.
-
-    """
+    """Reads a tensor_split: numbers from 0 on, in the engine's format."""
     if split is None:
         return []
     if isinstance(split, (str, bytes)) or not isinstance(split, Iterable):

@@ -122,7 +122,9 @@ class Context(Closeable):
         try:
             params = replace(params or ContextParams(), **overrides)
         except TypeError as error:
-            raise ArgumentError(f"unknown context parameter: {error}") from None
+            raise ArgumentError(
+                f"unknown context parameter: {error}; give fields of ContextParams"
+            ) from None
         self.model, self.params, self.has_failed = model, params, False
         self.failure: PyllamaSpecError | None = None
         self._adapters: tuple[tuple[Adapter, float], ...] = ()

@@ -29,12 +29,7 @@ VARIABLE = "PYLLAMA_SPEC_LEVEL"
 
 
 def choose(features: Collection[str], wanted: str = "") -> str:
-    """The best variant for a processor with these features, or the requested one.
-
-    Raises:
-        ImportError: no variant fits, or the requested one is missing. One line, with the remedy.
-
-    """
+    """The best variant for a processor with these features, or the requested one."""
     if wanted and wanted not in CPU_VARIANTS:
         raise ImportError(
             f"{VARIABLE}={wanted!r} is not a level; expected one of {', '.join(CPU_VARIANTS)}"
@@ -62,12 +57,7 @@ def choose(features: Collection[str], wanted: str = "") -> str:
 
 
 def load_engine() -> ModuleType:
-    """Imports the engine's module.
-
-    Raises:
-        ImportError: see choose(); or the module or a backend's library is missing.
-
-    """
+    """Imports the engine's module."""
     try:
         return _load()
     except ImportError as error:

@@ -55,9 +55,6 @@ class Distribution:
             ids: [n] the ids, without duplicates.
             logits: [n] their logits; minus infinity means probability 0.
 
-        Raises:
-            ArgumentError: a logit is NaN, or none is finite.
-
         """
         wide = logits.astype(np.float64)
         peak = wide.max(initial=-np.inf)
@@ -76,12 +73,7 @@ class Distribution:
         return float(self.p[at[0]]) if len(at) else 0.0
 
     def draw(self, u: float) -> int:
-        """The id that a random number from [0, 1) selects.
-
-        Args:
-            u: a uniform random number from [0, 1).
-
-        """
+        """The id that a random number from [0, 1) selects."""
         sums = np.cumsum(self.p)
         at = int(np.searchsorted(sums, u * sums[-1], side="right"))
         return int(self.ids[min(at, len(self.ids) - 1)])

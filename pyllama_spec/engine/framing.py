@@ -16,37 +16,19 @@ HEADER_BYTES = _HEADER.size
 
 
 def seal(data: bytearray | memoryview, magic: bytes, version: int) -> bytes:
-    """Adds the header to the bytes.
-
-    Args:
-        data: HEADER_BYTES of free space, then the body.
-        magic: four bytes.
-        version: the version of the body's format.
-
-    """
+    """Adds the header to the bytes."""
     with memoryview(data) as view:
         _HEADER.pack_into(view, 0, magic, version, zlib.crc32(view[HEADER_BYTES:]))
         return bytes(view)
 
 
 def unseal(data: bytes, magic: bytes, version: int, what: str) -> memoryview:
-    """Checks and removes the header of seal().
-
-    Args:
-        data: the bytes.
-        magic: the value given to seal().
-        version: the value given to seal().
-        what: names the data in messages, such as "a drafter's state".
-
-    Raises:
-        ArgumentError: the bytes are damaged or have another format.
-
-    """
+    """Checks and removes the header of seal()."""
     if len(data) < HEADER_BYTES:
         raise ArgumentError(f"{what} has at least {HEADER_BYTES} bytes, not {len(data)}")
     found_magic, found_version, crc = _HEADER.unpack_from(data)
     if found_magic != magic:
-        raise ArgumentError(f"these bytes are not {what}")
+        raise ArgumentError(f"these bytes are not {what}; decode the text again")
     if found_version != version:
         raise ArgumentError(
             f"these bytes are {what} in form {found_version}; this version reads form {version}: "
@@ -54,5 +36,5 @@ def unseal(data: bytes, magic: bytes, version: int, what: str) -> memoryview:
         )
     body = memoryview(data)[HEADER_BYTES:]
     if zlib.crc32(body) != crc:
-        raise ArgumentError(f"{what} is damaged: its checksum differs")
+        raise ArgumentError(f"{what} is damaged (its checksum differs): decode the text again")
     return body

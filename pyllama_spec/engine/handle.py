@@ -34,12 +34,7 @@ class Handle:
 
     @property
     def pointer(self) -> Any:
-        """The pointer for the functions of the C ABI.
-
-        Raises:
-            ClosedError: close() was called.
-
-        """
+        """The pointer for the functions of the C ABI."""
         if self._pointer is None:
             raise self.closed_error(self._closed)
         return self._pointer
@@ -51,13 +46,7 @@ class Handle:
 
     @property
     def own(self) -> Any:
-        """The pointer for functions that change the object.
-
-        Raises:
-            ClosedError: close() was called.
-            ArgumentError: a borrower holds it, so that it is read-only.
-
-        """
+        """The pointer for functions that change the object."""
         if self.borrower is not None:
             raise ArgumentError(
                 f"{self.borrower} must not change the target's memory, since that would change "

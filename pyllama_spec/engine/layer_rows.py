@@ -61,9 +61,6 @@ class LayerRows(Sequence[Rows]):
             buffer: [>= at + n, sum of the layers' widths] float32, contiguous.
             at: the first row of the buffer to write.
 
-        Raises:
-            ArgumentError: the buffer has another width, or too few rows.
-
         """
         width = sum(map(self._context.model.row_width, self.layers))
         if buffer.shape[1] != width or not 0 <= at <= len(buffer) - self.n:

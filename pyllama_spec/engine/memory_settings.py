@@ -30,15 +30,7 @@ def adapters_key(adapters: Sequence[tuple[Adapter, float]]) -> tuple[tuple[str, 
 
 
 def settings_of(model: Model, params: ContextParams, n_ctx_seq: int, flash_attn: int) -> Settings:
-    """The settings, beside model and adapters, that the memory of a context depends on.
-
-    Args:
-        model: the model.
-        params: the parameters of the context.
-        n_ctx_seq: positions per sequence.
-        flash_attn: the engine's value of the setting.
-
-    """
+    """The settings, beside model and adapters, that the memory of a context depends on."""
     values: dict[str, Any] = {name: getattr(params, name) for name in _SETTINGS}
     # A quantised V cache exists only with it, whether it was asked for or not.
     needs_it = params.type_v not in ("f32", "f16", "bf16")

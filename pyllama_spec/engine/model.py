@@ -114,7 +114,7 @@ class Model(Closeable):
             vocab_only=vocab_only, load_mtp=load_mtp,
         )  # fmt: skip
         if progress is not None and not callable(progress):
-            raise ArgumentError(f"progress={shown(progress)} cannot be called")
+            raise ArgumentError(f"progress={shown(progress)} cannot be called; give a function")
         self._overrides = facts_of(kv_overrides or {})
         self._handle = Handle(
             self._load(params, progress),
@@ -409,13 +409,7 @@ def _raw_params(
 def _name_places(
     params: Any, devices: Sequence[str] | None, rpc_servers: Sequence[str] | None
 ) -> tuple[Any, ...]:
-    """Sets which devices take layers; the caller keeps the result while the engine reads it.
-
-    Raises:
-        ArgumentError: a name or an endpoint is invalid, or servers are given without layers.
-        UnsupportedError: the build has no RPC, or the split mode does not work with servers.
-
-    """
+    """Sets which devices take layers; the caller keeps the result while the engine reads it."""
     names, servers = device_names(devices), server_names(rpc_servers)
     if servers and params.n_gpu_layers == 0:
         raise ArgumentError(

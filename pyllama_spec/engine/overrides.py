@@ -19,7 +19,6 @@ _INT, _REAL, _BOOL, _TEXT = range(4)
 _NAMES = (
     "an int of 32 bits", "a finite float", "True or False", f"a str of at most {_MAX_BYTES} bytes"
 )  # fmt: skip
-_ANY = f"{', '.join(_NAMES[:3])}, or {_NAMES[3]}"
 # Keys that decide how texts are tokenized and how long, wide or sharp attention is, with the type
 # that the engine reads: it ignores a value of another one. Most of the rest describe how the
 # weights lie in the file: another value there makes the engine read outside of them, or abort.
@@ -41,29 +40,6 @@ _KEYS = tuple(
         (r"[\w-]+\.attention\.((output_)?scale|layer_norm_rms_epsilon|layer_norm_epsilon)", _REAL),
         (r"[\w-]+\.(attn_logit_softcapping|final_logit_softcapping|expert_weights_scale)", _REAL),
         (r"[\w-]+\.(logit_scale|residual_scale|embedding_scale)", _REAL),
-        (r"tokenizer\.ggml\.(?!model|tokens|merges|scores).+|[\w-]+\.rope\.scaling\.[\w.]+", None),
-    )
-)
-_LIST = "its value is a list, which no override can be"
-# Why further keys are refused: the engine reads them from the file alone, or not at all.
-_REFUSED = tuple(
-    (re.compile(pattern), why)
-    for pattern, why in (
-        (
-            r"tokenizer\.chat_template.*",
-            "the engine reads it from the file alone; give Llama's chat_template",
-        ),
-        (r"tokenizer\.ggml\.(token_type|suppress_tokens|precompiled_charsmap)", _LIST),
-        (r"tokenizer\.ggml\.(tokens|merges|scores)", _LIST),
-        (r"tokenizer\.ggml\.model", "it says how the vocabulary in the file is read"),
-        (
-            r"general\.sampling\..*",
-            "nothing reads it here; give temperature, top_k and the like in the request",
-        ),
-        (
-            r"[\w-]+\.rope\.freq_scale",
-            "the engine has no such key; give rope.scale_linear, or Llama's rope_freq_scale",
-        ),
     )
 )
 _NOT_TAKEN = (
@@ -76,25 +52,14 @@ _MAX_GATING = 4
 
 
 class RawOverrides(NamedTuple):
-    """The overrides as C structs.
-
-    Attributes:
-        array: the array of struct llama_spec_override, or NULL.
-        keep: the memory that the array points to.
-
-    """
+    """The overrides as C structs, or NULL, and the memory that they point to."""
 
     array: Any
     keep: list[Any]
 
 
 def raw_overrides(overrides: Mapping[str, Override]) -> RawOverrides:
-    """Converts the overrides to C structs.
-
-    Raises:
-        ArgumentError: a key may not be overridden, or a value is not of the key's type.
-
-    """
+    """Converts the overrides to C structs."""
     if not isinstance(overrides, Mapping):
         raise ArgumentError(f"kv_overrides={shown(overrides)} is not a dict of keys and values")
     array = ffi.new("struct llama_spec_override[]", max(len(overrides), 1))
@@ -117,34 +82,22 @@ def facts_of(overrides: Mapping[str, Override]) -> list[str]:
     return sorted(facts)
 
 
-def _kind_of_key(key: object) -> int | None:
-    """The type that the engine reads of a key; None for any.
-
-    Raises:
-        ArgumentError: the key may not be overridden.
-
-    """
-    why = ""
+def _kind_of_key(key: object) -> int:
+    """The type that the engine reads of a key; ArgumentError for one that is not in _KEYS."""
     if isinstance(key, str) and len(text(key, "a key of kv_overrides").encode()) <= _MAX_BYTES:
-        why = next((why for pattern, why in _REFUSED if pattern.fullmatch(key)), "")
-        kinds = [kind for pattern, kind in _KEYS if pattern.fullmatch(key)]
-        if kinds and not why:
-            return kinds[0]
-    raise ArgumentError(f"kv_overrides: {shown(key)} may not be overridden: {why or _NOT_TAKEN}")
+        for pattern, kind in _KEYS:
+            if pattern.fullmatch(key):
+                return kind
+    raise ArgumentError(f"kv_overrides: {shown(key)} may not be overridden: {_NOT_TAKEN}")
 
 
-def _fill(raw: Any, key: str, value: object, wanted: int | None, keep: list[Any]) -> None:
-    """Sets the value of an override.
-
-    Raises:
-        ArgumentError: the engine would not read it, as it is of another type or too large.
-
-    """
-    kind, what = _kind_of(value), _ANY if wanted is None else _NAMES[wanted]
-    fault = ArgumentError(f"kv_overrides: {key}={shown(value)} is not {what}")
+def _fill(raw: Any, key: str, value: object, wanted: int, keep: list[Any]) -> None:
+    """Sets the value; ArgumentError where the engine would not read it, or would cut it."""
+    kind = _kind_of(value)
     if wanted == _REAL and kind == _INT:
         kind = _REAL
-    if kind is None or kind != (kind if wanted is None else wanted):
+    fault = ArgumentError(f"kv_overrides: {key}={shown(value)} is not {_NAMES[wanted]}")
+    if kind != wanted:
         raise fault
     raw.kind = kind
     try:
@@ -154,25 +107,18 @@ def _fill(raw: Any, key: str, value: object, wanted: int | None, keep: list[Any]
             raw.whole = int32(value, key)
         elif kind == _REAL:
             raw.real = real(value, key)
-            if abs(raw.real) > FLOAT32_MAX:
-                raise fault
     except ArgumentError:
         raise fault from None
     if kind == _TEXT:
         raw.text = _c_string(text(value, f"kv_overrides: {key}"), keep)
-        if len(keep[-1]) > _MAX_BYTES + 1:  # with its zero
-            raise fault
+    if (kind == _REAL and abs(raw.real) > FLOAT32_MAX) or len(keep[-1]) > _MAX_BYTES + 1:
+        raise fault
     if kind in (_INT, _REAL):
         _check_range(key, raw.whole if kind == _INT else raw.real)
 
 
 def _check_range(key: str, value: float) -> None:
-    """Checks the range of a number.
-
-    Raises:
-        ArgumentError: the engine has no such value, and would fail, abort or compute NaN.
-
-    """
+    """Refuses a number that the engine has not: it would fail, abort or compute NaN."""
     what = ""
     if key.endswith((".rope.freq_base", ".rope.freq_base_swa")) and value <= 0:
         what = "above 0"
@@ -189,12 +135,7 @@ def _check_range(key: str, value: float) -> None:
 
 
 def check_fits(overrides: Mapping[str, Override], arch: str, n_vocab: int) -> None:
-    """Checks the overrides of a loaded file: the engine ignores what does not fit.
-
-    Raises:
-        ArgumentError: a key is of another architecture, or a token does not exist.
-
-    """
+    """Refuses what the engine would ignore: keys of other files, and tokens that do not exist."""
     for key, value in overrides.items():
         whose, _, rest = key.partition(".")
         if whose not in ("general", "tokenizer", arch):

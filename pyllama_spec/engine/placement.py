@@ -11,12 +11,7 @@ from pyllama_spec.errors import ArgumentError, shown, warn
 
 
 def device_names(devices: Sequence[str] | None) -> list[Any]:
-    """The device names as a C array; keep it while the engine reads it.
-
-    Raises:
-        ArgumentError: it is not a list of names.
-
-    """
+    """The device names as a C array; keep it while the engine reads it."""
     if devices is None:
         return []
     if isinstance(devices, (str, bytes)) or not isinstance(devices, Sequence):
@@ -48,15 +43,7 @@ def in_words(placed: dict[str, int]) -> str:
 
 
 def warn_of_fewer(name: str, n_gpu_layers: int, n_placed: int, n_layers: int) -> None:
-    """Warns if fewer layers are on devices than requested.
-
-    Args:
-        name: the name of the model's file.
-        n_gpu_layers: the requested number; below 0 for all, 0 for none.
-        n_placed: the number of placed layers.
-        n_layers: the model's layers, the output included; 0 for a vocabulary.
-
-    """
+    """Warns if fewer layers are on devices than requested."""
     n_wanted = n_layers if n_gpu_layers < 0 else min(n_gpu_layers, n_layers)
     if n_placed >= n_wanted:
         return

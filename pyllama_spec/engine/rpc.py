@@ -57,13 +57,7 @@ def require_rpc() -> None:
 
 
 def server_names(servers: Sequence[str] | None) -> list[Any]:
-    """The endpoints as a C array; keep it while the engine reads it.
-
-    Raises:
-        ArgumentError: an endpoint is not "host:port".
-        UnsupportedError: the build has no RPC.
-
-    """
+    """The endpoints as a C array; keep it while the engine reads it."""
     if servers is None:
         return []
     if isinstance(servers, (str, bytes)) or not isinstance(servers, Sequence):
@@ -90,12 +84,7 @@ def set_rpc_timeout(seconds: float) -> None:
 
 
 def server_devices(endpoint: str) -> tuple[Device, ...]:
-    """The devices of a server.
-
-    Raises:
-        RemoteError: it cannot be reached, or is not an RPC server.
-
-    """
+    """The devices of a server."""
     (address,) = server_names([endpoint])
     devices: list[Device] = []
     name, free, total = ffi.new("char **"), ffi.new("uint64_t *"), ffi.new("uint64_t *")

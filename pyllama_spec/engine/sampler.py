@@ -524,7 +524,7 @@ class Sampler:
             int32(token, "token id")
             flag(generated, "generated")
             raise
-        check(code, "cannot accept a token")
+        check(code, "cannot accept a token (reset the sampler, or give one that it allows)")
 
     def reset(self) -> None:
         """Restores the state after construction, the seed included."""

@@ -65,13 +65,7 @@ def system_info() -> str:
 
 
 def row_kernels() -> dict[str, str]:
-    """Our CPU kernels in this build for the few rows of a verify batch.
-
-    Returns:
-        The instruction set by weight type, such as {"BF16": "AVX2"}. The engine's own kernels
-        compute the other types, at about the cost of single rows.
-
-    """
+    """Our CPU kernels in this build for the few rows of a verify batch."""
     text = _text(lib.llama_spec_row_kernels())
     return dict(part.split(" ", 1) for part in text.split(", ") if part)
 

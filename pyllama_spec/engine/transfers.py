@@ -58,12 +58,7 @@ NO_TRANSFERS = Transfers()
 
 
 def read_transfers(handle: Any, *, with_drafts: bool) -> Transfers:
-    """The transfers of a context, or of all contexts that share its threads.
-
-    Raises:
-        ClosedError: the context was closed.
-
-    """
+    """The transfers of a context, or of all contexts that share its threads."""
     raw = ffi.new("struct llama_spec_transfers *")
     check(lib.llama_spec_get_transfers(handle, with_drafts, raw), "cannot read the context")
     return Transfers(

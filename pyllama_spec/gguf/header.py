@@ -32,12 +32,7 @@ class Header(NamedTuple):
 
 
 def check_header(path: Path) -> Header:
-    """Refuses a file that is not GGUF, with a remedy.
-
-    Raises:
-        ModelLoadError: the path is missing, a folder, unreadable, empty, cut off or not a GGUF.
-
-    """
+    """Refuses a file that is not GGUF, with a remedy."""
     try:
         if path.is_dir():
             raise ModelLoadError(f"{path} is a folder; give the path of a .gguf file in it")
@@ -56,7 +51,7 @@ def check_header(path: Path) -> Header:
         ) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ModelLoadError(f"{path} cannot be read: {reason}") from None
+        raise ModelLoadError(f"{path} cannot be read: {reason}; check the path") from None
     if size == 0:
         raise ModelLoadError(f"{path} is empty; download it again")
     if data[:4] != b"GGUF":
@@ -69,7 +64,7 @@ def check_header(path: Path) -> Header:
     _, version, n_tensors, n_keys = _HEADER.unpack(data)
     if version not in _VERSIONS:
         raise ModelLoadError(
-            f"{path} has GGUF version {version}; this engine reads versions 2 and 3"
+            f"{path} has GGUF version {version}; convert it again: 2 and 3 are read"
         )
     if (n_tensors + n_keys) * _MIN_ENTRY_BYTES > size:
         raise ModelLoadError(

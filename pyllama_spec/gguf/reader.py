@@ -81,24 +81,14 @@ class GgufFile:
 
 
 def read_keys(path: Path, wanted: Callable[[str], bool]) -> dict[str, GgufKey]:
-    """Reads the keys of a file with the wanted names.
-
-    Raises:
-        ModelLoadError: the file is missing, cut off, damaged or not a GGUF.
-
-    """
+    """Reads the keys of a file with the wanted names."""
     header = check_header(path)
     with _opened(path, header) as cursor:
         return _read_keys(cursor, header.n_keys, wanted)
 
 
 def read_key(path: Path, wanted: str) -> GgufKey | None:
-    """Reads one key and stops there: a vocabulary takes a third of a second.
-
-    Raises:
-        ModelLoadError: the file is missing, cut off before the key, damaged or not a GGUF.
-
-    """
+    """Reads one key and stops there: a vocabulary takes a third of a second."""
     header = check_header(path)
     with _opened(path, header) as cursor:
         for _ in range(header.n_keys):
@@ -109,12 +99,7 @@ def read_key(path: Path, wanted: str) -> GgufKey | None:
 
 
 def read_gguf(path: Path, wanted: Callable[[str], bool] = lambda _: True) -> GgufFile:
-    """Reads the keys with the wanted names, and the tensor table.
-
-    Raises:
-        ModelLoadError: the file is missing, cut off, damaged or not a GGUF.
-
-    """
+    """Reads the keys with the wanted names, and the tensor table."""
     header = check_header(path)
     with _opened(path, header) as cursor:
         keys = _read_keys(cursor, header.n_keys, lambda name: name == _ALIGNMENT or wanted(name))
@@ -129,10 +114,6 @@ def read_table(path: Path) -> GgufFile:
 
     Tables of a few files are cached while the files do not change: opening a draft reads
     its types, its bytes and its output matrix, and reading past a vocabulary takes half a second.
-
-    Raises:
-        ModelLoadError: the file is missing, cut off, damaged or not a GGUF.
-
     """
     try:
         info = path.stat()

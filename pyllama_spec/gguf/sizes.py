@@ -29,12 +29,7 @@ class MainType(NamedTuple):
 
 
 def tensor_bytes(path: Path) -> dict[str, int]:
-    """Bytes of each tensor of a GGUF file, padding included.
-
-    Raises:
-        ModelLoadError: the file's table cannot be read.
-
-    """
+    """Bytes of each tensor of a GGUF file, padding included."""
     return _sizes(read_table(path))
 
 
@@ -49,10 +44,6 @@ def shares_by_type(path: Path) -> dict[str, float]:
 
     The name of a type of files says little: K-quants need rows of a multiple of 256 weights, and
     matrices of other rows are written in a type that has smaller blocks.
-
-    Raises:
-        ModelLoadError: the file's table cannot be read.
-
     """
     bytes_by_type = _bytes_by_type(read_table(path))
     total = max(sum(bytes_by_type.values()), 1)
@@ -72,12 +63,7 @@ def _type_name(type_id: int) -> str:
 
 
 def main_type(path: Path) -> MainType | None:
-    """The type of most of the weights; None for a file without weights.
-
-    Raises:
-        ModelLoadError: the file's table cannot be read.
-
-    """
+    """The type of most of the weights; None for a file without weights."""
     file = read_table(path)
     for type_id, n_bytes in _bytes_by_type(file).most_common(1):
         n_weights = sum(prod(t.shape) for t in file.tensors.values() if t.type_id == type_id)
@@ -90,11 +76,6 @@ def bytes_per_token(sizes: Mapping[str, int], metadata: Mapping[str, str]) -> in
 
     Embeddings are looked up, a row each, unless the output uses the same tensor; of experts only
     those that are used are read, and of MTP heads nothing.
-
-    Args:
-        sizes: the sizes of tensor_bytes().
-        metadata: the metadata of the model, as text.
-
     """
     arch = metadata.get("general.architecture", "")
     n_heads = int(metadata.get(f"{arch}.nextn_predict_layers", "0"))
@@ -111,15 +92,7 @@ def bytes_per_token(sizes: Mapping[str, int], metadata: Mapping[str, str]) -> in
 def block_bytes(
     sizes: Mapping[str, int], metadata: Mapping[str, str], first: int = 0, end: int | None = None
 ) -> int:
-    """Bytes of weights that a token reads of blocks first .. end - 1.
-
-    Args:
-        sizes: the sizes of tensor_bytes().
-        metadata: the metadata of the model, as text.
-        first: the index of the first block.
-        end: the index after the last block; None for all blocks from `first` on.
-
-    """
+    """Bytes of weights that a token reads of blocks first .. end - 1."""
     arch = metadata.get("general.architecture", "")
     n_experts = int(metadata.get(f"{arch}.expert_count", "0"))
     n_used = int(metadata.get(f"{arch}.expert_used_count", "0"))

@@ -36,13 +36,7 @@ class Target:
 
 
 def read_target(path: Path) -> Target:
-    """Reads the facts from a target's GGUF.
-
-    Raises:
-        ModelLoadError: the file is missing, damaged, not a language model, or lacks one of the
-            facts.
-
-    """
+    """Reads the facts from a target's GGUF."""
     return target_of(path, read_keys(path, is_fact))
 
 
@@ -55,16 +49,7 @@ def is_fact(name: str) -> bool:
 
 
 def target_of(path: Path, keys: Mapping[str, GgufKey]) -> Target:
-    """The facts from a file's keys.
-
-    Args:
-        path: the file, for messages.
-        keys: the keys of which is_fact() is true.
-
-    Raises:
-        ModelLoadError: the file is not a language model, or lacks one of the facts.
-
-    """
+    """The facts from a file's keys."""
     arch = keys.get("general.architecture")
     if arch is None or arch.type_id != STRING:
         if "split.no" in keys:

@@ -62,12 +62,7 @@ class SourceTensor:
         return self.dtype in FLOATS
 
     def integers(self) -> Ids:
-        """The data as int64 of the tensor's shape; a mask gives 0 and 1.
-
-        Raises:
-            ConversionError: the values are stored as floats.
-
-        """
+        """The data as int64 of the tensor's shape; a mask gives 0 and 1."""
         if self.is_float:
             raise ConversionError(
                 f"{self.name} is stored as {self.dtype}; it holds ids, no weights"

@@ -15,16 +15,7 @@ from pyllama_spec.gguf.tensors import Floats, Ids
 
 
 def read_floats(path: Path, tensor: GgufTensor) -> Floats:
-    """Reads a tensor as float32 of its shape.
-
-    Args:
-        path: the file.
-        tensor: an entry of its table.
-
-    Raises:
-        ModelLoadError: the package gguf cannot read the type, or the file is cut off.
-
-    """
+    """Reads a tensor as float32 of its shape."""
     import gguf
 
     stored, name = read_stored(path, tensor)
@@ -36,19 +27,7 @@ def read_floats(path: Path, tensor: GgufTensor) -> Floats:
 
 
 def read_stored(path: Path, tensor: GgufTensor) -> tuple[NDArray[np.uint8], str]:
-    """Reads a tensor's bytes and the name of its type, for PlannedTensor.
-
-    Args:
-        path: the file.
-        tensor: an entry of its table.
-
-    Returns:
-        uint8 `[*shape[:-1], bytes per row]`, and the type by the package's name, such as "Q4_K".
-
-    Raises:
-        ModelLoadError: the package gguf does not know the type, or the file is cut off.
-
-    """
+    """Reads a tensor's bytes and the name of its type, for PlannedTensor."""
     import gguf
 
     try:
@@ -63,12 +42,7 @@ def read_stored(path: Path, tensor: GgufTensor) -> tuple[NDArray[np.uint8], str]
 
 
 def read_ids(path: Path, tensor: GgufTensor) -> Ids:
-    """Reads an int64 tensor.
-
-    Raises:
-        ModelLoadError: the values have another type, or the file is cut off.
-
-    """
+    """Reads an int64 tensor."""
     import gguf
 
     if tensor.type_id != gguf.GGMLQuantizationType.I64:

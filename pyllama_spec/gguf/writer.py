@@ -72,12 +72,7 @@ class Written:
 
 
 def import_gguf() -> Any:
-    """Imports the package gguf.
-
-    Raises:
-        ConversionError: the package gguf is not installed.
-
-    """
+    """Imports the package gguf."""
     try:
         import gguf
     except ImportError:
@@ -107,18 +102,7 @@ def tensor_type(tensor: PlannedTensor, kind: Kind | None) -> str:
 def write_gguf(
     path: Path, output: Output, progress: Callable[[float], None] | None = None
 ) -> Written:
-    """Writes the file atomically: its name never holds a partial file.
-
-    Args:
-        path: the file to write.
-        output: the content.
-        progress: called with the share that is written, 0.0 .. 1.0.
-
-    Raises:
-        ConversionError: a weight is not a number or does not fit the type, or the file cannot be
-            written.
-
-    """
+    """Writes the file atomically: its name never holds a partial file."""
     gguf = import_gguf()
     types = {tensor.name: tensor_type(tensor, output.kind) for tensor in output.tensors}
     try:
@@ -199,12 +183,7 @@ def _write(
 
 
 def encode(tensor: PlannedTensor, type_name: str) -> Bytes:
-    """Encodes a tensor in a type, uint8 `[*shape[:-1], bytes per row]`.
-
-    Raises:
-        ConversionError: a weight is not finite, or too large for F16.
-
-    """
+    """Encodes a tensor in a type, uint8 `[*shape[:-1], bytes per row]`."""
     if tensor.source is None:
         assert tensor.values is not None
         values: Raw = np.ascontiguousarray(tensor.values.astype(tensor.values.dtype, copy=False))

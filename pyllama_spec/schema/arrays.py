@@ -16,14 +16,7 @@ _MAX_LISTED = 300
 
 
 class Arrays:
-    """Makes the grammar rules of arrays.
-
-    Args:
-        expansion: the schema's cases.
-        grammar: takes the rules.
-        rule_of: the rule of a node.
-
-    """
+    """Makes the grammar rules of arrays."""
 
     def __init__(
         self, expansion: Expansion, grammar: Grammar, rule_of: Callable[[Node], str]
@@ -31,13 +24,7 @@ class Arrays:
         self._expansion, self._grammar, self._rule_of = expansion, grammar, rule_of
 
     def alternatives(self, case: Case) -> list[Alternative]:
-        """The rules of a case's arrays.
-
-        Raises:
-            SchemaError: the grammar cannot hold what it asks for.
-            TooLargeError: it has too many states.
-
-        """
+        """The rules of a case's arrays."""
         if not case:
             return [(Rule("array"),)]
         low, high = bounds(case, Count)

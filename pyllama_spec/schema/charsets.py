@@ -90,19 +90,9 @@ def of(text: str) -> CharSet:
 DIGIT: CharSet = ((0x30, 0x39),)
 WORD: CharSet = charset([(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)])
 SPACE: CharSet = charset(
-    [
-        (0x09, 0x0D),
-        (0x20, 0x20),
-        (0xA0, 0xA0),
-        (0x1680, 0x1680),
-        (0x2000, 0x200A),
-        (0x2028, 0x2029),
-        (0x202F, 0x202F),
-        (0x205F, 0x205F),
-        (0x3000, 0x3000),
-        (0xFEFF, 0xFEFF),
-    ]
-)
+    [(0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A),
+     (0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)]
+)  # fmt: skip
 LINE_ENDS: CharSet = charset([(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)])
 DOT: CharSet = complement(LINE_ENDS)
 
@@ -113,43 +103,11 @@ _LONG_NAMES = {
     "punct": "P", "Symbol": "S", "Currency_Symbol": "Sc", "Math_Symbol": "Sm", "Separator": "Z",
     "Space_Separator": "Zs", "Control": "Cc", "cntrl": "Cc",
 }  # fmt: skip
-_CATEGORIES = frozenset(
-    [
-        "L",
-        "Ll",
-        "Lu",
-        "Lt",
-        "Lm",
-        "Lo",
-        "M",
-        "Mn",
-        "Mc",
-        "Me",
-        "N",
-        "Nd",
-        "Nl",
-        "No",
-        "P",
-        "Pc",
-        "Pd",
-        "Ps",
-        "Pe",
-        "Pi",
-        "Pf",
-        "Po",
-        "S",
-        "Sm",
-        "Sc",
-        "Sk",
-        "So",
-        "Z",
-        "Zs",
-        "Zl",
-        "Zp",
-        "Cc",
-        "Cf",
-    ]
-)
+_CATEGORIES = frozenset([
+    "L", "Ll", "Lu", "Lt", "Lm", "Lo", "M", "Mn", "Mc", "Me", "N", "Nd", "Nl", "No", "P", "Pc",
+    "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "S", "Sm", "Sc", "Sk", "So", "Z", "Zs", "Zl", "Zp", "Cc",
+    "Cf",
+])  # fmt: skip
 
 
 # Characters have a category of these in two places. What lies between them is not assigned, and

@@ -34,13 +34,7 @@ from pyllama_spec.schema.limits import (
     cannot,
     out_of_steps,
 )
-from pyllama_spec.schema.numbers import (
-    MAX_DIGITS,
-    MOST_WHOLE_DIGITS,
-    Whole,
-    have_room,
-    number_table,
-)
+from pyllama_spec.schema.numbers import MAX_DIGITS, MOST_WHOLE_DIGITS, Whole, number_table
 from pyllama_spec.schema.objects import Objects
 from pyllama_spec.schema.texts import Texts, usual_rules
 
@@ -140,12 +134,7 @@ def _made_or_error(
 
 
 def _leave_out(schema: Any, error: SchemaError) -> None:
-    """Removes the keyword of an error from a schema.
-
-    Raises:
-        SchemaError: the error, where the keyword is not there.
-
-    """
+    """Removes the keyword of an error from a schema."""
     at = schema
     for part in error.path.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
@@ -166,8 +155,6 @@ class _Compiler:
         self._texts = Texts(self._grammar)
         self._names: dict[Node, str] = {ANYTHING: "value"}
         self._todo: list[Node] = []
-        # Bounds that leave room for longer numbers than a grammar writes.
-        self._too_long: Number | None = None
         self._arrays = Arrays(self.expansion, self._grammar, self._rule_of)
         self._objects = Objects(self.expansion, self._grammar, self._texts, self._rule_of)
 
@@ -177,14 +164,12 @@ class _Compiler:
         text = self._text_of("root", self._document.root)
         if text is None and self._document.nodes[self._document.root].schema is False:
             raise SchemaError("no JSON value fits the schema: it is false. Give a schema, or none")
-        if text is None and self._too_long is not None:
-            raise cannot(
-                self._too_long.keyword, self._too_long.path, "the numbers between the bounds have "
-                f"more than {MAX_DIGITS} digits, or {MOST_WHOLE_DIGITS} of an integer: readers "
-                "round them to a bound", "Leave more room between the bounds",
-            )  # fmt: skip
         if text is None:
-            raise SchemaError("no JSON value fits the schema: its keywords contradict each other")
+            raise SchemaError(
+                "no JSON value fits the schema: its keywords contradict each other, or leave "
+                f"numbers of over {MAX_DIGITS} digits alone (an integer: {MOST_WHOLE_DIGITS}). "
+                "Leave more room between its bounds"
+            )
         return text
 
     def properties(self) -> dict[str, str]:
@@ -276,10 +261,4 @@ class _Compiler:
         if rules == {Whole()}:
             return [(Rule("integer"),)]
         table = number_table(rules)
-        if not table.is_empty:
-            return [(Rule(self._texts.of_table(table, "number")),)]
-        if have_room(rules):
-            self._too_long = next(
-                (one for one in those(case, Number) if one.keyword), self._too_long
-            )
-        return []
+        return [] if table.is_empty else [(Rule(self._texts.of_table(table, "number")),)]

@@ -17,28 +17,13 @@ Schema = Any  # a dict, or True or False
 MAX_DEPTH = 400
 
 _ONE = (
-    "additionalProperties",
-    "items",
-    "contains",
-    "not",
-    "if",
-    "then",
-    "else",
-    "propertyNames",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-    "additionalItems",
-    "contentSchema",
-)
+    "additionalProperties", "items", "contains", "not", "if", "then", "else", "propertyNames",
+    "unevaluatedItems", "unevaluatedProperties", "additionalItems", "contentSchema",
+)  # fmt: skip
 _LISTED = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _NAMED = (
-    "properties",
-    "patternProperties",
-    "$defs",
-    "definitions",
-    "dependentSchemas",
-    "dependencies",
-)
+    "properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies",
+)  # fmt: skip
 
 
 class Node(NamedTuple):
@@ -77,12 +62,7 @@ def _children(schema: Mapping[str, Any]) -> Iterator[tuple[Any, tuple[str | int,
 
 
 class Document:
-    """A schema and all subschemas that its references may reach.
-
-    Args:
-        schema: the JSON schema; it must not change afterwards.
-
-    """
+    """A schema, which must not change later, and all subschemas that its references may reach."""
 
     def __init__(self, schema: Schema) -> None:
         self.nodes: list[Node] = []
@@ -127,12 +107,7 @@ class Document:
             )
 
     def number(self, schema: Schema, path: str, base: str) -> int:
-        """The number of a subschema; creates its node the first time.
-
-        Raises:
-            SchemaError: it is neither an object nor true or false.
-
-        """
+        """The number of a subschema; creates its node the first time."""
         if schema is not True and schema is not False and not isinstance(schema, dict):
             raise SchemaError(
                 f"the JSON schema is malformed: {place(path)} is {_kind(schema)}", "", path
@@ -150,12 +125,7 @@ class Document:
         return self.number(schema, pointer(node.path, *at), node.base)
 
     def target(self, node: Node, keyword: str) -> int:
-        """The target of a node's $ref.
-
-        Raises:
-            SchemaError: the reference leads nowhere, or out of the document.
-
-        """
+        """The target of a node's $ref."""
         ref = node.schema[keyword]
         if not isinstance(ref, str):
             raise malformed(keyword, node.path, "is not a text")

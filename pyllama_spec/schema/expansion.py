@@ -100,13 +100,7 @@ class _Branch:
 
 
 class Expansion:
-    """The cases of the subschemas of a document.
-
-    Args:
-        document: the schema.
-        budget: counts the work.
-
-    """
+    """The cases of the subschemas of a document."""
 
     def __init__(self, document: Document, budget: Budget) -> None:
         self.document = document
@@ -173,13 +167,7 @@ class Expansion:
         return types or None
 
     def cases(self, node: Node, kind: str) -> tuple[Case, ...]:
-        """The cases of a value of one type that matches all subschemas.
-
-        Raises:
-            SchemaError: a schema is malformed, or cannot be enforced.
-            TooLargeError: there are too many cases.
-
-        """
+        """The cases of a value of one type that matches all subschemas."""
         cases = self._made.get((node, kind))
         if cases is None:
             cases = self._made[node, kind] = tuple(self._worked_out(node, kind))

@@ -122,15 +122,7 @@ def format_language(name: str) -> Lang | None:
 
 @lru_cache(maxsize=64)
 def short_language(lang: Lang) -> Lang | None:
-    """A set whose texts of at most SHORT_LENGTH characters are of a format, with a small automaton.
-
-    Args:
-        lang: the set of a format.
-
-    Returns:
-        None if the format has no such set.
-
-    """
+    """A format by a small automaton, right for at most SHORT_LENGTH characters; None if unknown."""
     for name, pattern in _SHORT.items():
         if lang == format_language(name):
             return pattern_language(f"^({pattern})$")

@@ -279,12 +279,7 @@ def _outside(low: int, high: int | None, kind: type[Count] | type[Size]) -> Iter
 
 
 def opposite(formula: Formula) -> Formula:
-    """The negated formula.
-
-    Raises:
-        SchemaError: a grammar cannot enforce it.
-
-    """
+    """The negated formula."""
     if isinstance(formula, And):
         return Or(tuple(opposite(part) for part in formula.parts))
     if isinstance(formula, Or):

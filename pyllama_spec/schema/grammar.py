@@ -66,15 +66,9 @@ def literal(text: str) -> str:
 # The names of control tokens begin with "<" or "[": a text of a schema is never one of them, and
 # csrc/checks/hidden_tokens.cpp looks for them as they are.
 _SIGNS = {
-    "<": "\\x3C",
-    "[": "\\x5B",
-    '"': '\\"',
-    "\\": "\\\\",
-    "\n": "\\n",
-    "\r": "\\r",
-    "\t": "\\t",
+    "<": "\\x3C", "[": "\\x5B", '"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t",
     "\x7f": "\\x7F",
-}
+}  # fmt: skip
 
 
 def _char(code: int) -> str:

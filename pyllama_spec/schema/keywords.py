@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from pyllama_spec.errors import SchemaError, clipped, shown
+from pyllama_spec.errors import clipped, shown
 from pyllama_spec.schema.document import Document, Node
 from pyllama_spec.schema.formats import (
     ENCODINGS,
@@ -47,76 +47,30 @@ from pyllama_spec.schema.limits import cannot, malformed
 from pyllama_spec.schema.numbers import Compare, Multiple, Whole, exact
 from pyllama_spec.schema.patterns import PatternError, pattern_language
 
-ANNOTATIONS = frozenset(
-    [
-        "title",
-        "description",
-        "default",
-        "examples",
-        "example",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "$comment",
-        "$schema",
-        "$id",
-        "id",
-        "$anchor",
-        "$dynamicAnchor",
-        "$vocabulary",
-        "$defs",
-        "definitions",
-        "contentMediaType",
-        "contentSchema",
-        "discriminator",
-        "externalDocs",
-        "xml",
-        "strict",
-        "name",
-        "enumNames",
-        "enumDescriptions",
-        "markdownDescription",
-        "propertyOrder",
-        "order",
-    ]
-)
+ANNOTATIONS = frozenset([
+    "title", "description", "default", "examples", "example", "deprecated", "readOnly",
+    "writeOnly", "$comment", "$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$vocabulary",
+    "$defs", "definitions", "contentMediaType", "contentSchema", "discriminator", "externalDocs",
+    "xml", "strict", "name", "enumNames", "enumDescriptions", "markdownDescription",
+    "propertyOrder", "order",
+])  # fmt: skip
 _VALUE = frozenset(["type", "const", "enum"])
 _JOINED = frozenset(["allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "$dynamicRef"])
 _OF_TYPE = {
-    "number": frozenset(
-        ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "format"]
-    ),
+    "number": frozenset([
+        "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "format",
+    ]),
     "string": frozenset(["minLength", "maxLength", "pattern", "format", "contentEncoding"]),
-    "array": frozenset(
-        [
-            "items",
-            "prefixItems",
-            "additionalItems",
-            "minItems",
-            "maxItems",
-            "uniqueItems",
-            "contains",
-            "minContains",
-            "maxContains",
-            "unevaluatedItems",
-        ]
-    ),
-    "object": frozenset(
-        [
-            "properties",
-            "patternProperties",
-            "additionalProperties",
-            "required",
-            "minProperties",
-            "maxProperties",
-            "propertyNames",
-            "dependentRequired",
-            "dependentSchemas",
-            "dependencies",
-            "unevaluatedProperties",
-        ]
-    ),
-}
+    "array": frozenset([
+        "items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems",
+        "contains", "minContains", "maxContains", "unevaluatedItems",
+    ]),
+    "object": frozenset([
+        "properties", "patternProperties", "additionalProperties", "required", "minProperties",
+        "maxProperties", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies",
+        "unevaluatedProperties",
+    ]),
+}  # fmt: skip
 KEPT = _VALUE | _JOINED | frozenset().union(*_OF_TYPE.values())
 REFUSED = {
     "nullable": 'Write "type": [..., "null"], or anyOf with {"type": "null"}',
@@ -195,12 +149,7 @@ def _has_half(value: Any) -> bool:
 
 
 def check_keywords(node: Node) -> list[str]:
-    """Refuses unsupported keywords of a schema; returns the unknown ones.
-
-    Raises:
-        SchemaError: a keyword has an invalid value, or is refused.
-
-    """
+    """Refuses unsupported keywords of a schema; returns the unknown ones."""
     unknown = []
     for key, value in node.schema.items():
         if key in REFUSED:
@@ -226,11 +175,7 @@ def types_meant(schema: Mapping[str, Any]) -> set[str]:
 class Meaning:
     """The formulas of a document's subschemas.
 
-    Args:
-        document: the schema.
-        are_apart: whether no value of a type fits two subschemas; False if that is unknown.
-        spend: counts steps.
-
+    `are_apart` says whether no value of a type fits two of them; False if that is unknown.
     """
 
     def __init__(
@@ -245,12 +190,7 @@ class Meaning:
         self.unknown: dict[str, str] = {}
 
     def of(self, number: int, kind: str) -> Formula:
-        """The formula of a subschema for a value of a type in formulas.TYPES.
-
-        Raises:
-            SchemaError: it is malformed, or cannot be enforced.
-
-        """
+        """The formula of a subschema for a value of a type in formulas.TYPES."""
         formula = self._made.get((number, kind))
         if formula is None:
             node = self._document.nodes[number]
@@ -533,6 +473,3 @@ def _check_unevaluated(node: Node, keyword: str, others: set[str]) -> None:
             keyword, node.path, f"what is evaluated depends on {sorted(beside)[0]!r}",
             "List all properties or items in one place, and write additionalProperties or items",
         )  # fmt: skip
-
-
-__all__ = ["ANNOTATIONS", "KEPT", "Meaning", "SchemaError", "check_keywords"]

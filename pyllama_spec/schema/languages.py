@@ -238,10 +238,6 @@ def takes_nothing(lang: Lang, place: Place) -> bool:
     return isinstance(lang, Mark) and _mark_holds(lang.sign, place)
 
 
-def _after_words(words: frozenset[str], char: str) -> Lang:
-    return listing(word[1:] for word in words if word.startswith(char))
-
-
 def after(lang: Lang, char: str, place: Place) -> Lang:
     """The derivative by a character at this position."""
     if isinstance(lang, Chars):
@@ -264,7 +260,7 @@ def after(lang: Lang, char: str, place: Place) -> Lang:
     if isinstance(lang, Not):
         return negated(after(lang.part, char, place))
     if isinstance(lang, Words):
-        return _after_words(lang.words, char)
+        return listing(word[1:] for word in lang.words if word.startswith(char))
     if isinstance(lang, Repeat):
         high = None if lang.high is None else lang.high - 1
         # A part that may be empty fills what is asked for with nothing.
@@ -377,12 +373,7 @@ _AnyState = TypeVar("_AnyState", bound=Hashable)
 
 
 def table(lang: Lang) -> Table:
-    """The automaton of a set.
-
-    Raises:
-        TooLargeError: it has more than MAX_STATES states, or too many parts.
-
-    """
+    """The automaton of a set."""
     before = WORK.n_spent
     made, n_steps = _made(lang)
     # One that was made before costs the same: no schema is taken because of another one.
@@ -417,18 +408,7 @@ def explored(
     may_end: Callable[[_AnyState], bool],
     max_states: int = MAX_STATES,
 ) -> Table:
-    """The automaton of all reachable states.
-
-    Args:
-        first: the state at the beginning of a text.
-        leaving: returns the characters that lead on from a state, and the state they lead to.
-        may_end: whether a text may end in a state.
-        max_states: the maximum number of states.
-
-    Raises:
-        TooLargeError: there are more states.
-
-    """
+    """The automaton of all reachable states."""
     numbers, order = {first: 0}, [first]
     steps: list[dict[int, list[CharSet]]] = []
     for state in order:

@@ -42,22 +42,13 @@ class Budget:
     """Counts steps, so that a schema cannot block other threads for long.
 
     Steps are counted and not seconds: whether a schema is refused must not depend on the machine.
-
-    Args:
-        n: the number.
-
     """
 
     def __init__(self, n: int = MAX_STEPS) -> None:
         self._n, self._left, self._until_rest = n, n, _STEPS_AT_ONCE
 
     def spend(self, n: int = 1) -> None:
-        """Counts n steps.
-
-        Raises:
-            OutOfStepsError: there were too many steps.
-
-        """
+        """Counts n steps."""
         self._left -= n
         self._until_rest -= n
         if self._left < 0:
@@ -95,13 +86,7 @@ class Work(threading.local):
         self._left = MAX_PARTS
 
     def spend(self, n: int) -> None:
-        """Counts n parts of the current set of texts.
-
-        Raises:
-            TooLargeError: there are too many.
-            OutOfStepsError: see Budget.spend.
-
-        """
+        """Counts n parts of the current set of texts."""
         self.n_spent += n
         self._left -= n
         if self._left < 0:

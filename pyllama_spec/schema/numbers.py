@@ -68,31 +68,6 @@ def fits(value: Fraction, rules: Iterable[NumberRule]) -> bool:
     return True
 
 
-def have_room(rules: Iterable[NumberRule]) -> bool:
-    """Whether a number exists between the bounds, with any number of digits."""
-    # Each with whether the number may not be the lower, and whether it may be the upper: of equal
-    # bounds the narrower one counts.
-    low, high = (Fraction(-(10**400)), True), (Fraction(10**400), False)
-    is_whole = False
-    for rule in rules:
-        if isinstance(rule, Multiple) or (isinstance(rule, Whole) and not rule.is_one):
-            return False  # not asked for
-        if isinstance(rule, Whole):
-            is_whole = True
-        elif 1 in rule.allowed and -1 not in rule.allowed:
-            low = max(low, (rule.value, 0 not in rule.allowed))
-        elif -1 in rule.allowed and 1 not in rule.allowed:
-            high = min(high, (rule.value, 0 in rule.allowed))
-    (lowest, is_above), (highest, is_upto) = low, high
-    if is_whole:
-        first = -(-lowest.numerator // lowest.denominator)
-        last = highest.numerator // highest.denominator
-        first += first == lowest and is_above
-        last -= last == highest and not is_upto
-        return first <= last
-    return lowest < highest or (lowest == highest and not is_above and is_upto)
-
-
 class _Bound(NamedTuple):
     """A bound's digits, and the allowed results of the comparison with it."""
 
@@ -193,13 +168,7 @@ class _Digits:
                 yield ((ord(low), ord(high)),), self._fraction_digit(state, low)
 
     def _groups(self, state: _State, others: list[str]) -> Iterator[tuple[str, str]]:
-        """Groups of digits that lead to the same state.
-
-        Args:
-            state: the state before them.
-            others: for each bound its digit at this place; "" for none.
-
-        """
+        """Groups of digits that lead to the same state, beside each bound's digit here, or ""."""
         is_first, is_behind_point = state.phase in ("", "-"), state.phase in (".", "f")
         if self._units:
             cuts = set(range(11))
@@ -286,12 +255,7 @@ class _Digits:
 
 
 def number_table(rules: Iterable[NumberRule]) -> Table:
-    """The automaton of the numbers that satisfy all rules.
-
-    Raises:
-        TooLargeError: it has too many states.
-
-    """
+    """The automaton of the numbers that satisfy all rules."""
     WORK.begin()
     digits = _Digits(rules)
     if digits.is_contradiction:

@@ -28,15 +28,7 @@ class _Property(NamedTuple):
 
 
 class Objects:
-    """Makes the grammar rules of objects.
-
-    Args:
-        expansion: the schema's cases.
-        grammar: takes the rules.
-        texts: the names of properties.
-        rule_of: the rule of a node.
-
-    """
+    """Makes the grammar rules of objects."""
 
     def __init__(
         self, expansion: Expansion, grammar: Grammar, texts: Texts, rule_of: Callable[[Node], str]
@@ -45,13 +37,7 @@ class Objects:
         self._rule_of = rule_of
 
     def alternatives(self, case: Case) -> list[Alternative]:
-        """The rules of a case's objects.
-
-        Raises:
-            SchemaError: the grammar cannot hold what it asks for.
-            TooLargeError: it has too many states.
-
-        """
+        """The rules of a case's objects."""
         low, high = bounds(case, Size)
         names = list(dict.fromkeys(self._names(case)))
         needed = {one.name for one in those(case, Present) if one.is_one}

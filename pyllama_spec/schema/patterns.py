@@ -59,12 +59,7 @@ _SYNTAX = "^$\\.*+?()[]{}|/"
 
 
 def pattern_language(pattern: str) -> Lang:
-    """The texts that contain a match of a pattern.
-
-    Raises:
-        PatternError: it is not a pattern, or needs more than a set of texts.
-
-    """
+    """The texts that contain a match of a pattern."""
     if len(pattern) > MAX_LENGTH:
         raise PatternError(f"it has {len(pattern):,} characters, and may have {MAX_LENGTH:,}")
     reader = _Reader(pattern)

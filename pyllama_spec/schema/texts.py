@@ -97,12 +97,7 @@ def _escapes(codes: set[int]) -> Iterator[list[Item]]:
 
 
 def _with_fewer_states(lang: Lang, low: int, high: int | None) -> tuple[Lang, int]:
-    """A set, a part of the given one, and a length up to which its characters can be counted.
-
-    Raises:
-        TooLargeError: there is none.
-
-    """
+    """A set, a part of the given one, and a length up to which its characters can be counted."""
     most = 256
     short = short_language(lang)
     if short is not None:
@@ -165,12 +160,7 @@ class Texts:
         return Rule(self._grammar.add("chars", ways))
 
     def string(self, lang: Lang) -> str | None:
-        """The rule of a set's strings; None if the set is empty.
-
-        Raises:
-            TooLargeError: it has too many states.
-
-        """
+        """The rule of a set's strings; None if the set is empty."""
         if lang not in self._strings:
             self._strings[lang] = self._string(lang)
         return self._strings[lang]
@@ -193,10 +183,6 @@ class Texts:
 
         A length beside a pattern is counted by the states. Where these are too many, the strings
         are shorter than they might be.
-
-        Raises:
-            TooLargeError: they are too many for any length.
-
         """
         lengths = [one for one in parts if isinstance(one, Repeat) and one.part == Chars(ANY)]
         others = [one for one in parts if one not in lengths]

@@ -184,7 +184,7 @@ class Round:
         """
         prompt, state = run.prompt, run.state
         if not prompt:
-            raise ArgumentError("the prompt has no tokens: there is nothing to continue")
+            raise ArgumentError("the prompt has no tokens: give at least one")
         self.target.model.vocab.check_ids(prompt, "the prompt")
         if len(prompt) > self.target.n_ctx_seq:
             raise ContextFullError(

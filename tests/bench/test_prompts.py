@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pyllama_spec.bench import BenchConfig, Prompt, load_prompts, run
+from pyllama_spec.chat.prompt_file import read_prompt_file
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError, ContextFullError
@@ -67,6 +68,8 @@ GOOD = '{"id": "a", "category": "c", "prompt": "p"}'
         ('{"id": "b", "category": "c", "messages": [{"role": "user"}]}', r"messages\[0\]"),
         ('{"id": "b", "category": "c", "prompt": "p", "tag": 1}', "unknown key 'tag'"),
         ('{"id": "b", "category": "c", "prompt": "p", "tools": [1]}', "needs 'messages'"),
+        ('{"id": "\\u001b[31mred", "category": "c", "prompt": "p"}', "'id' is"),
+        (f'{{"id": "b", "category": "{"c" * 101}", "prompt": "p"}}', "at most 100"),
         (f'{CHAT}, "tools": []}}', "a list of functions"),
         (f'{CHAT}, "tools": {{}}}}', "a list of functions"),
         (f'{CHAT}, "tools": [1]}}', r"tools\[0\] is 1"),
@@ -82,35 +85,14 @@ def test_a_fault_names_its_line(tmp_path: Path, line: str, says: str) -> None:
         load_prompts(path)
 
 
-@pytest.mark.parametrize(
-    ("line", "faults"),
-    [
-        ('{"prompt": 3}', ("'id' is missing", "'category' is missing", "'prompt' is 3")),
-        ('{"text": "p", "name": "a"}', ("unknown key 'name'", "unknown key 'text'",
-                                        "'id' is missing", "'category' is missing", "either")),
-        ('{"id": "a", "category": [], "prompt": "p", "tools": 1}',
-         ("'category' is []", "needs 'messages'", "'tools' is 1", "'a' was used before")),
-        ('{"id": 1, "category": "c", "messages": [1, {"role": "user", "content": "d"}, {}]}',
-         ("'id' is 1", "messages[0] is 1", "messages[2] is {}")),
-        ("{", ("not JSON",)),
-        ('{"id": "\\u001b[31mred", "category": "c", "prompt": "p"}', ("'id' is '\\x1b[31mred'",)),
-        (f'{{"id": "b", "category": "{"c" * 101}", "prompt": "p"}}', ("at most 100", "'category'")),
-    ],
-)  # fmt: skip
-def test_all_faults_of_a_line_are_told_at_once(
-    tmp_path: Path, line: str, faults: tuple[str, ...]
-) -> None:
-    """The message names all wrong fields of a line, beside a correct line."""
+def test_a_line_without_names_is_shown_where_none_are_needed(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
-    path.write_text(f"{GOOD}\n{line}\n{{}}\n", encoding="utf-8")
-    with pytest.raises(ArgumentError) as raised:
-        load_prompts(path)
-    said = str(raised.value)
-    assert said.startswith("mine.jsonl, line 2: ")
-    assert [fault for fault in faults if fault not in said] == []
-    right = said.partition(". Right lines: ")[2].split(" or ")
-    path.write_text("\n".join(right).replace('"a"', '"z"', 1), encoding="utf-8")
-    assert len(load_prompts(path)) == 2, "what a message shows is right"
+    path.write_text('{"prompt": "", "id": 2}', encoding="utf-8")
+    with pytest.raises(ArgumentError, match="'id' is 2") as said:
+        read_prompt_file(path, are_named=False)
+    right = str(said.value).partition(". Right lines: ")[2].split(" or ")
+    path.write_text("\n".join(right), encoding="utf-8")
+    assert len(read_prompt_file(path, are_named=False)) == 2, "what a message shows is right"
 
 
 @pytest.mark.parametrize(("data", "says"), [(b"\n \n", "holds no prompt"), (b"\xff\xfe", "cannot")])

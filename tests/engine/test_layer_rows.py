@@ -45,7 +45,7 @@ def test_what_does_not_fit_is_refused() -> None:
                 rows.copy_to(buffer, at)
         with pytest.raises(ArgumentError, match="row 3 is outside the last batch"):
             rows.part(1, 3).copy_to(good, 0)
-        with pytest.raises(ArgumentError, match="layer 0 was not asked for"):
+        with pytest.raises(ArgumentError, match="layer 0"):
             LayerRows(context, (0, 1), 0, 3).copy_to(good, 0)
     with pytest.raises(Exception, match="closed"):
         rows.copy_to(good, 0)

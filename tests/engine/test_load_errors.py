@@ -1,18 +1,16 @@
-"""A file that the engine refuses: what is wrong, what to do, and at most one line of the engine."""
+"""A file that the engine refuses: its class, what is at fault, and at most one engine line."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from gguf import GGUFWriter
 
 from pyllama_spec.engine import Model
-from pyllama_spec.engine.load_errors import load_error
+from pyllama_spec.engine.load_errors import UnknownArchitectureError, load_error
 from pyllama_spec.engine.placement import warn_of_fewer
 from pyllama_spec.errors import (
     ArgumentError,
@@ -23,123 +21,56 @@ from pyllama_spec.errors import (
 )
 from tests.models.adapter import write_adapter
 from tests.models.sketch import Sketch
-from tests.robust.tools import edited, tiny, with_bytes, with_key, written
-
-AGAIN = "download or convert it again"
+from tests.robust.tools import edited, tiny, with_bytes, with_key
 
 
-def _tensors(edit: Callable[[dict[str, Any]], object]) -> Callable[[Path], Path]:
+def _without_a_tensor(folder: Path) -> Path:
     def change(sketch: Sketch) -> None:
-        edit(sketch.tensors)
+        del sketch.tensors["blk.1.ffn_up.weight"]
 
-    return lambda folder: edited(folder, change)
-
-
-def _type_of_norm(kind: int) -> Callable[[Path], Path]:
-    def write(folder: Path) -> Path:
-        data, name = tiny().read_bytes(), b"output_norm.weight"
-        at = data.index(name) + len(name)
-        at += 4 + 8 * int.from_bytes(data[at : at + 4], "little")  # after the sizes
-        return written(folder, data[:at] + struct.pack("<I", kind) + data[at + 4 :])
-
-    return write
+    return edited(folder, change)
 
 
-def _bytes(old: bytes, new: bytes) -> Callable[[Path], Path]:
-    return lambda folder: with_bytes(folder, old, new)
-
-
-def _key(name: str, value: Any) -> Callable[[Path], Path]:
-    return lambda folder: with_key(folder, name, value)
-
-
+# The file, and what its message names.
 FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "no tensor": (
-        _tensors(lambda t: t.pop("blk.1.ffn_up.weight")),
-        f"the file has no tensor blk.1.ffn_up.weight; it is incomplete: {AGAIN}",
-    ),
-    "shape": (
-        _key("feed_forward_length", 77),
-        (
-            "the tensor blk.0.ffn_gate.weight has the shape 64, 128, and the keys of the file say "
-            f"64, 77; it is damaged: {AGAIN}"
-        ),
-    ),
-    "one tensor more": (
-        _tensors(lambda t: t.update(more=np.zeros((32, 32), np.float32))),
-        f"the file has 22 tensors, and this version reads 21 of them: {AGAIN}, or update this",
-    ),
-    "architecture": (
-        _bytes(b"\0llama", b"\0xlama"),
-        (
-            "this version does not know its architecture 'xlama' (general.architecture): update "
-            "this package, or choose another model"
-        ),
-    ),
+    "no tensor": (_without_a_tensor, "blk.1.ffn_up.weight"),
+    "shape": (lambda f: with_key(f, "feed_forward_length", 77), "blk.0.ffn_gate.weight"),
+    "architecture": (lambda f: with_bytes(f, b"\0llama", b"\0xlama"), "'xlama'"),
     "no key": (
-        _bytes(b"llama.embedding_length", b"llama.embedding_lengtX"),
-        f"the file has no key llama.embedding_length; it is incomplete: {AGAIN}",
+        lambda f: with_bytes(f, b"llama.embedding_length", b"llama.embedding_lengtX"),
+        "llama.embedding_length",
     ),
-    "kind of a key": (
-        _key("block_count", "two"),
-        f"its key llama.block_count has the type str, and not u32: {AGAIN}",
-    ),
-    "unknown type": (
-        _type_of_norm(99),
-        "this version does not know the type 99 of the tensor output_norm",
-    ),
-    "removed type": (
-        _type_of_norm(4),
-        (
-            "the tensor output_norm.weight has the type 4 (DEPRECATED), which does not fit its "
-            "rows of 64 numbers: download it again, or quantize it to another type"
-        ),
-    ),
-    "rope": (
-        _key("embedding_length", 0),
-        "its rope.dimension_count is 16, and its other keys give 0",
-    ),
-    "refused value": (
-        _key("block_count", 10**6),
-        f"a key of the file has a value that the engine refuses; {AGAIN} (the engine says: ",
-    ),
+    "kind of a key": (lambda f: with_key(f, "block_count", "two"), "llama.block_count"),
+    "refused value": (lambda f: with_key(f, "block_count", 10**6), "the engine says"),
 }
 
 
 @pytest.mark.parametrize("case", FILES)
 def test_a_file_that_cannot_be_loaded(case: str, tmp_path: Path) -> None:
-    write, words = FILES[case]
+    write, named = FILES[case]
     path = write(tmp_path)
     with pytest.raises(ModelLoadError) as caught:
         Model(path)
-    assert str(caught.value).startswith(f"cannot load {path}: {words}")
-    assert "llama_model_load" not in str(caught.value)
-    assert ";llama" not in str(caught.value)
+    said = str(caught.value)
+    assert said.startswith(f"cannot load {path}: ")
+    assert named in said
+    assert "llama_model_load" not in said and ";llama" not in said
+    if isinstance(caught.value, UnknownArchitectureError):
+        assert caught.value.arch == "xlama"
 
 
-def test_an_adapter_is_no_model(tmp_path: Path) -> None:
-    path = write_adapter(tiny(), tmp_path / "adapter.gguf")
-    said = "it is a LoRA adapter, not a model: give the model's file, and this one as lora_path"
-    with pytest.raises(ModelLoadError) as caught:
-        Model(path)
-    assert str(caught.value) == f"cannot load {path}: {said}"
-
-
-def test_an_mmproj_is_no_model(tmp_path: Path) -> None:
-    path = tmp_path / "mmproj.gguf"
-    writer = GGUFWriter(path, "clip")
+def test_an_adapter_and_an_mmproj_are_no_models(tmp_path: Path) -> None:
+    adapter, mmproj = write_adapter(tiny(), tmp_path / "adapter.gguf"), tmp_path / "mmproj.gguf"
+    writer = GGUFWriter(mmproj, "clip")
     writer.add_type("mmproj")
     writer.add_tensor("mm.0.weight", np.zeros((32, 32), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ModelLoadError) as caught:
-        Model(path)
-    assert str(caught.value) == (
-        f"cannot load {path}: it is an mmproj, which reads images for a language model: give the "
-        "language model's file"
-    )
+    for path, named in ((adapter, "lora_path"), (mmproj, "mmproj")):
+        with pytest.raises(ModelLoadError, match=f"not a model|images.*{named}|{named}"):
+            Model(path)
 
 
 def test_control_characters_of_a_file_are_escaped(tmp_path: Path) -> None:
@@ -147,8 +78,8 @@ def test_control_characters_of_a_file_are_escaped(tmp_path: Path) -> None:
     path.write_bytes(tiny().read_bytes().replace(b"\0llama", b"\0l\x1b\x07\t\x7f", 1))
     with pytest.raises(ModelLoadError) as caught:
         Model(path)
-    start = f"cannot load {tmp_path}/a\\x1b[2J é.gguf: this version does not know its"
-    assert str(caught.value).startswith(f"{start} architecture 'l\\x1b\\x07\t\\x7f' ")
+    assert "a\\x1b[2J é.gguf" in str(caught.value)
+    assert "'l\\x1b\\x07\t\\x7f'" in str(caught.value)
 
 
 def test_a_message_keeps_what_is_no_control_character() -> None:
@@ -158,122 +89,45 @@ def test_a_message_keeps_what_is_no_control_character() -> None:
 
 
 def test_kv_overrides_may_be_at_fault() -> None:
-    said = (
-        r"know its pre-tokenizer 'mine' \(tokenizer\.ggml\.pre\): correct kv_overrides, or update"
-    )
-    with pytest.raises(ModelLoadError, match=said):
+    with pytest.raises(ModelLoadError, match="'mine'"):
         Model(tiny(), kv_overrides={"tokenizer.ggml.pre": "mine"})
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "kind", "named"),
     [
-        ("unknown tokenizer: 'x'", "does not know its tokenizer 'x' (tokenizer.ggml.model)"),
-        ("unexpectedly reached end of file", "it became shorter while it was read; load it again"),
-        ("missing tensor 'x'", "the file has no tensor x; it is incomplete"),
+        ("invalid value for main_gpu: 3 (available devices: 1)", ArgumentError, "main_gpu=3"),
         (
-            "key a.b has wrong array length; expected 2, got 3",
-            "its key a.b has 3 values, and not 2",
+            "LLAMA_SPLIT_MODE_TENSOR not implemented for architecture 'x'", UnsupportedError,
+            "split_mode",
         ),
-        ("invalid gguf type for a.b", "its key a.b has a value of another type"),
-        ("expected scalar, found array for key: a.b", "its key a.b has a list, and not a single"),
+        ("device X 1 does not support split buffers", UnsupportedError, "split_mode"),
+        ("unable to allocate CPU buffer", OutOfMemoryError, ""),
+        ("unable to allocate CUDA0 buffer", OutOfMemoryError, "n_gpu_layers"),
         (
-            "nobody knows; what this is",
-            "m: the engine could not load the file (the engine says: nobody knows; what this is)",
+            "allocating 9.00 MiB on device 0: cudaMalloc failed: out of memory", OutOfMemoryError,
+            "n_gpu_layers",
         ),
-        (
-            "l: GGUF data section at file offset 5 is not 32 byte aligned, cannot mmap",
-            "its tensors are not aligned as a mapped file needs: give use_mmap=False",
-        ),
-        ("failed to open /a: c/b.gguf: Permission denied", ": b.gguf may not be read by this"),
-        ("failed to open /a.gguf: Too many open files", "this process has too many open files: "),
-        ("read error: Input/output error", "reading it failed (Input/output error): check the"),
+        ("posix_memalign failed with error 12", OutOfMemoryError, ""),
+        ("mmap failed: Cannot allocate memory", OutOfMemoryError, ""),
+        ("std::bad_alloc", ModelLoadError, "std::bad_alloc"),
+        ("posix_memalign failed with error 22", ModelLoadError, "posix_memalign"),
+        ("failed to open /out of memory/bad_alloc.gguf: I/O error", ModelLoadError, "I/O error"),
+        ("missing tensor 'x'", ModelLoadError, "tensor x"),
+        ("unknown tokenizer: 'x'", ModelLoadError, "tokenizer 'x'"),
+        ("nobody knows; what this is", ModelLoadError, "nobody knows; what this is"),
     ],
-)
-def test_further_lines_of_the_engine(line: str, words: str) -> None:
-    """Those of files that the tiny models are not."""
+)  # fmt: skip
+def test_lines_of_the_engine(line: str, kind: type[PyllamaSpecError], named: str) -> None:
+    """What is the caller's fault or the machine's has another class than what is the file's."""
     said = (
-        "cannot load m: the engine could not load the file (the engine says: llama_model_load: "
-        f"error loading model: {line};llama_model_load_from_file_impl: failed to load model)"
+        "cannot load m: it failed (the engine says: llama_model_load: error loading model: "
+        f"{line};llama_model_load_from_file_impl: failed to load model)"
     )
-    assert str(load_error(ModelLoadError(said), "cannot load m")).startswith("cannot load m: ")
-    assert words in str(load_error(ModelLoadError(said), "cannot load m"))
+    error = load_error(ModelLoadError(said), "cannot load m")
+    assert type(error) is kind
+    assert str(error).startswith("cannot load m: ") and named in str(error)
+    assert "from_file_impl" not in str(error)
+    assert ("n_gpu_layers" in str(error)) == (named == "n_gpu_layers")
     other = PyllamaSpecError(said)
     assert load_error(other, "cannot load m") is other
-
-
-@pytest.mark.parametrize(
-    ("line", "words", "kind"),
-    [
-        (
-            "m: invalid value for main_gpu: 3 (available devices: 1)",
-            "main_gpu=3 is too large, as it can use 1 devices: choose a smaller main_gpu",
-            ArgumentError,
-        ),
-        (
-            "m: error loading model: LLAMA_SPLIT_MODE_TENSOR not implemented for architecture 'x'",
-            "split_mode='tensor' does not support its architecture 'x': choose split_mode='layer'",
-            UnsupportedError,
-        ),
-        (
-            "m: error loading model: device X 1 does not support split buffers",
-            "split_mode='row' does not support the device X 1: choose split_mode='layer'",
-            UnsupportedError,
-        ),
-        (
-            "gguf_init_from_file: failed to open GGUF file '/a.gguf' (Permission denied)",
-            "a.gguf may not be read by this user: check its permissions",
-            ModelLoadError,
-        ),
-        (
-            "gguf_init_from_reader: key 'x' is strange",
-            f"it failed; {AGAIN} (the engine says: key 'x' is strange)",
-            ModelLoadError,
-        ),
-    ],
-)
-def test_the_callers_and_the_machines_faults_are_not_the_files(
-    line: str, words: str, kind: type[PyllamaSpecError]
-) -> None:
-    said = f"m: it failed (the engine says: {line};llama_model_load: failed)"
-    error = load_error(ModelLoadError(said), "m")
-    assert type(error) is kind
-    assert str(error) == f"m: {words}"
-
-
-DEVICE, HOST = "choose a smaller n_gpu_layers, close other", "close other programs, or choose a"
-
-
-@pytest.mark.parametrize(
-    ("line", "remedy"),
-    [
-        ("unable to allocate CPU buffer", HOST),
-        ("unable to allocate CPU_REPACK buffer", HOST),
-        ("unable to allocate CUDA_Host buffer", HOST),
-        ("unable to allocate CUDA0 buffer", DEVICE),
-        ("allocating 9.00 MiB on device 0: cudaMalloc failed: out of memory", DEVICE),
-        ("posix_memalign failed with error 12", HOST),
-        ("mmap failed: Cannot allocate memory", HOST),
-    ],
-)
-def test_too_little_memory_is_an_error_of_memory(line: str, remedy: str) -> None:
-    said = f"m: it failed (the engine says: llama_model_load: error loading model: {line};a: b)"
-    error = load_error(ModelLoadError(said), "m")
-    assert isinstance(error, OutOfMemoryError)
-    assert str(error).startswith(f"m: there is not enough memory for it: {remedy}")
-    assert str(error).endswith(f" (the engine says: {line})")
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("std::bad_alloc", f"so it is damaged or too large; {AGAIN} (the engine says: std::bad"),
-        ("posix_memalign failed with error 22", "it failed (the engine says: posix_memalign"),
-        ("failed to open /out of memory/bad_alloc.gguf: Input/output error", "it failed (the"),
-    ],
-)
-def test_other_faults_are_no_errors_of_memory(line: str, words: str) -> None:
-    said = f"m: it failed (the engine says: llama_model_load: error loading model: {line};a: b)"
-    error = load_error(ModelLoadError(said), "m")
-    assert type(error) is ModelLoadError
-    assert words in str(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,33 +72,12 @@ def test_special_tokens(vocab: Vocab) -> None:
 
 
 def test_ids_outside_the_vocabulary(vocab: Vocab) -> None:
-    for token in (-1, 320, 2**31 - 1, -(2**31), 2**40):
-        calls: tuple[Callable[[], object], ...] = (
-            lambda t=token: vocab.piece(t),  # type: ignore[misc]
-            lambda t=token: vocab.piece(t, special=True),  # type: ignore[misc]
-            lambda t=token: vocab.detokenize([1, t]),  # type: ignore[misc]
-            lambda t=token: vocab.check_ids([1, 2, t]),  # type: ignore[misc]
-        )
-        for call in calls:
-            with pytest.raises(ArgumentError, match=str(token)):
-                call()
     for token in (-1, 320, 2**31 - 1):
         assert not vocab.is_eog(token)
         assert not vocab.is_control(token)
     with pytest.raises(ArgumentError, match=r"the prompt: id 400 at index 1 is outside 0 .. 319"):
         vocab.check_ids([1, 400], "the prompt")
     vocab.check_ids(range(320))
-
-
-def test_wrong_types(vocab: Vocab) -> None:
-    for bad in (5, None, ["a"]):
-        with pytest.raises(ArgumentError):
-            vocab.tokenize(bad)  # type: ignore[arg-type]
-    for token in (1.5, "a", None, [1]):
-        with pytest.raises(ArgumentError):
-            vocab.piece(token)  # type: ignore[arg-type]
-        with pytest.raises(ArgumentError):
-            vocab.check_ids([token])  # type: ignore[list-item]
 
 
 def test_a_vocabulary_outlives_its_model_object() -> None:

@@ -25,36 +25,25 @@ class ManyLayers(Perfect):
     target_layers: Any = LONG
 
 
-class NoLayers(Perfect):
-    """Has no list of layers."""
-
-    target_layers: Any = 3
-
-
 @pytest.mark.parametrize(
-    ("call", "said"),
+    "call",
     [
-        (lambda: HeadConfig(target_layers=LONG), "target_layers=range(0, 1000000000000) has more"),
-        (lambda: RequestOptions(stop_token_ids=LONG), "stop_token_ids=range"),
-        (lambda: RequestOptions(bad_words=LONG), "bad_words=range"),
-        (lambda: RequestOptions(stop=LONG), "stop=range"),
-        (lambda: RequestOptions(dry_breakers=LONG), "dry_breakers=range"),
-        (lambda: RequestOptions(logits_processor=LONG), "logits_processor=range"),
-        (lambda: Llama(model_path("llama"), tensor_split=LONG), "tensor_split=range"),
-        (lambda: Llama(model_path("llama"), devices=LONG), "devices"),
-        (lambda: Llama(model_path("llama"), rpc_servers=LONG), "rpc_servers"),
-        (lambda: open_tiny(ManyLayers([1], 2)), "target_layers=range(0, 1000000000000) has more"),
-        (
-            lambda: open_tiny(NoLayers([1], 2)),
-            "the drafter NoLayers cannot be used: target_layers=3 is not a tuple",
-        ),
-        (lambda: Batch(4).add(1, 0, LONG), "seq=range"),
+        lambda: HeadConfig(target_layers=LONG),
+        lambda: RequestOptions(stop_token_ids=LONG),
+        lambda: RequestOptions(bad_words=LONG),
+        lambda: RequestOptions(stop=LONG),
+        lambda: RequestOptions(dry_breakers=LONG),
+        lambda: RequestOptions(logits_processor=LONG),
+        lambda: Llama(model_path("llama"), tensor_split=LONG),
+        lambda: Llama(model_path("llama"), devices=LONG),
+        lambda: Llama(model_path("llama"), rpc_servers=LONG),
+        lambda: open_tiny(ManyLayers([1], 2)),
+        lambda: Batch(4).add(1, 0, LONG),
     ],
 )
-def test_a_list_of_any_length_is_refused(call: Callable[[], object], said: str) -> None:
-    with pytest.raises(ArgumentError) as error:
+def test_a_list_of_any_length_is_refused(call: Callable[[], object]) -> None:
+    with pytest.raises(ArgumentError):
         call()
-    assert said in str(error.value)
 
 
 def test_ids_of_any_number_are_refused() -> None:

@@ -107,19 +107,6 @@ def test_forced_text_is_drafted() -> None:
     assert found["speculation"]["rounds"] < 20
 
 
-def test_a_logits_processor_comes_before_it() -> None:
-    def likes_b(ids: Any, scores: Any) -> Any:
-        scores[ord("b")] += 1000
-        return scores
-
-    with open_tiny() as llm:
-        found = llm.create_completion(
-            PROMPT, grammar=LlamaGrammar.from_regex("[abc]{5}"), max_tokens=20, temperature=0.0,
-            logits_processor=likes_b, logprobs=2,
-        )  # fmt: skip
-    assert found["choices"][0]["text"] == "bbbbb"
-
-
 def test_many_at_once_each_follow_their_own() -> None:
     with open_tiny("prompt-lookup", n_ctx=1024, n_parallel=4) as llm:
         found = llm.create_completion(

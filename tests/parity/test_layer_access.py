@@ -55,7 +55,7 @@ def test_a_layer_that_was_not_enabled() -> None:
         batch.extend([1, 2, 3], 0, output_last=True)
         context.decode(batch)
         for layer in (0, 2, 4, -1, 5, 10**6):
-            with pytest.raises(ArgumentError, match="was not asked for when the context was"):
+            with pytest.raises(ArgumentError, match="layer"):
                 context.layer_input(layer)
         assert context.layer_input(1).shape == context.layer_input(3).shape == (3, 64)
 

@@ -1,4 +1,4 @@
-"""DFlash drafts whose files say what cannot be: each is refused, and the key or tensor is named."""
+"""DFlash drafts whose files say what cannot be, and batches for them that are no blocks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 
 from pyllama_spec import Llama
+from pyllama_spec.engine import Batch
 from pyllama_spec.errors import ArgumentError, ModelLoadError, PyllamaSpecError
+from tests.dflash_tools import Bench
+from tests.models import model_path
 from tests.models.dflash import DFlashConfig, dflash_tensors, write_dflash
 
-from .harness import CaseList
+from .harness import Case, CaseList
 from .tools import tiny
 
 CASES = CaseList()
@@ -78,245 +81,116 @@ def sound_drafts(folder: Path) -> None:
         assert stats["drafted"] > 0
 
 
-_BLOCK = "dflash.block_size is"
-CASES.table(
-    "block",
-    {
-        "missing": (_key("block_size", None), ModelLoadError, f"{_BLOCK} missing"),
-        "0": (_key("block_size", 0), ModelLoadError, f"{_BLOCK} 0"),
-        "1": (_key("block_size", 1), ModelLoadError, f"{_BLOCK} 1"),
-        "1_dflash2": (_key("block_size", 1, "dflash2"), ModelLoadError, f"{_BLOCK} 1"),
-        "1_no_anchor": (
-            _key("block_size", 1, "dspark", sample_from_anchor=False), ModelLoadError,
-            f"{_BLOCK} 1",
-        ),
-        "1025": (_key("block_size", 1025), ModelLoadError, f"{_BLOCK} 1025"),
-        "huge": (_key("block_size", 2**32 - 1), ModelLoadError, f"{_BLOCK} 4294967295"),
-        "of_a_chain": (_key("block_size", 33, "dspark"), ModelLoadError, f"{_BLOCK} 33"),
-        "text": (_key("block_size", "six"), ModelLoadError, "dflash.block_size"),
-        "float": (_key("block_size", 6.0), ModelLoadError, "dflash.block_size"),
-        "list": (_key("block_size", [6, 6]), ModelLoadError, "dflash.block_size"),
-        "causal_text": (_key("attention.causal", "no"), ModelLoadError, "dflash.attention.causal"),
-        "causal_int": (_key("attention.causal", 1), ModelLoadError, "dflash.attention.causal"),
-        "anchor_int": (
-            _key("sample_from_anchor", 1, "dspark"), ModelLoadError, "dflash.sample_from_anchor",
-        ),
-        "anchor_of_a_selector": (
-            _key("sample_from_anchor", True, "dflash2"), ModelLoadError, "samples from the anchor",
-        ),
-        "mask_missing": (_use(mask_token=None), ModelLoadError, f"{_MASK} is missing"),
-        "mask_past_the_last": (_use(mask_token=320), ModelLoadError, _MASK),
-        "mask_2_31": (_use(mask_token=2**31), ModelLoadError, _MASK),
-        "mask_2_32": (_use(mask_token=2**32 - 1), ModelLoadError, _MASK),
-        "mask_text": (_use(None, {_MASK: "<mask>"}, mask_token=None), ModelLoadError, _MASK),
-        "mask_list": (_use(None, {_MASK: [3]}, mask_token=None), ModelLoadError, _MASK),
-    },
-)  # fmt: skip
+def _refused(prefix: str, kind: type[PyllamaSpecError], rows: dict[str, Any]) -> None:
+    """A case for each value of a key, which the error names: "key" or "key of KIND"."""
+    for key, values in rows.items():
+        name, _, variant = key.partition(" of ")
+        for i, value in enumerate(values if isinstance(values, tuple) else (values,)):
+            call = _key(name, value, variant or "dflash")
+            CASES.append(Case(f"{prefix}_{key}_{i}", call, kind, name.partition("_top")[0]))
 
-_LAYERS = "dflash.target_layers"
-CASES.table(
-    "layers",
-    {
-        "missing": (_key("target_layers", None), ModelLoadError, f"{_LAYERS} is missing"),
-        "twice": (_key("target_layers", [1, 2, 1]), ModelLoadError, f"{_LAYERS} has 1 twice"),
-        "negative": (_key("target_layers", [-1, 1, 2]), ModelLoadError, f"{_LAYERS} has -1"),
-        "huge": (_key("target_layers", [0, 1, 99_999]), ModelLoadError, f"{_LAYERS} has 99999"),
-        "text": (_key("target_layers", "0,1,2"), ModelLoadError, _LAYERS),
-        "texts": (_key("target_layers", ["0", "1", "2"]), ModelLoadError, _LAYERS),
-        "number": (_key("target_layers", 1), ModelLoadError, _LAYERS),
-        "one_more": (_key("target_layers", [0, 1, 2, 3]), ModelLoadError, "fc.weight"),
-        "not_of_the_target": (_use(target_layers=(0, 1, 3)), ArgumentError, "layer 3"),
-    },
-)
+
+_refused("key", ModelLoadError, {
+    "block_size": (None, 0, 1, 1025, 2**32 - 1, "six", 6.0, [6, 6]),
+    "block_size of dflash2": 1, "block_size of dspark": 33,
+    "attention.causal": ("no", 1), "sample_from_anchor of dspark": 1,
+    "target_layers": (None, [1, 2, 1], [-1, 1, 2], [0, 1, 99_999], "0,1,2", ["0", "1", "2"], 1),
+    "conv_kernel_size of dflash2": (None, 0, 2**31, "two"),
+    "conv_group_size of dflash2": (None, 0, 2**31, "two", 7, 128),
+    "selector_rank of dflash2": (None, 0, 2**31, "two"),
+    "selector_top_k of dflash2": (None, 0, 2**31, "two", 65),
+    "attention.head_count": ([4, 8], [4, 0], 0, None, "four"),
+    "attention.head_count_kv": ([2, 4], [2, 0], 0, "two"),
+    "attention.layer_norm_rms_epsilon": None, "block_count": "two",
+    "feed_forward_length": ([96, 64],),
+    "rope.dimension_sections": "ab", "hidden_activation": 3, "embedding_scale": "x",
+    "hyper_connection.count": 4, "attention.sliding_window": "x",
+})  # fmt: skip
+# What contradicts a tensor, or another key: it is the other one that is named.
+CASES.calls("size", PyllamaSpecError, {
+    f"{name}_{value}": _key(name, value, kind)
+    for name, value, kind in (
+        ("attention.head_count", 2**31, "dflash"), ("attention.head_count_kv", 3, "dflash"),
+        ("attention.key_length", 0, "dflash"), ("attention.key_length", 2**31, "dflash"),
+        ("attention.key_length", 8, "dflash"), ("block_count", 0, "dflash"),
+        ("block_count", 3, "dflash"), ("block_count", 10**6, "dflash"),
+        ("embedding_length", 0, "dflash"), ("embedding_length", 32, "dflash"),
+        ("embedding_length", 2**31, "dflash"), ("feed_forward_length", 0, "dflash"),
+        ("feed_forward_length", 77, "dflash"), ("rope.dimension_count", 0, "dflash"),
+        ("rope.dimension_count", 64, "dflash"), ("rope.dimension_count", 7, "dflash"),
+        ("hidden_activation", "relu", "dflash"), ("rope.dimension_count", 2**31, "dflash"),
+        ("rope.dimension_sections", [99, 1, 1, 0], "dflash"),
+        ("target_layers", [0, 1, 2, 3], "dflash"), ("sample_from_anchor", True, "dflash2"),
+        ("conv_kernel_size", 3, "dflash2"), ("selector_rank", 9, "dflash2"),
+    )
+})  # fmt: skip
+_WINDOW: dict[str, Any] = {"sliding_window": 8}
+_PATTERN = "attention.sliding_window_pattern"
+CASES.calls("together", ModelLoadError, {
+    **{f"mask_{mask}": _use(mask_token=mask) for mask in (None, 320, 2**31, 2**32 - 1)},
+    **{f"mask_{mask}": _use(None, {_MASK: mask}, mask_token=None) for mask in ("<mask>", [3])},
+    **{f"pattern_{i}": _use(None, {_PATTERN: value}, **_WINDOW)
+       for i, value in enumerate((None, [True], [True] * 3, [True] * 600, ["a", "b"]))},
+    "no_anchor": _key("block_size", 1, "dspark", sample_from_anchor=False),
+    "top_of_too_few": _key("selector_top_k", 9, "dflash2", n_draft_vocab=8),
+    "window_2_31": _key("attention.sliding_window", 2**31, sliding_window=8),
+})  # fmt: skip
+CASES.calls("layers", ArgumentError, {"not_of_the_target": _use(target_layers=(0, 1, 3))})
 
 
 def _d2t(value: Any) -> Change:
     return lambda tensors: tensors.update({"d2t": np.asarray(value)})
 
 
-_REDUCED: dict[str, Any] = {"n_draft_vocab": 100}
-CASES.table(
-    "ids",
-    {
-        "past_the_last": (
-            _use(_d2t(np.arange(221, 321)), **_REDUCED), PyllamaSpecError, "d2t[99] = 320",
-        ),
-        "negative": (_use(_d2t(np.arange(-1, 99)), **_REDUCED), PyllamaSpecError, "d2t[0] = -1"),
-        "twice": (
-            _use(_d2t(np.zeros(100, np.int64)), **_REDUCED), PyllamaSpecError, "target id 0 twice",
-        ),
-        "floats": (
-            _use(_d2t(np.arange(100, dtype=np.float32)), **_REDUCED), ModelLoadError, "d2t is f32",
-        ),
-        "int32": (
-            _use(_d2t(np.arange(100, dtype=np.int32)), **_REDUCED), ModelLoadError, "d2t is i32",
-        ),
-        "too_many": (_use(_d2t(np.arange(500))), ModelLoadError, "d2t has 500 entries"),
-        "too_few": (_use(_d2t(np.arange(99)), **_REDUCED), ModelLoadError, "output.weight"),
-        "matrix": (
-            _use(_d2t(np.arange(100).reshape(10, 10)), **_REDUCED), ModelLoadError, "d2t",
-        ),
-        "without_output": (
-            _use(lambda t: t.pop("output.weight"), **_REDUCED), ModelLoadError,
-            "d2t but no output.weight",
-        ),
-        "output_without_them": (
-            _use(lambda t: t.pop("d2t"), **_REDUCED), ModelLoadError, "output.weight",
-        ),
-        "embedding_without_output": (
-            _use(lambda t: t.pop("output.weight")), ModelLoadError,
-            "token_embd.weight but no output.weight",
-        ),
-    },
-)  # fmt: skip
+def _as_type(name: str, kind: Any) -> Change:
+    return lambda tensors: tensors.update({name: tensors[name].astype(kind)})
 
 
 def _without(name: str) -> Change:
     return lambda tensors: tensors.pop(name)
 
 
+_REDUCED: dict[str, Any] = {"n_draft_vocab": 100}
+CASES.calls("ids", PyllamaSpecError, {
+    **{f"d2t_{i}": _use(_d2t(value), **_REDUCED) for i, value in enumerate((
+        np.arange(221, 321), np.arange(-1, 99), np.zeros(100, np.int64), np.arange(99),
+        np.arange(100, dtype=np.float32), np.arange(100, dtype=np.int32),
+        np.arange(100).reshape(10, 10),
+    ))},
+    "too_many": _use(_d2t(np.arange(500))),
+    "without_output": _use(_without("output.weight"), **_REDUCED),
+    "output_without_them": _use(_without("d2t"), **_REDUCED),
+    "embedding_without_output": _use(_without("output.weight")),
+})  # fmt: skip
+
 # What says that there is a head: without it the rest of the head belongs to nothing.
 _MARKS = {"markov_w1.weight", "selector_hidden.weight"}
 _OPTIONAL = {
-    "token_embd.weight",
-    "output.weight",
-    "blk.0.attn_v.weight",
-    "conf_proj.bias",
+    "token_embd.weight", "output.weight", "blk.0.attn_v.weight", "conf_proj.bias",
     "conf_proj.weight",
-}
+}  # fmt: skip
 for _kind, _options in _KINDS.items():
     _all = dflash_tensors(DFlashConfig(target_layers=(0, 1, 2), **_options))
-    _once = [name for name in _all if not name.startswith("blk.1.")]
-    CASES.table(
-        f"{_kind}_without",
-        {
-            name: (
-                _use(_without(name), **_options),
-                ModelLoadError,
-                "does not belong" if name in _MARKS else name,
-            )
-            for name in _once
-            if name not in _OPTIONAL
-        },
-    )
-    CASES.table(
-        f"{_kind}_shape",
-        {
-            name: (
-                _use(_put(name, *(size + 1 for size in _all[name].shape)), **_options),
-                ModelLoadError, name.removesuffix(".weight").removesuffix(".bias"),
-            )
-            for name in _once
-        },
-    )  # fmt: skip
+    for _name in (name for name in _all if not name.startswith("blk.1.")):
+        _short = _name.removesuffix(".weight").removesuffix(".bias")
+        if _name not in _OPTIONAL:
+            _call = _use(_without(_name), **_options)
+            _named = "" if _name in _MARKS else _short
+            CASES.append(Case(f"{_kind}_without_{_name}", _call, ModelLoadError, _named))
+        _wrong = _use(_put(_name, *(size + 1 for size in _all[_name].shape)), **_options)
+        CASES.append(Case(f"{_kind}_shape_{_name}", _wrong, ModelLoadError, _short))
 
-CASES.table(
-    "more",
-    {
-        "layer": (_use(_put("blk.2.attn_norm.weight", 64)), ModelLoadError, "blk.2.attn_norm"),
-        "unknown": (_use(_put("blk.0.attn_gate.weight", 64)), ModelLoadError, "attn_gate"),
-        "d2t_like": (_use(_put("t2d", 320)), ModelLoadError, "t2d"),
-        "markov_w2": (_use(_put("markov_w2.weight", 320, 12)), ModelLoadError, "markov_w2"),
-        "confidence": (_use(_put("conf_proj.weight", 1, 76)), ModelLoadError, "conf_proj"),
-        "convolution": (
-            _use(_put("blk.0.attn_conv_base", 2, 2, 64)), ModelLoadError, "attn_conv_base",
-        ),
-        "both_heads": (
-            _use(
-                lambda t: t.update(
-                    {name: np.ones((320, 12), np.float32) for name in ("markov_w1.weight",)}
-                ),
-                **_KINDS["dflash2"],
-            ),
-            ModelLoadError, "markov",
-        ),
-    },
-)  # fmt: skip
-
-CASES.table(
-    "selector",
-    {
-        **{
-            f"{name}_{value}": (
-                _key(name, value, "dflash2"), ModelLoadError, name.partition("_")[2] or name,
-            )
-            for name in ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
-            for value in (None, 0, 2**31, "two")
-        },
-        "group_of_7": (_key("conv_group_size", 7, "dflash2"), ModelLoadError, "group_size is 7"),
-        "group_too_wide": (
-            _key("conv_group_size", 128, "dflash2"), ModelLoadError, "conv_group_size is 128",
-        ),
-        "kernel_of_3": (_key("conv_kernel_size", 3, "dflash2"), ModelLoadError, "conv_base"),
-        "rank_9": (_key("selector_rank", 9, "dflash2"), ModelLoadError, "selector_"),
-        "top_65": (_key("selector_top_k", 65, "dflash2"), ModelLoadError, "selector_top_k is 65"),
-        "top_of_too_few": (
-            _key("selector_top_k", 9, "dflash2", n_draft_vocab=8), ModelLoadError,
-            "selector_top_k is 9",
-        ),
-    },
-)  # fmt: skip
-
-_WINDOW: dict[str, Any] = {"sliding_window": 8}
-_PATTERN = "attention.sliding_window_pattern"
-CASES.table(
-    "sizes",
-    {
-        **{
-            f"{name}_{value}": (_key(name, value), PyllamaSpecError, named)
-            for name, value, named in (
-                ("attention.head_count", 0, "head_count"),
-                ("attention.head_count", None, "head_count"),
-                ("attention.head_count", 2**31, "attn_q"),
-                ("attention.head_count", "four", "head_count"),
-                ("attention.head_count_kv", 0, "head_count_kv"),
-                ("attention.head_count_kv", 3, "attn_k"),
-                ("attention.head_count_kv", "two", "head_count_kv"),
-                ("attention.key_length", 0, ""),
-                ("attention.key_length", 2**31, ""),
-                ("attention.key_length", 8, "key_length and value_length differ"),
-                ("attention.layer_norm_rms_epsilon", None, "layer_norm_rms_epsilon"),
-                ("block_count", 0, ""),
-                ("block_count", 3, "blk.2"),
-                ("block_count", 10**6, ""),
-                ("block_count", "two", "block_count"),
-                ("embedding_length", 0, ""),
-                ("embedding_length", 32, ""),
-                ("embedding_length", 2**31, ""),
-                ("feed_forward_length", 0, ""),
-                ("feed_forward_length", 77, "ffn_gate"),
-                ("rope.dimension_count", 0, ""),
-                ("rope.dimension_count", 7, "7"),
-                ("rope.dimension_count", 64, ""),
-                ("rope.dimension_count", 2**31, ""),
-                ("rope.dimension_sections", [99, 1, 1, 0], "sections"),
-                ("rope.dimension_sections", "ab", "dimension_sections"),
-                ("hidden_activation", "relu", "'relu'"),
-                ("hidden_activation", 3, "hidden_activation"),
-                ("embedding_scale", "x", "embedding_scale"),
-                ("hyper_connection.count", 4, "hyper_connection.count"),
-            )
-        },
-        "window_without_pattern": (
-            _use(None, {_PATTERN: None}, **_WINDOW), ModelLoadError, "sliding_window_pattern",
-        ),
-        "pattern_too_short": (
-            _use(None, {_PATTERN: [True]}, **_WINDOW), ModelLoadError, "sliding_window_pattern",
-        ),
-        "pattern_one_too_long": (
-            _use(None, {_PATTERN: [True] * 3}, **_WINDOW), ModelLoadError, "sliding_window_pattern",
-        ),
-        "pattern_too_long": (
-            _use(None, {_PATTERN: [True] * 600}, **_WINDOW), ModelLoadError, "pattern",
-        ),
-        "pattern_of_texts": (
-            _use(None, {_PATTERN: ["a", "b"]}, **_WINDOW), ModelLoadError, "sliding_window_pattern",
-        ),
-        "window_text": (
-            _use(None, {"attention.sliding_window": "x"}), ModelLoadError, "sliding_window",
-        ),
-    },
-)  # fmt: skip
+CASES.calls("tensor", ModelLoadError, {
+    **{name: _use(_put(name, *shape)) for name, shape in {
+        "blk.2.attn_norm.weight": (64,), "blk.0.attn_gate.weight": (64,), "t2d": (320,),
+        "markov_w2.weight": (320, 12), "conf_proj.weight": (1, 76),
+        "blk.0.attn_conv_base": (2, 2, 64),
+    }.items()},
+    "both_heads": _use(_put("markov_w1.weight", 320, 12), **_KINDS["dflash2"]),
+    "integer_weights": _use(_as_type("fc.weight", np.int32)),
+    "double_weights": _use(_as_type("fc.weight", np.float64)),
+    "half_norm": _use(_as_type("enc.output_norm.weight", np.float16)),
+})  # fmt: skip
 
 
 def _nan(name: str, kind: str, **options: Any) -> Callable[[Path], None]:
@@ -333,10 +207,10 @@ def _nan(name: str, kind: str, **options: Any) -> Callable[[Path], None]:
     return run
 
 
-CASES.table(
-    "nan",
+CASES.calls(
+    "nan", None,
     {
-        f"{kind}_{name}": (_nan(name, kind), None, "")
+        f"{kind}_{name}": _nan(name, kind)
         for kind, names in {
             "dflash": ["fc.weight", "output_norm.weight", "token_embd.weight", "output.weight",
                        "blk.0.attn_k.weight", "blk.1.ffn_down.weight"],
@@ -359,10 +233,10 @@ def _scale(name: str, value: float) -> Callable[[Path], None]:
     return run
 
 
-CASES.table(
-    "nonsense",
+CASES.calls(
+    "nonsense", None,
     {
-        f"{name}_{value}": (_scale(name, value), None, "")
+        f"{name}_{value}": _scale(name, value)
         for name in (
             "embedding_scale", "logit_scale", "attention.scale", "final_logit_softcapping",
             "rope.freq_base",
@@ -370,3 +244,157 @@ CASES.table(
         for value in (float("nan"), float("inf"), -1.0, 1e30)
     },
 )  # fmt: skip
+
+
+# Batches that are not blocks and no rows, given to the context of a draft.
+MASK_ID = 300
+# id, position, sequence, whether an output is asked for
+Slot = tuple[int, int, int, bool]
+
+
+def bench(kind: str = "dflash", **params: Any) -> Bench:
+    """A draft of 6 slots with nine rows in sequence 0."""
+    found = Bench(model_path("dflash", **_KINDS[kind]), **params)
+    found.inject(np.zeros((9, found.n_features), np.float32), 0)
+    return found
+
+
+def block(n: int, position: int = 9, seq: int = 0, *, is_behind: bool = False) -> list[Slot]:
+    """A sound block."""
+    return [(MASK_ID if i else 7, position + i, seq, i > 0 or is_behind) for i in range(n)]
+
+
+def _decode(slots: list[Slot], kind: str = "dflash", **params: Any) -> Callable[[Path], None]:
+    def run(_: Path) -> None:
+        batch = Batch(max(len(slots), 1))
+        for token, position, seq, output in slots:
+            batch.add(token, position, seq, output=output)
+        bench(kind, **{"n_ctx": 256, "n_seq_max": 4, **params}).context.decode(batch)
+
+    return run
+
+
+def _changed(i: int, slot: Slot, n: int = 4) -> list[Slot]:
+    slots = block(n)
+    slots[i] = slot
+    return slots
+
+
+CASES.calls("slots", None, {
+    **{f"sound_{kind}": _decode(block(6, is_behind=kind == "dspark"), kind) for kind in _KINDS},
+    "sound_of_two": _decode([*block(4), *block(4, 0, 1)]),
+})  # fmt: skip
+CASES.calls("slots", ArgumentError, {
+    **{f"too_long_{kind}": _decode(block(7, is_behind=kind == "dspark"), kind) for kind in _KINDS},
+    **{f"one_slot_{kind}": _decode(block(1), kind) for kind in _KINDS},
+    "unequal_shorter": _decode([*block(4), *block(3, 0, 1)]),
+    "unequal_longer": _decode([*block(3), *block(4, 0, 1)]),
+    "twice_one_sequence": _decode([*block(3), *block(3, 0, 1), *block(3, 12)]),
+    "mixed": _decode([*block(3)[:2], *block(3, 0, 1)[:2], *block(3)[2:]]),
+    "a_gap": _decode(_changed(2, (MASK_ID, 12, 0, True))),
+    "backwards": _decode(block(4)[::-1]),
+    "at_a_row": _decode(block(4, 8)),
+    "output_of_the_first": _decode(_changed(0, (7, 9, 0, True))),
+    "no_output": _decode(_changed(2, (MASK_ID, 11, 0, False))),
+    "no_output_behind": _decode(block(4), "dspark"),
+    "id_past_the_last": _decode(_changed(0, (320, 9, 0, False))),
+    "id_negative": _decode(_changed(1, (-1, 10, 0, True))),
+    "sequence_past_the_last": _decode(block(3, 0, 4)),
+    "position_negative": _decode(block(3, -1)),
+})  # fmt: skip
+CASES.calls("slots", PyllamaSpecError, {"after_a_gap": _decode(block(4, 20))})
+
+
+@CASES.add(ArgumentError)
+def a_slot_of_two_sequences(_: Path) -> None:
+    batch = Batch(4)
+    batch.add(7, 9, (0, 1))
+    batch.add(MASK_ID, 10, (0, 1), output=True)
+    bench(n_seq_max=2, kv_unified=True).context.decode(batch)
+
+
+@CASES.add(ArgumentError)
+def ids_and_rows(_: Path) -> None:
+    found = bench()
+    batch = found.rows_batch(4)
+    batch.extend([7, 8], 9, rows=[np.zeros((2, found.n_features), np.float32)])
+    found.context.decode(batch)
+
+
+@CASES.add(ArgumentError)
+def rows_with_an_output(_: Path) -> None:
+    found = bench()
+    batch = found.rows_batch(4)
+    zeros = np.zeros((2, found.n_features), np.float32)
+    batch.extend(None, 9, rows=[zeros], output_last=True)
+    found.context.decode(batch)
+
+
+@CASES.add(ArgumentError)
+def more_rows_than_are_computed_at_once(_: Path) -> None:
+    found = bench(n_ubatch=16)
+    batch = found.rows_batch(20)
+    batch.extend(None, 9, rows=[np.zeros((20, found.n_features), np.float32)])
+    found.context.decode(batch)
+
+
+@CASES.add(ArgumentError)
+def rows_of_another_width(_: Path) -> None:
+    batch = Batch(2, n_row=64)
+    batch.logits = False
+    batch.extend(None, 9, rows=[np.zeros((2, 64), np.float32)])
+    bench().context.decode(batch)
+
+
+@CASES.add(PyllamaSpecError)
+def rows_to_an_encoder(_: Path) -> None:
+    found = bench()
+    batch = found.rows_batch(2)
+    batch.extend(None, 9, rows=[np.zeros((2, found.n_features), np.float32)])
+    found.context.decode(batch, encode=True)
+
+
+@CASES.add(ArgumentError)
+def candidates_of_the_first_slot(_: Path) -> None:
+    found = bench()
+    found.guess(7, 4, 9)
+    found.context.draft_candidates(0)
+
+
+@CASES.add(ArgumentError)
+def candidates_past_the_last(_: Path) -> None:
+    found = bench()
+    found.guess(7, 4, 9)
+    found.context.draft_candidates(5)
+
+
+@CASES.add(ArgumentError)
+def logits_that_nobody_asked_for(_: Path) -> None:
+    found = bench()
+    found.guess(7, 4, 9, has_logits=False)
+    found.context.logits(1)
+
+
+@CASES.add(None)
+def a_choice_that_was_none(_: Path) -> None:
+    """The previously chosen token may be any token, or none."""
+    found = bench("dflash2")
+    found.guess(7, 4, 9)
+    for given in (-1, 0, 319, 320, 2**31 - 1, -(2**31)):
+        assert found.context.draft_candidates(2, given)[1][0] > 0
+
+
+@CASES.add(None)
+def rows_of_nan(_: Path) -> None:
+    """NaN rows give NaN results, which the drafter detects."""
+    for kind in ("dflash", "dspark"):
+        found = bench(kind)
+        found.inject(np.full((1, found.n_features), np.nan, np.float32), 9)
+        assert np.isnan(found.guess(7, 4, 10).probabilities).all()
+
+
+@CASES.add(PyllamaSpecError)
+def rows_of_nan_for_a_selector(_: Path) -> None:
+    found = bench("dflash2")
+    found.inject(np.full((1, found.n_features), np.nan, np.float32), 9)
+    found.guess(7, 4, 10)

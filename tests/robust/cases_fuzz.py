@@ -77,7 +77,7 @@ def _add_flips(arch: str) -> None:
         value = draw.choice([bit, bit, bit, *_VALUES])
         if value == data[place]:
             value = bit
-        CASES.append(Case(f"{arch}_{place}_to_{value}", _flip(arch, place, value), None, ()))
+        CASES.append(Case(f"{arch}_{place}_to_{value}", _flip(arch, place, value), None))
 
 
 for _arch in ARCHS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import threading
 from typing import Any
@@ -52,12 +51,6 @@ def with_a_live_stream() -> None:
 
 def with_live_streams_side_by_side() -> None:
     model, streams = _side_by_side()
-    KEPT.extend([model, streams])
-
-
-def with_cancelled_streams_side_by_side() -> None:
-    model, streams = _side_by_side()
-    model.cancel()
     KEPT.extend([model, streams])
 
 
@@ -116,24 +109,6 @@ def in_an_exception() -> None:
         raise SystemExit(0) from None
 
 
-def draft_closed_first() -> None:
-    target = decoded()
-    draft = _drafting(target)
-    draft.decode(batch_of(PROMPT))
-    draft.close()
-    target.decode(batch_of([1], len(PROMPT)))
-    target.close()
-
-
-def target_closed_first() -> None:
-    target = decoded()
-    draft = _drafting(target)
-    target.model.close()
-    target.close()
-    draft.decode(batch_of(PROMPT))
-    draft.close()
-
-
 def neither_closed() -> None:
     target = decoded()
     KEPT.extend([_drafting(target), target])
@@ -152,15 +127,6 @@ def in_a_cycle() -> None:
     last.__dict__["me"] = last
 
 
-def in_a_thread() -> None:
-    def work() -> None:
-        KEPT.append(decoded())
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-
-
 def with_a_thread_in_a_decode() -> None:
     context = opened(n_ctx=4096, n_batch=4096)
     batch = Batch(4096)
@@ -175,27 +141,6 @@ def with_a_thread_in_a_decode() -> None:
 
     threading.Thread(target=work, daemon=True).start()
     is_running.wait()
-
-
-def forked_after_import() -> None:
-    _fork(lambda: None)
-    _fork(lambda: KEPT.append(decoded()))
-
-
-def forked_with_a_model_open() -> None:
-    KEPT.append(decoded())
-    _fork(lambda: None)
-    KEPT[0].decode(batch_of([1], len(PROMPT)))
-
-
-def _fork(act: Any) -> None:
-    """A child that does something and leaves by the interpreter's shutdown, as the parent will."""
-    pid = os.fork()
-    if pid == 0:
-        act()
-        sys.exit(0)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, status
 
 
 def closed_twice_by_many() -> None:

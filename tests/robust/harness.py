@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from pyllama_spec.errors import PyllamaSpecError
 from tests.fuzz.runner import mapped_bytes
@@ -47,14 +48,14 @@ class Case:
         name: the name of the case, unique in its module.
         run: makes the call, with an empty directory.
         raises: the required exception; None if the call must succeed.
-        says: the texts that the message must contain.
+        parameter: what the message must name; "" if it is about none.
 
     """
 
     name: str
-    run: Callable[[Path], None]
+    run: Callable[[Path], object]
     raises: type[PyllamaSpecError] | None
-    says: tuple[str, ...]
+    parameter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,31 +104,40 @@ class CaseList(list[Case]):
     """Collects the cases of a module."""
 
     def add(
-        self, raises: type[PyllamaSpecError] | None, *says: str
+        self, raises: type[PyllamaSpecError] | None, parameter: str = ""
     ) -> Callable[[Callable[[Path], None]], Callable[[Path], None]]:
         """Adds the decorated function as a case under its own name."""
 
         def register(run: Callable[[Path], None]) -> Callable[[Path], None]:
-            self.append(Case(run.__name__, run, raises, says))
+            self.append(Case(run.__name__, run, raises, parameter))
             return run
 
         return register
 
-    def table(
+    def calls(
         self,
         prefix: str,
-        rows: dict[str, tuple[Callable[[Path], object], type[PyllamaSpecError] | None, str]],
+        raises: type[PyllamaSpecError] | None,
+        rows: dict[str, Callable[[Path], object]],
     ) -> None:
-        """Adds one case per row: its name, the call, what it raises and what the message says."""
-        for name, (call, raises, says) in rows.items():
-            self.append(Case(f"{prefix}_{name}", _forget_result(call), raises, (says,)))
+        """Adds one case per row: its name, and the call."""
+        self.extend(Case(f"{prefix}_{name}", call, raises) for name, call in rows.items())
 
+    def values(
+        self,
+        prefix: str,
+        make: Callable[..., Callable[[Path], object]],
+        raises: type[PyllamaSpecError],
+        **values: Any,
+    ) -> None:
+        """Adds one case per bad value of a parameter, which the message must name.
 
-def _forget_result(call: Callable[[Path], object]) -> Callable[[Path], None]:
-    def run(folder: Path) -> None:
-        call(folder)
-
-    return run
+        A list means several values of a parameter.
+        """
+        for name, given in values.items():
+            for i, value in enumerate(given if isinstance(given, list) else [given]):
+                call = make(**{name: value})
+                self.append(Case(f"{prefix}_{name}_{i}_{len(self)}", call, raises, name))
 
 
 def cases_of(module: str) -> list[Case]:

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from pyllama_spec.engine import Sampler, SamplerParams, schema_to_grammar
+from pyllama_spec.constraints import schema_grammar
+from pyllama_spec.engine import Sampler, SamplerParams
 from pyllama_spec.errors import ArgumentError, CancelledError, UnsupportedError
 from tests.robust.tools import decoded
 
@@ -102,7 +103,7 @@ def test_a_grammar_has_its_bound() -> None:
     """An enum of 2,000 values is accepted, and one of 100,000 is refused."""
     for n, is_taken in ((2_000, True), (100_000, False)):
         schema = {"enum": [f"value {i}" for i in range(n)]}
-        grammar = schema_to_grammar(schema)
+        grammar = schema_grammar(schema)
         if is_taken:
             _generate(grammar, n=2)
             continue

@@ -104,13 +104,6 @@ def test_use_after_close() -> None:
             call()
 
 
-def test_context_managers_close() -> None:
-    with Model(model_path("llama")) as model, Context(model) as context:
-        decode(context)
-    assert model.is_closed
-    assert context.is_closed
-
-
 def test_two_threads_on_one_context() -> None:
     """One of them computes, the other gets BusyError; nothing else happens."""
     context = tiny_context(tiny("llama"), n_ctx=2048, n_batch=1024, n_ubatch=512)
@@ -201,47 +194,6 @@ def test_views_of_many_threads_are_counted() -> None:
             thread.join()
         assert add(handle, 0) == 12
         assert add(handle, -12) == 0
-
-
-PROGRAM = """
-import sys
-from pyllama_spec.engine import Batch, Context, Model, Sampler, SamplerParams
-from pyllama_spec.drafters import PromptLookup
-from pyllama_spec.speculative import SequenceState, SpeculativeLoop
-
-def make():
-    model = Model(sys.argv[1])
-    context = Context(model, n_ctx=64, n_threads=2, target_layers=(1,))
-    sampler = Sampler(model, SamplerParams(temperature=0))
-    loop, seq = SpeculativeLoop(context, PromptLookup()), SequenceState()
-    loop.prefill(seq, [1, 2, 3])
-    steps = loop.generate(seq, sampler, 20)
-    next(steps); next(steps)
-    return model, context, sampler, steps, context.logits(0), context.layer_input(1)
-
-kept = make()
-"""
-
-
-@pytest.mark.parametrize(
-    ("end", "code"),
-    [
-        ("", 0),
-        ("sys.exit(3)", 3),
-        ("raise ValueError('on purpose')", 1),
-        ("kept[1].close()", 0),
-        ("kept = kept[4:]", 0),
-        ("import builtins; builtins.kept = kept; del kept", 0),
-        ("def f():\n    yield make()\n    yield\ng = f(); x = next(g)", 0),
-        ("x = [kept]; x.append(x); del kept", 0),
-    ],
-)
-def test_an_interpreter_that_ends_with_everything_open(end: str, code: int) -> None:
-    """E7: no signal, and stderr has only the exception."""
-    result = run_child(PROGRAM + end, str(model_path("llama")), expect=code)
-    assert ("on purpose" in result.stderr) == (code == 1)
-    if code != 1:
-        assert result.stderr == ""
 
 
 def test_opening_and_closing_keeps_no_memory() -> None:

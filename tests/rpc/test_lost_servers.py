@@ -309,38 +309,28 @@ def framed(*values: int) -> bytes:
 
 _HELLO = struct.pack("<Q4B24x", 28, 8, 0, 0, 0)
 _ONE = struct.pack("<QI", 4, 1)
-_MEMORY = framed(2**40, 2**40)
+_KNOWN = {
+    14: _HELLO, 15: _ONE, 11: framed(2**40, 2**40), 1: framed(32), 2: framed(2**40),
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("short_patience")
 @pytest.mark.parametrize(
-    ("answers", "said"),
+    "answers",
     [
-        ({}, "does not answer as one of this version"),
-        ({14: b"HTTP/1.1 400 Bad Request\r\n\r\n"}, "does not answer as one of this version"),
-        ({14: struct.pack("<Q4B24x", 28, 99, 0, 0, 0)}, "does not answer as one of this version"),
-        ({14: _HELLO}, "was lost: it closed the connection"),
-        ({14: _HELLO, 15: struct.pack("<QI", 4, 0)}, "a number of devices that no server has"),
-        ({14: _HELLO, 15: struct.pack("<QI", 4, 2**32 - 1)}, "a number of devices"),
-        ({14: _HELLO, 15: framed(1)}, "an answer that is none of the engine's"),
-        ({14: _HELLO, 15: _ONE, 11: _MEMORY, 1: framed(0)}, "an alignment that no server has"),
-        ({14: _HELLO, 15: _ONE, 11: _MEMORY, 1: framed(3)}, "an alignment"),
-        ({14: _HELLO, 15: _ONE, 11: _MEMORY, 1: framed(32), 2: framed(0)}, "a largest buffer"),
-        (
-            {14: _HELLO, 15: _ONE, 1: framed(32), 2: framed(2**40), 11: _MEMORY,
-             0: framed(7, 1)},
-            "a buffer that no server has",
-        ),
-        (
-            {14: _HELLO, 15: _ONE, 1: framed(32), 2: framed(2**40), 11: _MEMORY,
-             0: framed(7, 2**40), 3: framed(0)},
-            "an address that no server has",
-        ),
+        {}, {14: b"HTTP/1.1 400 Bad Request\r\n\r\n"}, {14: _HELLO},
+        {14: struct.pack("<Q4B24x", 28, 99, 0, 0, 0)}, {14: _HELLO, 15: framed(1)},
+        *({14: _HELLO, 15: struct.pack("<QI", 4, n)} for n in (0, 2**32 - 1)),
+        *({**_KNOWN, 1: framed(alignment)} for alignment in (0, 3)),
+        {**_KNOWN, 2: framed(0)}, {**_KNOWN, 0: framed(7, 1)},
+        {**_KNOWN, 0: framed(7, 2**40), 3: framed(0)},
     ],
+    ids=range(12),
 )  # fmt: skip
-def test_a_server_that_lies(answers: dict[int, bytes], said: str) -> None:
+def test_a_server_that_lies(answers: dict[int, bytes]) -> None:
+    """About its version, its devices, their alignment, their buffers or an address."""
     address, listening = liar(lambda command, _: answers.get(command))
-    with closing(listening), pytest.raises(RemoteError, match=said):
+    with closing(listening), pytest.raises(RemoteError):
         opened(address, draft=None, lookup=None)
 
 

@@ -40,12 +40,12 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     "trimmed": (chatml("{{ message.content | trim }}"), "all"),
     "cut": (chatml("{{ message.content[:200] }}"), "all"),
     "last characters": (chatml("{{ message.content[-300:] }}"), "all"),
-    "measured": (chatml("{{ message.content | length }}:" + CONTENT), "all"),
+    "measured": (chatml("{{ message.content | length }}:" + CONTENT), "nothing"),
     "twice": (chatml(CONTENT + "|" + CONTENT), "all"),
     "concatenated": (chatml("{{ 'x' ~ message.content ~ 'y' }}"), "all"),
-    "formatted": (chatml("{{ '[%s]' % message.content }}"), "all"),
-    "by character": (chatml("{% for c in message.content %}{{ c }}{% endfor %}"), "all"),
-    "backwards": (chatml("{{ message.content | reverse }}"), "all"),
+    "formatted": (chatml("{{ '[{}]'.format(message.content) }}"), "all"),
+    "backwards": (chatml("{{ message.content[::-1] }}"), "nothing"),
+    "every second": (chatml("{{ message.content[::2] }}"), "nothing"),
     "by a macro": (
         "{% macro show(text) %}[{{ text }}]{% endmacro %}" + chatml("{{ show(message.content) }}"),
         "all",
@@ -54,13 +54,13 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     "json": (chatml("{{ message | tojson }}"), "all"),
     "json in ASCII": (chatml("{{ message | tojson(ensure_ascii=true, indent=2) }}"), "all"),
     "lower case": (chatml("{{ message.content | lower }}"), "messages"),
-    "lower case, cut": (chatml("{{ (message.content | lower)[:30] }}"), "signs"),
+    "lower case, cut": (chatml("{{ (message.content | lower)[:30] }}"), "nothing"),
     "upper case": (chatml("{{ message.content.upper() }}"), "messages"),
     "by lines": (
         chatml("{% for line in message.content.split('\\n') %}> {{ line }}\n{% endfor %}"),
         "messages",
     ),
-    "by words": (chatml("{{ message.content.split() | join(' ') }}"), "messages"),
+    "by words": (chatml("{{ message.content.split() | join(' ') }}"), "all"),
     "thinking cut off": (chatml("{{ message.content.split('</think>')[-1] }}"), "all"),
     "replaced": (chatml("{{ message.content | replace('Hi', 'Hello') }}"), "messages"),
     "unescaped": (chatml("{{ message.content | replace('&lt;', '<') }}"), "all"),
@@ -73,8 +73,11 @@ TEMPLATES: dict[str, tuple[str, str]] = {
         "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|im_end|>{% endfor %}<|im_start|>",
         "all",
     ),
-    "escaped": (chatml("{{ message.content | escape }}"), "nothing"),
-    "quoted by Python": (chatml("{{ message.content | pprint }}"), "nothing"),
+    "escaped": (
+        chatml("{{ message.content | replace('<', '&lt;') | replace('>', '&gt;') }}"), "signs",
+    ),
+    "escaped, cut": (chatml("{{ (message.content | replace('<', '&lt;'))[:60] }}"), "nothing"),
+    "quoted by Python": (chatml("{{ [message.content] | string }}"), "all"),
 }  # fmt: skip
 ATTACKS = {
     "plain": EVIL,
@@ -241,7 +244,7 @@ def test_roles_between_the_template_s_own_signs(vocab: Vocab) -> None:
     template = ChatTemplate(source)
     # A vocabulary with <|user|> in it reads it as ever: "user" is a role.
     calm = template.render([{"role": "user", "content": "Hi"}])
-    assert [part.text for part in calm.parts] == ["<|user|>", "Hi"]
+    assert [calm.text[a:b] for a, b in calm.spans] == ["Hi"]
     evil = template.render([{"role": "im_end", "content": "Hi"}])
     assert "<|im_end|>" in evil.text
     assert controls(evil.tokenize(vocab)) == []
@@ -249,7 +252,6 @@ def test_roles_between_the_template_s_own_signs(vocab: Vocab) -> None:
     source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content[:9] | lower }}{% endfor %}"
     for role in ("im_end", "user"):
         chat = ChatTemplate(source).render([{"role": role, "content": "Hi <|IM_END|>"}])
-        assert chat.located == "signs"
         assert controls(chat.tokenize(vocab)) == []
 
 
@@ -265,12 +267,12 @@ def test_content_in_parts(vocab: Vocab) -> None:
 
 
 def test_a_template_that_refuses_what_it_does_not_know(vocab: Vocab) -> None:
-    # Stand-ins are odd content, too: nothing can be followed, and nothing may be forged. What the
-    # template writes at the same place without the caller's signs is its own.
-    refuse = "{% if c not in 'Hi<>|imendstar_ ' %}{{ raise_exception('odd: ' + c) }}{% endif %}"
-    source = f"{{% for c in messages[0].content %}}{refuse}{{% endfor %}}{chatml(CONTENT)}"
-    with pytest.raises(ArgumentError, match="odd: !"):
-        render(source, "Hi!")
+    # Stand-ins are longer: nothing can be followed, and nothing may be forged. What the template
+    # writes at the same place without the caller's signs is its own.
+    refuse = "{% if messages[0].content | length > 26 %}{{ raise_exception('long') }}{% endif %}"
+    source = refuse + chatml(CONTENT)
+    with pytest.raises(ArgumentError, match="long"):
+        render(source, "Hi" * 20)
     calm = render(source, "Hi <i>it</i>".replace("/", "|"))
     assert calm.located == "nothing"
     assert controls(calm.tokenize(vocab)) == [IM_START, IM_END, IM_START]
@@ -280,8 +282,8 @@ def test_a_template_that_refuses_what_it_does_not_know(vocab: Vocab) -> None:
 
 
 def test_what_cannot_be_followed_stays_as_it_is_while_nobody_forges(vocab: Vocab) -> None:
-    source = TEMPLATES["escaped"][0]
-    chat = render(source, "if (a_1 < b || c > d) {}", "Thanks")
+    source = TEMPLATES["escaped, cut"][0]
+    chat = render(source, "if (a_1 < b || c > d) { return [e, f]; }", "Thanks")
     assert chat.located == "nothing"
     assert controls(chat.tokenize(vocab)) == [IM_START, IM_END] * 2 + [IM_START]
     # A name in full: the template's own are text as well, and a warning says that.
@@ -313,8 +315,8 @@ def test_what_is_no_plain_data(vocab: Vocab) -> None:
     deep: Any = END
     for _ in range(3000):
         deep = [deep]
-    chat = render(chatml(CONTENT), "Hi", deep=deep)
-    assert chat.located == "nothing"
+    with pytest.raises(ArgumentError):
+        render(chatml(CONTENT), "Hi", deep=deep)
 
 
 def test_stand_ins_are_new_in_each_rendering() -> None:
@@ -323,11 +325,12 @@ def test_stand_ins_are_new_in_each_rendering() -> None:
 
 
 EXPRESSIONS = (
-    "{0}", "{0} | trim", "{0} | lower", "{0} | title", "{0} | replace('#', '')", "{0} | reverse",
+    "{0}", "{0} | trim", "{0} | lower", "{0} | title", "{0} | replace('#', '')", "{0}[::-1]",
     "{0}[3:]", "{0}[:-2]", "{0}.split('</think>')[-1]", "{0} | tojson(ensure_ascii=true)",
-    "{0} | e", "{0}.strip('<')", "{0}.split('|') | join('/')", "{0} | replace('&lt;', '<')",
-    "{0} | truncate(10)", "{0} | striptags", "{0} | urlencode", "{0} if '<' in {0} else 'x'",
-    "{0}.swapcase()", "{0}.partition('>')[2]", "m | string",
+    "{0} | capitalize", "{0}.strip('<')", "{0}.split('|') | join('/')", "{0}[:10]",
+    "[{0}] | string",
+    "{0} | replace('&lt;', '<')", "{0} | indent", "{0} | length", "{0} if '<' in {0} else 'x'",
+    "{0}.rsplit('>', 1)[0]", "m | string",
 )  # fmt: skip
 PIECES = (
     START, END, "<|IM_END|>", "<", "|", ">", "<|", "|>", "im_end", "im_start", "im", "_", "end",
@@ -340,7 +343,6 @@ PIECES = (
 @pytest.mark.parametrize("seed", range(6))
 def test_drawn_templates_and_texts(seed: int, vocab: Vocab) -> None:
     rng = random.Random(seed)
-    n_rendered = 0
     for _ in range(100):
         shown = "".join(
             f"{{{{ {one.format('m.content')} }}}}" for one in rng.sample(EXPRESSIONS, 2)
@@ -354,11 +356,7 @@ def test_drawn_templates_and_texts(seed: int, vocab: Vocab) -> None:
             }
             for _ in range(rng.randint(1, 3))
         ]
-        try:
-            chat = ChatTemplate(source).render(messages)
-        except ArgumentError:  # urlencode takes no surrogates
-            continue
-        n_rendered += 1
+        chat = ChatTemplate(source).render(messages)
         found, wanted = controls(chat.tokenize(vocab)), [IM_START, IM_END] * len(messages)
         wanted.append(IM_START)
         case = (source, messages, chat.located)
@@ -366,4 +364,3 @@ def test_drawn_templates_and_texts(seed: int, vocab: Vocab) -> None:
             assert all(found.count(token) <= wanted.count(token) for token in SPECIAL_IDS), case
         else:
             assert found == wanted, case
-    assert n_rendered > 50

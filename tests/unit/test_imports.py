@@ -14,7 +14,7 @@ from pyllama_spec import Llama
 
 # Each takes milliseconds, and no text needs them.
 LATER = (
-    "jinja2", "importlib.metadata", "email", "secrets", "hashlib", "statistics", "difflib", "uuid",
+    "importlib.metadata", "email", "secrets", "hashlib", "statistics", "difflib", "uuid",
     "llguidance", "diskcache", "torch", "gguf", "matplotlib", "pyllama_spec.schema",
 )  # fmt: skip
 

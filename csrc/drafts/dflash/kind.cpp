@@ -152,7 +152,7 @@ private:
                 throw std::runtime_error("the draft chose no token");
             }
             if (std::isnan(scores[c])) {
-                throw std::runtime_error("the draft computed NaN: the target's rows or its own weights are NaN");
+                throw std::runtime_error("the draft computed NaN: the target's rows or its own weights are NaN; convert the draft again");
             }
         }
         std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return scores[a] > scores[b]; });

@@ -130,15 +130,13 @@ class OwnPrompts:
     def __init__(self, model: Model, config: CorpusConfig) -> None:
         self._config = config
         chat = ChatTemplate.of_model(model).render([{"role": "user", "content": "Hello"}])
-        texts = [part for part in chat.parts if part.is_message]
-        if not chat.is_split or len(texts) != 1:
+        if len(chat.spans) != 1:
             raise UnsupportedError(
                 f"the chat template of {model.path.name} does not show where the user's text is, "
                 "so the target cannot write it; give your own prompts (--prompts)"
             )
-        at = chat.parts.index(texts[0])
-        before = "".join(part.text for part in chat.parts[:at])
-        after = "".join(part.text for part in chat.parts[at + 1 :])
+        start, end = chat.spans[0]
+        before, after = chat.text[:start], chat.text[end:]
         vocab = model.vocab
         self._before = vocab.tokenize(before, add_special=False, parse_special=True)
         if vocab.adds_bos and vocab.bos is not None and self._before[:1] != [vocab.bos]:

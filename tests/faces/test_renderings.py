@@ -1,0 +1,116 @@
+"""Published templates give the text that Python's Jinja, with which models were trained, gives."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from typing import Any, NoReturn
+
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import pytest
+
+from pyllama_spec import ArgumentError, ChatTemplate
+from pyllama_spec.chat.messages import check_messages, render_messages
+from pyllama_spec.llama.chat_formats import FORMATS
+from tests.faces.families import ARGUMENTS, USER, WEATHER, templates
+
+
+def says(role: str, content: str, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def called(arguments: Any) -> list[dict[str, Any]]:
+    call = {"name": "get_weather", "arguments": arguments}
+    made = {"id": "123456789", "type": "function", "function": call}
+    answer = says("tool", '{"t": 21.5}', tool_call_id="123456789", name="get_weather")
+    return [USER, {"role": "assistant", "content": None, "tool_calls": [made]}, answer]
+
+
+LATER = [says("assistant", "Fine.\n\nYes."), says("user", "And now?")]
+CHATS: dict[str, list[dict[str, Any]]] = {
+    "a question": [USER],
+    "turns": [says("system", "Be brief."), USER, *LATER],
+    "a developer": [says("developer", "Be brief."), USER],
+    "a beginning": [USER, says("assistant", "Well, the")],
+    "other writings": [says("system", "Ärger — 日本語"), says("user", "ﬁ ß İ \u00a0 🎉 e\u0301")],
+    "control tokens": [says("user", "<|im_end|> [INST] </s> {{ x }} {% if %}"), *LATER],
+    "white space": [says("system", "  a "), says("user", "\n b \t\n"), *LATER],
+    "empty texts": [says("system", ""), says("user", ""), *LATER],
+    "thoughts": [USER, says("assistant", "Hi", reasoning_content="Hm.\nOk."), LATER[1],
+                 says("assistant", "<think>\nhm\n</think>\n\nBye"), LATER[1]],
+    "a call": [*called(json.dumps(ARGUMENTS)), *LATER],
+    "a call with values": called({**ARGUMENTS, "at": 48.856614, "days": 1.0, "of": [2, 1e-7]}),
+    "two questions": [USER, USER],
+}  # fmt: skip
+VARIABLES: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "no beginning": {"add_generation_prompt": False},
+    "thinks": {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"},
+    "does not think": {"enable_thinking": False, "thinking": False},
+    "tools": {"tools": [WEATHER]},
+}
+# Templates that read content as a list of parts alone, and one that escapes tools as HTML.
+_BY_PARTS = ("google-translategemma-4b-it",)
+_OF_TOOLS = ("meetkai-functionary-medium-v3.1",)
+_ALL = {**templates(), **{name: form.source for name, form in FORMATS.items()}}
+
+
+class _Generation(jinja2.ext.Extension):
+    tags = {"generation"}  # noqa: RUF012 - the name and the type are jinja2's
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ValueError(message)
+
+
+def _json(value: Any, ensure_ascii: bool = False, **more: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **more)
+
+
+def compiled(source: str) -> jinja2.Template:
+    """The template as the library transformers compiles it."""
+    env = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    env.filters["tojson"] = _json
+    env.globals["raise_exception"] = _refuse
+    env.globals["strftime_now"] = lambda form: dt.datetime.now().strftime(form)
+    return env.from_string(source)
+
+
+def expected(
+    template: jinja2.Template, messages: list[dict[str, Any]], variables: dict[str, Any]
+) -> str | None:
+    """The text that Python's Jinja gives; None if the template fails on the messages."""
+    given = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True,
+             "documents": None, "tools": None, **variables}  # fmt: skip
+
+    def run(messages: list[dict[str, Any]]) -> str:
+        try:
+            return template.render(messages=messages, **given)
+        except Exception as error:  # noqa: BLE001 - a template is a program
+            raise ArgumentError(str(error)) from None
+
+    try:
+        return render_messages(check_messages(messages), run)[0]
+    except ArgumentError:
+        return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in _ALL if name not in _BY_PARTS])
+def test_a_template_gives_the_text_of_python_s_jinja(name: str) -> None:
+    ours = ChatTemplate(_ALL[name], bos_token="<s>", eos_token="</s>")
+    theirs = compiled(_ALL[name])
+    for chat, messages in CHATS.items():
+        for which, variables in VARIABLES.items():
+            wanted = expected(theirs, messages, variables)
+            if wanted is not None and (which != "tools" or name not in _OF_TOOLS):
+                assert ours.render(messages, **variables).text == wanted, (chat, which)

@@ -1,0 +1,508 @@
+"""Contexts, batches, memories, samplers, grammars and vocabularies used wrongly."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyllama_spec.drafters import NoDrafter
+from pyllama_spec.engine import Batch, Context, Model, Sampler, SamplerParams
+from pyllama_spec.errors import (
+    ArgumentError,
+    BusyError,
+    ClosedError,
+    ContextFullError,
+    ContextOpenError,
+    EngineError,
+    OutOfMemoryError,
+    PyllamaSpecError,
+    UnsupportedError,
+)
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+
+from .harness import CaseList
+from .tools import N_VOCAB, PROMPT, batch_of, decoded, opened, opened_file, tiny
+
+CASES = CaseList()
+
+Call = Callable[[Path], object]
+_INF, _NAN = float("inf"), float("nan")
+
+
+def _of(make: Callable[[], Any]) -> Callable[[Callable[[Any], object]], Call]:
+    """A case does something with a fresh object."""
+    return lambda act: lambda _: act(make())
+
+
+def _each(
+    name: str, values: Iterable[Any], make: Callable[[], Any], act: Callable[[Any, Any], object]
+) -> dict[str, Call]:
+    """A case for each value that the act takes beside a fresh object."""
+
+    def call(value: Any) -> Call:
+        return lambda _: act(make(), value)
+
+    return {f"{name}_{i}": call(value) for i, value in enumerate(values)}
+
+
+def _open(arch: str = "llama", **params: Any) -> Call:
+    return lambda _: opened(arch, **params)
+
+
+CASES.values(
+    "open", _open, ArgumentError, n_ctx=[0, -1, "64", 64.0, 2**31], n_batch=0, n_ubatch=0,
+    n_threads=0, n_seq_max=[0, 10**6, 65], type_k="q9_0", type_v=None, flash_attn="on",
+    rope_freq_base=["x", _NAN], rope_freq_scale=-1.0, rope_scaling="cubic", n_contex=5,
+    target_layers=1,
+)  # fmt: skip
+CASES.calls(
+    "open_together", ArgumentError,
+    {
+        **{f"layer_{i}": _open(target_layers=(i,)) for i in (-1, 3, 2**40, "last")},
+        "snapshots_above_ubatch": _open("qwen35", n_rs_seq=64),
+        "kv_type_too_wide": _open(type_k="q8_0", flash_attn=True),
+        "kv_type_too_wide_plain": _open(type_k="q8_0", flash_attn=False),
+        "quantised_v": _open(type_v="q8_0", flash_attn=False),
+        "model_none": lambda _: Context(None),  # type: ignore[arg-type]
+        "params_int": lambda _: Context(Model(tiny()), 5),  # type: ignore[arg-type]
+        "target_is_a_model": lambda _: Context(Model(tiny()), target=Model(tiny())),  # type: ignore[arg-type]
+    },
+)  # fmt: skip
+CASES.values(
+    "open", _open, OutOfMemoryError, n_ctx=10**9,
+)  # fmt: skip
+CASES.calls(
+    "open_large", OutOfMemoryError,
+    {
+        "batch": _open(n_ctx=2**20, n_batch=2**31 - 1, n_ubatch=2**30),
+        "snapshots": _open("qwen35", n_rs_seq=10**8),
+    },
+)  # fmt: skip
+CASES.calls(
+    "open_other", PyllamaSpecError,
+    {
+        "n_ctx_billion_recurrent": _open("mamba", n_ctx=10**9, n_seq_max=256),
+        "v_type_too_wide": _open(type_v="q8_0"),
+        "layers_of_encoder": _open("bert", target_layers=(1,)),
+        "vocab_only": lambda _: Context(Model(tiny(), vocab_only=True)),
+    },
+)  # fmt: skip
+
+
+@CASES.add(ContextOpenError)
+def v_type_that_no_row_takes(folder: Path) -> None:
+    opened(type_v="q8_0")
+
+
+def _decode(*ids: Any, pos: int = 0, seq: int = 0, **params: Any) -> Call:
+    return lambda _: opened(**params).decode(batch_of(ids, pos, seq))
+
+
+def _extend(ids: Any, pos: Any = 0, seq: Any = 0) -> Call:
+    return lambda _: Batch(64).extend(ids, pos, seq)
+
+
+def _after(*ids: int, pos: int, arch: str = "llama", **params: Any) -> Call:
+    """Decodes once more after PROMPT."""
+    return lambda _: decoded(arch, **params).decode(batch_of(ids, pos))
+
+
+_OF_64: Callable[..., Batch] = partial(Batch, 1, n_row=64)
+CASES.calls(
+    "batch", ArgumentError,
+    {
+        **{f"id_{id}": _decode(5, id) for id in (-1, N_VOCAB, 2**64, 1.5, "a", None)},
+        **{f"position_{pos}": _decode(5, pos=pos) for pos in (-1, 2**31)},
+        **{f"sequence_{seq}": _decode(5, seq=seq) for seq in (-1, 1, 2**31)},
+        "position_gap": _after(1, pos=9),
+        "position_taken": _after(1, pos=2),
+        "position_taken_recurrent": _after(1, pos=2, arch="mamba"),
+        "too_long": _decode(*[5] * 40),
+        "empty": _decode(),
+        "none": lambda _: opened().decode(None),  # type: ignore[arg-type]
+        "size_0": lambda _: Batch(0),
+        "size_huge": lambda _: Batch(2**60),
+        "row_size_negative": lambda _: Batch(1, n_row=-4),
+        "extend_text": _extend("abc"),
+        "extend_position_huge": _extend([1, 2], 2**31 - 1),
+        "extend_too_many": _extend([1] * 65),
+        "row_without_room": lambda _: Batch(1).add(None, 0, row=np.zeros(64, np.float32)),
+        "row_of_other_width": lambda _: _OF_64().add(None, 0, row=np.zeros(9, np.float32)),
+        "row_none": lambda _: _OF_64().add(None, 0, row=[0.0]),  # type: ignore[arg-type]
+        "sequences_none": lambda _: Batch(1).add(1, 0, ()),
+    },
+)  # fmt: skip
+
+
+@CASES.add(ArgumentError)
+def rows_of_another_model(folder: Path) -> None:
+    batch = Batch(4, n_row=9)
+    batch.add(None, 0, row=np.zeros(9, np.float32), output=True)
+    opened().decode(batch)
+
+
+@CASES.add(ArgumentError)
+def tokens_with_and_without_ids(folder: Path) -> None:
+    batch = Batch(4, n_row=64)
+    batch.add(None, 0, row=np.zeros(64, np.float32))
+    batch.add(7, 1, output=True)
+    opened().decode(batch)
+
+
+@CASES.add(ContextFullError, "n_ctx")
+def context_full(folder: Path) -> None:
+    context = opened(n_ctx=64)
+    for pos in range(65):
+        context.decode(batch_of([7], pos))
+
+
+@CASES.add(ContextFullError)
+def context_full_of_sequences(folder: Path) -> None:
+    context = opened(n_ctx=512, n_seq_max=4, kv_unified=True)
+    for seq in range(4):
+        for pos in range(0, 480, 32):
+            context.decode(batch_of([7] * 32, pos, seq))
+
+
+@CASES.add(ArgumentError, "kv_unified")
+def shared_token_without_shared_memory(folder: Path) -> None:
+    batch = Batch(4)
+    batch.add(7, 0, (0, 1), output=True)
+    opened(n_seq_max=2).decode(batch)
+
+
+_decoded = _of(decoded)
+CASES.calls(
+    "read", ArgumentError,
+    {
+        "before_decode": lambda _: opened().logits(0),
+        **_each("row", (-1, 5, 2**40, "0"), decoded, lambda c, row: c.logits(row)),
+        "embeddings_not_kept": _decoded(lambda c: c.embeddings(0)),
+        "layer_not_kept": _decoded(lambda c: c.layer_input(1)),
+    },
+)  # fmt: skip
+
+
+@CASES.add(UnsupportedError)
+def encoder_of_a_decoder(folder: Path) -> None:
+    opened().decode(batch_of([1]), encode=True)
+
+
+@CASES.add(ArgumentError)
+def logits_of_a_row_without_output(folder: Path) -> None:
+    context = opened()
+    batch = Batch(4)
+    batch.extend([1, 2], 0, output_last=True)
+    context.decode(batch)
+    context.logits(0)
+
+
+def _closed(make: Callable[[], Any]) -> Any:
+    """The object after two close()."""
+    one = make()
+    one.close()
+    one.close()
+    return one
+
+
+_closed_model = partial(_closed, lambda: Model(tiny()))
+_closed_context = partial(_closed, decoded)
+CASES.calls(
+    "closed", ClosedError,
+    {
+        "model_opened": lambda _: Context(_closed_model()),
+        "model_tokenize": lambda _: _closed_model().vocab.tokenize("a"),
+        "model_metadata": lambda _: _closed_model().metadata,
+        "model_piece": lambda _: _closed_model().vocab.piece(1),
+        "context_decode": lambda _: _closed_context().decode(batch_of([1])),
+        "context_logits": lambda _: _closed_context().logits(0),
+        "context_memory": lambda _: _closed_context().memory.save(),
+        "context_cancel": lambda _: _closed_context().cancel(),
+        "target": lambda _: Context(Model(tiny()), target=_closed_context()),
+        "sampler_sample": lambda _: _closed(sampler).sample(decoded(), 0),
+        "sampler_accept": lambda _: _closed(sampler).accept(1),
+        "sampler_clone": lambda _: _closed(sampler).clone(),
+        "of_a_loop": lambda _: _loop(_closed_context()).prefill(SequenceState(), PROMPT),
+    },
+)  # fmt: skip
+
+
+def _in_threads(act: Callable[[], object], n: int = 4) -> list[Exception]:
+    """Several threads do the same thing at once."""
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - which it is, is looked at by the case
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+@CASES.add(ClosedError)
+def closed_during_a_decode(folder: Path) -> None:
+    context = opened(n_ctx=4096, n_batch=4096, n_ubatch=512)
+    batch = Batch(4000)
+    batch.extend([7] * 4000, 0)
+
+    def decode() -> None:
+        with contextlib.suppress(PyllamaSpecError):
+            context.decode(batch)
+
+    worker = threading.Thread(target=decode)
+    worker.start()
+    context.close()
+    context.model.close()
+    worker.join()
+    context.decode(batch)
+
+
+def _loop(context: Context, n_draft: int | None = None) -> SpeculativeLoop:
+    return SpeculativeLoop(context, NoDrafter(), n_draft)
+
+
+def _prefill(prompt: Any, seq: int = 0) -> Call:
+    return lambda _: _loop(opened()).prefill(SequenceState(seq_id=seq), prompt)
+
+
+CASES.calls(
+    "loop", ArgumentError,
+    {
+        "prompt_empty": _prefill([]), "prompt_negative": _prefill([1, -1]),
+        "prompt_past_the_last": _prefill([N_VOCAB]), "sequence": _prefill(PROMPT, 4),
+        "n_draft_negative": lambda _: _loop(opened(), -1),
+    },
+)  # fmt: skip
+
+
+@CASES.add(ContextFullError)
+def prompt_too_long(folder: Path) -> None:
+    _prefill([7] * 65)(folder)
+
+
+@CASES.add(UnsupportedError)
+def loop_of_an_encoder(folder: Path) -> None:
+    _loop(opened("bert")).prefill(SequenceState(), PROMPT)
+
+
+@CASES.add(None)
+def encoder_encodes(folder: Path) -> None:
+    opened_file(tiny("bert"), embeddings=True).decode(batch_of([1, 2, 3]), encode=True)
+
+
+def _restore(change: Callable[[bytes], Any], arch: str = "llama") -> Call:
+    """Restores the changed state of one context in another."""
+    return lambda _: opened(arch).memory.restore(0, change(decoded().memory.save()))
+
+
+CASES.calls(
+    "memory", ArgumentError,
+    {
+        **_each("sequence", (-1, 7, 2**40, "0"), decoded, lambda c, seq: c.memory.remove(seq)),
+        "copy_from_nowhere": _decoded(lambda c: c.memory.copy(3, 0)),
+        "position_text": _decoded(lambda c: c.memory.remove(0, "a")),
+        "restore_nothing": _restore(lambda _: b""),
+        "restore_none": _restore(lambda _: None),
+        "restore_garbage": _restore(lambda _: b"\x93" * 999),
+        "restore_cut": _restore(lambda s: s[:-7]),
+        "restore_flipped": _restore(lambda s: s[:50] + bytes([s[50] ^ 4]) + s[51:]),
+        **{f"restore_{arch}": _restore(lambda s: s, arch)
+           for arch in ("gemma3", "mamba", "qwen35")},
+    },
+)  # fmt: skip
+
+
+@CASES.add(UnsupportedError)
+def part_of_a_recurrent_state(folder: Path) -> None:
+    decoded("mamba").memory.remove(0, 1, 3)
+
+
+@CASES.add(UnsupportedError)
+def memory_of_an_encoder(folder: Path) -> None:
+    opened("bert").memory.clear()
+
+
+@CASES.add(PyllamaSpecError)
+def restore_in_a_small_context(folder: Path) -> None:
+    context = opened(n_ctx=1024)
+    for pos in range(0, 992, 32):
+        context.decode(batch_of([7] * 32, pos))
+    opened(n_ctx=256, n_seq_max=1).memory.restore(0, context.memory.save())
+
+
+def sampler(**params: Any) -> Sampler:
+    return Sampler(Model(tiny()), SamplerParams(**{"temperature": 0.0, **params}))
+
+
+def _make(**params: Any) -> Call:
+    return lambda _: sampler(**params)
+
+
+def _draw(**params: Any) -> Call:
+    """Makes a sampler and draws from real logits."""
+    return lambda _: sampler(**params).sample(decoded(), len(PROMPT) - 1)
+
+
+CASES.values(
+    "params", _make, ArgumentError, temperature=[_NAN, _INF, -1, "hot"], top_p=1.5, min_p=_NAN,
+    top_k=[3.5, 2**40], repeat_penalty=0.0, mirostat=3, seed=[-1, "x"], dry_breakers=(3,),
+    logit_bias=[{N_VOCAB: 1.0}, {-1: 1.0}, {2**40: 1.0}, {"a": 1.0}, {1: _NAN}, (1, 2)],
+)  # fmt: skip
+CASES.calls(
+    "params", None,
+    {
+        "penalty_window": _make(repeat_penalty=1.1, penalty_last_n=2**31 - 1),
+        "dry_window": _make(dry_multiplier=1.0, dry_penalty_last_n=2**31 - 1),
+    },
+)  # fmt: skip
+_NOTHING = dict.fromkeys(range(N_VOCAB), -_INF)
+CASES.values("forbidden", _draw, EngineError, logit_bias=_NOTHING)
+CASES.values("forbidden", partial(_draw, temperature=0.8), EngineError, logit_bias=_NOTHING)
+
+
+def _grammar(text: Any, **params: Any) -> Call:
+    return _draw(grammar=text, **params)
+
+
+_DEEP_GROUPS = "root ::= " + "(" * 200_000 + '"a"' + ")" * 200_000
+_DEEP_RULES = "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(50_000))
+_DEEP_RULES += 'r50000 ::= "a"\n'
+_HIDDEN = 'root ::= a\na ::= b "x"\nb ::= ("y")? a | "z"'
+
+CASES.values(
+    "grammar", _draw, ArgumentError,
+    grammar=[
+        "root ::= ((( ", "", 'start ::= "a"', 'root ::= root "a" | "b"', _HIDDEN, b"root ::= [a-z]",
+        'root ::= "a"\0junk(', _DEEP_GROUPS, _DEEP_RULES, 'root ::= ("a" | "b"?){0,1999}',
+        'root ::= ((("a"{999}){999}){999}){999}', 'root ::= "a"{5,2}', r'root ::= "\xZZ"',
+        "root ::= <[99999]>",
+    ],
+)  # fmt: skip
+CASES.calls(
+    "grammar", ArgumentError,
+    {
+        "other_root": _grammar('root ::= "a"', grammar_root="top"),
+        "root_none": _make(grammar='root ::= "a"', grammar_root=None),
+        "undefined_rule": _grammar("root ::= missing"),
+    },
+)  # fmt: skip
+# The engine takes a limit this high as none.
+CASES.calls("grammar", None, {"huge_repetition": _grammar('root ::= "a"{0,100000000}')})
+
+
+@CASES.add(PyllamaSpecError)
+def grammar_trigger_that_is_no_pattern(folder: Path) -> None:
+    _grammar('root ::= "a"', grammar_triggers=("(((",))(folder)
+
+
+@CASES.add(PyllamaSpecError, "grammar")
+def grammar_given_a_wrong_token(folder: Path) -> None:
+    sampler(grammar='root ::= "a"').accept(ord("b"))
+
+
+@CASES.add(PyllamaSpecError, "grammar")
+def grammar_at_its_end(folder: Path) -> None:
+    one = sampler(grammar='root ::= "a"')
+    one.accept(ord("a"))
+    one.accept(ord("a"))
+
+
+@CASES.add(EngineError)
+def nothing_left_to_generate(folder: Path) -> None:
+    """A grammar that has ended, in a vocabulary whose end tokens are all forbidden."""
+    context = decoded()
+    end = {i: -_INF for i in range(N_VOCAB) if context.model.vocab.is_eog(i)}
+    one = Sampler(
+        context.model, SamplerParams(temperature=0, grammar='root ::= "a"', logit_bias=end)
+    )
+    one.accept(ord("a"))
+    one.sample(context, 4)
+
+
+def _row(values: Any, **params: Any) -> Call:
+    return lambda _: sampler(**params).sample_row(values)
+
+
+_ROWS = {
+    "nan": np.full(N_VOCAB, _NAN, np.float32),
+    "minus_inf": np.full(N_VOCAB, -_INF, np.float32),
+}
+_KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {}, "drawn": {}, "mirostat": {"mirostat": 2}, "mirostat_1": {"mirostat": 1},
+    "xtc": {"xtc_probability": 1.0}, "typical": {"typical_p": 0.5}, "sigma": {"top_n_sigma": 1.0},
+    "penalty": {"repeat_penalty": 1.1}, "grammar": {"grammar": 'root ::= "a"'},
+}  # fmt: skip
+CASES.calls(
+    "draw", EngineError,
+    {f"{row}_{kind}": _row(_ROWS[row], temperature=0.8 * (kind != "greedy"), **params)
+     for kind, params in _KINDS.items()
+     for row in (("nan", "minus_inf") if not params else ("nan",))},
+)  # fmt: skip
+_sampler = _of(sampler)
+CASES.calls(
+    "draw", ArgumentError,
+    {
+        "row_too_short": _row(np.zeros(9, np.float32)),
+        "row_text": _row("abc"),
+        "row_of_rows": _row(np.zeros((2, N_VOCAB // 2), np.float32)),
+        "before_decode": lambda _: sampler().sample(opened(), 0),
+        **_each("row", (-1, 9, 0.5), sampler, lambda s, row: s.sample(decoded(), row)),
+        **_each("accept", (-1, N_VOCAB, 2**40, "a"), sampler, lambda s, id: s.accept(id)),
+        "context_none": _sampler(lambda s: s.sample(None, 0)),
+        "other_vocabulary": lambda _: Sampler(Model(tiny(n_vocab=400))).sample(decoded(), 0),
+    },
+)  # fmt: skip
+
+
+@CASES.add(BusyError)
+def sampler_in_two_threads(folder: Path) -> None:
+    one = sampler(temperature=1.0, grammar="root ::= [a-z ]+")
+    row = np.zeros(N_VOCAB, np.float32)
+    found: list[BusyError] = []
+
+    def draw() -> None:
+        try:
+            while not found:
+                one.sample_row(row)
+        except BusyError as error:
+            found.append(error)
+
+    _in_threads(draw, 8)
+    raise found[0]
+
+
+def _tiny_vocab() -> Any:
+    return Model(tiny()).vocab
+
+
+_vocab = _of(_tiny_vocab)
+CASES.calls(
+    "vocab", ArgumentError,
+    {
+        **_each("text", (None, 10**12, ["a"]), _tiny_vocab, lambda v, text: v.tokenize(text)),
+        **_each("piece", (-1, N_VOCAB, 2**40, "a"), _tiny_vocab, lambda v, id: v.piece(id)),
+        "detokenize_none": _vocab(lambda v: v.detokenize([None])),
+        "eog_huge": _vocab(lambda v: v.is_eog(2**40)),
+        "ids_float": _vocab(lambda v: v.check_ids([1.5])),
+        "special_unknown": _vocab(lambda v: v.special("boss")),
+    },
+)  # fmt: skip
+
+
+@CASES.add(None)
+def tokenize_surrogates_and_nul(folder: Path) -> None:
+    vocab = Model(tiny()).vocab
+    assert vocab.detokenize(vocab.tokenize("a\0b \ud800 \U0010ffff"))
+    assert vocab.tokenize("x" * 1_000_000)
