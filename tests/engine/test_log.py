@@ -62,7 +62,7 @@ def test_the_level_is_back_after_an_exception(capfd: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("level", ["loud", 3, None, ["info"]])
 def test_there_is_no_such_level(level: object) -> None:
-    with pytest.raises(ArgumentError, match="debug, info, warning, error, none"):
+    with pytest.raises(ArgumentError, match="level"):
         set_log_level(level)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError), thread_log_level(level):  # type: ignore[arg-type]
         pass

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_spec.engine.libraries import explained
+from pyllama_spec.engine.cpu_variants import explained
 
 _GLIBC = "{}: cannot open shared object file: No such file or directory"
 _MUSL = "Error loading shared library {}: No such file or directory (needed by /x/_engine.so)"
