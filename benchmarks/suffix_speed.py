@@ -1,14 +1,12 @@
-"""The time that lookups save over plain decoding, on the traces of suffix_traces.py or on prompts.
+"""The time that lookups save over plain decoding, on the traces of suffix_traces.py.
 
     python -m benchmarks.suffix_speed -m TARGET.gguf --trace agent [-n 20] [--earlier 0 100]
-    python -m benchmarks.suffix_speed -m TARGET.gguf --prompts benchmarks/mixed_prompts.jsonl
 
 One process generates each text by plain decoding, by prompt lookup, and by suffix after some number
 of earlier requests, with Llama's controller. The order of the sides rotates from text to text.
-Times are CPU seconds of the rounds, without the prompt: other programs disturb them less than wall
-time. After each text it prints the text's ratios, its verified and accepted tokens, and all sums so
-far, so that a run may be stopped early. `--only 7` measures only the seventh text. The exit status
-is 1 if a text differs from plain decoding's.
+Times are CPU seconds of the rounds, without the prompt. After each text it prints its ratios, and
+all sums so far, so that a run may be stopped early. The exit status is 1 if a text differs from
+plain decoding's.
 
     by_total    plain decoding's time over the side's, of all texts together
     median      the median of the texts' own ratios; worst is the lowest
@@ -22,12 +20,10 @@ import statistics
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic, process_time
+from time import process_time
 from typing import NamedTuple
 
 from benchmarks.suffix_traces import FOLDER, N_MEASURED, Recorded, read_trace
-from pyllama_spec.bench.config import load_prompts
-from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.drafters import Drafter, NoDrafter, PromptLookup, Suffix
 from pyllama_spec.drafters.suffix.upkeep import play
 from pyllama_spec.engine import ContextParams, Model, Sampler
@@ -36,8 +32,6 @@ from pyllama_spec.llama.open_model import OpenModel
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop, make_controller
 
-# The side whose store already has each text: an untimed run goes first.
-STORED = "suffix, stored"
 WAYS = {
     "greedy": RequestOptions(temperature=0.0),
     "seeded": RequestOptions(temperature=0.8, seed=7),
@@ -45,16 +39,7 @@ WAYS = {
 
 
 class Run(NamedTuple):
-    """A generated text, and the figures of its rounds.
-
-    Attributes:
-        tokens: the text.
-        seconds: the CPU seconds of its rounds.
-        n_rounds: the number of rounds.
-        n_verified: the drafted tokens that they verified.
-        n_accepted: the drafted tokens that they accepted.
-
-    """
+    """A generated text, the CPU seconds of its rounds, and their counts of drafted tokens."""
 
     tokens: list[int]
     seconds: float
@@ -140,48 +125,27 @@ def make_drafters(args: argparse.Namespace, earlier: list[Recorded]) -> dict[str
     """The drafters by name; those of suffix have seen the earlier requests that args asks for."""
     drafters: dict[str, Drafter] = {"plain": NoDrafter(), "prompt-lookup": PromptLookup()}
     drafters["prompt-lookup, 15"] = PromptLookup(15)
-    for n in args.earlier if args.trace else (0,):
+    for n in args.earlier:
         drafters[f"suffix, after {n}"] = suffix = Suffix()
         for one in earlier[max(len(earlier) - n, 0) :]:
             play(suffix, *one)
-    if args.store:
-        drafters[STORED] = Suffix(store=args.store)
-    kept = args.sides or list(drafters)
-    return {name: drafter for name, drafter in drafters.items() if name in ("plain", *kept)}
-
-
-def texts_of(
-    args: argparse.Namespace, model: Model
-) -> tuple[list[tuple[list[int], int]], list[Recorded]]:
-    """Prompts, each with a number of tokens to generate, and the requests before them."""
-    if args.trace:
-        trace = read_trace(args.trace, args.folder)
-        n = min(N_MEASURED[args.trace], args.n_texts)
-        return [(one.prompt, len(one.answer)) for one in trace[-n:]], trace[:-n]
-    template = ChatTemplate.of_model(model)
-    chats = [prompt.as_chat(None) for prompt in load_prompts(args.prompts)[-args.n_texts :]]
-    return [(chat.tokens(model.vocab, template), args.max_tokens) for chat in chats], []
+    return drafters
 
 
 def measure(args: argparse.Namespace, model: Model, stack: contextlib.ExitStack) -> dict[str, Sum]:
     """Generates each text on each side."""
-    end = monotonic() + args.seconds
     params = ContextParams(n_ctx=4096, n_batch=512, n_threads=args.threads)
-    texts, earlier = texts_of(args, model)
+    trace = read_trace(args.trace, args.folder)
+    n = min(N_MEASURED[args.trace], args.n_texts)
+    texts, earlier = trace[-n:], trace[:-n]
     sides = {}
     for name, drafter in make_drafters(args, earlier).items():
         sides[name] = Side(model, drafter, args, params)
         stack.callback(sides[name].close)
     sums, names = {name: Sum() for name in sides}, list(sides)
-    for at, (prompt, n_tokens) in enumerate(texts):
-        if args.only is not None and at + 1 not in args.only:
-            continue
-        if monotonic() > end:
-            break
+    for at, (prompt, answer) in enumerate(texts):
         turn = at % len(names)
-        if STORED in sides:
-            sides[STORED].run(prompt, n_tokens)
-        runs = {n: sides[n].run(prompt, n_tokens) for n in names[turn:] + names[:turn]}
+        runs = {n: sides[n].run(prompt, len(answer)) for n in names[turn:] + names[:turn]}
         if len(runs["plain"].tokens) < 2:  # no round: the prompt gave the only token
             continue
         print(f"text {at + 1} of {len(texts)}", flush=True)
@@ -196,20 +160,13 @@ def main() -> int:
     """Measures; returns 1 if a text differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("-m", "--model", type=Path, required=True)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--trace", choices=tuple(N_MEASURED))
-    what.add_argument("--prompts", type=Path)
+    parser.add_argument("--trace", choices=tuple(N_MEASURED), required=True)
     parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the traces")
     parser.add_argument("--earlier", type=int, nargs="+", default=[0, 100])
     parser.add_argument("--way", default="greedy", choices=tuple(WAYS))
     parser.add_argument("--controller", default="profit", choices=("profit", "fixed"))
     parser.add_argument("-n", "--n-texts", type=int, default=1000, help="only the last N")
-    parser.add_argument("--only", type=int, nargs="+", help="these texts, counted from 1")
-    parser.add_argument("--max-tokens", type=int, default=128, help="of each of --prompts")
     parser.add_argument("-t", "--threads", type=int, default=1)
-    parser.add_argument("--store", type=Path, help=f"adds the side {STORED!r}, with this store")
-    parser.add_argument("--sides", nargs="+", help="only these, and plain decoding")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no text later")
     args = parser.parse_args()
     with Model(args.model) as model, contextlib.ExitStack() as stack:
         sums = measure(args, model, stack)

@@ -34,16 +34,7 @@ _PASSED, _FAILED = "passed", "failed"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A check of a release.
-
-    Attributes:
-        target: the target of the Makefile.
-        what: a short description, with its time on two cores.
-        sources: files and folders; a change in one makes the row outdated.
-        programs: the programs that must be on PATH.
-        remedy: what to do if a program is missing.
-
-    """
+    """A target of the Makefile; a change of its sources makes its last result outdated."""
 
     target: str
     what: str
@@ -105,16 +96,7 @@ ROWS: dict[str, Row] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a row.
-
-    Attributes:
-        outcome: "passed" or "failed".
-        date: the time of the run in UTC, to the minute.
-        seconds: the duration; None if it was not measured.
-        commit: the commit that was checked out, with "+" if files differed from it.
-        sources: the fingerprint of the row's sources.
-
-    """
+    """The last result of a row: at which commit ("+": with changes), and with which sources."""
 
     outcome: str
     date: str
@@ -164,12 +146,7 @@ def has_passed(name: str, outcomes: Mapping[str, Outcome]) -> bool:
 
 
 def chosen(names: Sequence[str], outcomes: Mapping[str, Outcome]) -> list[str]:
-    """The rows to run: the named ones, all, or those not passed with the current sources.
-
-    Raises:
-        ValueError: a name is not a row.
-
-    """
+    """The rows to run: the named ones, all, or those not passed with the current sources."""
     if unknown := [name for name in names if name not in (*ROWS, "all")]:
         raise ValueError(f"no such row: {', '.join(unknown)}; there are {', '.join(ROWS)}, or all")
     if "all" in names:
@@ -202,11 +179,9 @@ def lacking(row: Row) -> str:
 
 
 def check(names: Sequence[str], record: Path, run: Callable[[str], int] = make) -> bool:
-    """Runs rows and records their results. A row that cannot run here leaves the record unchanged.
+    """Runs rows and records their results; returns whether all passed.
 
-    Returns:
-        Whether all rows passed.
-
+    A row that cannot run here leaves the record unchanged.
     """
     said: dict[str, str] = {}
     for name in names:
@@ -243,12 +218,7 @@ def listing(outcomes: Mapping[str, Outcome]) -> list[str]:
 
 
 def main() -> int:
-    """Runs rows, or prints their last results.
-
-    Returns:
-        0 if all rows passed, 1 if one did not, 2 for a name that is not a row.
-
-    """
+    """Runs rows, or prints their last results; returns 1 if one did not pass."""
     parser = argparse.ArgumentParser(description="run the release checks that the gate lacks")
     parser.add_argument("rows", nargs="*", help=f"{', '.join(ROWS)}, or all [the rows due]")
     parser.add_argument("--list", action="store_true", help="print the last results, run nothing")

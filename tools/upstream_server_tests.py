@@ -15,53 +15,33 @@ import argparse
 import json
 import os
 import re
-import select
-import signal
-import socket
 import subprocess
 import sys
 import tarfile
-import threading
-import traceback
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import pyllama_spec.llama
-import pyllama_spec.server.app
-import pyllama_spec.server.process  # noqa: F401 - imported once for all forked servers
-from pyllama_spec.server import llama_server
-from tests.models import model_path
 from tests.upstream.run import ROOT, archive
 
 _TESTS = "tools/server/tests"
 # What the tests read outside their own folder.
 _BESIDE = ("models/templates",)
 _PORT = 18990
-# The interval of the checks whether the fork server is ready.
-_LOOK_S = 0.05
 # Hub models, which are not available here, and the tiny model that replaces each.
 _STAND_INS = {
     "stories260K": "llama", "stories15M_MOE": "qwen3moe", "bert-bge-small": "bert",
     "jina-reranker": "reranker",
 }  # fmt: skip
-# Started in place of llama-server: the fork server forks a server for it, and it passes signals on
-# and returns the exit code. It imports little, because each test starts at least one server.
-_LAUNCHER = """#!{python} -IS
-import json, os, signal, socket, sys
-link = socket.socket(socket.AF_UNIX)
-link.connect({socket!r})
-told = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()
-socket.send_fds(link, [len(told).to_bytes(4, "big")], [1, 2])
-link.sendall(told)
-child = int.from_bytes(link.recv(4, socket.MSG_WAITALL), "big")
-for one in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(one, lambda number, frame: os.kill(child, number))
-code = link.recv(1)
-os._exit(code[0] if code else 1)
+# Started in place of llama-server.
+_LAUNCHER = """#!{python}
+import sys
+sys.path.insert(0, {root!r})
+from pyllama_spec.server.llama_server import main
+from tools.upstream_server_tests import with_stand_ins
+sys.exit(main(with_stand_ins(sys.argv[1:], {models!r})))
 """
 # A pytest plugin: no models are fetched before the tests; a test that downloads gets a stand-in.
 _PLUGIN = '''import shutil
@@ -163,83 +143,29 @@ def unpack(work: Path) -> Path:
     return tests
 
 
-def prepare(tests: Path) -> Path:
+def prepare(tests: Path, texts: Path | None) -> Path:
     """Writes the launcher and the plugin; returns the path of the launcher."""
+    from tests.models import model_path
+
+    models = {name: str(model_path(kind)) for name, kind in _STAND_INS.items()}
+    if texts is not None:
+        models["stories260K"] = str(texts.resolve())
     launcher = tests / "llama-server"
-    launcher.write_text(_LAUNCHER.format(python=sys.executable, socket=str(_socket(tests))))
+    text = _LAUNCHER.format(python=sys.executable, root=str(ROOT), models=models)
+    launcher.write_text(text)
     launcher.chmod(0o755)
-    plugin = _PLUGIN.format(model=str(model_path("llama")))
+    plugin = _PLUGIN.format(model=models["stories260K"])
     (tests / "stand_ins.py").write_text(plugin, encoding="utf-8")
     (tests / "tmp").mkdir(exist_ok=True)
     return launcher
 
 
-def _socket(tests: Path) -> Path:
-    return tests / "waiting.sock"
-
-
-def wait_for_launches(tests: Path, texts: Path | None) -> None:
-    """Forks a server for each launcher that connects, until this process is killed."""
-    made = _socket(tests).with_suffix(".part")
-    made.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(made))
-        listener.listen(16)
-        made.replace(_socket(tests))  # once the path exists, the socket listens
-        while True:
-            link, _ = listener.accept()
-            head, streams, _, _ = socket.recv_fds(link, 4, 2)
-            told = link.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL)
-            child = os.fork()
-            if not child:
-                listener.close()
-                _serve_instead(json.loads(told), streams, texts)
-            for one in streams:
-                os.close(one)
-            threading.Thread(target=_look_after, args=(link, child), daemon=True).start()
-
-
-def _serve_instead(told: Any, streams: list[int], texts: Path | None) -> None:
-    """In the fork: serves with the launcher's command line."""
-    arguments, environment, folder = told
-    code = 1
-    try:
-        os.chdir(folder)
-        os.environ.clear()
-        os.environ.update(environment)
-        for number, stream in zip((1, 2), streams, strict=True):
-            os.dup2(stream, number)
-        code = llama_server.main(with_stand_ins(arguments, texts))
-    except BaseException:  # noqa: BLE001 - any error ends this fork
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _look_after(link: socket.socket, child: int) -> None:
-    """Sends the launcher its server's process id and exit code; kills it if the launcher ends."""
-    link.sendall(child.to_bytes(4, "big"))
-    with suppress(OSError):
-        while True:
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                link.sendall(bytes([os.waitstatus_to_exitcode(status) & 255]))
-                break
-            if select.select([link], [], [], 0.02)[0]:  # it sends no more: it was killed
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                break
-    link.close()
-
-
-def with_stand_ins(arguments: Sequence[str], texts: Path | None = None) -> list[str]:
+def with_stand_ins(arguments: Sequence[str], models: Mapping[str, str]) -> list[str]:
     """A command line with a local file in place of the hub's model.
 
     Args:
         arguments: the arguments of llama-server.
-        texts: the text model; None for a tiny one.
+        models: the file for each model of the hub, by a part of its name.
 
     """
     words, given, asked = list[str](), iter(arguments), ""
@@ -249,9 +175,8 @@ def with_stand_ins(arguments: Sequence[str], texts: Path | None = None) -> list[
         else:
             words.append(word)
     if asked:
-        kinds = [kind for name, kind in _STAND_INS.items() if name in asked]
-        found = [texts if texts and kind == "llama" else model_path(kind) for kind in kinds]
-        words += ["--model", str(found[0]) if found else f"no-stand-in-for:{asked.strip()}"]
+        found = [path for name, path in models.items() if name in asked]
+        words += ["--model", found[0] if found else f"no-stand-in-for:{asked.strip()}"]
     return words
 
 
@@ -309,37 +234,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout", type=int, default=120, metavar="S", help="limit of one test")
     parser.add_argument("--model", type=Path, default=None, metavar="GGUF",
                         help="the text model in place of theirs [a tiny one]")  # fmt: skip
-    parser.add_argument("--wait", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     tests = unpack(args.work.resolve())
-    if args.wait:
-        wait_for_launches(tests, args.model)
-    launcher = prepare(tests)
-    command = [sys.executable, "-m", "tools.upstream_server_tests", "--wait"]
-    command += ["--work", str(args.work.resolve())]
-    command += [] if args.model is None else ["--model", str(args.model.resolve())]
-    _socket(tests).unlink(missing_ok=True)  # the socket of an earlier run
-    waiting = subprocess.Popen(command, cwd=ROOT)
-    try:
-        if not comes(waiting, _socket(tests)):
-            print(f"the fork server ended with {waiting.returncode}", file=sys.stderr)
-            return 1
-        return _run(args, tests, launcher)
-    finally:
-        waiting.kill()
-        waiting.wait()
-
-
-def comes(process: subprocess.Popen[Any], file: Path) -> bool:
-    """Waits for a file that a process creates; False if the process ends without it."""
-    while not file.exists():
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_LOOK_S)
-            return file.exists()
-    return True
-
-
-def _run(args: argparse.Namespace, tests: Path, launcher: Path) -> int:
+    launcher = prepare(tests, args.model)
     files = args.files or sorted(one.name for one in (tests / "unit").glob("test_*.py"))
     outcomes: list[Outcome] = []
     for file in files:

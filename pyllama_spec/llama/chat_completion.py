@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from pyllama_spec.chat.continued import check_continued, field_to_continue, render_continued
 from pyllama_spec.chat.messages import check_messages
 from pyllama_spec.chat.prompts import chat_top_logprobs, check_fits, template_variables
-from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
+from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat, check_form
 from pyllama_spec.constraints import schema_of
 from pyllama_spec.engine import Model
-from pyllama_spec.errors import ArgumentError, UnsupportedError, shown, warn
+from pyllama_spec.errors import ArgumentError, UnsupportedError, warn
 from pyllama_spec.llama.batch import options_of_choices
 from pyllama_spec.llama.completion import Completions
 from pyllama_spec.llama.open_model import OpenModel
@@ -66,12 +66,8 @@ class ChatForm:
     def of(cls, model: Model, chat_format: str | None, chat_template: str | None) -> ChatForm:
         """The form for Llama(chat_format=, chat_template=).
 
-        A template that is named is made now, so that its faults show.
+        A template that is named is made now, so that its faults show. check_form() was called.
         """
-        if chat_format is not None and not isinstance(chat_format, str):
-            raise ArgumentError(
-                f"chat_format takes the name of a template, not {shown(chat_format)}"
-            )
         has_own = model.chat_template() is not None
         form = cls(chat_format or (_DEFAULT if has_own else "chatml"))
         if registered_handler(chat_format, chat_template) is not None:
@@ -90,8 +86,6 @@ class ChatForm:
                 if known is not None:  # else make_template() says what there is
                     form.template_name, form.source = None, known.source
                     form.stops = known.stop
-        elif chat_format is not None:
-            raise ArgumentError("give chat_format or chat_template, not both")
         form.make_template(model)
         return form
 
@@ -130,6 +124,7 @@ class ChatCompletions:
         """Sets the format of later requests."""
         from pyllama_spec.llama.chat_formats import HANDLERS
 
+        check_form(name, None)
         self.form = ChatForm.of(self._opened.model, name, None)
         if any(llm.chat_handler is one for one in HANDLERS.values()):
             llm.chat_handler = None  # of the form before; a program's own still answers

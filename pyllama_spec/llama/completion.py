@@ -136,12 +136,19 @@ class Completions:
         """Prepares the n answers to a prompt."""
         tokens = self._tokens(llm, prompt, suffix)
         request = self.thoughts.of_text(llm, tokens, request)
+        vocab, n_top, head = self._opened.model.vocab, request.logprobs, ""
+        if echo or n_top is not None:
+            is_text = isinstance(prompt, str)
+            head = str(prompt) if is_text else vocab.detokenize(tokens).decode(errors="replace")
         completions = [
-            self._completion(llm, prompt, tokens, one, echo=echo)
+            responses.Completion(
+                self._opened.generation(tokens, one, last_n=llm.last_n_tokens_size), vocab,
+                head if echo else "", n_top is not None, len(head),
+            )
             for one in options_of_choices(request, self._opened.seeds)
-        ]
-        if echo and request.logprobs is not None:
-            of_prompt = self._opened.prompt_logprobs(tokens, request.logprobs)
+        ]  # fmt: skip
+        if echo and n_top is not None:
+            of_prompt = self._opened.prompt_logprobs(tokens, n_top)
             for completion in completions:
                 completion.prompt_logprobs = of_prompt
         return completions
@@ -153,25 +160,6 @@ class Completions:
             return prompt_tokens(vocab, prompt)
         check_fits(vocab, suffix, n_ctx)
         return fim_tokens(vocab, prompt, suffix, is_spm=llm.spm_infill)
-
-    def _completion(
-        self,
-        llm: Overridable,
-        prompt: object,
-        tokens: Sequence[int],
-        request: RequestOptions,
-        *,
-        echo: bool,
-    ) -> responses.Completion:
-        """Prepares a text completion."""
-        vocab, has_logprobs = self._opened.model.vocab, request.logprobs is not None
-        head = ""
-        if echo or has_logprobs:
-            is_text = isinstance(prompt, str)
-            head = str(prompt) if is_text else vocab.detokenize(tokens).decode(errors="replace")
-        generation = self._opened.generation(tokens, request, last_n=llm.last_n_tokens_size)
-        echoed = head if echo else ""
-        return responses.Completion(generation, vocab, echoed, has_logprobs, len(head))
 
     def generate_steps(
         self,

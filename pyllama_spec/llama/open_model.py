@@ -167,18 +167,14 @@ class OpenModel(Closeable):
         """Fixes the current adapters for the calls of this thread or task."""
         _PINNED.set((self, self.adapters))
 
-    def with_adapters(
-        self, adapters: Sequence[tuple[Adapter, float]]
-    ) -> contextlib.AbstractContextManager[None]:
-        """Sets the adapters within the block, for this thread or task alone."""
-        return self._with_pairs(_pairs(adapters))
-
     @contextlib.contextmanager
-    def _with_pairs(self, adapters: Sequence[tuple[Adapter, float]]) -> Iterator[None]:
-        for adapter, scale in adapters:
+    def with_adapters(self, adapters: Sequence[tuple[Adapter, float]]) -> Iterator[None]:
+        """Sets the adapters within the block, for this thread or task alone."""
+        pairs = _pairs(adapters)
+        for adapter, scale in pairs:
             instance(adapter, Adapter, "an adapter", "; load one with Adapter(llm.model, path)")
             real(scale, "the scale")
-        before = _PINNED.set((self, tuple((one, float(scale)) for one, scale in adapters)))
+        before = _PINNED.set((self, tuple((one, float(scale)) for one, scale in pairs)))
         try:
             yield
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyllama_spec.errors import ForkedError, PyllamaSpecError, same_kind
 
@@ -12,26 +12,13 @@ from pyllama_spec.errors import ForkedError, PyllamaSpecError, same_kind
 _ATTRIBUTES = ("chat_handler", "verbose", "spm_infill", "last_n_tokens_size")
 
 
-class _Kept(NamedTuple):
-    """What a program has set on a Llama."""
-
-    chat_format: str | None
-    seed: int | None
-    attributes: dict[str, Any]
-
-    def put_back(self, llm: Any) -> None:
-        vars(llm).update(self.attributes)
-        llm._opened.seeds.state = self.seed
-        if llm.chat_format != self.chat_format:
-            llm.chat_format = self.chat_format
-
-
 class Reopening:
     """The reopening of one Llama: by one thread at a time, and not after its close()."""
 
     def __init__(self) -> None:
         self._lock, self._n_closes = threading.Lock(), 0
-        self._kept: _Kept | None = None
+        # What a program has set: the chat format, the place in the seeds, attributes.
+        self._kept: tuple[str | None, int | None, dict[str, Any]] | None = None
 
     def note_close(self, llm: Any) -> None:
         """Called by close(), from any thread: a model that is being opened is closed then."""
@@ -48,13 +35,17 @@ class Reopening:
                 return
             if self._kept is None:  # else a failed call before this one has it
                 attributes = {name: getattr(llm, name) for name in _ATTRIBUTES}
-                self._kept = _Kept(llm.chat_format, llm._opened.seeds.state, attributes)
+                self._kept = llm.chat_format, llm._opened.seeds.state, attributes
             before = llm._embeddings.failure or llm._opened.failure
             llm._opened.model.refusal = before  # of requests that wait
             close()
             try:
                 begin(llm, **llm._opened_with.keywords())
-                self._kept.put_back(llm)
+                chat_format, seed, attributes = self._kept
+                vars(llm).update(attributes)
+                llm._opened.seeds.state = seed
+                if llm.chat_format != chat_format:
+                    llm.chat_format = chat_format
             except BaseException as error:
                 close()
                 cause = error if isinstance(error, PyllamaSpecError) else before

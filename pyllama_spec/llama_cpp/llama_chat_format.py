@@ -325,57 +325,23 @@ format_oasst_llama, format_redpajama_incite = _named("oasst_llama"), _named("red
 format = _named("vicuna")
 
 
-class _Vision:
+class Llava15ChatHandler:
     """Refuses images, which this version does not support."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise UnsupportedError(
-            f"{type(self).__name__}: images are not supported by this version of pyllama_spec; "
-            "messages are text"
+            "images are not supported by this version of pyllama_spec; messages are text"
         )
 
 
-class Llava15ChatHandler(_Vision):
-    """Refuses images, as all classes that inherit from it do."""
-
-
-class Llava16ChatHandler(Llava15ChatHandler):
+class MTMDChatHandler(Llava15ChatHandler):
     """Refuses images."""
 
 
-class MTMDChatHandler(_Vision):
-    """Refuses images."""
-
-
-class Gemma4ChatHandler(MTMDChatHandler):
-    """Refuses images."""
-
-
-class ObsidianChatHandler(Llava15ChatHandler):
-    """Refuses images."""
-
-
-class MoondreamChatHandler(Llava15ChatHandler):
-    """Refuses images."""
-
-
-class NanoLlavaChatHandler(Llava15ChatHandler):
-    """Refuses images."""
-
-
-class Llama3VisionAlphaChatHandler(Llava15ChatHandler):
-    """Refuses images."""
-
-
-Llama3VisionAlpha = Llama3VisionAlphaChatHandler
-
-
-class MiniCPMv26ChatHandler(Llava15ChatHandler):
-    """Refuses images."""
-
-
-class Qwen25VLChatHandler(Llava15ChatHandler):
-    """Refuses images."""
+Llava16ChatHandler = ObsidianChatHandler = MoondreamChatHandler = Llava15ChatHandler
+NanoLlavaChatHandler = Llama3VisionAlphaChatHandler = Llama3VisionAlpha = Llava15ChatHandler
+MiniCPMv26ChatHandler = Qwen25VLChatHandler = Llava15ChatHandler
+Gemma4ChatHandler = MTMDChatHandler
 
 
 def _grammar_for_response_format(response_format: Mapping[str, Any], verbose: bool = False) -> Any:

@@ -107,16 +107,9 @@ def llama_vocab_is_eog(vocab: Vocab, token: int) -> bool:
 def llama_token_to_piece(
     vocab: Vocab, token: Any, buf: Any, length: int, lstrip: int, special: bool
 ) -> int:
-    """Writes a token's bytes to a ctypes buffer; returns their number, or minus the needed size.
+    """Writes a token's bytes to an array of c_char; returns their number, or minus the needed size.
 
-    Args:
-        vocab: the result of llama_model_get_vocab().
-        token: the id of the token.
-        buf: an array of ctypes.c_char.
-        length: the size of `buf`.
-        lstrip: the maximum number of leading spaces to remove.
-        special: whether to return the names of control tokens.
-
+    `lstrip` is the maximum number of leading spaces to remove; `special` has control tokens' names.
     """
     data = vocab.piece(int(getattr(token, "value", token)), special=bool(special))
     n_spaces = len(data) - len(data.lstrip(b" "))
@@ -150,13 +143,7 @@ def llama_log_callback(function: Any) -> Any:
 
 
 def llama_log_set(log_callback: Any, user_data: Any) -> None:
-    """Does nothing: Llama(verbose=True) and engine.set_log_level() control the log.
-
-    Args:
-        log_callback: a function that is never called; programs silence llama.cpp with one.
-        user_data: an argument of the callback.
-
-    """
+    """Does nothing: Llama(verbose=True) and engine.set_log_level() control the log."""
     del log_callback, user_data
 
 

@@ -326,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     from pyllama_spec.llama import Llama
     from pyllama_spec.server import serve
-    from pyllama_spec.server.hangup import Hangup
+    from pyllama_spec.server.process import Hangup
 
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("pyllama_spec.server").setLevel(logging.INFO)

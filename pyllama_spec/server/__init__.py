@@ -11,25 +11,22 @@ names here is asked for.
 
 How it is built, from the ground up:
 
-    settings    ServerSettings: the bounds, the keys, the defaults of requests
-    keys        Keys: who has one, and the file that they are read from
-    api_errors  ApiError, and what an exception of the package is over HTTP
-    bodies      reads a body as values: a small one at once, a large one in a thread
-    exchange    Exchange: one request of HTTP, whose client may leave; Route: an endpoint
-    shapes      the bodies that are taken, as msgspec.Struct
-    keywords    from such a body to the keywords of Llama's calls
-    metrics     figures for Prometheus
-    serving     Serving: the shared state of a run, and its end
-    service     Service: begins requests on a Llama; Answer: one of them, in chunks or as a whole
-    model_list  ModelList: the models of a TOML file
-    loader      the resources that a load needs
+    settings      ServerSettings: the bounds, the keys, the defaults of requests
+    keys          Keys: who has one, and the file that they are read from
+    api_errors    ApiError, and what an exception of the package is over HTTP
+    bodies        reads a body as values: a small one at once, a large one in a thread
+    shapes        the bodies that are taken, as msgspec.Struct
+    keywords      from such a body to the keywords of Llama's calls
+    metrics       figures for Prometheus
+    serving       Serving: the shared state of a run, and its end
+    service       Service: begins requests on a Llama; Answer: one of them, in chunks or as a whole
+    model_list    ModelList: the models of a TOML file
     served_model  ServedModel: the state of one of them
-    models      Models: loads them, and closes others to make room
-    routes_*    the endpoints: each has ROUTES, a list of Route(method, path, handler)
-    access      access control: the Host header, the Origin of a page, the key
-    app         create_app(): finds the route, asks for the key, gives errors their form
-    hangup      Hangup: what SIGHUP has read again
-    process     serve(): uvicorn, signals, TLS, how it ends
+    models        Models: loads them, and closes others to make room
+    exchange      Exchange: one request of HTTP, whose client may leave; Route: an endpoint
+    routes_*      the endpoints: each has ROUTES, a list of Route(method, path, handler)
+    app           create_app(): asks for the key, finds the route, gives errors their form
+    process       serve(): uvicorn, signals, TLS, how it ends
 
 A handler is `async def f(exchange: Exchange) -> None`. For another dialect: translate a body into a
 ChatRequest,
@@ -76,12 +73,14 @@ else:
         },
     )
 
+    _EXTRA = ("anyio", "h11", "msgspec", "prometheus_client", "starlette", "uvicorn")
+
     def __getattr__(name: str) -> Any:
         try:
             return _get(name)
         except ImportError as error:
             package = (error.name or "").partition(".")[0]
-            if package not in ("h11", "msgspec", "prometheus_client", "starlette", "uvicorn"):
+            if package not in _EXTRA:
                 raise
             raise UnsupportedError(
                 f"the server needs {package}: pip install pyllama-spec[server]"

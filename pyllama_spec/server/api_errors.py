@@ -24,18 +24,8 @@ from pyllama_spec.server.shapes import Speculation
 class ApiError(Exception):
     """An error as the answer to a request.
 
-    Args:
-        status: the HTTP status.
-        message: the fault and the remedy.
-        code: the error code for programs; None to give the type alone.
-        param: the field of the body with the fault.
-        headers: further headers of the answer.
-        option: what the operator can change, for the log: a name in ServerSettings, a keyword of
-            Llama() or a key in a models file; "" for nothing.
-
-    Attributes:
-        request_id: the id of the request in the log; None before it is sent.
-
+    `option` is what the operator can change, for the log: a name in ServerSettings, a keyword of
+    Llama() or a key in a models file; "" for nothing.
     """
 
     def __init__(
@@ -120,13 +110,7 @@ _ADVICE: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
 
 
 def api_error(error: BaseException, retry_after_s: int) -> ApiError:
-    """An exception as an HTTP error; hides the message of an unexpected exception.
-
-    Args:
-        error: the exception; an ApiError is returned unchanged.
-        retry_after_s: the Retry-After header of errors that a retry may solve.
-
-    """
+    """An exception as an HTTP error; hides the message of an unexpected exception."""
     told = error if isinstance(error, ApiError) else _of_kind(error)
     if told.status in (429, 503):
         told.headers["Retry-After"] = str(retry_after_s)
@@ -161,15 +145,7 @@ def _of_field(message: str) -> tuple[str, str | None]:
 
 
 def for_client(message: str) -> tuple[str, str]:
-    """A message of the library without its advice for the program that opens the model.
-
-    Args:
-        message: the library's message.
-
-    Returns:
-        The message for the client, and the keyword of Llama() that the advice is about, or "".
-
-    """
+    """A message of the library without its advice for the program that opens the model."""
     for pattern, instead, keyword in _ADVICE:
         told, n = pattern.subn(instead, message)
         if n:
@@ -178,12 +154,7 @@ def for_client(message: str) -> tuple[str, str]:
 
 
 def invalid_type(error: Exception) -> ApiError:
-    """The error for a field of a wrong type, and for one that is missing or unknown.
-
-    Args:
-        error: msgspec's ValidationError.
-
-    """
+    """The error for a field of a wrong type, and for one that is missing or unknown."""
     text, _, where = str(error).partition(" - at `$")
     param = where.rstrip("`").lstrip(".") or None
     if lacking := _LACKING.fullmatch(text):

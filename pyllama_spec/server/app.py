@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from starlette.routing import BaseRoute, Router
 from starlette.routing import Route as StarletteRoute
@@ -18,18 +18,105 @@ from pyllama_spec.server import (
     routes_dialects,
     routes_native,
     routes_openai,
-    routes_other_names,
     routes_page,
     routes_vectors,
 )
-from pyllama_spec.server.access import answer_preflight, check_key, check_page
 from pyllama_spec.server.api_errors import ApiError, openai_error
 from pyllama_spec.server.exchange import ClientGone, Exchange, Route, stopped, stopping
-from pyllama_spec.server.keywords import NOTE
+from pyllama_spec.server.keys import Keys
+from pyllama_spec.server.keywords import CALLER, NOTE
 from pyllama_spec.server.model_list import ModelList
 from pyllama_spec.server.models import Models
 from pyllama_spec.server.serving import log
 from pyllama_spec.server.settings import ServerSettings
+
+_PREFLIGHT_S = "600"
+# Headers of the published JavaScript clients, each of which a browser asks for by name.
+_STAINLESS = (
+    "arch", "async", "custom-poll-interval", "helper", "helper-method", "lang", "os",
+    "package-version", "poll-helper", "retry-count", "runtime", "runtime-version", "timeout",
+)  # fmt: skip
+# Headers of an answer that these clients read.
+_READABLE = b"request-id, retry-after, x-request-id, x-should-retry"
+_PAGE_HEADERS = ", ".join((
+    "authorization", "content-type", "user-agent", "idempotency-key", "x-api-key",
+    "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access",
+    "openai-organization", "openai-project", "openai-beta",
+    *(f"x-stainless-{name}" for name in _STAINLESS),
+))  # fmt: skip
+
+
+def check_page(exchange: Exchange, settings: ServerSettings) -> None:
+    """Refuses browser pages of other sites; admits the allowed origins.
+
+    A browser sends a page's own origin with the page's requests, and the host name that it used:
+    another site's name if that resolves to this machine. Programs send no origin.
+    """
+    host = exchange.header("host") or ""
+    if settings.allowed_hosts and _name(host) not in settings.allowed_hosts:
+        raise ApiError(
+            403, f"this server does not answer to the Host {host!r:.100}", "unknown_host",
+            option="allowed_hosts",
+        )  # fmt: skip
+    origin = exchange.header("origin")
+    if origin is None:
+        return
+    is_listed = "*" in settings.cors_origins or origin in settings.cors_origins
+    if is_listed:
+        given = "*" if "*" in settings.cors_origins else origin
+        exchange.extra_headers += [
+            (b"access-control-allow-origin", given.encode("latin-1")), (b"vary", b"Origin"),
+            (b"access-control-expose-headers", _READABLE),
+        ]  # fmt: skip
+    elif _netloc(origin) != host.lower():
+        raise ApiError(
+            403, f"pages of {origin!r:.100} may not call this server", "unknown_origin",
+            option="cors_origins",
+        )  # fmt: skip
+
+
+async def answer_preflight(exchange: Exchange, methods: str) -> None:
+    """The answer to a checked preflight request of another origin."""
+    await exchange.send_bytes(
+        b"", b"text/plain", 204,
+        {
+            "Access-Control-Allow-Methods": methods,
+            "Access-Control-Allow-Headers": _PAGE_HEADERS,
+            "Access-Control-Max-Age": _PREFLIGHT_S,
+        },
+    )  # fmt: skip
+
+
+def check_key(exchange: Exchange, keys: Keys) -> None:
+    """Requires a key if the server has keys."""
+    kind, _, key = (exchange.header("authorization") or "").partition(" ")
+    given = key.strip() if kind.lower() == "bearer" and key else exchange.header("x-api-key")
+    caller = keys.caller_of(given)
+    if caller is None:
+        how = "'Authorization: Bearer KEY'"
+        told = f"this server does not know the API key that was sent as {how} or 'x-api-key: KEY'"
+        raise ApiError(
+            401, told if given else f"an API key is needed: send it as {how}", "invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )  # fmt: skip
+    CALLER.set(caller.user)
+    if caller.shown:
+        exchange.note["key"] = caller.shown
+
+
+def _name(host: str) -> str | None:
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:  # a bracket that does not close
+        return None
+
+
+def _netloc(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
 
 # Characters of a path in the log.
 _MAX_LOGGED = 200
@@ -43,7 +130,6 @@ _ROUTES: Sequence[Route] = (
     *routes_vectors.ROUTES,
     *routes_native.ROUTES,
     *routes_dialects.ROUTES,
-    *routes_other_names.ROUTES,
     *routes_page.ROUTES,
 )
 
@@ -62,13 +148,7 @@ def create_app(llm: Llama | ModelList, settings: ServerSettings | None = None) -
 
 
 class App:
-    """See create_app().
-
-    Attributes:
-        models: the models of the server.
-        serving: the server's run; await serving.stop() before the server ends.
-
-    """
+    """See create_app(). Await serving.stop() before the server ends."""
 
     def __init__(self, models: Models) -> None:
         self.models, self.serving = models, models.serving

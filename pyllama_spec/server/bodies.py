@@ -50,18 +50,7 @@ async def apart(call: Callable[..., _T], *given: Any) -> _T:
 
 
 async def read(raw: bytes, shape: type[_T], max_inputs: int) -> _T:
-    """Parses a body as a msgspec type.
-
-    Args:
-        raw: the bytes of the body.
-        shape: the type.
-        max_inputs: see ServerSettings.
-
-    Raises:
-        ApiError: the body is not of the type; names the field with the fault. Or it has too many
-            values for a request.
-
-    """
+    """Parses a body as a msgspec type."""
     if len(raw) < LARGE:
         return decoded(raw, shape)
     return await apart(_decoded_large, raw, shape, max_inputs)
@@ -98,10 +87,6 @@ def limit_arenas() -> bool:
     A dozen threads process large bodies. glibc gives each thread an arena, which keeps free memory
     below its last used piece: after an hour of large bodies 150 MiB and more. Python's own small
     objects are elsewhere, so the threads hardly wait for each other.
-
-    Returns:
-        Whether the C library has this limit.
-
     """
     import ctypes
 
@@ -137,14 +122,6 @@ def check_signs(raw: bytes, max_inputs: int) -> None:
     """Refuses a body with too many values, from a count of the signs outside its strings.
 
     It refuses nothing that check_values() accepts. The decoder refuses invalid JSON.
-
-    Args:
-        raw: the bytes of the body.
-        max_inputs: the most texts in one request, which no other bound limits.
-
-    Raises:
-        ApiError: the body has more values.
-
     """
     n_parts = n_commas = at = 0
     # An object has two texts for a value, its name and itself; the body is no value of one.

@@ -89,13 +89,7 @@ _VALUES = {"None": "null", "True": "true", "False": "false"}
 
 
 def complete(error: ApiError, given: Collection[str]) -> None:
-    """Completes the error for a client: its field, and its message in JSON's words.
-
-    Args:
-        error: it.
-        given: the names of the fields of the request.
-
-    """
+    """Completes the error for a client: its field, and its message in JSON's words."""
     error.message = _clipped(error.message)  # a client's own text, of megabytes
     if error.status == 400:
         _name_field(error, given)
@@ -154,13 +148,8 @@ def in_json(message: str) -> str:
 def _next(message: str, at: int, unclosed: set[str]) -> tuple[int, int] | None:
     """Where the next text in quotes begins and ends, or where a value opens; None for no more.
 
-    Args:
-        message: the message.
-        at: where to begin.
-        unclosed: the quotes that close no text any more, which it adds to. After one that is not
-            closed, all others of its kind are escaped, so none of them is closed either: to look
-            once keeps the time linear.
-
+    After a quote that is not closed, all others of its kind are escaped: `unclosed` keeps them, so
+    that the time stays linear.
     """
     for found in _VALUE_OR_QUOTE.finditer(message, at):
         if (quote := found[0]) in _ENDS:

@@ -17,16 +17,16 @@ from collections.abc import (
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import parse_qs
 
+import anyio
 import msgspec
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
 from pyllama_spec.server import bodies
 from pyllama_spec.server.api_errors import ApiError, api_error, openai_error
 from pyllama_spec.server.error_fields import complete
-from pyllama_spec.server.serving import note_failure
-from pyllama_spec.server.unknown_fields import names_of
+from pyllama_spec.server.serving import names_of, note_failure
 
 if TYPE_CHECKING:
     from pyllama_spec.server.models import Models
@@ -47,13 +47,7 @@ class ClientGone(Exception):  # noqa: N818 - nothing went wrong here
 
 
 def sse(data: object, event: str | None = None) -> bytes:
-    """One event of a stream.
-
-    Args:
-        data: the data to write as JSON; text and bytes are written unchanged.
-        event: the name of the event.
-
-    """
+    """One event of a stream: JSON, except of text and bytes, which are written unchanged."""
     raw = data.encode() if isinstance(data, str) else data
     raw = raw if isinstance(raw, bytes) else msgspec.json.encode(raw)
     head = b"" if event is None else b"event: " + event.encode() + b"\n"
@@ -61,18 +55,13 @@ def sse(data: object, event: str | None = None) -> bytes:
 
 
 class Exchange:
-    """See the module's docstring.
+    """A request and its answer over ASGI.
 
-    Args:
-        models: the models of the server; use() chooses one.
-        scope, receive, send: the arguments of an ASGI application.
+    Starlette's StreamingResponse and sse-starlette's EventSourceResponse send the status before the
+    first event, so that a refusal would be a 200; and each event by itself, where the events of a
+    round are one message here.
 
     Attributes:
-        models: see above.
-        serving: the server's run.
-        path, method: the request's path and method.
-        request_id: the id in the log line and in the answer's headers.
-        id_headers: the names of these headers.
         status: the HTTP status of the answer, once it has begun; 0 before.
         note: figures about the answer for the log: counts, never text.
         is_large: whether the body is large enough to be processed in a thread.
@@ -85,17 +74,14 @@ class Exchange:
         self._with_adapters = ExitStack()
         self._late_error: _LateError | None = None
         self._given = frozenset[str]()
-        self._scope = scope
+        self.request = Request(scope, receive)
         self.path: str = scope["path"]
-        self.method: str = scope["method"]
+        self.method = self.request.method
         # Ours alone: a client's would be its text in the log.
         self.request_id = secrets.token_hex(8)
         self.id_headers: Sequence[bytes] = (b"x-request-id",)
         self.status = 0
         self.note: dict[str, Any] = {}
-        self._headers: dict[str, str] = {}
-        for name, value in scope["headers"]:
-            self._headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
         self.extra_headers: list[tuple[bytes, bytes]] = []
         self._body_is_read = self._has_left = self._has_given_up = self.is_large = False
         # For a stream: its source, the part to send, and the number of sends.
@@ -105,7 +91,7 @@ class Exchange:
 
     def header(self, name: str) -> str | None:
         """The first header of a lower-case name; None without one."""
-        return self._headers.get(name)
+        return self.request.headers.get(name)
 
     def client_address(self) -> str:
         """The client's address; "-" if unknown.
@@ -113,25 +99,14 @@ class Exchange:
         Where a proxy on this machine passes it on, that of the proxy's client: the last one in
         X-Forwarded-For, which the proxy itself has written there.
         """
-        host = str((self._scope.get("client") or ("-",))[0])
+        host = self.request.client.host if self.request.client else "-"
         # A proxy may add a header of its own behind the client's.
-        given = [value for name, value in self._scope["headers"] if name == b"x-forwarded-for"]
-        told = given[-1].decode("latin-1").rpartition(",")[2].strip() if given else ""
+        given = self.request.headers.getlist("x-forwarded-for")
+        told = given[-1].rpartition(",")[2].strip() if given else ""
         with suppress(ValueError):
             if told and ipaddress.ip_address(host).is_loopback:
                 return str(ipaddress.ip_address(told.partition("%")[0]))
         return host
-
-    def query(self, name: str) -> str | None:
-        """The first value of a query parameter; None without one."""
-        query: bytes = self._scope.get("query_string", b"")
-        return parse_qs(query.decode("latin-1")).get(name, [None])[0]
-
-    @property
-    def path_params(self) -> Mapping[str, str]:
-        """The parameters in the route's path."""
-        params: Mapping[str, str] = self._scope.get("path_params", {})
-        return params
 
     # ---- the model that answers it
 
@@ -144,16 +119,8 @@ class Exchange:
     ) -> Service:
         """Gets the service of a named model, which stays loaded until release().
 
-        Args:
-            name: the model named by the request, or None.
-            needs_base: whether to refuse an adapter, which would change nothing.
-            late_error: for a stream, makes an event of an error: a stream that waits for a load
-                starts with pings, and a later error is its last event.
-
-        Raises:
-            ApiError: the model does not exist, or it cannot be loaded now.
-            ClientGone: the client has left meanwhile.
-
+        A stream, which has a late_error, starts with pings while it waits for a load; a later error
+        is its last event.
         """
         models = self.models
         choice = models.find(name)
@@ -176,7 +143,6 @@ class Exchange:
         return service
 
     async def _loaded(self, name: str | None, late_error: _LateError | None) -> ChosenModel:
-        """See use()."""
         self._late_error = late_error
         calls = (self._ping, self._send_held) if late_error is not None else ()
         beside = [asyncio.ensure_future(call()) for call in calls]
@@ -202,13 +168,7 @@ class Exchange:
     # ---- input
 
     async def body(self) -> bytes:
-        """Reads the whole body.
-
-        Raises:
-            ApiError: the body is too large, or takes too long to arrive.
-            ClientGone: the client left before the end of the body.
-
-        """
+        """Reads the whole body."""
         settings = self.serving.settings
         most, parts, n = settings.max_body_bytes, list[bytes](), 0
         mib, rest = divmod(most, 1 << 20)
@@ -221,42 +181,24 @@ class Exchange:
         if length is not None and length.isdigit() and int(length) > most:
             raise too_large
 
-        async def read() -> None:
-            nonlocal n
-            while True:
-                message = await self._receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone
-                part = message.get("body", b"")
-                n += len(part)
-                if n > most:
-                    raise too_large
-                parts.append(part)
-                if not message.get("more_body", False):
-                    return
-
-        reading = asyncio.ensure_future(read())
         try:
-            # wait_for() of Python 3.11 loses a cancellation that comes with the last part.
-            await asyncio.wait({reading}, timeout=settings.body_timeout_s)
-            if not reading.done():
-                raise ApiError(
-                    408, f"the body did not arrive within {settings.body_timeout_s:g} s", "timeout"
-                )
-            reading.result()
-        finally:
-            reading.cancel()
+            with anyio.fail_after(settings.body_timeout_s):
+                async for part in self.request.stream():
+                    n += len(part)
+                    if n > most:
+                        raise too_large
+                    parts.append(part)
+        except TimeoutError:
+            raise ApiError(
+                408, f"the body did not arrive within {settings.body_timeout_s:g} s", "timeout"
+            ) from None
+        except ClientDisconnect:
+            raise ClientGone from None
         self._body_is_read = True
         return b"".join(parts)
 
     async def read(self, shape: type[_T]) -> _T:
-        """Parses the body as a msgspec type.
-
-        Raises:
-            ApiError: the body is not of the type; names the field with the fault. Or it has too
-                many values for a request.
-
-        """
+        """Parses the body as a msgspec type."""
         raw = await self.body()
         self.is_large = len(raw) >= bodies.LARGE
         body = await bodies.read(raw, shape, self.serving.settings.max_inputs)
@@ -272,7 +214,7 @@ class Exchange:
 
     def note_unknown(self, names: Iterable[str], known: Collection[str]) -> None:
         """Says in the log which of a request's fields the endpoint does not know."""
-        self.serving.unknown_fields.note(self.path, names, known)
+        self.serving.note_unknown(self.path, names, known)
 
     async def prepared(self, call: Callable[..., _T], *given: Any) -> _T:
         """Runs a call on the body: here, or in a thread if the body is large."""
@@ -293,28 +235,14 @@ class Exchange:
         status: int = 200,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Sends a whole answer.
-
-        Args:
-            raw: the body of the answer.
-            kind: its content type.
-            status: the HTTP status.
-            headers: further headers.
-
-        """
+        """Sends a whole answer."""
         more = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
         more.append((b"content-length", str(len(raw)).encode()))
         await self._begin(status, kind, more)
         await self._deliver({"type": "http.response.body", "body": raw})
 
     async def send_parts(self, parts: Sequence[bytes], kind: bytes) -> None:
-        """Sends a large answer in parts, between which other requests are answered.
-
-        Args:
-            parts: the parts of the body, in order.
-            kind: its content type.
-
-        """
+        """Sends a large answer in parts, between which other requests are answered."""
         length = str(sum(map(len, parts))).encode()
         await self._begin(200, kind, [(b"content-length", length)])
         for part in parts:
@@ -329,12 +257,7 @@ class Exchange:
         await self._deliver({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _deliver(self, message: Message) -> None:
-        """Sends a message to the client within send_timeout_s.
-
-        Raises:
-            ClientGone: the client left, or took too long.
-
-        """
+        """Sends a message to the client within send_timeout_s."""
         limit = self.serving.settings.send_timeout_s
         timer = asyncio.get_running_loop().call_later(limit, self._give_up)
         try:
@@ -365,12 +288,7 @@ class Exchange:
             pass
 
     async def watched(self, work: Awaitable[_T]) -> _T:
-        """The result of a task, which is cancelled when the client disconnects.
-
-        Raises:
-            ClientGone: the client has left.
-
-        """
+        """The result of a task, which is cancelled when the client disconnects."""
         task, left = asyncio.ensure_future(work), asyncio.ensure_future(self._left())
         try:
             await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -389,15 +307,6 @@ class Exchange:
 
         If the first event takes long, the stream begins with pings, and a later error is its last
         event.
-
-        Args:
-            events: made by sse(); closed when the client leaves.
-            error_event: makes an event of an error.
-
-        Raises:
-            ClientGone: the client left, or took nothing for send_timeout_s.
-            ApiError: an error came before the first event.
-
         """
         self._task, self._late_error = asyncio.current_task(), None
         beside = [
@@ -509,14 +418,7 @@ class Exchange:
 class Route:
     """An endpoint with its method and path.
 
-    Attributes:
-        method: the HTTP method; a GET answers HEAD too.
-        path: the path, with {name} for each of path_params.
-        handler: the function that answers.
-        error_form: the format of its errors.
-        is_open: whether it needs no key, and answers while the server stops.
-        id_headers: the headers of its answers with the request's id.
-
+    A GET answers HEAD too. One that is open needs no key, and answers while the server stops.
     """
 
     method: str

@@ -20,12 +20,7 @@ _MAX_NAME = 64
 
 
 class Key(str):
-    """An API key as text.
-
-    Attributes:
-        name: the key's name in the log; "" for none.
-
-    """
+    """An API key as text."""
 
     __slots__ = ("name",)
     name: str
@@ -60,10 +55,6 @@ class Keys:
 
     A key keeps its number while the server runs, and no other key gets it later: drafts find a
     user's texts by it.
-
-    Args:
-        keys: each a text, or a Key with a name; none for a server without keys.
-
     """
 
     def __init__(self, keys: Sequence[str] = ()) -> None:
@@ -72,12 +63,7 @@ class Keys:
         self.replace(keys)
 
     def replace(self, keys: Sequence[str]) -> tuple[int, int]:
-        """Replaces the accepted keys.
-
-        Returns:
-            The number of new keys, and the number of keys no longer accepted.
-
-        """
+        """Replaces the accepted keys."""
         before = {one.digests for one in self._known}
         self._known = [self._of(key) for key in dict.fromkeys(keys)]
         now = {one.digests for one in self._known}
@@ -95,12 +81,8 @@ class Keys:
     def caller_of(self, given: str | None) -> Caller | None:
         """The owner of a key; None for an unknown key.
 
-        A wrong key takes the same time, wherever it differs.
-
-        Args:
-            given: the key in a header, one character per byte. Clients encode a key beyond ASCII in
-                UTF-8 or in Latin-1; both are accepted.
-
+        A wrong key takes the same time, wherever it differs. A header has one character per byte:
+        clients encode a key beyond ASCII in UTF-8 or in Latin-1, and both are accepted.
         """
         if not self._known:
             return Caller("", "")
@@ -149,11 +131,6 @@ def reader_of(
 
     It raises ArgumentError as keys_of() does, and if the file is a pipe, which cannot be read
     twice.
-
-    Args:
-        path: the path of the file.
-        others: further keys, which never change.
-
     """
     if path is None:
         return None

@@ -33,17 +33,7 @@ _APART = frozenset((
 
 
 def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[str, Any]:
-    """The keywords of a Llama call for a request.
-
-    Args:
-        request: the body of the request.
-        settings: the defaults and bounds.
-        name: the default name of the model, for requests without one.
-
-    Raises:
-        ApiError: the request exceeds a bound, or top_logprobs is without logprobs.
-
-    """
+    """The keywords of a Llama call for a request."""
     fields = msgspec.structs.asdict(request)
     # A prompt may be as many ids as the context has.
     check_values({field: value for field, value in fields.items() if field != "prompt"})
@@ -91,15 +81,7 @@ def cut_note(request: Sampling, settings: ServerSettings) -> str | None:
 
 
 def check_values(body: object) -> None:
-    """Limits the fields with many values: messages, their parts, tools, schemas.
-
-    Args:
-        body: the body as JSON.
-
-    Raises:
-        ApiError: the body has more lists, objects and entries than a request needs.
-
-    """
+    """Limits the fields with many values: messages, their parts, tools, schemas."""
     n, left = 0, [body]
     while left:
         one = left.pop()

@@ -22,7 +22,7 @@ _PER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1
 
 
 class Metrics:
-    """See the module's docstring. of() gives those of one model."""
+    """All metrics of a server; of() gives those of one model."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -31,14 +31,7 @@ class Metrics:
         self._by_model: dict[str, ModelMetrics] = {}
 
     def add_gauges(self, labels: Sequence[str], gauges: Gauges) -> None:
-        """Adds gauges that are read on demand.
-
-        Args:
-            labels: the names of the labels.
-            gauges: for each name, its description, and a function that returns its values by
-                labels.
-
-        """
+        """Adds gauges that are read on demand."""
         self._registry.register(_Collector(labels, gauges))
 
     def counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -86,17 +79,7 @@ class Pace:
 
 
 class ModelMetrics:
-    """The metrics of one model's requests.
-
-    Args:
-        metrics: the metrics of the server.
-        model: the model's name.
-
-    Attributes:
-        prompt_pace, text_pace: of computing prompts, and of generating.
-        max_tokens: the most tokens that a sequence has had.
-
-    """
+    """The metrics of one model's requests."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._model = model
@@ -152,13 +135,7 @@ class ModelMetrics:
         self._n_decodes = self._n_sequences = self.max_tokens = 0
 
     def note_end(self, parts: Sequence[Mapping[str, Any]], usage: Mapping[str, Any]) -> None:
-        """Counts an answered request.
-
-        Args:
-            parts: the parts of its answer with `choices`, `speculation` and `timing`.
-            usage: the usage of the whole answer.
-
-        """
+        """Counts an answered request."""
         n_prompt, n_generated = usage["prompt_tokens"], usage["completion_tokens"]
         n_texts = 0
         for part in parts:
@@ -184,14 +161,7 @@ class ModelMetrics:
     ) -> None:
         """Counts a cancelled request; its computed tokens count as usual.
 
-        Args:
-            n_prompt: tokens of its prompts that were computed or in memory.
-            n_cached: those of them that were in memory.
-            n_generated: tokens of its texts that were computed.
-            speculations: the speculation figures of each text with at least one round.
-            has_left: whether the client has left, so that nobody gets an answer.
-                Metrics.note_error() counts an error that is sent.
-
+        note_error() counts one whose client gets an error, and has not left.
         """
         if has_left:
             self._ended.labels(self._model, "abort").inc()
@@ -204,14 +174,7 @@ class ModelMetrics:
         self._whole_s.observe(seconds)
 
     def note_decodes(self, n_decodes: int, n_sequences: int, max_tokens: int) -> None:
-        """Counts further decodes.
-
-        Args:
-            n_decodes: how many.
-            n_sequences: the sum of the sequences in each of them.
-            max_tokens: the most tokens that a sequence has had.
-
-        """
+        """Counts further decodes."""
         self._decodes.inc(n_decodes)
         self._n_decodes += n_decodes
         self._n_sequences += n_sequences

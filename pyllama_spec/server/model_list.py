@@ -21,7 +21,7 @@ from pyllama_spec.llama.caches import BaseLlamaCache
 from pyllama_spec.llama.loading import check_options
 from pyllama_spec.llama.open_options import KEYWORDS, OpenOptions
 from pyllama_spec.requests.options import RequestOptions
-from pyllama_spec.server.llama_server_flags import OF_CHATS, key_of_flag
+from pyllama_spec.server.llama_server_flags import OF_CHATS
 
 # The defaults of `serve`; copies of prompts count as a part of a model's memory.
 _DEFAULTS: Mapping[str, Any] = {
@@ -241,18 +241,12 @@ def _with_defaults(name: str, listed: _File, folder: Path) -> ModelSpec:
         raise
 
 
-def _hint(key: str) -> str:
-    """The suggestion for an unknown key: the key for llama-server's flag, or a similar one."""
-    of_flag = key_of_flag(f"--{key.replace('_', '-')}")
-    return f"; did you mean {of_flag}?" if of_flag else meant(key, _KEYS)
-
-
 def _spec(name: str, table: Mapping[str, Any], folder: Path) -> ModelSpec:
     named = {key: value for key, value in table.items() if key in _Own.__struct_fields__}
     rest = {key: value for key, value in table.items() if key not in named}
     for key in rest:
         if key not in _KEYS:
-            raise ArgumentError(f"there is no {key!r:.60}{_hint(key)}")
+            raise ArgumentError(f"there is no {key!r:.60}{meant(key, _KEYS)}")
     try:
         own = msgspec.convert(named, _Own)
     except msgspec.ValidationError as error:

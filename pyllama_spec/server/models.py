@@ -12,69 +12,252 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import threading
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, MutableSet, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
+from pyllama_spec.drafters import needs_file
+from pyllama_spec.engine import ContextParams
 from pyllama_spec.engine.closeable import closed_on_failure
+from pyllama_spec.engine.identity import parts_of
 from pyllama_spec.errors import (
     CancelledError,
     OutOfMemoryError,
     PyllamaSpecError,
 )
+from pyllama_spec.gguf.reader import GgufKey, read_keys
 from pyllama_spec.llama import Llama
-from pyllama_spec.llama.loading import WATCH
-from pyllama_spec.server.api_errors import ApiError, for_client
-from pyllama_spec.server.gauges import add_gauges
-from pyllama_spec.server.load_failures import (
-    Failure,
-    MissingError,
-    NeverFitsError,
-    lacks,
-    may_pass,
-    not_loaded,
-)
-from pyllama_spec.server.loader import expected_bytes, in_daemon, options_of
+from pyllama_spec.llama.loading import WATCH, check_parallel
+from pyllama_spec.llama.open_options import OpenOptions
+from pyllama_spec.server.api_errors import NO_RETRY, ApiError, for_client
+from pyllama_spec.server.metrics import Metrics
 from pyllama_spec.server.model_list import ModelList, ModelSpec, is_missing
-from pyllama_spec.server.recovery import Recovery, given_up
-from pyllama_spec.server.room import Room, end_draining
 from pyllama_spec.server.served_model import (
     STATES,
     Adapters,
     ChosenModel,
+    Failure,
+    MissingError,
+    NeverFitsError,
     Opened,
     ServedModel,
+    lacks,
     load_adapters,
+    may_pass,
+    not_loaded,
     retry_adapter,
 )
 from pyllama_spec.server.service import Service
 from pyllama_spec.server.serving import Serving, log, note_failure
 from pyllama_spec.server.settings import ServerSettings
 
+_T = TypeVar("_T")
+# Bytes of a number in the KV cache, by its type's name.
+_TYPE_BYTES = {
+    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32,
+    "q4_1": 20 / 32, "q4_0": 18 / 32,
+}  # fmt: skip
+# The engine rounds the cells of a sequence up to so many.
+_CELLS = 256
+_ENDS = (
+    ".block_count", ".embedding_length", ".context_length", ".attention.head_count",
+    ".attention.head_count_kv", ".attention.key_length", ".attention.value_length",
+)  # fmt: skip
+
+
+class Expected(NamedTuple):
+    """The bytes that a model will take.
+
+    `likely` has the KV cache, as if each layer kept all positions.
+    """
+
+    least: int
+    likely: int
+
+
+def options_of(keywords: Mapping[str, Any]) -> OpenOptions:
+    """The options of a Llama() call with these keywords, defaults included."""
+    more = dict(keywords)
+    return OpenOptions.from_keywords(more.pop("model_path"), more)[0]
+
+
+def expected_bytes(keywords: Mapping[str, Any]) -> Expected:
+    """The memory that a Llama of these keywords will take, from its files alone.
+
+    Unreadable files count nothing: loading them reports the error.
+    """
+    options = options_of(keywords)
+    path, draft = Path(options.model_path), options.draft
+    least = _file_bytes(path)
+    if isinstance(draft, (str, os.PathLike)) and needs_file(os.fspath(draft)):
+        least += _file_bytes(Path(draft))
+    past = 0
+    with suppress(PyllamaSpecError):
+        params = options.context_params()
+        check_parallel(options.n_parallel, params)
+        least += options.store_bytes()
+        keys = read_keys(path, lambda name: name.endswith(_ENDS))
+        past = _past_bytes(keys, params, options.n_parallel)
+    return Expected(least, least + past)
+
+
+def _file_bytes(path: Path) -> int:
+    with suppress(OSError, ValueError):
+        return sum(part.stat().st_size for part in parts_of(path))
+    return 0
+
+
+def _past_bytes(keys: Mapping[str, GgufKey], params: ContextParams, n_parallel: int) -> int:
+    """Bytes of the KV cache, from a file's keys."""
+
+    def value(end: str) -> Any:
+        return next((key.value for name, key in keys.items() if name.endswith(end)), None)
+
+    def number(end: str) -> int:
+        length = value(end)
+        return length if isinstance(length, int) else 0
+
+    n_layer, n_embd = number(".block_count"), number(".embedding_length")
+    heads = value(".attention.head_count_kv") or value(".attention.head_count") or 0
+    n_heads = sum(heads) if isinstance(heads, list) else heads * n_layer
+    each = value(".attention.head_count")
+    of_head = n_embd // each if isinstance(each, int) and each > 0 else 0
+    width = sum(
+        (number(end) or of_head) * _TYPE_BYTES.get(kind, 2.0)
+        for end, kind in (
+            (".attention.key_length", params.type_k),
+            (".attention.value_length", params.type_v),
+        )
+    )
+    n_ctx = params.n_ctx or number(".context_length")
+    n_cells = -(-n_ctx // _CELLS) * _CELLS
+    return int(n_heads * width * n_cells * n_parallel)
+
+
+async def in_daemon(
+    call: Callable[[], _T], drop: Callable[[_T], None], threads: MutableSet[threading.Thread]
+) -> _T:
+    """Runs a long call in a daemon thread, for which the process does not wait.
+
+    `drop` gets the result if nobody waits for it any more.
+    """
+    loop = asyncio.get_running_loop()
+    made: asyncio.Future[_T] = loop.create_future()
+
+    def give(result: _T) -> None:
+        if made.cancelled():
+            drop(result)
+        else:
+            made.set_result(result)
+
+    def fail(error: BaseException) -> None:
+        if not made.cancelled():
+            made.set_exception(error)
+
+    def run() -> None:
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(fail, error)
+        else:
+            try:
+                loop.call_soon_threadsafe(give, result)
+            except RuntimeError:
+                drop(result)
+        finally:
+            threads.discard(thread)
+
+    thread = threading.Thread(target=run, name="pyllama_spec-load", daemon=True)
+    threads.add(thread)
+    thread.start()
+    return await made
+
+
+class Room:
+    """The bounds of a list of models, and what they leave for a further model."""
+
+    def __init__(self, models: Sequence[ServedModel], listed: ModelList) -> None:
+        self._models = models
+        self._max_bytes, self._max_loaded = listed.memory_bytes, listed.max_loaded
+
+    def others(self, one: ServedModel) -> list[ServedModel]:
+        """The other loaded models."""
+        return [m for m in self._models if m is not one and m.service is not None]
+
+    def fits(self, one: ServedModel, n_bytes: int, without: Sequence[ServedModel] = ()) -> bool:
+        """Whether a model fits beside the loaded ones, without some of them."""
+        others = [m for m in self.others(one) if m not in without]
+        if self._max_loaded is not None and len(others) >= self._max_loaded:
+            return False
+        most = self._max_bytes
+        return most is None or n_bytes + sum(m.n_bytes for m in others) <= most
+
+    def oldest_idle(self) -> ServedModel | None:
+        """The idle model that was unused for longest; None if all are in use."""
+        idle = [one for one in self._models if one.spec is not None and one.is_idle]
+        return min(idle, key=lambda one: one.last_used) if idle else None
+
+    def drain_others(self, one: ServedModel, n_bytes: int) -> None:
+        """Drains the models whose memory another one needs, loaded for longest first."""
+        others = sorted(self.others(one), key=lambda other: other.loaded_at)
+        if any(other.n_waiting and other.draining is None for other in others):
+            return  # just loaded: requests that waited for it come first
+        needed: list[ServedModel] = []
+        for other in others:
+            if not self.fits(one, n_bytes, needed):
+                needed.append(other)
+        for other in list(needed):  # a later one may have room enough without the first
+            fewer = [m for m in needed if m is not other]
+            if self.fits(one, n_bytes, fewer):
+                needed = fewer
+        for other in others:
+            if other not in needed:
+                end_draining(other)
+            elif other.draining is None:
+                other.draining = asyncio.get_running_loop().create_future()
+                log.info("%s takes no new requests: %s needs its memory", other.name, one.name)
+
+    def end_draining(self) -> None:
+        """Ends the draining of all models: those still loaded need not be closed any more."""
+        for one in self._models:
+            end_draining(one)
+
+
+def end_draining(one: ServedModel) -> None:
+    """Ends the draining of a model that is closed or can stay; waiting loads check again."""
+    if one.draining is not None:
+        one.draining.set_result(None)
+        one.draining = None
+
+
+_LAST_USERS_S, _LOOK_S = 2.0, 0.02
+# Between two tries without a request, in units of the Retry-After.
+_N_RETRY = 3
+
+
+def given_up(name: str) -> ApiError:
+    """The error of a request to a model that failed too often."""
+    return ApiError(
+        500, f"the model {name!r} failed too often; whoever runs the server has to restart it",
+        "model_failed", headers=NO_RETRY,
+    )  # fmt: skip
+
+
 # The maximum number of names in a message.
 _MAX_NAMED = 20
 # How long an end waits for a load that was told to stop.
-_LAST_LOAD_S, _LOOK_S = 5.0, 0.02
+_LAST_LOAD_S = 5.0
 _MIB = 1 << 20
 
 
 class Models:
-    """See the module's docstring.
-
-    Args:
-        listed: the models; or one open model, which answers to any name and which the caller
-            closes.
-        settings: the settings of the server.
-
-    Attributes:
-        all: all models.
-        serving: the run of their server.
-
-    """
+    """All models of a server; or one open Llama, which answers to any name."""
 
     def __init__(self, listed: ModelList | Llama, settings: ServerSettings) -> None:
         self.serving = serving = Serving(settings)
@@ -98,7 +281,6 @@ class Models:
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads: set[threading.Thread] = set()
         self._preloads: list[ServedModel] | None = None
-        self._recovery = Recovery(serving, self._threads, self._note_failure, self._watch)
         self._is_ending = False
         serving.on_stop.append(self._stop_loading)
         add_gauges(serving.metrics, self.all)
@@ -111,12 +293,7 @@ class Models:
         return self._only
 
     def find(self, name: str | None) -> ChosenModel:
-        """The model of a name; None for a request without one.
-
-        Raises:
-            ApiError: the model does not exist.
-
-        """
+        """The model of a name; None for a request without one."""
         if self._only is not None:
             return ChosenModel(self._only, None)
         default = self._listed.default
@@ -133,13 +310,7 @@ class Models:
         return choice
 
     async def use(self, name: str | None) -> ChosenModel:
-        """Waits until a model is loaded, and keeps it loaded until done_with().
-
-        Raises:
-            ApiError: the model does not exist or cannot be loaded, too many requests wait for it,
-                or the load took too long.
-
-        """
+        """Waits until a model is loaded, and keeps it loaded until done_with()."""
         choice = self.find(name)
         one = choice.model
         if not one.takes_requests:
@@ -192,10 +363,10 @@ class Models:
         if one.spec is not None:
             self._begin(self._close_failed, one)
         elif one.loading is None and not one.is_given_up:
-            one.loading = asyncio.ensure_future(self._recovery.reopen(one))
+            one.loading = asyncio.ensure_future(self._reopen(one))
 
     async def _close_failed(self, one: ServedModel) -> None:
-        await self._recovery.last_users(one)
+        await self._last_users(one)
         async with self._one_load:
             if one.has_failed and not one.retries:
                 await self._close(one, "failure")
@@ -238,7 +409,7 @@ class Models:
                 self._check(one)
                 awaited: asyncio.Future[None] | None = one.draining
                 if awaited is None:
-                    load = self._load if one.spec is not None else self._recovery.reopen
+                    load = self._load if one.spec is not None else self._reopen
                     awaited = one.loading = one.loading or asyncio.ensure_future(load(one))
                 await asyncio.wait({awaited}, timeout=max(until - monotonic(), 0))
                 if not one.takes_requests and monotonic() >= until:
@@ -280,6 +451,49 @@ class Models:
             return "it is still being loaded", "load_timeout_s"
         return f"{now.name!r} is loaded before it", "load_timeout_s"
 
+    async def _last_users(self, one: ServedModel) -> None:
+        """Waits until no request uses a model that failed, so that each gets its own error.
+
+        Bounded: a client that does not read its answer must not delay others.
+        """
+        until = monotonic() + _LAST_USERS_S
+        while one.n_users and monotonic() < until:
+            await asyncio.sleep(_LOOK_S)
+
+    async def _reopen(self, one: ServedModel) -> None:
+        """Opens the model again. After an error it is tried again later, without a request too."""
+        failed = one.service
+        assert failed is not None
+        try:
+            await self._last_users(one)
+            one.note_leak()
+            if one.is_given_up:
+                return
+            if one.failure is None:
+                log.warning("%s failed and is being reopened", one.name)
+            await in_daemon(lambda: self._reopened(failed.llm), lambda _: None, self._threads)
+            one.failure = None
+            one.service = Service(failed.llm, failed.settings, one.name, failed.metrics)
+            log.warning("%s was reopened", one.name)
+        except Exception as error:  # noqa: BLE001 - reported to the model's requests, and logged
+            self._note_failure(one, error)
+            one.n_leaks += isinstance(error, OutOfMemoryError)
+            # A proxy sends no request to a server that is not ready.
+            wait_s = _N_RETRY * self.serving.settings.retry_after_s
+            one.cancel_expiry()
+            one.expiry = asyncio.get_running_loop().call_later(wait_s, self._retry, one)
+        finally:
+            one.loading = None
+
+    def _retry(self, one: ServedModel) -> None:
+        is_wanted = one.has_failed and not (one.is_given_up or self.serving.is_stopping)
+        if is_wanted and one.loading is None:
+            one.loading = asyncio.ensure_future(self._reopen(one))
+
+    def _reopened(self, llm: Llama) -> None:
+        WATCH.set(self._watch)
+        llm.reopen()
+
     # ---- loading
 
     async def _load(self, one: ServedModel, *, may_close_others: bool = True) -> None:
@@ -288,7 +502,7 @@ class Models:
         try:
             async with self._loading_alone(one):
                 if one.has_failed:
-                    await self._recovery.last_users(one)
+                    await self._last_users(one)
                     await self._close(one, "failure")
                     if one.is_given_up:
                         raise _UnwantedError
@@ -403,13 +617,7 @@ class Models:
         return min(expected.likely, most)
 
     def open(self, spec: ModelSpec) -> Opened:
-        """Loads a model in a thread that does not delay exit.
-
-        Raises:
-            PyllamaSpecError: any error of Llama().
-            CancelledError: the server stops.
-
-        """
+        """Loads a model in a thread that does not delay exit."""
         WATCH.set(self._watch)
         if missing := spec.missing_files():
             raise MissingError(missing)
@@ -435,19 +643,7 @@ class Models:
     async def _make_room(
         self, one: ServedModel, n_bytes: int, may_close_others: bool, turn_ends: float
     ) -> None:
-        """Closes idle models until a model fits; waits until one is idle.
-
-        Args:
-            one: the model.
-            n_bytes: the bytes that it takes.
-            may_close_others: whether to close others for it.
-            turn_ends: the time from which busy models drain, on the clock of monotonic().
-
-        Raises:
-            NeverFitsError: the model does not fit even alone.
-            _UnwantedError: no request waits for it any more, or no other may be closed for it.
-
-        """
+        """Closes idle models until a model fits; waits until one is idle."""
         most = self._listed.memory_bytes
         if most is not None and n_bytes > most:
             raise NeverFitsError(
@@ -583,3 +779,54 @@ class _UnwantedError(Exception):
 
     No request waits, a preload has no room, or the model was given up.
     """
+
+
+_Figures = list[tuple[tuple[str], float]]
+_RUNNING = "Requests that are computed."
+_WAITING = "Requests that wait in the queue or for a load."
+_SINCE = "per second, of requests that ended since the last scrape."
+
+
+def add_gauges(metrics: Metrics, models: Sequence[ServedModel]) -> None:
+    """Adds the gauges of some models; a model that is not loaded has 0."""
+
+    def of_services(count: Callable[[Service], float]) -> Callable[[], _Figures]:
+        return lambda: [((m.name,), count(m.service) if m.service else 0) for m in models]
+
+    in_line, running = of_services(Service.n_waiting), of_services(Service.n_running)
+
+    def waiting() -> _Figures:
+        return [(k, n + m.n_waiting) for (k, n), m in zip(in_line(), models, strict=True)]
+
+    metrics.add_gauges(("model",), {
+        "vllm:num_requests_running": (_RUNNING, running),
+        "llamacpp:requests_processing": (_RUNNING, running),
+        "vllm:num_requests_waiting": (_WAITING, waiting),
+        "llamacpp:requests_deferred": (_WAITING, waiting),
+        "llamacpp:n_busy_slots_per_decode": (
+            "The average number of sequences in a decode.",
+            of_services(lambda service: service.metrics.sequences_per_decode),
+        ),
+        "llamacpp:n_tokens_max": (
+            "The most tokens that a sequence has had.",
+            of_services(lambda service: service.metrics.max_tokens),
+        ),
+        "llamacpp:prompt_tokens_seconds": (
+            f"Computed tokens of prompts {_SINCE}",
+            of_services(lambda service: service.metrics.prompt_pace.read()),
+        ),
+        "llamacpp:predicted_tokens_seconds": (
+            f"Generated tokens {_SINCE}",
+            of_services(lambda service: service.metrics.text_pace.read()),
+        ),
+        "pyllama_spec:model_memory_bytes": (
+            "Bytes of memory that a loaded model takes.",
+            lambda: [((m.name,), m.n_bytes if m.service else 0) for m in models],
+        ),
+    })  # fmt: skip
+    metrics.add_gauges(("model", "state"), {
+        "pyllama_spec:model_state": (
+            "1 for the state of a model, 0 for its other states.",
+            lambda: [((m.name, s), float(m.state == s)) for m in models for s in STATES],
+        ),
+    })  # fmt: skip

@@ -238,12 +238,7 @@ def _header_of(data: bytes) -> _Header | None:
 
 
 def _state_of(data: bytes) -> LlamaState:
-    """Reads the state of a file.
-
-    Raises:
-        ArgumentError: the state is damaged.
-
-    """
+    """Reads the state of a file."""
     body, header = unseal(data, _MAGIC, _VERSION, _WHAT), _header_of(data)
     if header is None:
         raise ArgumentError(f"{_WHAT} has no header")

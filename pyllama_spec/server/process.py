@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
+import ssl
 import threading
 import warnings
 from collections.abc import Callable, Generator
@@ -19,15 +21,97 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pyllama_spec.engine.checks import count
+from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.files import check_no_pipe
 from pyllama_spec.llama import Llama
 from pyllama_spec.server.app import App, create_app
 from pyllama_spec.server.bodies import limit_arenas
-from pyllama_spec.server.hangup import Hangup, read_certificate_again
 from pyllama_spec.server.model_list import ModelList
 from pyllama_spec.server.serving import log
 from pyllama_spec.server.settings import ServerSettings
+
+# Windows has no such signal.
+_SIGNAL: signal.Signals | None = getattr(signal, "SIGHUP", None)
+
+
+class Hangup(Closeable):
+    """Catches SIGHUP for a whole server program, and keeps it until serve() reads it.
+
+    It does nothing outside the main thread, or inside another Hangup: the outer one applies.
+    """
+
+    def __init__(self) -> None:
+        self._heed: Callable[[bool], None] | None = None
+        self._has_come = self._ends_with_terminal = False
+        self._before: Any = None
+
+    def __enter__(self) -> Hangup:
+        """Returns the active Hangup, which may be an outer one."""
+        if _SIGNAL is None or threading.current_thread() is not threading.main_thread():
+            return self
+        before = signal.getsignal(_SIGNAL)
+        outer = getattr(before, "__self__", None)
+        if isinstance(outer, Hangup):
+            return outer
+        self._before = before
+        self._ends_with_terminal = before is not signal.SIG_IGN and _has_terminal()
+        signal.signal(_SIGNAL, self._come)
+        return self
+
+    def close(self) -> None:
+        """Restores the previous handler of SIGHUP."""
+        if self._before is not None and _SIGNAL is not None:
+            signal.signal(_SIGNAL, self._before)
+            self._before = None
+
+    def heed(self, call: Callable[[bool], None] | None) -> None:
+        """Calls a function at each SIGHUP from now on; at once for an earlier one."""
+        self._heed = call
+        if call is not None and self._has_come:
+            self._has_come = False
+            call(self._is_over())
+
+    def _come(self, sig: int, frame: FrameType | None) -> None:
+        if self._heed is None:
+            self._has_come = True
+        else:
+            self._heed(self._is_over())
+
+    def _is_over(self) -> bool:
+        return self._ends_with_terminal and not _has_terminal()
+
+
+def _has_terminal() -> bool:
+    """Whether the process's terminal still exists."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def read_certificate_again(
+    context: ssl.SSLContext, certificate: Path | None, key: Path | None
+) -> None:
+    """Reloads the TLS files for new connections, and logs it.
+
+    If they do not match, the old ones stay.
+    """
+    if certificate is None:
+        return
+    try:
+        for path in (certificate, key):
+            if path is not None:
+                check_no_pipe(path)
+        # Apart first: what fails halfway would leave a certificate without its key.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+        context.load_cert_chain(certificate, key)
+    except OSError as error:  # of ssl, too
+        log.warning("SIGHUP: the certificate stays as it was: %s", error)
+        return
+    log.info("SIGHUP: the certificate was read again; connections that are open keep the old one")
+
 
 _MAX_HEADER_BYTES = 64 << 10
 # In addition to the time of running requests: for their last messages to arrive.
@@ -95,17 +179,7 @@ def serve(
 
 
 class HttpServer:
-    """An application with its listening socket; run() serves it in any thread.
-
-    Args:
-        app: made by create_app().
-        listening: the address to listen on, with its limits.
-        on_start: called with the address once the server listens.
-
-    Raises:
-        ArgumentError: the address is not available, or a TLS file is unreadable.
-
-    """
+    """An application with its listening socket; run() serves it in any thread."""
 
     def __init__(
         self, app: App, listening: Listening, on_start: Callable[[str], None] = log.info
@@ -177,12 +251,7 @@ def _bound(listening: Listening) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server with the shutdown of serve().
-
-    Attributes:
-        ended: the return value of serve().
-
-    """
+    """A uvicorn server with the shutdown of serve()."""
 
     def __init__(self, app: App, listening: Listening, on_start: Callable[[str], None]) -> None:
         super().__init__(_config(app, listening))

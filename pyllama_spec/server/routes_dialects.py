@@ -7,6 +7,7 @@ from contextlib import aclosing
 from functools import partial
 
 import msgspec
+from msgspec import Struct
 
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.server.api_errors import ApiError, invalid_type
@@ -19,9 +20,10 @@ from pyllama_spec.server.dialects import (
 from pyllama_spec.server.dialects.fields import NO_THOUGHTS, Json, Thoughts
 from pyllama_spec.server.exchange import Exchange, Route, sse
 from pyllama_spec.server.keywords import check_values
+from pyllama_spec.server.routes_openai import chat_completions, models
 from pyllama_spec.server.service import Answer, Service
-from pyllama_spec.server.shapes import ChatRequest
-from pyllama_spec.server.unknown_fields import Seen
+from pyllama_spec.server.serving import Seen
+from pyllama_spec.server.shapes import ChatRequest, Name
 
 Event = tuple[str, Json]
 
@@ -44,14 +46,7 @@ async def _chat(
     translate: Callable[[object, Thoughts], Json],
     failed: Callable[[Json], Callable[[ApiError], Iterable[Event]]] | None = None,
 ) -> tuple[Json, ChatRequest]:
-    """The body, and the equivalent chat request.
-
-    Args:
-        exchange: the exchange with the body.
-        translate: makes the chat request of the body.
-        failed: makes the function that turns an error into events of a stream, from the body.
-
-    """
+    """The body, and the equivalent chat request."""
     body = await exchange.read(dict)
     name = body.get("model")  # a value of another type is refused below
     late_error = None
@@ -177,9 +172,68 @@ async def responses(exchange: Exchange) -> None:
 _of_messages = partial(
     Route, error_form=_messages_error, id_headers=(b"x-request-id", b"request-id")
 )
+
+# ---- endpoints under the names of other servers: llama-server, llama-cpp-python
+
+
+class ExtrasText(Struct, kw_only=True):
+    """The body of /extras/tokenize and /extras/tokenize/count."""
+
+    input: str
+    model: Name | None = None
+
+
+class ExtrasTokens(Struct, kw_only=True):
+    """The body of /extras/detokenize."""
+
+    tokens: list[int]
+    model: Name | None = None
+
+
+async def _tokens(exchange: Exchange) -> list[int]:
+    request = await exchange.read(ExtrasText)
+    service = await exchange.use(request.model)
+    return await service.in_thread(service.llm.tokenize, request.input.encode(), special=True)
+
+
+async def extras_tokenize(exchange: Exchange) -> None:
+    """POST /extras/tokenize: with a BOS token if the model prepends one."""
+    await exchange.send_json({"tokens": await _tokens(exchange)})
+
+
+async def extras_count(exchange: Exchange) -> None:
+    """POST /extras/tokenize/count."""
+    await exchange.send_json({"count": len(await _tokens(exchange))})
+
+
+async def extras_detokenize(exchange: Exchange) -> None:
+    """POST /extras/detokenize."""
+    request = await exchange.read(ExtrasTokens)
+    service = await exchange.use(request.model)
+    raw = await service.in_thread(service.llm.detokenize, request.tokens)
+    await exchange.send_json({"text": raw.decode(errors="replace")})
+
+
+async def count_chat_tokens(exchange: Exchange) -> None:
+    """POST /v1/chat/completions/input_tokens."""
+    request = await exchange.read(ChatRequest)
+    service = await exchange.use(request.model)
+    n = await exchange.watched(service.in_thread(n_prompt, service, request))
+    await exchange.send_json({"object": "response.input_tokens", "input_tokens": n})
+
+
 ROUTES = (
     _of_messages("POST", "/v1/messages", messages),
     _of_messages("POST", "/v1/messages/count_tokens", count_tokens),
     Route("POST", "/v1/responses", responses),
     Route("POST", "/v1/responses/input_tokens", count_input_tokens),
+    Route("POST", "/v1/chat/completions/input_tokens", count_chat_tokens),
+    Route("POST", "/chat/completions/input_tokens", count_chat_tokens),
+    Route("POST", "/responses/input_tokens", count_input_tokens),
+    Route("POST", "/chat/completions", chat_completions),
+    Route("POST", "/responses", responses),
+    Route("GET", "/models", models),
+    Route("POST", "/extras/tokenize", extras_tokenize),
+    Route("POST", "/extras/tokenize/count", extras_count),
+    Route("POST", "/extras/detokenize", extras_detokenize),
 )

@@ -15,7 +15,7 @@ from pyllama_spec.llama import Llama
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.exchange import Exchange, Route, sse, stopping
 from pyllama_spec.server.metrics import CONTENT_TYPE
-from pyllama_spec.server.recovery import given_up
+from pyllama_spec.server.models import given_up
 from pyllama_spec.server.routes_openai import error_event, late_error_of
 from pyllama_spec.server.service import Answer, Service, timings
 from pyllama_spec.server.shapes import (
@@ -278,12 +278,12 @@ async def metrics(exchange: Exchange) -> None:
 
 async def props(exchange: Exchange) -> None:
     """GET /props?model=NAME: the model's facts without its path; it loads nothing."""
-    one = exchange.models.find(exchange.query("model")).model
+    one = exchange.models.find(exchange.request.query_params.get("model")).model
     if one.service is None or one.has_failed:
         shown = {"model_alias": one.name, "build_info": _build_info(), "total_slots": 0}
         await exchange.send_json({**shown, "state": one.state})
         return
-    service = await exchange.use(exchange.query("model"))
+    service = await exchange.use(exchange.request.query_params.get("model"))
     await exchange.send_json(await service.in_thread(_props, service))
 
 
@@ -336,11 +336,11 @@ async def slots(exchange: Exchange) -> None:
             501, "this server shows no slots: they are switched off", "unsupported",
             option="has_slots",
         )  # fmt: skip
-    one = exchange.models.find(exchange.query("model")).model
+    one = exchange.models.find(exchange.request.query_params.get("model")).model
     if one.service is None or one.has_failed:
         await exchange.send_json([])
         return
-    service = await exchange.use(exchange.query("model"))
+    service = await exchange.use(exchange.request.query_params.get("model"))
     begun = [answer.status() for answer in service.answers]
     computed = [one for one in begun if one["stage"] in ("reading", "generating")]
     n_idle = max(service.llm.n_parallel - len(computed), 0)

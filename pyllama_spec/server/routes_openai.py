@@ -67,7 +67,7 @@ async def models(exchange: Exchange) -> None:
 
 async def model(exchange: Exchange) -> None:
     """GET /v1/models/{name}."""
-    name, only = exchange.path_params["name"], exchange.models.only
+    name, only = exchange.request.path_params["name"], exchange.models.only
     if only is not None and name not in (only.name, *only.aliases):
         raise ApiError(404, f"there is no model {name!r:.100} here", "model_not_found", "model")
     await exchange.send_json(_model(*exchange.models.find(name)))

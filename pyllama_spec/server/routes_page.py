@@ -47,14 +47,7 @@ _HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A file of the page.
-
-    Attributes:
-        raw: the bytes of the file.
-        kind: its content type.
-        etag: the ETag, a function of the bytes.
-
-    """
+    """A file of the page."""
 
     raw: bytes
     kind: bytes

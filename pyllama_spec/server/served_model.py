@@ -12,12 +12,62 @@ from time import monotonic, time
 from typing import NamedTuple
 
 from pyllama_spec.engine import Adapter
-from pyllama_spec.errors import OutOfMemoryError, PyllamaSpecError
+from pyllama_spec.errors import ModelLoadError, OutOfMemoryError, PyllamaSpecError, RemoteError
 from pyllama_spec.llama import Llama
-from pyllama_spec.server.load_failures import Failure
+from pyllama_spec.server.api_errors import NO_RETRY, ApiError
 from pyllama_spec.server.model_list import ModelSpec
 from pyllama_spec.server.service import Service
 from pyllama_spec.server.serving import log
+
+
+class Failure(NamedTuple):
+    """Why a model or an adapter could not be loaded.
+
+    Attributes:
+        why: for clients, without paths.
+        at: when that was, on the clock of monotonic().
+        may_pass: whether a later load may succeed though nobody changes anything, as where other
+            programs have the memory.
+
+    """
+
+    why: str
+    at: float
+    may_pass: bool = False
+
+
+class MissingError(ModelLoadError):
+    """Files of a model do not exist."""
+
+    def __init__(self, missing: list[tuple[str, Path]]) -> None:
+        super().__init__(lacks(missing))
+        self.missing = missing
+
+
+class NeverFitsError(OutOfMemoryError):
+    """A model takes more than all models together may."""
+
+
+def may_pass(error: Exception) -> bool:
+    """See Failure."""
+    is_outside = isinstance(error, (OutOfMemoryError, RemoteError))
+    return is_outside and not isinstance(error, NeverFitsError)
+
+
+def lacks(missing: Sequence[tuple[str, Path]]) -> str:
+    """The message about missing files, without paths, for clients."""
+    keys = " and of its ".join(key for key, _ in missing)
+    return f"the file of its {keys} does not exist"
+
+
+def not_loaded(name: str, why: str, *, may_pass: bool) -> ApiError:
+    """The error for a request to a model that cannot be loaded."""
+    message = f"the model {name!r} cannot be loaded: {why}"
+    if may_pass:
+        return ApiError(503, message, "model_not_loaded", "model")
+    message += "; whoever runs the server has to correct that"
+    return ApiError(500, message, "model_not_loaded", "model", headers=NO_RETRY)
+
 
 Adapters = Sequence[tuple[Adapter, float]]
 Loaded = dict[str, Adapters]
@@ -35,13 +85,7 @@ Told = Callable[[Exception], Failure]
 class Opened(NamedTuple):
     """A loaded model.
 
-    Attributes:
-        llm: the model.
-        adapters: its loaded adapters by name.
-        failures: why other adapters could not be loaded, by name.
-        n_bytes: the bytes that it took when loaded, see ModelList.memory_bytes.
-        store_bytes: the part of n_bytes for copies of prompts.
-
+    `store_bytes`, for copies of prompts, is a part of n_bytes.
     """
 
     llm: Llama
@@ -54,20 +98,9 @@ class Opened(NamedTuple):
 class ServedModel:
     """A model of a server, and its state.
 
-    Args:
-        name: its name in requests.
-        spec: how to load it; None if the caller has loaded it.
-        aliases: further names, for a model without a spec.
-
     Attributes:
-        name, spec, aliases: see above.
-        created: the time at which the server got it, in seconds since 1970.
-        service: its service; None while it is not loaded.
-        opened: the model with its adapters.
-        failure: the last load's failure; None if it succeeded, or before it.
+        spec: how to load it; None if the caller has loaded it.
         missing: its missing files, as the log last named them.
-        n_users: the number of requests that it is answering.
-        n_waiting: the number of requests that wait for its load.
         n_bytes: the bytes that it takes, or took after its last load; 0 before the first.
         waits_for_room: whether it waits for the memory of models in use.
         loaded_at: the time of its last load, on the clock of monotonic().

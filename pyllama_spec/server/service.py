@@ -43,16 +43,7 @@ _MAX_ROLE, _MOST_ROLES = 64, 8
 class Service:
     """The service of one model: the model, its limits, and its running requests.
 
-    Args:
-        llm: the model, which the caller closes.
-        settings: the limits, and the defaults of the model's requests.
-        name: the model's name in answers.
-        metrics: the metrics of the model.
-
     Attributes:
-        llm, settings, name, metrics: see above.
-        thought_tags: the tags of thoughts in the model's answers.
-        fingerprint: the fingerprint of the build.
         answers: the answers that have begun and have not ended.
         is_usable: False after a failure that left the model unusable.
         has_leaked: whether the engine does not free the context of the model that failed, as its
@@ -84,12 +75,7 @@ class Service:
     # ---- requests of texts
 
     def chat(self, request: ChatRequest) -> Answer:
-        """Prepares the answer to a chat.
-
-        Raises:
-            ApiError: the request exceeds a bound.
-
-        """
+        """Prepares the answer to a chat."""
         keywords = self.chat_keywords(request)
         self._check_line(1, keywords)
         note = cut_note(request, self.settings)
@@ -115,23 +101,13 @@ class Service:
         )  # fmt: skip
 
     def chat_keywords(self, request: ChatRequest) -> dict[str, Any]:
-        """The keywords of a chat within the limits.
-
-        Raises:
-            ApiError: the chat exceeds a bound.
-
-        """
+        """The keywords of a chat within the limits."""
         self.check_n_messages("messages", request.messages)
         self._check_roles(request.messages)
         return keywords_of(request, self.settings, self.name)
 
     def check_n_messages(self, field: str, messages: object) -> None:
-        """Limits the number of messages before anything reads them; ignores other values.
-
-        Raises:
-            ApiError: there are more than settings.max_messages.
-
-        """
+        """Limits the number of messages before anything reads them; ignores other values."""
         most = self.settings.max_messages
         if isinstance(messages, list) and len(messages) > most:
             raise beyond(field, f"has {len(messages)} entries", most)
@@ -161,13 +137,7 @@ class Service:
                     message["role"] = "system"
 
     def unstarted(self, request: ChatRequest) -> Stream:
-        """A handle that is never started, for the chat's prompt; takes milliseconds.
-
-        Raises:
-            PyllamaSpecError: the request cannot be made; see Llama.create_chat_completion().
-            ApiError: it exceeds a bound.
-
-        """
+        """A handle that is never started, for the chat's prompt; takes milliseconds."""
         keywords = self.chat_keywords(request)
         handle: Stream = self.llm.create_chat_completion(
             request.messages, **{**keywords, "stream": True}
@@ -175,12 +145,7 @@ class Service:
         return handle
 
     def complete(self, request: CompletionRequest) -> Answer:
-        """Prepares the completion of a text, or of each of several.
-
-        Raises:
-            ApiError: the request exceeds a bound.
-
-        """
+        """Prepares the completion of a text, or of each of several."""
         keywords = keywords_of(request, self.settings, self.name)
         most, prompt = self.settings.max_inputs, request.prompt
         is_list = isinstance(prompt, list) and any(not isinstance(one, int) for one in prompt)
@@ -206,10 +171,6 @@ class Service:
         """Admits one request for embeddings or scores at a time.
 
         Yields a function for the computing thread: it raises once no request waits.
-
-        Raises:
-            QueueFullError: max_waiting requests wait already.
-
         """
         most = getattr(self.llm, "max_waiting", None)
         if most is not None and self._n_beside > most:
@@ -260,12 +221,7 @@ class Service:
         self._counted = seen
 
     def note_error(self, error: BaseException) -> None:
-        """Checks whether the model still works after a request's error.
-
-        Raises:
-            ApiError: in the place of an engine's error, since the server opens the model again.
-
-        """
+        """Checks whether the model still works after a request's error."""
         if not isinstance(error, (EngineError, OutOfMemoryError, RemoteError)):
             return
         if self.is_usable and not self.llm.is_usable:
@@ -286,16 +242,7 @@ class Service:
 class Answer:
     """One request: read it once, by `async for` in chunks or by whole().
 
-    Args:
-        service: the service that answers.
-        create: the method of Llama to call in an event loop.
-        given, keywords: the arguments of the call.
-        note: a remark for answers that end at the token limit, or None.
-
-    Attributes:
-        shown_id: converts the response's id to the id that the client sees, for the log; None for
-            an answer without an id.
-
+    `shown_id` converts its id for the log to the one that the client sees; None for no id.
     """
 
     def __init__(

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import msgspec
+
+from pyllama_spec.engine.checks import meant
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.keys import Keys
 from pyllama_spec.server.metrics import Metrics
 from pyllama_spec.server.settings import ServerSettings
-from pyllama_spec.server.unknown_fields import UnknownFields
 from pyllama_spec.speculative.stats import plural
 
 log = logging.getLogger("pyllama_spec.server")
@@ -23,40 +26,38 @@ log = logging.getLogger("pyllama_spec.server")
 _LOOK_S = 0.05
 # So long a cut request may take to end before the last line of the log.
 _LAST_S = 2.0
+# The names of as many fields at most: clients choose them.
+_MOST = 64
+# What may be in the log: a client could write a text in the place of a name.
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,39}")
+# Published fields on which no answer depends.
+_QUIET = frozenset((
+    "metadata", "service_tier", "store", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "truncation", "include", "cache_control", "cache_prompt",
+    "client_metadata", "max_tool_calls", "betas",
+))  # fmt: skip
 
 
 class Serving:
-    """See the module's docstring.
-
-    Args:
-        settings: the limits, keys and defaults.
+    """One run of a server.
 
     Attributes:
-        settings: see above.
-        metrics: the metrics of all requests.
-        keys: the API keys accepted now.
-        unknown_fields: names unknown fields of requests in the log.
         tasks: the tasks that answer HTTP requests now.
         is_stopping: whether new requests are refused.
         is_cutting: whether running requests are being ended, after their time is up.
-        on_stop: the functions to call when the server begins to stop.
 
     """
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings, self.metrics = settings, Metrics()
-        self.keys, self.unknown_fields = Keys(settings.api_keys), UnknownFields()
+        self.keys = Keys(settings.api_keys)
         self.tasks: set[asyncio.Task[Any]] = set()
         self.is_stopping = self.is_cutting = self._is_hurried = False
         self.on_stop: list[Callable[[], None]] = []
+        self._named = set[str]()
 
     async def stop(self) -> tuple[int, int]:
-        """Refuses new requests, and waits until the running ones end, time out or are cut.
-
-        Returns:
-            The number of requests that ran, and how many of them were cut.
-
-        """
+        """Refuses new requests, and waits until the running ones end, time out or are cut."""
         self.is_stopping = True
         for call in self.on_stop:
             call()
@@ -94,19 +95,27 @@ class Serving:
             return
         log.info("SIGHUP: API keys: %d in use, %d new, %d removed", len(self.keys), n_new, n_gone)
 
+    def note_unknown(self, path: str, names: Iterable[str], known: Collection[str]) -> None:
+        """Names in the log, once each, the fields of a request that its endpoint does not know."""
+        for name in names:
+            is_said = name in known or name in _QUIET or name in self._named
+            if is_said or not _NAME.fullmatch(name) or len(self._named) >= _MOST:
+                continue
+            self._named.add(name)
+            log.warning(
+                "%s: the field %s is not known here and changes nothing%s", path, name,
+                meant(name, known),
+            )  # fmt: skip
+            if len(self._named) == _MOST:
+                log.warning("further fields that are not known are not named")
+
     def cut_now(self) -> None:
         """Ends the wait of stop(); callable from any thread and signal handler."""
         self._is_hurried = True
 
 
 def stopped_in_words(n: int, n_cut: int) -> str:
-    """A sentence on the end of a server, for the log and its program.
-
-    Args:
-        n: the number of requests that ran or waited when the server was told to stop.
-        n_cut: how many of them were cut.
-
-    """
+    """A sentence on the end of a server, for the log and its program."""
     if not n:
         return "stopped: no request was running"
     requests = plural(n, "request")
@@ -123,3 +132,32 @@ def note_failure(error: BaseException) -> None:
     frames = traceback.extract_tb(error.__traceback__)
     places = " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames[::-1])
     log.error("%s in %s", type(error).__name__, places)
+
+
+class Seen(dict[str, Any]):
+    """A body that records which of its fields are read by get().
+
+    Attributes:
+        names: their names.
+
+    """
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        super().__init__(body)
+        self.names: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A field, or the default."""
+        self.names.add(name)
+        return super().get(name, default)
+
+
+def names_of(raw: bytes) -> dict[str, msgspec.Raw]:
+    """The fields of a body that was decoded, as JSON; none where a name is no text.
+
+    A name that no field has, as with half of a character, was skipped by the decoder.
+    """
+    try:
+        return msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}

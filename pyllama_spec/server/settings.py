@@ -103,12 +103,7 @@ class ServerSettings:
 
 
 def check_origin(text: str) -> str:
-    """An origin as browsers write it, with scheme and in lower case; or "*" or "null".
-
-    Raises:
-        ArgumentError: it is not an origin that a page can have.
-
-    """
+    """An origin as browsers write it, with scheme and in lower case; or "*" or "null"."""
     scheme, _, rest = text.partition("://")
     is_default = rest.endswith({"http": ":80", "https": ":443"}.get(scheme, "\n"))
     if text in ("*", "null") or (_ORIGIN.fullmatch(text) and text.isascii() and not is_default):
@@ -129,10 +124,6 @@ def with_loopback(names: Sequence[str]) -> tuple[str, ...]:
 
     Programs on this machine, such as a health check, use those names. Another site's page cannot: a
     browser sends the name in the page's address.
-
-    Raises:
-        ArgumentError: a name is not a host name.
-
     """
     for name in names:
         if not _is_host(name.lower()):

@@ -108,23 +108,6 @@ def test_a_chat_by_keyboard_alone(open_page: Open) -> None:
     expect(page.message).to_be_focused()
 
 
-def test_what_has_the_focus_is_not_behind_the_composer(open_page: Open) -> None:
-    page = open_page(size=NARROW)
-    page.set(max_tokens="60")
-    for question in (QUESTION, "Name five rivers."):
-        page.answered(question)
-    top = page.page.locator("#composer").bounding_box()
-    assert top is not None
-    page.page.evaluate("scrollTo(0, 0)")
-    page.page.locator("#new").focus()
-    for _ in range(8):
-        page.page.keyboard.press("Tab")
-        inside = page.page.evaluate("document.activeElement.closest('#composer') !== null")
-        box = page.page.evaluate("document.activeElement.getBoundingClientRect().toJSON()")
-        if not inside:
-            assert box["top"] >= 0 and box["bottom"] <= top["y"], page.page.evaluate(FOCUSED)
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_colours_can_be_told_apart_and_read(open_page: Open, scheme: str) -> None:
     page = open_page(color_scheme=scheme)
@@ -185,9 +168,3 @@ def test_a_screen_reader_is_told_the_course_and_not_each_token(open_page: Open) 
     assert page.page.get_by_role("heading", level=1).inner_text() == "pyllama_spec"
     for role in ("main", "banner"):
         assert page.page.get_by_role(role).count() == 1
-
-
-def test_colours_of_the_system_keep_the_lines(open_page: Open) -> None:
-    page = open_page(forced_colors="active")
-    lines = {one["name"]: one["line"] for one in page.page.evaluate(CONTRASTS)}
-    assert len(set(lines.values())) == 6

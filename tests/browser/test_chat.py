@@ -273,18 +273,6 @@ def test_a_server_without_sources_gives_text_and_thoughts(open_page: Open) -> No
     expect(thought.locator("p")).to_have_text("so <b>it</b> is")
 
 
-def test_stopping_the_first_of_two_leaves_out_the_second(open_page: Open) -> None:
-    page = open_page()
-    page.set(max_tokens="1900")
-    page.beside.check()
-    page.ask(LONG)
-    page.wait_for_tokens(2)
-    page.stop.click()
-    page.wait_for_end(timeout_s=30)
-    assert page.answers.count() == 1 and len(page.bodies()) == 1
-    expect(page.comparison).to_have_count(0)
-
-
 def test_one_of_several_models_answers_and_is_loaded_for_it(
     open_page: Open, smollm2_q4_0: Path, tmp_path: Path
 ) -> None:

@@ -84,20 +84,6 @@ def test_a_server_that_falls_silent(open_page: Open, smollm2_q4_0: Path) -> None
         server.kill()
 
 
-def test_a_browser_without_a_network(open_page: Open) -> None:
-    page = open_page()
-    page.set(max_tokens="8")
-    page.page.context.set_offline(True)
-    page.ask(QUESTION)
-    page.wait_for_end()
-    assert notice(page) == UNREACHED
-    page.page.context.set_offline(False)
-    page.questions.last.get_by_role("button", name="Ask again").click()
-    page.wait_for_end()
-    assert page.questions.count() == 1 and page.text()
-    forget_refused_connections(page)
-
-
 def test_a_server_that_was_not_there_when_the_page_was_opened(
     open_page: Open, smollm2_q4_0: Path
 ) -> None:
@@ -117,12 +103,9 @@ def test_a_server_that_was_not_there_when_the_page_was_opened(
     ("body", "what"),
     [
         ("", BROKEN[1]),
-        ("data: {", BROKEN[1]),
         ("data: {\n\n", "The server sent something that is no part of an answer."),
-        ("data: 3\n\n", "The server sent something that is no part of an answer."),
         ('data: {"error": {"message": "the memory is full"}}\n\ndata: [DONE]\n\n',
          "the memory is full"),
-        ('data: {"error": {"message": "<b>full</b>"}}\n\n', "<b>full</b>"),
     ],
 )  # fmt: skip
 def test_streams_that_end_too_early_or_are_none(open_page: Open, body: str, what: str) -> None:
@@ -143,18 +126,9 @@ def test_streams_that_end_too_early_or_are_none(open_page: Open, body: str, what
     [
         (429, {"Retry-After": "7"}, "{}",
          "The server has too much to do at the moment. Try again in 7 s."),
-        (429, {}, "{}", "The server has too much to do at the moment. Try again later."),
         (401, {}, '{"error": {"message": "an API key is needed"}}',
          "The server asks for an API key, or for another one: give it under Settings."),
-        (403, {}, '{"error": {"message": "this server is not reached as \'a\'"}}',
-         "this server is not reached as 'a'"),
-        (503, {"Retry-After": "7"}, '{"error": {"message": "the server is stopping"}}',
-         "the server is stopping"),
-        (503, {}, '{"error": {"message": "the memory is full"}}', "the memory is full"),
         (503, {}, "Service Unavailable", "The server answered with the status 503."),
-        (400, {}, '{"error": {"message": "seed=-3 is no number from 0 on"}}',
-         "seed=-3 is no number from 0 on"),
-        (502, {}, "<html>Bad gateway</html>", "The server answered with the status 502."),
         (500, {}, "null", "The server answered with the status 500."),
     ],
 )  # fmt: skip
@@ -172,21 +146,9 @@ def test_refusals(
     page.faults = [one for one in page.faults if f"status of {status}" not in one]
 
 
-def test_a_text_longer_than_the_context_is_refused_in_the_servers_words(open_page: Open) -> None:
-    page = open_page()
-    page.set(max_tokens="8")
-    page.ask("fox " * 6000)
-    page.wait_for_end()
-    assert "context" in notice(page).lower()
-    # It is left out of what follows, which has its answer.
-    assert page.answered("Name a fruit.")
-    assert len(page.bodies()[-1]["messages"]) == 1
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("max-tokens", "0"), ("max-tokens", "2.5"), ("temperature", "-1"), ("seed", "-3"),
-     ("seed", "99999999999")],
+    [("max-tokens", "2.5"), ("temperature", "-1"), ("seed", "99999999999")],
 )  # fmt: skip
 def test_settings_out_of_bounds_are_not_sent(open_page: Open, name: str, value: str) -> None:
     page = open_page()
@@ -247,7 +209,7 @@ def test_a_conversation_that_no_storage_holds_goes_on(open_page: Open) -> None:
     expect(page.page.locator("#unsaved")).to_be_hidden()
 
 
-@pytest.mark.parametrize("stored", ["{", "null", json.dumps({"version": 1, "exchanges": 3})])
+@pytest.mark.parametrize("stored", ["{", json.dumps({"version": 1, "exchanges": 3})])
 def test_a_storage_that_others_wrote(open_page: Open, stored: Any) -> None:
     page = open_page()
     # The page saves when it is left: what was put there has to be there when it comes back.

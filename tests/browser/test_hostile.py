@@ -98,11 +98,7 @@ def test_no_text_widens_the_page(open_page: Open, size: tuple[int, int]) -> None
     "way",
     [
         "(one) => { one.innerHTML = '<b>x</b>'; }",
-        "(one) => { one.insertAdjacentHTML('beforeend', '<b>x</b>'); }",
-        "(one) => { document.write('<b>x</b>'); }",
         "(one) => { one.setAttribute('onclick', 'x'); }",
-        "(one) => { document.createElement('script').src = '/page/page.js'; }",
-        "(one) => { new DOMParser().parseFromString('<b>x</b>', 'text/html'); }",
     ],
 )
 def test_text_cannot_become_markup(open_page: Open, way: str) -> None:
@@ -125,9 +121,6 @@ def test_text_cannot_become_markup(open_page: Open, way: str) -> None:
         ("img-src", "new Image().src = 'http://127.0.0.2:9/x.png'"),
         ("connect-src", "fetch('http://127.0.0.2:9/x').catch(() => {})"),
         ("style-src-elem", "add('style', '*{display:none}')"),
-        ("style-src-attr", "document.body.setAttribute('style', 'display:none')"),
-        ("frame-src", "add('iframe', '').src = 'http://127.0.0.2:9/x'"),
-        ("base-uri", "add('base', '').href = 'http://127.0.0.2:9/'"),
         ("form-action", "{ const form = add('form', ''); form.action = '/x'; form.submit(); }"),
     ],
 )

@@ -78,7 +78,7 @@ def test_every_page_fits(browser: Browser, site: str, size: tuple[int, int]) -> 
     page = context.new_page()
     page.on("pageerror", lambda error: faults.append(f"{page.url}: {error}"))
     paths = pages()
-    assert len(paths) > 30
+    assert len(paths) > 20
     for path in paths:
         page.goto(f"{site}/{path}")
         if page.evaluate(_OVERFLOW) > 0:

@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 from typing import Any
 
 from tests.docs.blocks import ROOT
+from tests.docs.commands import fault, lines_of
 from tools.comparison.calls import CALLS
 from tools.docs import beside, charts, command_line, results
 from tools.docs.site_hooks import made
@@ -109,12 +110,11 @@ def test_the_table_of_drafts_is_the_same_wherever_it_stands() -> None:
 
 
 def test_each_measured_figure_says_when_and_how() -> None:
-    """A line has a date and a commit, and its program is in the tree or marked as of the tag."""
+    """A line has a date, a commit, and a command of the tree or the name of one at the tag."""
     text = (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
     lines = re.findall(r"^- .*$", text, re.MULTILINE)
     assert len(lines) > 30
     for line in lines:
         assert re.search(r"20\d\d-\d\d-\d\d, [0-9a-f]{7,8}:\* \S", line), line
-        for program in re.findall(r"benchmarks[./](\w+)", line):
-            names = (f"{program}.py", f"{program}.jsonl", program)
-            assert any((ROOT / "benchmarks" / one).exists() for one in names), line
+        for command in re.findall(r"`((?:python|make|pyllama-spec) [^`]+)`", line):
+            assert fault(next(lines_of(command))) is None, command

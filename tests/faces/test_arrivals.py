@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -164,23 +163,3 @@ def test_a_call_that_makes_no_request_holds_up_nobody(n_parallel: int) -> None:
                 assert begun.order == list(range(4))
 
         asyncio.run(asyncio.wait_for(main(), 120))
-
-
-def test_a_thread_waits_for_a_call_before_it_and_for_no_schema() -> None:
-    with open_wide(n_parallel=1) as llm, ThreadPoolExecutor(1) as pool:
-
-        async def main(is_slow: bool) -> None:
-            begun, held = Begun(), Held({"type": "json_object"} if is_slow else {})
-            option = "response_format" if is_slow else "logit_bias"
-            call = asyncio.ensure_future(_call(llm, 0, begun, **{option: held}))
-            await soon(held.entered.is_set)
-            options = {"max_tokens": 3, "logits_processor": begun.of(9), **GREEDY}
-            thread = pool.submit(lambda: llm.create_completion(PROMPT, **options))
-            if is_slow:
-                await asyncio.wrap_future(thread)
-            held.opened.set()
-            await asyncio.gather(call, asyncio.wrap_future(thread))
-            assert begun.order == ([9, 0] if is_slow else [0, 9])
-
-        for is_slow in (False, True):
-            asyncio.run(asyncio.wait_for(main(is_slow), 120))

@@ -75,13 +75,13 @@ class Interrupted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.has_begun, self._is_cancelled = threading.Event(), threading.Event()
         self._context: Context | None = None
-        self._n_before = 0
+        self.n_before = 0
         decode, cancel = Context.decode, Context.cancel
 
         def held_back(this: Context, batch: Batch, *, encode: bool = False) -> None:
             if this is self._context:
-                self._n_before -= 1
-                if self._n_before == -1:
+                self.n_before -= 1
+                if self.n_before == -1:
                     self.has_begun.set()
                     assert self._is_cancelled.wait(TIMEOUT_S), "close() interrupts no decode"
             decode(this, batch, encode=encode)
@@ -96,7 +96,7 @@ class Interrupted:
 
     def watch(self, llm: Llama, n_before: int) -> None:
         """From now on so many decodes pass, and the next one is held back."""
-        self._n_before = n_before
+        self.n_before = n_before
         embedder = llm._embeddings._embedder
         self._context = llm.context if embedder is None else embedder.context
 

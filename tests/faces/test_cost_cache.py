@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from pyllama_spec import Llama
-from pyllama_spec.llama.cost_cache import CostCache
 from pyllama_spec.speculative.controller import KnownCosts, ProfitController
 from tests.oracles import tiny
 
@@ -65,9 +64,8 @@ def test_little_is_not_kept(folder: Path) -> None:
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("off", ["off", "OFF", "0", "no"])
-def test_the_switch(folder: Path, monkeypatch: pytest.MonkeyPatch, off: str) -> None:
-    monkeypatch.setenv("PYLLAMA_SPEC_COSTS", off)
+def test_the_switch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYLLAMA_SPEC_COSTS", "off")
     run()
     assert not folder.exists()
 
@@ -78,17 +76,11 @@ def curves(**parts: Any) -> bytes:
 
 
 HOSTILE = {
-    "empty": b"", "no JSON": b"\xff\x00{", "a list": b"[]", "a number": b"1", "deep": b"[" * 9000,
+    "empty": b"", "no JSON": b"\xff\x00{", "a list": b"[]", "deep": b"[" * 9000,
     "large": b" " * 20_000 + b"{}", "another version": curves(format=2),
-    "nothing known": curves(verify={}), "no curve": curves(draft=[1, 2]),
-    "missing": b'{"format": 1, "verify": {"1": 0.1}}', "negative": curves(verify={"1": -1.0}),
-    "zero": curves(verify={"1": 0.0}), "infinite": b'{"format": 1, "verify": {"1": Infinity}, '
-    b'"draft": {}, "rest": {}}', "nan": b'{"format": 1, "verify": {"1": NaN}, "draft": {}, '
-    b'"rest": {}}', "text": curves(verify={"1": "0.1"}), "true": curves(verify={"1": True}),
-    "no size": curves(verify={"one": 0.1}), "size 0": curves(verify={"0": 0.1}),
-    "wide digits": curves(verify={"\u0661": 0.1}), "huge size": curves(verify={"9" * 400: 0.1}),
-    "an hour": curves(verify={"1": 3600.0}), "no float": curves(verify={"1": 10**400}),
-    "many": curves(verify={str(i): 0.1 for i in range(1, 90)}),
+    "no curve": curves(draft=[1, 2]), "missing": b'{"format": 1, "verify": {"1": 0.1}}',
+    "negative": curves(verify={"1": -1.0}), "text": curves(verify={"1": "0.1"}),
+    "huge size": curves(verify={"9" * 400: 0.1}), "an hour": curves(verify={"1": 3600.0}),
 }  # fmt: skip
 
 
@@ -107,27 +99,3 @@ def test_a_folder_that_cannot_be_is_no_error(folder: Path) -> None:
     folder.parent.write_text("a file where the folder should be")
     run()
     assert folder.parent.is_file()
-
-
-def test_a_drafter_whose_description_fails() -> None:
-    class Broken:
-        name = "broken"
-        max_draft = 4
-
-        def describe(self) -> dict[str, Any]:
-            raise RuntimeError("no words")
-
-    with Llama(tiny("llama").path, n_ctx=64, n_threads=1) as llm:
-        cache = CostCache(llm.context, Broken())  # type: ignore[arg-type]
-    assert cache.path is None
-    assert cache.read() is None
-    cache.write(ProfitController())
-
-
-def test_a_folder_in_place_of_the_file(folder: Path) -> None:
-    run()
-    path = the_file(folder)
-    path.unlink()
-    path.mkdir()
-    _, known = run()
-    assert known is None

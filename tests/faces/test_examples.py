@@ -24,12 +24,6 @@ from tests.server.world import served
 
 ROOT = Path(__file__).resolve().parents[2]
 EAGLE3 = ROOT / "examples/drafts/smollm2-135m-eagle3.gguf"
-# A program per recipe of the documents, of less than 40 lines.
-RECIPES = (
-    "auto_draft.py", "coloured_stream.py", "custom_drafter.py", "drop_in.py", "hybrid_rollback.py",
-    "loop_by_hand.py", "many_requests.py", "remembered_requests.py", "server_client.py",
-    "small_draft_model.py", "train_head.py", "wrapped_drafter.py",
-)  # fmt: skip
 
 
 def run(name: str, *words: str | Path) -> str:
@@ -130,15 +124,6 @@ def test_auto_draft_copies_where_there_is_no_head(smollm2_q4_0: Path, tmp_path: 
     assert "no MTP head" in figures
 
 
-def test_auto_draft_says_what_is_wrong_with_a_file(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    command: list[str | Path] = [sys.executable, ROOT / "examples/auto_draft.py"]
-    command.append(tmp_path / "model.gguf")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1 and "model.gguf" in done.stderr
-
-
 def test_hybrid_rollback_has_a_snapshot_for_each_row() -> None:
     said = run("hybrid_rollback.py", model_path("perm_mtp", arch="qwen35"))
     assert "qwen35: 0 bytes" not in said
@@ -171,13 +156,7 @@ def test_remembered_requests_are_copied_in_the_next_run(smollm2_q4_0: Path, tmp_
 
 def test_coloured_stream_has_the_colours_of_generate() -> None:
     assert {who: number for who, (_, number, _) in SOURCE_COLOURS.items()} == COLOURS
-    page = (ROOT / "docs/command-line.md").read_text()
-    for who, words in (
-        ("model", "is the model"), ("copy", "a copy of the text itself"),
-        ("memory", "a copy of an earlier text"), ("grammar", "a token that a grammar forces"),
-    ):  # fmt: skip
-        name = SOURCE_COLOURS[who][0]
-        assert f"{name} {words}" in page.lower()
+    for name, _, _ in SOURCE_COLOURS.values():
         assert name in (coloured_stream.__doc__ or "").lower()
 
 
@@ -208,13 +187,6 @@ def test_server_client_streams_and_reads_what_was_drafted(smollm2_q4_0: Path) ->
         said = run("server_client.py", f"{client.url}/v1")
     assert "5. 5" in said
     assert re.search(r"^\d+ tokens of .+\ndrafted and accepted: [1-9]", said, re.MULTILINE)
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_short(name: str) -> None:
-    source = (ROOT / "examples" / name).read_text(encoding="utf-8")
-    assert len(source.splitlines()) < 40
-    assert f"python examples/{name} " in source
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "examples").glob("[a-z]*.py")))

@@ -211,6 +211,21 @@ def test_json_of_a_real_model_parses_and_is_the_same_with_drafts(smollm2_q4_0: P
         assert response["speculation"]["accepted"] > 0
 
 
+def test_json_of_random_weights_is_valid_as_far_as_it_goes() -> None:
+    """The grammar bounds the white space that an untrained model writes."""
+    with open_tiny() as llm:
+        for seed in range(4):
+            response = llm(
+                PROMPT, temperature=1.0, seed=seed, max_tokens=60,
+                response_format={"type": "json_object"},
+            )  # fmt: skip
+            text = text_of(response)
+            assert text.startswith("{")
+            assert " " * 21 not in text
+            if finish_of(response) == "stop":
+                json.loads(text)
+
+
 def test_grammar_ends_inside_a_run() -> None:
     grammar = "root ::= [a-z]{7}"
     reference = reference_of({**GREEDY, "grammar": grammar})

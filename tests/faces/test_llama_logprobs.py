@@ -86,31 +86,6 @@ def test_shapes_of_completion_and_chat() -> None:
             llm.create_chat_completion(messages, logprobs=2)
 
 
-@pytest.mark.parametrize("n_top", [0, 1, 5, 300])
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_the_likeliest_is_first(n_top: int, options: dict[str, Any]) -> None:
-    """Completions too, in which ids of incomplete characters share one text."""
-    with open_tiny(PromptLookup(), logits_all=True) as llm:
-        whole = llm(PROMPT, max_tokens=20, logprobs=n_top, echo=True, **options)
-        chunks = llm(PROMPT, max_tokens=20, logprobs=n_top, stream=True, **options)
-        tops = [top for top in whole["choices"][0]["logprobs"]["top_logprobs"] if top is not None]
-        for chunk in chunks:
-            found = chunk["choices"][0]["logprobs"]
-            tops += found["top_logprobs"] if found else []
-        assert len(tops) > 30
-        for top in tops:
-            assert list(top.values()) == sorted(top.values(), reverse=True)
-            assert min(n_top, 2) <= len(top) <= n_top + 1 or "\ufffd" in top
-        messages = [{"role": "user", "content": "the"}]
-        chat: Any = llm.create_chat_completion(
-            messages, max_tokens=20, logprobs=True, top_logprobs=n_top, **options
-        )
-        for entry in chat["choices"][0]["logprobs"]["content"]:
-            values = [one["logprob"] for one in entry["top_logprobs"]]
-            assert len(values) == n_top or n_top == 300
-            assert values == sorted(values, reverse=True)
-
-
 def test_end_with_the_text() -> None:
     script = [*b"ab", EOS]
     for draft in drafters([*PROMPT, *script]):

@@ -265,29 +265,6 @@ def test_callbacks_that_reach_back_get_errors(n_parallel: int) -> None:
         assert llm(PROMPT, max_tokens=2)["usage"]["completion_tokens"] == 2
 
 
-def prompt_of(i: int) -> list[int]:
-    return [*PROMPT, 97 + i, 98 + i % 3]
-
-
-def test_eight_threads_get_what_one_would() -> None:
-    with open_tiny() as llm:
-        expected = [lasting(llm(prompt_of(i), max_tokens=6, **SAMPLED)) for i in range(8)]
-    with open_tiny(PromptLookup()) as llm, ThreadPoolExecutor(8) as pool:
-
-        def work(i: int) -> None:
-            for turn in range(12):
-                options: dict[str, Any] = {"max_tokens": 6, **SAMPLED}
-                if turn % 3 == 0:
-                    stream = llm(prompt_of(i), stream=True, **options)
-                    text = "".join(map(text_of, stream))
-                    assert text == expected[i]["choices"][0]["text"]
-                else:
-                    assert lasting(llm(prompt_of(i), **options)) == expected[i]
-
-        for done in [pool.submit(work, i) for i in range(8)]:
-            done.result(timeout=300)
-
-
 def cpu_s_of_a_pause() -> float:
     """Seconds of processors that this process takes while it does nothing."""
     before = time.process_time()

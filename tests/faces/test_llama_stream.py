@@ -118,32 +118,6 @@ def test_a_stream_left_early_leaves_the_model_as_new(way: str, n: int) -> None:
             assert lasting(llm(follow, max_tokens=20, **SAMPLED)) == expected
 
 
-def test_second_request_while_a_stream_is_open() -> None:
-    """It is served, and the stream then continues unchanged."""
-    other = [*PROMPT, 97]
-    with open_tiny() as fresh:
-        whole, whole_other = (text_of(fresh(p, max_tokens=8, **GREEDY)) for p in (PROMPT, other))
-    with open_tiny(PromptLookup()) as llm:
-        stream = llm(PROMPT, max_tokens=8, stream=True, **GREEDY)
-        beside = llm(other, max_tokens=8, stream=True, **GREEDY)
-        texts = [text_of(next(stream)), text_of(next(beside))]
-        for attempt in (
-            lambda: llm(other, max_tokens=8, **GREEDY), llm.reset, llm.save_state,
-            lambda: llm.eval([97]), lambda: next(llm.generate_steps(PROMPT)),
-        ):  # fmt: skip
-            attempt()
-            texts[0] += text_of(next(stream))
-        texts[0] += "".join(map(text_of, stream))
-        texts[1] += "".join(map(text_of, beside))
-        assert texts == [whole, whole_other]
-        # A reader that stops at the finish_reason has nothing left to close.
-        stream = llm(PROMPT, max_tokens=8, stream=True, **GREEDY)
-        for chunk in stream:
-            if finish_of(chunk):
-                break
-        llm(PROMPT, max_tokens=1)
-
-
 def test_errors_carry_what_was_generated() -> None:
     script = list(b"some words before it breaks")
 

@@ -288,30 +288,6 @@ def test_scores_are_those_of_the_text_in_memory(kind: str) -> None:
         check(llm, llm.n_tokens - 1)
 
 
-@pytest.mark.parametrize("logits_all", [False, True])
-def test_a_callback_that_reads_logits_leaves_the_text(logits_all: bool) -> None:
-    """The read is refused, and the text in memory stays the request's."""
-    refused: list[PyllamaSpecError] = []
-
-    def read(ids: npt.NDArray[np.intc], row: npt.NDArray[np.single]) -> bool:
-        try:
-            _ = llm.eval_logits
-        except PyllamaSpecError as error:
-            refused.append(error)
-        return False
-
-    with open_tiny(logits_all=logits_all) as llm:
-        plain = llm.create_completion(PROMPT, max_tokens=5, temperature=0.0)
-        n = llm.n_tokens
-        llm.reset()
-        answer = llm.create_completion(
-            PROMPT, max_tokens=5, temperature=0.0, stopping_criteria=[read]
-        )
-        assert refused
-        assert text_of(answer) == text_of(plain)
-        assert llm.n_tokens == n == len(llm.eval_tokens)
-
-
 @pytest.mark.parametrize("wrong", [[10**9], [5] * 3000], ids=["no id", "too many"])
 def test_a_call_that_is_refused_leaves_the_place(wrong: list[int]) -> None:
     with open_tiny() as llm:

@@ -157,14 +157,3 @@ def test_training_in_a_notebook_has_a_bar_for_each_stage(notebook: list[Bar]) ->
     assert [(one.options["desc"], one.note, one.is_closed) for one in notebook] == [
         ("writing text", "7 tokens", True), ("training", "step 1", False),
     ]  # fmt: skip
-
-
-def test_without_tqdm_a_notebook_gets_none(
-    notebook: list[Bar], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("tqdm", "tqdm.notebook"):
-        monkeypatch.setitem(sys.modules, name, None)
-    bar = ProgressBar("measuring")
-    bar(0.5)
-    bar.clear()
-    assert not notebook

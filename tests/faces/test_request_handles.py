@@ -20,21 +20,20 @@ from pyllama_spec import (
     ArgumentError,
     BusyError,
     CancelledError,
-    ClosedError,
     DeadlineError,
     Llama,
     QueueFullError,
     Stream,
     UnsupportedError,
 )
-from pyllama_spec.engine import Batch, Context
 from pyllama_spec.requests import line
 from pyllama_spec.speculative import ProfitController
 from tests.faces.parallel_tools import nothing_stays_behind, open_wide
+from tests.faces.test_close import Interrupted, held
 from tests.faces.tools import GREEDY, PROMPT, SAMPLED, lasting, open_tiny, text_of
 from tests.models import model_path
 
-__all__ = ["nothing_stays_behind"]
+__all__ = ["held", "nothing_stays_behind"]
 
 N = len(PROMPT)
 LONG = [97 + i * i % 26 for i in range(100)]
@@ -143,35 +142,19 @@ def test_in_line(n_parallel: int, way: str) -> None:
 
 
 @PLACES
-def test_while_its_prompt_is_read(n_parallel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_its_prompt_is_read(n_parallel: int, held: Interrupted) -> None:
     """The decode that computes for it alone is interrupted: nothing more is read."""
-    begun, sizes = threading.Event(), list[int]()
-    decode, cancel, cancelled = Context.decode, Context.cancel, threading.Event()
-
-    def held(this: Context, batch: Batch, *, encode: bool = False) -> None:
-        sizes.append(batch.n_tokens)
-        if len(sizes) == 3:
-            begun.set()
-            assert cancelled.wait(60)
-        decode(this, batch, encode=encode)
-
-    def noted(this: Context, value: bool = True) -> None:
-        cancel(this, value)
-        if value:
-            cancelled.set()
-
     with open_wide(n_parallel=n_parallel, n_ubatch=16) as llm, ThreadPoolExecutor(1) as pool:
-        monkeypatch.setattr(Context, "decode", held)
-        monkeypatch.setattr(Context, "cancel", noted)
+        held.watch(llm, 2)
         handle = stream_of(llm, LONG)
         reading = pool.submit(list, handle)
-        assert begun.wait(60)
+        assert held.has_begun.wait(60)
         status = handle.status
         assert (status.stage, status.n_prompt, status.n_read) == ("reading", 100, 32)
         handle.abort()
         with pytest.raises(CancelledError):
             reading.result(timeout=60)
-        assert len(sizes) == 3
+        assert held.n_before == -1
         assert text_of_whole(llm, LONG, max_tokens=60, **GREEDY) == plain(LONG)
 
 
@@ -312,35 +295,6 @@ def test_what_event_loops_read(n_parallel: int) -> None:
                 await llm.acreate_completion(PROMPT, max_tokens="many")
 
         asyncio.run(asyncio.wait_for(main(), 120))
-
-
-@PLACES
-def test_errors_in_event_loops(n_parallel: int) -> None:
-    def broken(ids: Any, scores: Any) -> Any:
-        if len(ids) > N + 3:
-            raise ZeroDivisionError
-        return scores
-
-    llm = open_wide(n_parallel=n_parallel)
-
-    async def main() -> None:
-        with pytest.raises(ZeroDivisionError) as caught:
-            await llm.acreate_completion(PROMPT, max_tokens=9, logits_processor=broken)
-        assert len(caught.value.partial_tokens) == 4  # type: ignore[attr-defined]
-        with pytest.raises(ZeroDivisionError) as caught:
-            await llm.acreate_completion([PROMPT, [97]], max_tokens=9, logits_processor=broken)
-        partial: Any = caught.value
-        assert [choice is None for choice in partial.partial_choices] == [True, False]
-        stream = await llm.acreate_completion(PROMPT, max_tokens=200, stream=True)
-        await anext(stream)
-        await asyncio.to_thread(llm.close)
-        with pytest.raises(ClosedError):
-            async for _ in stream:
-                pass
-        with pytest.raises(ClosedError):
-            await llm.acreate_completion(PROMPT)
-
-    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_a_loop_that_has_ended_leaves_nothing_behind() -> None:

@@ -452,14 +452,14 @@ WRONG: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_values_are_refused(name: str) -> None:
+def test_wrong_values_are_refused_by_name(name: str) -> None:
     with opened() as llm:
         for value in WRONG[name]:
             is_several = isinstance(value, dict) and name in value
             options = value if is_several else {name: value}
             if name == "context_shift" and value is True:
                 options["max_tokens"] = None
-            with pytest.raises(ArgumentError):
+            with pytest.raises(ArgumentError, match=name.replace("_", "[_ ]")):
                 llm.create_completion(PROMPT, **options)
         assert text_of(llm.create_completion(PROMPT, max_tokens=2))
 

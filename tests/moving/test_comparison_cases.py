@@ -13,10 +13,6 @@ import pytest
 
 from pyllama_spec import Llama, ModelLoadError
 from pyllama_spec.llama_cpp import LlamaGrammar, llama_grammar
-from pyllama_spec.llama_cpp.llama_chat_format import (
-    CHATML_CHAT_TEMPLATE,
-    guess_chat_format_from_gguf_metadata,
-)
 from tests.faces.tools import GREEDY, PROMPT, open_tiny, text_of
 from tests.models import model_path
 from tests.models.adapter import write_adapter
@@ -60,14 +56,6 @@ def test_a_pickle_of_a_subclass_has_its_attributes() -> None:
         assert type(again) is Named
         assert (again.name, again.notes, again.n_ctx()) == ("first", ["first", "more"], 128)
         again(PROMPT, max_tokens=4, **GREEDY)
-
-
-def test_a_plain_llama_has_no_attributes_of_a_subclass() -> None:
-    """The engine's objects, which a plain Llama keeps, cannot be pickled."""
-    with open_tiny("prompt-lookup", n_ctx=128) as llm:
-        llm(PROMPT, max_tokens=4, **GREEDY)
-        _, (_, _, own) = llm.__reduce__()
-    assert own == {}
 
 
 def test_a_state_says_what_it_holds() -> None:
@@ -116,13 +104,6 @@ def test_grammars_by_name(name: str, begins: str) -> None:
     grammar = LlamaGrammar.from_string(getattr(llama_grammar, name))
     with open_tiny() as llm:
         assert text_of(llm(PROMPT, max_tokens=12, grammar=grammar, seed=1)).startswith(begins)
-
-
-def test_chatml_is_known_by_its_template() -> None:
-    guess = guess_chat_format_from_gguf_metadata
-    assert guess({"tokenizer.chat_template": CHATML_CHAT_TEMPLATE}) == "chatml"
-    assert guess({"tokenizer.chat_template": "{{ messages }}"}) is None
-    assert guess({}) is None
 
 
 def test_an_adapter_counts_by_its_scale(tmp_path: Path) -> None:

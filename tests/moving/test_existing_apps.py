@@ -11,8 +11,6 @@ import pytest
 from pyllama_spec import (
     ArgumentError,
     ContextFullError,
-    ContextOpenError,
-    EngineError,
     UnknownKeywordError,
 )
 from pyllama_spec.engine import SamplerParams
@@ -78,10 +76,3 @@ def test_numbers_of_numpy_are_numbers() -> None:
         plain = llm(PROMPT, temperature=0.5, top_p=0.5, top_k=7, seed=1, max_tokens=8)
         given["max_tokens"] = np.int32(8)
         assert text_of(llm(PROMPT, **given, seed=1)) == text_of(plain)
-
-
-def test_a_context_that_cannot_be_opened_is_a_value_error() -> None:
-    with pytest.raises(ValueError, match="cannot open a context") as failed:
-        open_tiny(type_v="q8_0")  # whose blocks are larger than a head
-    assert isinstance(failed.value, ContextOpenError)
-    assert isinstance(failed.value, EngineError)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from pyllama_spec import ArgumentError, UnsupportedError
-from pyllama_spec.llama_cpp import llama_chat_format, llama_log_callback, llama_log_set
-from pyllama_spec.llama_cpp.llama_chat_format import Jinja2ChatFormatter, register_chat_format
+from pyllama_spec.llama_cpp import llama_chat_format
+from pyllama_spec.llama_cpp.llama_chat_format import register_chat_format
 from tests.faces.families import USER, WEATHER
-from tests.faces.tools import GREEDY, PROMPT, open_tiny, text_of
+from tests.faces.tools import GREEDY, open_tiny, text_of
 
 CALL = {
     "id": "call_1", "type": "function",
@@ -89,12 +89,6 @@ def test_no_suffix_needs_no_tokens_for_it() -> None:
             llm("the cat", suffix="sat", max_tokens=6, **GREEDY)
 
 
-def test_a_batch_is_never_wider_than_a_text() -> None:
-    with open_tiny(n_ctx=64, n_batch=4096) as llm:
-        assert (llm.n_batch, llm.context_params.n_batch) == (64, 64)
-        assert llm.scores.shape == (4096, llm.n_vocab())
-
-
 def test_messages_may_be_objects_of_the_package_openai() -> None:
     said = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     told = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
@@ -112,17 +106,3 @@ def test_messages_may_be_objects_of_the_package_openai() -> None:
     counts = [one["usage"]["prompt_tokens"] for one in found]
     assert counts == [counts[0]] * 4
     assert len({one["choices"][0]["message"]["content"] for one in found}) == 1
-
-
-def test_programs_that_silence_the_engine() -> None:
-    def quiet(level: int, text: bytes, data: Any) -> None:
-        del level, text, data
-
-    llama_log_set(llama_log_callback(quiet), None)
-    formatter = Jinja2ChatFormatter(
-        llama_chat_format.CHATML_CHAT_TEMPLATE, llama_chat_format.CHATML_EOS_TOKEN,
-        llama_chat_format.CHATML_BOS_TOKEN,
-    )  # fmt: skip
-    assert formatter(messages=[USER]).stop == ["<|im_end|>"]
-    with open_tiny() as llm:
-        assert text_of(llm(PROMPT, max_tokens=2, **GREEDY))

@@ -19,7 +19,6 @@ from pyllama_spec.server import ServerSettings, create_app
 from pyllama_spec.server.app import _ROUTES
 from pyllama_spec.server.keys import KEY_VARIABLE, Keys, keys_of
 from pyllama_spec.server.process import HttpServer, Listening
-from pyllama_spec.server.settings import LOOPBACK
 from tests.faces.tools import open_tiny
 from tests.server.world import PATIENCE_S, is_idle, raw_exchange, served, until
 
@@ -112,16 +111,6 @@ def test_nobody_passes_for_a_user_of_another_key(monkeypatch: pytest.MonkeyPatch
                 client.right(TEXT, {"prompt": "a", "max_tokens": 1, "user": user})
     assert len(set(seen)) == len(seen) == 6
     assert seen[0] == "key 0: ann"
-
-
-@pytest.mark.parametrize(
-    ("host", "is_served"),
-    [("127.0.0.1", True), ("LOCALHOST:80", True), ("[::1]:3", True), ("evil.example", False),
-     ("127.0.0.1.evil.example", False), ("[", False), ("", False)],
-)  # fmt: skip
-def test_another_name_of_this_machine_is_not_served(host: str, is_served: bool) -> None:
-    with served(open_tiny(), allowed_hosts=LOOPBACK) as client:
-        assert (client.get("/health", Host=host)[0] == 200) == is_served
 
 
 def test_pages_of_others_may_not_call() -> None:
@@ -237,25 +226,6 @@ def test_slots_and_metrics_can_be_off() -> None:
     with served(open_tiny(), has_slots=True, has_metrics=False) as client:
         assert client.get("/slots") == (200, [{"id": 0, "n_ctx": 256, "is_processing": False}])
         assert client.get("/metrics")[0] == 501
-
-
-def test_nothing_of_one_request_is_in_anothers_answer() -> None:
-    prompts = [f"{letter * 40}" for letter in "abcdefgh"]
-    with served(open_tiny("prompt-lookup", n_parallel=4)) as client:
-        body = {"max_tokens": 30, "temperature": 0, "echo": True}
-        alone = [client.right(TEXT, {**body, "prompt": one})["choices"] for one in prompts]
-        found: dict[int, Any] = {}
-
-        def ask(i: int) -> None:
-            found[i] = client.right(TEXT, {**body, "prompt": prompts[i]})["choices"]
-
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(prompts))]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join(PATIENCE_S)
-        assert [found[i] for i in range(len(prompts))] == alone
-        until(lambda: is_idle(client))
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:

@@ -123,14 +123,6 @@ def test_more_texts_than_the_line_takes(
     until(lambda: "error=beyond_bound option=max_waiting\n" in caplog.text)
 
 
-@pytest.mark.parametrize("path", [CHAT, TEXT])
-@pytest.mark.parametrize("n", [-1, 0, 6, 1025])
-def test_each_message_says_the_same_bound_of_n(client: Client, path: str, n: int) -> None:
-    body = {"messages": [USER]} if path == CHAT else {"prompt": "a"}
-    said = f"Invalid 'n': expected a value from 1 to 5, but got {n} instead"
-    refused(client, path, {**body, "n": n, "max_tokens": 1}, said)
-
-
 @pytest.mark.parametrize("body", [{"prompt": ["a"] * 5}, {"prompt": "a", "n": 5}])
 def test_as_many_texts_as_the_line_takes(client: Client, body: Any) -> None:
     until(lambda: is_idle(client))
@@ -162,20 +154,6 @@ def test_thoughts_in_parts_are_one_text() -> None:
     assert chat["messages"][1]["reasoning_content"] == "aaaa"
     chat = responses_request.chat_request({"input": [REASONING, REASONING, USER, REASONING, USER]})
     assert [one.get("reasoning_content") for one in chat["messages"]] == ["aa", None, "a", None]
-
-
-def test_pieces_are_json_as_they_are_token_by_token(client: Client) -> None:
-    text = 'the "cat" \\ \n é😀 \x00'
-    ids = client.right("/tokenize", {"content": text})["tokens"]
-    shown = client.right("/tokenize", {"content": text, "with_pieces": True})["tokens"]
-    assert [one["id"] for one in shown] == ids
-    raw = b"".join(
-        one["piece"].encode() if isinstance(one["piece"], str) else bytes(one["piece"])
-        for one in shown
-    )
-    assert raw.decode().strip() == text
-    assert client.right("/tokenize", {"content": "", "with_pieces": True}) == {"tokens": []}
-    assert json.dumps(shown)
 
 
 @pytest.mark.parametrize("n_together", [1, 3, 1 << 16])

@@ -54,6 +54,12 @@ _ANSWER = st.fixed_dictionaries(
 )
 
 
+def _ended(**more: Any) -> Json:
+    """An answer of one word, as _ANSWER has it."""
+    ended: Json = {"thought": "", "text": "x", "calls": [], "finish": "stop", "cuts": []}
+    return {**ended, "stop": None, **more}
+
+
 def _whole(answer: Json) -> Json:
     said: Json = {"role": "assistant", "content": answer["text"]}
     if answer["thought"]:
@@ -157,14 +163,7 @@ def test_the_openai_client_reads_the_events_as_the_whole_response(answer: Json) 
     ("tool_calls", None, ("tool_use", None)),
 ])  # fmt: skip
 def test_why_a_message_ended(finish: str, stop: Any, expected: tuple[Any, Any]) -> None:
-    answer: Json = {
-        "thought": "",
-        "text": "x",
-        "calls": [],
-        "finish": finish,
-        "stop": stop,
-        "cuts": [],
-    }
+    answer = _ended(finish=finish, stop=stop)
     whole = messages_answer.message(_whole(answer))
     assert (whole["stop_reason"], whole["stop_sequence"]) == expected
     assert whole["usage"]["input_tokens"] == 12
@@ -172,14 +171,7 @@ def test_why_a_message_ended(finish: str, stop: Any, expected: tuple[Any, Any]) 
 
 
 def test_a_length_that_was_reached_is_an_incomplete_response() -> None:
-    answer: Json = {
-        "thought": "",
-        "text": "x",
-        "calls": [],
-        "finish": "length",
-        "stop": None,
-        "cuts": [],
-    }
+    answer = _ended(finish="length")
     whole = responses_answer.response(_whole(answer), {})
     assert whole["status"] == whole["output"][-1]["status"] == "incomplete"
     assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
@@ -187,14 +179,7 @@ def test_a_length_that_was_reached_is_an_incomplete_response() -> None:
 
 
 def test_thoughts_that_are_not_wanted_have_no_text() -> None:
-    answer: Json = {
-        "thought": "hm",
-        "text": "x",
-        "calls": [],
-        "finish": "stop",
-        "stop": None,
-        "cuts": [],
-    }
+    answer = _ended(thought="hm")
     whole = messages_answer.message(_whole(answer), shows_thoughts=False)
     assert whole["content"][0] == {"type": "thinking", "thinking": "", "signature": ""}
     events = messages_answer.MessageEvents(shows_thoughts=False)
@@ -214,8 +199,7 @@ def test_an_error_has_the_form_of_the_dialect(status: int) -> None:
     ((name, event),) = list(messages_answer.MessageEvents().failed(status, "why"))
     assert (name, event) == ("error", body)
     events = responses_answer.ResponseEvents({})
-    list(events.of(_chunks({"thought": "", "text": "x", "calls": [], "finish": "stop",
-                            "stop": None, "cuts": []})[0]))  # fmt: skip
+    list(events.of(_chunks(_ended())[0]))
     ((name, event),) = list(events.failed(status, "why"))
     _RESPONSE_EVENT.validate_json(json.dumps(event), strict=True)
     assert event["response"]["status"] == "failed"

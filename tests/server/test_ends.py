@@ -24,7 +24,6 @@ from pyllama_spec import Llama
 from pyllama_spec.cli.entry import main as command_line
 from pyllama_spec.server.exchange import Exchange
 from pyllama_spec.server.models import Models
-from pyllama_spec.server.serving import stopped_in_words
 from pyllama_spec.server.settings import ServerSettings
 from tests.faces.tools import open_tiny
 from tests.models import model_path
@@ -103,25 +102,6 @@ def test_embeddings_end_with_their_client() -> None:
         connection.close()
         until(lambda: is_idle(client) and client.service._n_beside == 0)
         assert client.right("/v1/embeddings", {"input": "a"})["data"]
-
-
-@pytest.mark.slow
-def test_a_slow_reader_holds_up_nobody_and_loses_nothing() -> None:
-    body = {"prompt": "the cat", "temperature": 0, "ignore_eos": True, "max_tokens": 1200,
-            "context_shift": True, "logprobs": 300}  # fmt: skip
-    with served(opened(n_parallel=1)) as client:
-        whole = client.right(TEXT, body)["choices"][0]["text"]
-        connection = client.connect()
-        connection.sock = narrow(client)
-        connection.request("POST", TEXT, json.dumps({**body, "stream": True}))
-        response = connection.getresponse()
-        # Nobody reads it: it is computed a little ahead, and others come to their answers.
-        for _ in range(3):
-            assert client.right(TEXT, {"prompt": "b", "max_tokens": 3})["choices"]
-        assert len(client.service.answers) == 1  # its text is larger than what the network holds
-        text = "".join(c["choices"][0]["text"] for c in events_of(response) if c != "[DONE]")
-        assert text == whole
-        connection.close()
 
 
 @pytest.mark.slow
@@ -303,17 +283,6 @@ def test_a_signal_ends_the_command(
     assert (tmp_path / "kept").is_dir()
     assert "the cat" not in err  # no text in the log
     assert "the-key" not in err
-
-
-@pytest.mark.parametrize("n, n_cut, said", [
-    (0, 0, "stopped: no request was running"),
-    (1, 0, "stopped after 1 request finished"),
-    (3, 0, "stopped after 3 requests finished"),
-    (1, 1, "stopped: 1 request ran or waited, 0 finished, 1 was cut"),
-    (5, 2, "stopped: 5 requests ran or waited, 3 finished, 2 were cut"),
-])  # fmt: skip
-def test_the_last_line_says_what_became_of_running_requests(n: int, n_cut: int, said: str) -> None:
-    assert stopped_in_words(n, n_cut) == said
 
 
 def test_a_key_in_the_command_line_is_refused(capfd: pytest.CaptureFixture[str]) -> None:

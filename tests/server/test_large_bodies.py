@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import random
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -257,38 +255,6 @@ def test_large_answers_are_those_of_small_ones(client: Client) -> None:
     assert [one["id"] for one in shown] == ids
     assert "".join(one["piece"] for one in shown) == text
     assert client.right("/detokenize", {"tokens": ids})["content"] == text
-
-
-REFUSED = {
-    **{one: BODIES[one] for one in (
-        "chat", "text", "ids", "messages", "responses", "embeddings")},
-    "stream": (TEXT, {"prompt": WORDS, "stream": True}),
-    "ids, streamed": (TEXT, {"prompt": IDS, "stream": True}),
-    "tools": (CHAT, {"messages": USER, "tools": [
-        {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.filterwarnings("ignore:the chat template knows no tools")
-def test_a_refused_body_is_let_go_at_once(client: Client, name: str) -> None:
-    """The cycle collector, which counts megabytes as one object, is not needed."""
-    path, body = REFUSED[name]
-    assert client.post(path, body)[0] == 400
-    until(lambda: is_idle(client))
-    gc.collect()
-    gc.disable()
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    try:
-        client.post(path, body)
-        until(lambda: is_idle(client))
-        gc.collect()
-    finally:
-        gc.set_debug(0)
-        gc.enable()
-    frames = [one.f_code for one in gc.garbage if isinstance(one, FrameType)]
-    gc.garbage.clear()
-    assert not [one.co_name for one in frames if "pyllama_spec" in one.co_filename]
 
 
 def test_threads_share_the_arenas_of_the_heap() -> None:

@@ -152,19 +152,6 @@ def test_who_waits_for_one_that_makes_room_gets_pings_and_may_leave() -> None:
         assert of_b.result()[0] == 200
 
 
-def test_who_waits_in_vain_for_one_that_makes_room_is_told_for_whom() -> None:
-    with several(spec("a"), spec("b"), max_loaded=1, turn_s=0) as (client, models):
-        with endless(client, "a"):
-            of_b = Asking(client, "b")
-            until(lambda: is_draining(models, "a"))
-            object.__setattr__(models._listed, "load_timeout_s", 0.05)  # of who comes from now on
-            status, answer = asked(client, "a")
-            assert (status, answer["error"]["code"]) == (503, "model_loading")
-            told = "'a' takes no requests after 0.05 s: it makes room for 'b'"
-            assert told in answer["error"]["message"]
-        assert of_b.result()[0] == 200
-
-
 @pytest.mark.parametrize("n_waiting", [1, 2])
 def test_the_end_comes_to_those_that_wait_for_a_turn(n_waiting: int) -> None:
     with (

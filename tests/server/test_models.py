@@ -18,7 +18,7 @@ from pyllama_spec import Llama
 from pyllama_spec.drafters import PromptLookup
 from pyllama_spec.server import ModelSpec
 from pyllama_spec.server.app import _ROUTES
-from pyllama_spec.server.loader import expected_bytes
+from pyllama_spec.server.models import expected_bytes
 from pyllama_spec.server.prefix_folder import PrefixFolder
 from tests.models import model_path
 from tests.models.adapter import write_adapter
@@ -191,32 +191,6 @@ def test_waiting_for_a_load_has_bounds() -> None:
         until(lambda: models.named("a").service is not None)
         assert asked(client, "a")[0] == 200
         assert models.begun == ["a"]
-
-
-def test_who_is_in_line_is_told_what_is_loaded_before() -> None:
-    specs = (spec("a"), spec("b"), spec("c"))
-    with several(*specs, held=True, load_timeout_s=0.05) as (client, models):
-        # What is begun goes on, though nobody waits any more.
-        for name in "ab":
-            status, answer = asked(client, name)
-            assert (status, answer["error"]["code"]) == (503, "model_loading")
-            why = "it is still being loaded" if name == "a" else "'a' is loaded before it"
-            assert answer["error"]["message"].endswith(f"after 0.05 s: {why}")
-        until(lambda: models.begun == ["a"])
-        models.may_go_on.set()
-        until(lambda: models.named("b").service is not None)
-    # Behind one that waits for room it is for the same that one waits.
-    with several(*specs, max_loaded=1) as (client, models):
-        connection, response = client.send("POST", TEXT, {**ENDLESS, "model": "a"})
-        assert response.readline()
-        waiting = Asking(client, "b")
-        until(lambda: models.named("b").waits_for_room)
-        for name in "bc":
-            why, _ = models._why_not_yet(models.named(name))
-            assert why == "requests to a have the room"
-        response.close()
-        connection.close()
-        assert waiting.result()[0] == 200
 
 
 def test_a_client_that_leaves_waits_no_more_and_the_load_goes_on() -> None:

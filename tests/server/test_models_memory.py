@@ -9,12 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from pyllama_spec import Llama
-from pyllama_spec.llama.open_options import OpenOptions
-from pyllama_spec.server import ModelSpec
-from pyllama_spec.server.loader import expected_bytes
+from pyllama_spec.server.models import expected_bytes
 from tests.models import model_path
 from tests.server.models_world import (
     ENDLESS,
@@ -60,19 +56,6 @@ def test_a_model_in_use_is_never_closed() -> None:
         connection.close()
         assert text_of(waiting.result()) == own_text("b")
         assert states(client) == {"a": "unloaded", "b": "loaded"}
-
-
-def test_who_waits_for_room_in_vain_is_told_who_has_it() -> None:
-    with several(spec("a"), spec("b"), max_loaded=1, load_timeout_s=0.05) as (client, models):
-        until(lambda: asked(client, "a")[0] == 200)
-        connection, response = client.send("POST", TEXT, {**ENDLESS, "model": "a"})
-        assert response.readline()
-        status, answer = asked(client, "b")
-        assert (status, answer["error"]["code"]) == (503, "model_loading")
-        assert answer["error"]["message"].endswith("after 0.05 s: requests to a have the room")
-        until(lambda: models.named("b").state == "unloaded")  # nobody wants it any more
-        response.close()
-        connection.close()
 
 
 def test_bytes_of_weights_and_past_tokens_and_drafts_are_the_bound() -> None:
@@ -175,21 +158,6 @@ def test_what_is_not_said_is_reckoned_as_llama_has_it() -> None:
         assert store == 7 or store > 7 << 20
 
 
-def test_what_a_loaded_model_takes_has_the_store_that_llama_gives_it() -> None:
-    bare: dict[str, Any] = {"model_path": str(model_path("llama")), "n_threads": 1}
-    specs = (
-        ModelSpec(name="left out", keywords=bare),
-        ModelSpec(name="none", keywords={**bare, "prefix_cache_bytes": None}),
-    )
-    store = OpenOptions(bare["model_path"]).store_bytes()
-    with several(*specs) as (client, models):
-        for one in specs:
-            assert asked(client, one.name)[0] == 200
-            llm = models.made[-1].llm
-            assert models.named(one.name).n_bytes == llm.memory_bytes + store
-        assert models.begun == ["left out", "none"]
-
-
 def test_keep_alive_closes_what_nobody_asks_for() -> None:
     with several(spec("a", keep_alive_s=0), spec("b")) as (client, models):
         for _ in range(2):
@@ -206,19 +174,6 @@ def test_keep_alive_closes_what_nobody_asks_for() -> None:
         until(lambda: models.named("a").state == "unloaded")
         closed = 'pyllama_spec:model_unloads_total{model="a",reason="idle"} 3.0'
         until(lambda: closed in client.get("/metrics")[1])
-
-
-def test_two_models_of_one_file_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "pyllama_spec.server")
-    for more in ({}, {"use_mmap": False}):
-        same = {"model_path": str(model_path("llama", seed=0)), **more}
-        caplog.clear()
-        with several(spec("a"), spec("b", same), spec("c")) as (client, models):
-            assert [asked(client, name)[0] for name in "cab"] == [200] * 3
-            assert models.named("a").n_bytes == models.named("b").n_bytes
-        told = [one for one in caplog.messages if "of one file" in one]
-        begin = "b and a are of one file: each counts its weights"
-        assert [one[: len(begin)] for one in told] == ([] if more else [begin])
 
 
 def test_a_bound_that_is_too_low_is_told_once_with_what_a_model_takes() -> None:

@@ -23,10 +23,9 @@ from typing import Any
 import pytest
 
 from pyllama_spec.errors import ArgumentError
-from pyllama_spec.server import ServerSettings, create_app
-from pyllama_spec.server.hangup import Hangup
+from pyllama_spec.server import create_app
 from pyllama_spec.server.keys import Keys, is_open_to_others, keys_of
-from pyllama_spec.server.process import HttpServer, Listening
+from pyllama_spec.server.process import Hangup, HttpServer, Listening
 from pyllama_spec.server.settings import LOOPBACK, with_loopback
 from tests.faces.tools import open_tiny
 from tests.models import model_path
@@ -99,13 +98,6 @@ def test_keys_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     assert "key=second" in caplog.text
 
 
-def test_a_server_without_a_file_of_keys_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "pyllama_spec.server"), served(open_tiny()) as client:
-        client.server.read_again()
-        until(lambda: any("without a file of keys" in one for one in caplog.messages))
-        assert client.get("/v1/models")[0] == 200
-
-
 @pytest.mark.parametrize("mode, is_open", [(0o644, True), (0o604, True), (0o640, False),
                                            (0o600, False)])  # fmt: skip
 def test_a_file_of_keys_that_all_may_read(mode: int, is_open: bool, tmp_path: Path) -> None:
@@ -114,21 +106,6 @@ def test_a_file_of_keys_that_all_may_read(mode: int, is_open: bool, tmp_path: Pa
     path.chmod(mode)
     assert is_open_to_others(path) == is_open
     assert not is_open_to_others(None)
-
-
-def test_who_sends_no_key_and_who_a_wrong_one() -> None:
-    with served(open_tiny(), api_keys=("right",)) as client:
-        for given, said in (
-            ({}, "an API key is needed"),
-            ({"Authorization": "Basic abc"}, "an API key is needed"),
-            ({"Authorization": "Bearer "}, "an API key is needed"),
-            ({"Authorization": "Bearer wrong"}, "does not know the API key"),
-            ({"x-api-key": "wrong"}, "does not know the API key"),
-        ):
-            status, answer = client.get("/v1/models", **given)
-            assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
-            assert said in answer["error"]["message"]
-            assert "wrong" not in str(answer)
 
 
 # ---- the certificate
@@ -164,7 +141,7 @@ def test_a_certificate_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFi
         assert not thread.is_alive()
 
 
-# ---- SIGHUP itself; tests/server/test_their_command_lines.py sends it to each program
+# ---- SIGHUP itself; tests/server/test_programs.py sends it to each program
 
 
 def test_a_signal_that_comes_while_a_model_is_opened_is_heeded_later() -> None:
@@ -181,22 +158,6 @@ def test_a_signal_that_comes_while_a_model_is_opened_is_heeded_later() -> None:
             inner.heed(None)
         os.kill(os.getpid(), signal.SIGHUP)
         assert seen == [False, False]
-    assert signal.getsignal(signal.SIGHUP) == before
-
-
-def test_beside_the_main_thread_no_signal_is_taken() -> None:
-    before = signal.getsignal(signal.SIGHUP)
-    seen: list[object] = []
-
-    def enter() -> None:
-        with Hangup() as hangup:
-            hangup.heed(None)
-            seen.append(signal.getsignal(signal.SIGHUP))
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    assert seen == [before]
     assert signal.getsignal(signal.SIGHUP) == before
 
 
@@ -236,7 +197,7 @@ def test_a_server_behind_a_proxy_is_reached_on_its_own_machine() -> None:
         for host, status in (
             ("llm.example", 200), ("LLM.example:443", 200), ("127.0.0.1:9", 200),
             ("localhost", 200), ("[::1]", 200), ("evil.example", 403), ("llm.example.evil", 403),
-            ("", 403),
+            ("", 403), ("[", 403),
         ):  # fmt: skip
             for path in ("/health", "/ready", "/metrics"):
                 found, answer = client.get(path, Host=host)
@@ -329,16 +290,6 @@ def test_the_log_has_the_id_that_the_answer_has(caplog: pytest.LogCaptureFixture
         assert " answer=" not in line_of(caplog, "/completion"), "such an answer has no id"
 
 
-def test_cached_tokens_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    long = {**ASKED, "prompt": "the cat sat on the mat " * 4}
-    with logged(caplog) as (client, _):
-        for _ in range(2):
-            caplog.clear()
-            details = client.right(TEXT, long)["usage"]["prompt_tokens_details"]
-            assert f" cached_tokens={details['cached_tokens']} " in line_of(caplog, TEXT)
-        assert details["cached_tokens"] > 0
-
-
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_line_of_who_left_has_its_tokens(
     is_stream: bool, caplog: pytest.LogCaptureFixture
@@ -378,36 +329,6 @@ def test_a_line_of_a_time_that_is_over_has_its_tokens(caplog: pytest.LogCaptureF
         line = line_of(caplog, TEXT)
         assert " error=timeout" in line
         counts_of(line)
-
-
-def test_openais_package_asks_once_where_the_time_was_over(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    import openai
-
-    with logged(caplog, max_time_s=0.2) as (client, _):
-        with (
-            openai.OpenAI(base_url=f"{client.url}/v1", api_key="none") as package,
-            pytest.raises(openai.InternalServerError),
-        ):
-            package.completions.create(
-                model="m", prompt="a", max_tokens=10**9,
-                extra_body={"ignore_eos": True, "context_shift": True},
-            )  # fmt: skip
-        assert " 504 " in line_of(caplog, TEXT)
-
-
-def test_a_line_of_what_the_end_cuts_has_its_tokens(caplog: pytest.LogCaptureFixture) -> None:
-    with logged(caplog, stop_timeout_s=0) as (client, _):
-        connection, response = client.send("POST", TEXT, {**ENDLESS, "stream": True})
-        events = events_of(response)
-        next(events)
-        client.server.stop()
-        assert list(events)[-1]["error"]["code"] == "stopping"
-        connection.close()
-        line = line_of(caplog, TEXT)
-        assert " error=stopping" in line
-        assert min(counts_of(line)) > 0
 
 
 @pytest.mark.parametrize("logs_clients", [True, False])
@@ -492,7 +413,3 @@ def test_a_model_has_further_names() -> None:
             assert client.right(TEXT, {**ASKED, "model": name})["model"] == name
         assert client.get("/v1/models/smol,gpt-4o")[0] == 404
         assert client.right(TEXT, ASKED)["model"] == "smol"
-
-
-def test_settings_show_no_keys() -> None:
-    assert "secret" not in repr(ServerSettings(api_keys=("secret",)))

@@ -17,7 +17,6 @@ import pytest
 
 from pyllama_spec import Llama
 from tests.faces.tools import open_tiny
-from tests.models import model_path
 from tests.server.test_endpoints import FILLS
 from tests.server.world import Client, events_of, served
 
@@ -48,15 +47,6 @@ def library() -> Iterator[Llama]:
 def vectors() -> Iterator[tuple[Client, Llama]]:
     given: Json = {"n_ctx": 256, "embedding": True, "pooling_type": "mean"}
     with served(open_tiny(**given)) as client, open_tiny(**given) as llm:
-        yield client, llm
-
-
-@pytest.fixture(scope="module")
-def scores() -> Iterator[tuple[Client, Llama]]:
-    def opened() -> Llama:
-        return Llama(model_path("reranker"), embedding=True, n_ctx=128, n_batch=128, n_threads=1)
-
-    with served(opened()) as client, opened() as llm:
         yield client, llm
 
 
@@ -392,25 +382,6 @@ def test_texts_and_gaps_in_llama_servers_form(
     play(n, 5 + len(path), ask)
 
 
-@numbers
-def test_tokens_and_templates(client: Client, library: Llama, n: int) -> None:
-    vocab = library.model.vocab
-
-    def ask(drawn: Drawn) -> tuple[Any, Any]:
-        rng, text, talk = drawn.rng, drawn.text(), drawn.talk()
-        flags = {"add_special": rng.random() < 0.5, "parse_special": rng.random() < 0.5}
-        ids = vocab.tokenize(text, **flags)
-        came = [
-            client.right("/tokenize", {"content": text, **flags})["tokens"],
-            client.right("/detokenize", {"tokens": ids})["content"],
-            client.right("/apply-template", {"messages": talk})["prompt"],
-        ]
-        raw = library.detokenize(ids, special=True)
-        return came, [ids, raw.decode(errors="replace"), library.template.render(talk).text]
-
-    play(n, 6, ask)
-
-
 # ---- vectors and scores
 
 
@@ -428,22 +399,3 @@ def test_embeddings(vectors: tuple[Client, Llama], n: int) -> None:
         return [came, answer["usage"]["prompt_tokens"]], [plain(own), n_tokens]
 
     play(n, 7, ask)
-
-
-@numbers
-def test_scores(scores: tuple[Client, Llama], n: int) -> None:
-    client, library = scores
-
-    def ask(drawn: Drawn) -> tuple[Any, Any]:
-        query, n_documents = drawn.text(4), drawn.rng.randrange(1, 5)
-        documents = [drawn.text(5) for _ in range(n_documents)]
-        own = library.rank(query, documents)
-        best = sorted(range(n_documents), key=lambda i: -own[i])[: drawn.rng.randrange(1, 6)]
-        top = {"top_n": len(best)}
-        answer = client.right("/v1/rerank", {"query": query, "documents": documents, **top})
-        return (
-            [[one["index"], one["relevance_score"]] for one in answer["results"]],
-            [[i, plain(own[i])] for i in best],
-        )
-
-    play(n, 8, ask)

@@ -77,16 +77,3 @@ def test_no_proxy_cuts_what_the_server_would_finish() -> None:
         assert seconds > SETTINGS.ping_s
     assert number(r"^ +timeout http-request (\d+)s$", HAPROXY) >= SETTINGS.body_timeout_s
     assert number(r"stop_grace_period: (\d+)s$", COMPOSE) > SETTINGS.stop_timeout_s
-
-
-def test_what_a_session_is_known_by_is_what_the_page_says() -> None:
-    page = (FOLDER.parents[1] / "docs" / "server-scale.md").read_text()
-    assert "$http_x_session_id" in NGINX
-    named = re.findall(r"hdr\(([\w-]+)\)|json_query\('\$\.(\w+)'\)", HAPROXY)
-    assert [header or field for header, field in named] == [
-        "x-session-id", "prompt_cache_key", "user",
-    ]  # fmt: skip
-    for name in ("X-Session-Id", "`prompt_cache_key`", "`user`"):
-        assert name in page
-    n_bytes = number(r"req\.body,bytes\(0,(\d+)\)", HAPROXY)
-    assert f"the first {n_bytes:,} bytes of the body" in page

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyllama_spec import Llama
 from tests.faces.tools import open_tiny
-from tests.models import model_path
 from tests.server.world import Client, served, steady
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -114,15 +112,6 @@ def test_a_text_is_the_librarys(client: Client, library: Llama, options: dict[st
         assert of_choice[-1]["finish_reason"] == choice["finish_reason"]
 
 
-@pytest.mark.parametrize(
-    "prompt", ["abc", [97, 98, 99], ["abc", "the cat"], [[97, 98], [99]]], ids=repr
-)
-def test_prompts_of_every_form(client: Client, library: Llama, prompt: Any) -> None:
-    given = {"max_tokens": 8, "temperature": 0, "model": "m"}
-    own: Any = library.create_completion(prompt, **given)
-    assert as_json(steady(client.right(TEXT, {"prompt": prompt, **given}))) == as_json(steady(own))
-
-
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_usage_comes_last_where_it_is_asked_for(client: Client, path: str) -> None:
     body: dict[str, Any] = {"prompt": PROMPT} if path == TEXT else {"messages": MESSAGES}
@@ -163,16 +152,6 @@ def test_who_drafted_each_piece(client: Client, library: Llama, path: str, n: in
     assert "token_sources" not in client.right(path, given)["choices"][0]
 
 
-def test_a_grammar_is_named_as_who_drafted(client: Client) -> None:
-    body = {
-        "prompt": PROMPT, "max_tokens": 40, "temperature": 0, "speculation": {"show_tokens": True},
-        "grammar": 'root ::= "always the same words here" [a-z]',
-    }  # fmt: skip
-    (choice,) = client.right(TEXT, body)["choices"]
-    assert choice["text"].startswith("always the same words here")
-    assert "grammar" in {piece["source"] for piece in choice["token_sources"]}
-
-
 @pytest.mark.parametrize(
     ("wanted", "most"), [({"draft": False}, 0), ({"n_draft": 0}, 0), ({"n_draft": 2}, 2)], ids=repr
 )
@@ -192,41 +171,6 @@ def test_a_request_says_how_much_is_drafted(
         assert "speculation.draft=false" in speculation["reason_off"]
 
 
-def test_a_request_says_how_drafts_are_accepted(client: Client) -> None:
-    """The server's draft draws nothing, and the answer reports it."""
-    body = {"prompt": PROMPT, **REPEATING, "temperature": 1.0, "seed": 5}
-    exact = client.right(TEXT, body)
-    asked = client.right(TEXT, {**body, "speculation": {"acceptance": "distribution"}})
-    assert exact["speculation"]["why_exact"] is None
-    assert "does not draw" in asked["speculation"]["why_exact"]
-    assert asked["choices"][0]["text"] == exact["choices"][0]["text"]
-    status, answer = client.post(TEXT, {**body, "speculation": {"acceptance": "fair"}})
-    assert status == 400 and "acceptance" in str(answer)
-
-
-@pytest.mark.parametrize("form", ["text", "parts"])
-def test_a_prediction_is_a_draft(client: Client, form: str) -> None:
-    body: dict[str, Any] = {
-        "messages": MESSAGES, "max_tokens": 60, "temperature": 0.8, "seed": 3,
-        "grammar": "root ::= [0-9A-H]+",
-    }  # fmt: skip
-    free = client.right(CHAT, body)
-    text = free["choices"][0]["message"]["content"]
-    parts = [{"type": "text", "text": text[:20]}, {"type": "text", "text": text[20:]}]
-    given = {"type": "content", "content": text if form == "text" else parts}
-    found = client.right(CHAT, {**body, "prediction": given})
-    assert found["choices"] == free["choices"]
-
-    def accepted(answer: dict[str, Any]) -> int:
-        n: int = answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
-        return n
-
-    assert accepted(found) > max(accepted(free), 30)
-    for wrong in ({"type": "content"}, {"content": [{"type": "image"}]}, {"content": 3}, "a"):
-        status, answer = client.post(CHAT, {**body, "prediction": wrong})
-        assert (status, "prediction" in str(answer)) == (400, True)
-
-
 def test_cached_tokens_are_told(client: Client) -> None:
     prompt = [97 + i % 23 for i in range(120)]
     body = {"prompt": prompt, "max_tokens": 2, "temperature": 0}
@@ -243,42 +187,6 @@ def test_the_servers_defaults_and_bounds() -> None:
         assert client.right(TEXT, {"prompt": PROMPT})["usage"]["completion_tokens"] <= 5
         hot = {"prompt": PROMPT, "temperature": 1.5, "seed": 1}
         assert client.right(TEXT, hot)["choices"][0]["text"] not in texts
-
-
-def test_two_clients_at_once_get_the_texts_that_they_get_alone(client: Client) -> None:
-    import concurrent.futures
-
-    bodies = [
-        {"prompt": f"{word} {PROMPT}", "max_tokens": 60, "temperature": 0.7, "seed": i}
-        for i, word in enumerate(("one", "two", "three", "four", "five", "six"))
-    ]
-    alone = [client.right(TEXT, body)["choices"][0]["text"] for body in bodies]
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        streamed = pool.map(lambda body: client.chunks(TEXT, body), bodies)
-        together = ["".join(c["text"] for c in deltas(chunks)) for chunks in streamed]
-        assert together == alone
-        wholes = pool.map(lambda body: client.right(TEXT, body), bodies)
-        assert [one["choices"][0]["text"] for one in wholes] == alone
-
-
-def test_smollm2_over_http(smollm2_q4_0: Path) -> None:
-    messages = [{"role": "user", "content": "Count: one, two, three, one, two, three, one, two,"}]
-    given = {"max_tokens": 40, "temperature": 0.6, "seed": 2}
-    with Llama(smollm2_q4_0, draft=None, n_ctx=1024, n_threads=1) as llm:
-        own: Any = llm.create_chat_completion(messages, **given)
-    llm = Llama(smollm2_q4_0, draft="prompt-lookup", n_ctx=1024, n_threads=1, n_parallel=2)
-    with served(llm) as client:
-        for body in (given, {**given, "speculation": {"draft": False}}):
-            whole = client.right(CHAT, {"messages": messages, **body})
-            assert whole["choices"][0]["message"] == own["choices"][0]["message"]
-            assert whole["model"] == smollm2_q4_0.name
-
-
-def test_a_llama_of_a_reference_file_says_its_name() -> None:
-    with served(open_tiny()) as client:
-        status, listed = client.get("/v1/models")
-        assert status == 200
-        assert [one["id"] for one in listed["data"]] == [Path(model_path("llama")).name]
 
 
 def deltas(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib
+import importlib.abc
+import importlib.util
 import inspect
 import json
 import os
@@ -21,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from tools.comparison.calls import CALLS, SETTING
-from tools.comparison.engine import find_engine
 from tools.comparison.shapes import shape_of
 
 PARTS = (
@@ -29,6 +29,19 @@ PARTS = (
     "llama_tokenizer", "llama_types",
 )  # fmt: skip
 OPEN: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+
+
+class _Engine(importlib.abc.MetaPathFinder):
+    """Finds the compiled module where an editable install has put it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """The spec of that one module; None for others."""
+        if name != "pyllama_spec._engine":
+            return None
+        return importlib.util.spec_from_file_location(name, self.path)
 
 
 class World:
@@ -158,7 +171,7 @@ def main(side: str, models: str, path: str, engine: str) -> int:
     out = Path(path)
     done = done_before(out)
     if side == "ours":
-        find_engine(engine)
+        sys.meta_path.insert(0, _Engine(engine))
     name = "llama_cpp" if side == "theirs" else "pyllama_spec.llama_cpp"
     world = World(importlib.import_module(name), json.loads(models))
     names = world.names()

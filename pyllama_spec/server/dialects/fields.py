@@ -22,14 +22,6 @@ class Fields:
     """An object of a request, and its path.
 
     A null field counts as missing.
-
-    Args:
-        value: the value that must be an object.
-        place: the path of the value in the request; "" for the request itself.
-
-    Raises:
-        ArgumentError: it is not an object.
-
     """
 
     def __init__(self, value: object, place: str = "") -> None:
@@ -57,33 +49,18 @@ class Fields:
         return value
 
     def text(self, name: str) -> str:
-        """A required text.
-
-        Raises:
-            ArgumentError: it is missing, or not a text.
-
-        """
+        """A required text."""
         value = self.optional_text(name)
         if value is None:
             raise ArgumentError(f"{self.place(name)} is missing: a text is expected")
         return value
 
     def optional_text(self, name: str) -> str | None:
-        """A text, or None.
-
-        Raises:
-            ArgumentError: it is not a text.
-
-        """
+        """A text, or None."""
         return self._of_type(name, str, "a text")
 
     def number(self, name: str) -> float | None:
-        """A finite number, or None.
-
-        Raises:
-            ArgumentError: it is not a finite number.
-
-        """
+        """A finite number, or None."""
         value = self.raw(name)
         if value is None:
             return None
@@ -92,12 +69,7 @@ class Fields:
         return real(value, self.place(name))
 
     def count(self, name: str, low: int = 0) -> int | None:
-        """A whole number of at least `low`, or None; 8.0 counts as whole.
-
-        Raises:
-            ArgumentError: it is not such a number.
-
-        """
+        """A whole number of at least `low`, or None; 8.0 counts as whole."""
         value = self.raw(name)
         if value is None:
             return None
@@ -109,65 +81,32 @@ class Fields:
         return number
 
     def flag(self, name: str) -> bool | None:
-        """true, false, or None.
-
-        Raises:
-            ArgumentError: it is neither true nor false.
-
-        """
+        """true, false, or None."""
         return self._of_type(name, bool, "true or false")
 
     def object(self, name: str) -> Fields | None:
-        """An object, or None.
-
-        Raises:
-            ArgumentError: it is not an object.
-
-        """
+        """An object, or None."""
         value = self.raw(name)
         return None if value is None else Fields(value, self.place(name))
 
     def values(self, name: str) -> list[Any]:
-        """A list as it is; empty if missing.
-
-        Raises:
-            ArgumentError: it is not a list.
-
-        """
+        """A list as it is; empty if missing."""
         return self._of_type(name, list, "a list") or []
 
     def objects(self, name: str) -> Iterator[Fields]:
-        """The objects of a list.
-
-        Raises:
-            ArgumentError: it is not a list of objects.
-
-        """
+        """The objects of a list."""
         for i, value in enumerate(self.values(name)):
             yield Fields(value, f"{self.place(name)}[{i}]")
 
     def texts(self, name: str) -> list[str]:
-        """The texts of a list.
-
-        Raises:
-            ArgumentError: it is not a list of texts.
-
-        """
+        """The texts of a list."""
         for i, value in enumerate(self.values(name)):
             if not isinstance(value, str):
                 raise ArgumentError(f"{self.place(name)}[{i}] is {shown(value)}, not a text")
         return self.values(name)
 
     def refuse(self, names: Mapping[str, str]) -> None:
-        """Refuses fields that request unsupported features.
-
-        Args:
-            names: the names of the fields, each with the remedy.
-
-        Raises:
-            UnsupportedError: a field is present and not null, false or empty.
-
-        """
+        """Refuses fields that request unsupported features."""
         for name, remedy in names.items():
             if self.raw(name):
                 raise UnsupportedError(

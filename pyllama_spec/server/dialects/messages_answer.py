@@ -30,14 +30,7 @@ _STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "function_call": "to
 
 
 def error(status: int, message: str, request_id: str | None = None) -> Json:
-    """The body of an error.
-
-    Args:
-        status: the status of the HTTP response.
-        message: the fault and the remedy.
-        request_id: the id of the request, if it has one.
-
-    """
+    """The body of an error."""
     other = "api_error" if status >= 500 else "invalid_request_error"
     return {
         "type": "error",
@@ -47,13 +40,7 @@ def error(status: int, message: str, request_id: str | None = None) -> Json:
 
 
 def message(answer: Json, *, shows_thoughts: bool = True) -> Json:
-    """A chat completion as a message.
-
-    Args:
-        answer: the whole chat completion; only its first choice is used.
-        shows_thoughts: whether thinking blocks contain their text.
-
-    """
+    """A chat completion as a message."""
     choice = answer["choices"][0]
     said = choice["message"]
     content: list[Json] = []
@@ -76,12 +63,7 @@ def message(answer: Json, *, shows_thoughts: bool = True) -> Json:
 
 
 class MessageEvents:
-    """The events of a message, from the chunks of a chat completion.
-
-    Args:
-        shows_thoughts: whether thinking blocks contain their text.
-
-    """
+    """The events of a message, from the chunks of a chat completion."""
 
     def __init__(self, *, shows_thoughts: bool = True) -> None:
         self._shows_thoughts = shows_thoughts

@@ -39,15 +39,6 @@ def chat_request(body: object, thoughts: Thoughts = NO_THOUGHTS) -> Json:
 
     A last message of the assistant begins the answer. The request's `thinking` applies if the
     model's template marks thoughts, and is ignored otherwise.
-
-    Args:
-        body: the request's JSON.
-        thoughts: the template's support of thoughts.
-
-    Raises:
-        ArgumentError: the request is malformed; the message names the field.
-        UnsupportedError: the request uses an unsupported feature.
-
     """
     fields = Fields(body)
     fields.refuse(_REFUSED)

@@ -18,13 +18,7 @@ Event = tuple[str, Json]
 
 
 def response(answer: Json, body: Json) -> Json:
-    """A chat completion as a response.
-
-    Args:
-        answer: the whole chat completion; only its first choice is used.
-        body: the request's JSON.
-
-    """
+    """A chat completion as a response."""
     events = ResponseEvents(body)
     choice = answer["choices"][0]
     said = dict(choice["message"])
@@ -40,12 +34,7 @@ def response(answer: Json, body: Json) -> Json:
 
 
 class ResponseEvents:
-    """The events of a response, from the chunks of a chat completion.
-
-    Args:
-        body: the request's JSON.
-
-    """
+    """The events of a response, from the chunks of a chat completion."""
 
     def __init__(self, body: Json) -> None:
         self._body = body
@@ -85,13 +74,7 @@ class ResponseEvents:
         yield self._event(f"response.{status}", response=self._response(status))
 
     def failed(self, status: int, text: str) -> Iterator[Event]:
-        """The event of an error after the answer began.
-
-        Args:
-            status: the status that the HTTP response would have had.
-            text: the error message.
-
-        """
+        """The event of an error after the answer began."""
         self._is_over = True
         code = "rate_limit_exceeded" if status == 429 else "server_error"
         failed = {**self._response("failed"), "error": {"code": code, "message": text}}

@@ -36,17 +36,7 @@ _INPUT_TEXTS = ("input_text", "output_text", "text")
 
 
 def chat_request(body: object, thoughts: Thoughts = NO_THOUGHTS) -> Json:
-    """The equivalent chat request.
-
-    Args:
-        body: the request's JSON.
-        thoughts: the template's support of thoughts; without it, an effort has no effect.
-
-    Raises:
-        ArgumentError: the request is malformed; the message names the field.
-        UnsupportedError: the request uses an unsupported feature.
-
-    """
+    """The equivalent chat request."""
     fields = Fields(body)
     fields.refuse(_REFUSED)
     chat: Json = {
@@ -69,12 +59,7 @@ def chat_request(body: object, thoughts: Thoughts = NO_THOUGHTS) -> Json:
 
 
 def offered_tools(body: object) -> list[Json]:
-    """The function tools of the request that the model gets.
-
-    Raises:
-        ArgumentError: a tool is malformed.
-
-    """
+    """The function tools of the request that the model gets."""
     fields = Fields(body)
     allowed = _allowed(fields)
     tools = []
