@@ -267,12 +267,7 @@ class StandIns:
         return match[0]
 
     def read(self, rendered: str) -> tuple[str, list[Span]] | None:
-        """Restores the characters of the rendering, and says which are the caller's.
-
-        Returns:
-            The text and the caller's spans in it; None if marks are not in pairs.
-
-        """
+        """The text with its characters restored, and the caller's spans; None if marks are odd."""
         if self._keeps_escaped:
             rendered = _ESCAPED_PAIR.sub(self._unescaped, rendered)
         pieces = [rendered]

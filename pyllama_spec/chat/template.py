@@ -117,13 +117,7 @@ class RenderedChat:
 
 
 def check_form(chat_format: object, chat_template: object) -> None:
-    """Checks what ChatTemplate.of_model() takes, as far as that needs no model.
-
-    Raises:
-        ArgumentError: both were given, or one of a wrong type.
-        UnsupportedError: chat_template is not a template that the engine can read.
-
-    """
+    """Checks what ChatTemplate.of_model() takes, as far as that needs no model."""
     if chat_template is not None:
         if chat_format is not None:
             raise ArgumentError("give chat_format or chat_template, not both")
@@ -251,13 +245,8 @@ class ChatTemplate:
     ) -> RenderedChat:
         """A chat with the caller's text located in it.
 
-        Args:
-            text: the result of `run` for these messages and variables.
-            messages: the result of check_messages().
-            caller_variables: the caller's variables of the template, including the tools.
-            run: renders this chat with other messages and variables.
-            form: the renderer.
-
+        `run` renders this chat with other messages and variables; `text` is its result for these
+        messages, which check_messages() made, and for the caller's own variables.
         """
         caller = self._locate(text, messages, caller_variables, run, form)
         starts_with_bos = bool(self._bos_token) and text.startswith(self._bos_token)

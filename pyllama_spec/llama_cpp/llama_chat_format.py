@@ -71,7 +71,7 @@ class ChatFormatter(Protocol):
 
 
 class Jinja2ChatFormatter:
-    """A chat formatter from Jinja text, run in a sandbox.
+    """A chat formatter from Jinja text.
 
     Args:
         template: Jinja text.

@@ -30,9 +30,6 @@ class Place:
     word_after: bool = False
 
 
-_INSIDE = Place(is_begin=False, is_end=False)
-
-
 class Lang:
     """A set of texts."""
 
