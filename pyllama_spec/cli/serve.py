@@ -159,7 +159,7 @@ def _add_bounds(parser: argparse.ArgumentParser) -> None:
 def run_serve(args: argparse.Namespace) -> int:
     """Serves until a signal ends it."""
     from pyllama_spec.server import serve  # noqa: F401 - says how to get what it needs
-    from pyllama_spec.server.hangup import Hangup
+    from pyllama_spec.server.process import Hangup
     from pyllama_spec.server.serving import stopped_in_words
 
     with Hangup():
