@@ -228,7 +228,6 @@ def _config(app: App, listening: Listening) -> uvicorn.Config:
 
 def _bound(listening: Listening) -> socket.socket:
     """A socket bound to the address; never shared with another process."""
-    count(listening.port, "port", 0, 65535)
     try:
         addresses = socket.getaddrinfo(
             listening.host, listening.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
