@@ -42,7 +42,7 @@ class Llama(LlamaTokenCalls, Closeable):
         self, model_path: str | os.PathLike[str], *, n_gpu_layers: int = 0,
         split_mode: SplitMode | int = "layer", main_gpu: int = 0,
         tensor_split: Sequence[float] | None = None, vocab_only: bool = False,
-        use_mmap: bool = True, use_mlock: bool = False,
+        use_mmap: bool = True, use_mlock: bool = False, repack: bool = True,
         kv_overrides: Mapping[str, Override] | None = None, seed: int | None = None,
         n_ctx: int | None = 512, n_batch: int = 512, n_ubatch: int = 512,
         n_threads: int | None = None, n_threads_batch: int | None = None,
