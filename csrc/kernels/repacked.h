@@ -23,7 +23,7 @@ struct block_q4_0x16 {
 
 struct block_q5_0x16 {
     uint8_t   q[4][64];
-    uint64_t  high[8];  // the fifth bits: of the low nibbles' four vectors, then of the high ones'
+    uint8_t   high[64];  // bit c: the fifth bit of vector c, of low nibbles and then of high ones
     ggml_half d[16];
 };
 
@@ -44,8 +44,7 @@ struct block_q5_Kx16 {
     ggml_half  d[16], dmin[16];
     scales_x16 scales;
     struct {
-        uint8_t  q[4][64];
-        uint64_t high[8];
+        uint8_t q[4][64], high[64];
     } part[8];
 };
 

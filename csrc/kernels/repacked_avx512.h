@@ -9,7 +9,7 @@
 
 namespace pyllama_spec::avx512 {
 
-// Keeps a sum in a register: otherwise GCC loads many operands ahead and has no registers left for wide tiles.
+// Keeps weights in a register: otherwise GCC unpacks many ahead and has no registers left for wide tiles.
 inline PYLLAMA_SPEC_INLINE void pin([[maybe_unused]] __m512i & x) {
 #if defined(__GNUC__)
     __asm__("" : "+v"(x));
@@ -28,13 +28,27 @@ inline PYLLAMA_SPEC_INLINE __m512 halves(const ggml_half * from) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) from));
 }
 
-// Adds to the sums of R rows the products of four numbers of each weight row; x: those of the first row.
-template <int R> inline PYLLAMA_SPEC_INLINE void add_four(__m512i w, const char * x, size_t stride, __m512i (&sums)[R]) {
-    pin(w);
-    for (int r = 0; r < R; ++r) {
-        sums[r] = _mm512_dpbusd_epi32(sums[r], w, four(x + r * stride));
+// The integer sums of R activation rows, each in two halves: one sum would wait for itself.
+template <int R> struct Sums {
+    __m512i half[2][R];
+
+    inline PYLLAMA_SPEC_INLINE void begin(int r, __m512i start) {
+        half[0][r] = start;
+        half[1][r] = _mm512_setzero_si512();
     }
-}
+
+    // Adds the products of four numbers of each weight row; x: those of the first activation row.
+    inline PYLLAMA_SPEC_INLINE void add(int i, __m512i w, const char * x, size_t stride) {
+        pin(w);
+        for (int r = 0; r < R; ++r) {
+            half[i % 2][r] = _mm512_dpbusd_epi32(half[i % 2][r], w, four(x + r * stride));
+        }
+    }
+
+    inline PYLLAMA_SPEC_INLINE __m512 of(int r) const {
+        return _mm512_cvtepi32_ps(_mm512_add_epi32(half[0][r], half[1][r]));
+    }
+};
 
 // ---- blocks of 32 numbers with activations of 32
 
@@ -43,14 +57,14 @@ template <class T> struct Of32 {
     static constexpr size_t N_X_BYTES = 40;
 
     template <int R, class Block> static inline PYLLAMA_SPEC_INLINE void add(const Block & b, const char * x, __m512 (&out)[R]) {
-        __m512i sums[R];
+        Sums<R> sums;
         for (int r = 0; r < R; ++r) {
-            sums[r] = four(x + 36 * R + 4 * r);
+            sums.begin(r, four(x + 36 * R + 4 * r));
         }
         T::template products<R>(b, x, sums);
         const __m512 d = halves(b.d);
         for (int r = 0; r < R; ++r) {
-            out[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r]), _mm512_mul_ps(d, one(x + 32 * R + 4 * r)), out[r]);
+            out[r] = _mm512_fmadd_ps(sums.of(r), _mm512_mul_ps(d, one(x + 32 * R + 4 * r)), out[r]);
         }
     }
 };
@@ -58,10 +72,10 @@ template <class T> struct Of32 {
 struct Q8_0x16 : Of32<Q8_0x16> {
     using Block = block_q8_0x16;
 
-    template <int R> static inline PYLLAMA_SPEC_INLINE void products(const Block & b, const char * x, __m512i (&sums)[R]) {
+    template <int R> static inline PYLLAMA_SPEC_INLINE void products(const Block & b, const char * x, Sums<R> & sums) {
 #pragma GCC unroll 8
         for (int c = 0; c < 8; ++c) {
-            add_four<R>(load_512(b.q[c]), x + 4 * c, 32, sums);
+            sums.add(c, load_512(b.q[c]), x + 4 * c, 32);
         }
     }
 };
@@ -69,32 +83,33 @@ struct Q8_0x16 : Of32<Q8_0x16> {
 struct Q4_0x16 : Of32<Q4_0x16> {
     using Block = block_q4_0x16;
 
-    template <int R> static inline PYLLAMA_SPEC_INLINE void products(const Block & b, const char * x, __m512i (&sums)[R]) {
+    template <int R> static inline PYLLAMA_SPEC_INLINE void products(const Block & b, const char * x, Sums<R> & sums) {
 #pragma GCC unroll 4
         for (int c = 0; c < 4; ++c) {
             const __m512i both = load_512(b.q[c]);
-            add_four<R>(_mm512_and_si512(both, bytes(15)), x + 4 * c, 32, sums);
-            add_four<R>(_mm512_and_si512(_mm512_srli_epi16(both, 4), bytes(15)), x + 16 + 4 * c, 32, sums);
+            sums.add(0, _mm512_and_si512(both, bytes(15)), x + 4 * c, 32);
+            sums.add(1, _mm512_and_si512(_mm512_srli_epi16(both, 4), bytes(15)), x + 16 + 4 * c, 32);
         }
     }
 };
 
-// Nibbles with a fifth bit.
+// Nibbles with a fifth bit: nibbles & 15 | bit & 16.
 template <int R>
-inline PYLLAMA_SPEC_INLINE void five_bits(const uint8_t (&q)[4][64], const uint64_t (&high)[8], const char * x, __m512i (&sums)[R]) {
+inline PYLLAMA_SPEC_INLINE void five_bits(const uint8_t (&q)[4][64], const uint8_t (&high)[64], const char * x, Sums<R> & sums) {
+    const __m512i all = load_512(high);
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
         const __m512i both = load_512(q[c]);
         const __m512i low = _mm512_and_si512(both, bytes(15)), up = _mm512_and_si512(_mm512_srli_epi16(both, 4), bytes(15));
-        add_four<R>(_mm512_mask_add_epi8(low, high[c], low, bytes(16)), x + 4 * c, 32, sums);
-        add_four<R>(_mm512_mask_add_epi8(up, high[4 + c], up, bytes(16)), x + 16 + 4 * c, 32, sums);
+        sums.add(0, _mm512_ternarylogic_epi64(low, _mm512_slli_epi16(all, 4 - c), bytes(16), 0xf8), x + 4 * c, 32);
+        sums.add(1, _mm512_ternarylogic_epi64(up, c ? _mm512_srli_epi16(all, c) : all, bytes(16), 0xf8), x + 16 + 4 * c, 32);
     }
 }
 
 struct Q5_0x16 : Of32<Q5_0x16> {
     using Block = block_q5_0x16;
 
-    template <int R> static inline PYLLAMA_SPEC_INLINE void products(const Block & b, const char * x, __m512i (&sums)[R]) {
+    template <int R> static inline PYLLAMA_SPEC_INLINE void products(const Block & b, const char * x, Sums<R> & sums) {
         five_bits<R>(b.q, b.high, x, sums);
     }
 };
@@ -120,13 +135,13 @@ template <class T> struct WithMins {
         }
         const auto part = [&](int s, __m128i scale) PYLLAMA_SPEC_INLINE {
             const __m512 by = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(scale)), d);
-            __m512i sums[R];
+            Sums<R> sums;
             for (int r = 0; r < R; ++r) {
-                sums[r] = _mm512_setzero_si512();
+                sums.begin(r, _mm512_setzero_si512());
             }
             T::template products<R>(b, s, x + 32 * R * s, sums);
             for (int r = 0; r < R; ++r) {
-                whole[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r]), by, whole[r]);
+                whole[r] = _mm512_fmadd_ps(sums.of(r), by, whole[r]);
             }
         };
         for (int i = 0; i < 2; ++i) {
@@ -155,12 +170,12 @@ template <class T> struct WithMins {
 struct Q4_Kx16 : WithMins<Q4_Kx16> {
     using Block = block_q4_Kx16;
 
-    template <int R> static inline PYLLAMA_SPEC_INLINE void products(const Block & b, int s, const char * x, __m512i (&sums)[R]) {
+    template <int R> static inline PYLLAMA_SPEC_INLINE void products(const Block & b, int s, const char * x, Sums<R> & sums) {
 #pragma GCC unroll 4
         for (int c = 0; c < 4; ++c) {
             const __m512i both = load_512(b.q[s][c]);
-            add_four<R>(_mm512_and_si512(both, bytes(15)), x + 4 * c, 32, sums);
-            add_four<R>(_mm512_and_si512(_mm512_srli_epi16(both, 4), bytes(15)), x + 16 + 4 * c, 32, sums);
+            sums.add(0, _mm512_and_si512(both, bytes(15)), x + 4 * c, 32);
+            sums.add(1, _mm512_and_si512(_mm512_srli_epi16(both, 4), bytes(15)), x + 16 + 4 * c, 32);
         }
     }
 };
@@ -168,7 +183,7 @@ struct Q4_Kx16 : WithMins<Q4_Kx16> {
 struct Q5_Kx16 : WithMins<Q5_Kx16> {
     using Block = block_q5_Kx16;
 
-    template <int R> static inline PYLLAMA_SPEC_INLINE void products(const Block & b, int s, const char * x, __m512i (&sums)[R]) {
+    template <int R> static inline PYLLAMA_SPEC_INLINE void products(const Block & b, int s, const char * x, Sums<R> & sums) {
         five_bits<R>(b.part[s].q, b.part[s].high, x, sums);
     }
 };
@@ -191,18 +206,17 @@ struct Q6_Kx16 {
                 _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *) b.scales[s]))), d);
             const __m512i all = load_512(b.pair[s / 2].high[s % 2]);
             const __m512i high[4] = { _mm512_slli_epi16(all, 4), _mm512_slli_epi16(all, 2), all, _mm512_srli_epi16(all, 2) };
-            __m512i sums[R];
+            Sums<R> sums;
             for (int r = 0; r < R; ++r) {
-                sums[r] = four(mine + 16 * R + 4 * r);
+                sums.begin(r, four(mine + 16 * R + 4 * r));
             }
             for (int c = 0; c < 4; ++c) {
                 const __m512i nibbles = shift ? _mm512_srli_epi16(low[c], 4) : low[c];
                 // nibbles & 15 | high & 48
-                add_four<R>(_mm512_ternarylogic_epi64(_mm512_and_si512(nibbles, bytes(15)), high[c], bytes(48), 0xf8),
-                    mine + 4 * c, 16, sums);
+                sums.add(c, _mm512_ternarylogic_epi64(_mm512_and_si512(nibbles, bytes(15)), high[c], bytes(48), 0xf8), mine + 4 * c, 16);
             }
             for (int r = 0; r < R; ++r) {
-                whole[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r]), by, whole[r]);
+                whole[r] = _mm512_fmadd_ps(sums.of(r), by, whole[r]);
             }
         };
         for (int p = 0; p < 8; ++p) {

@@ -12,7 +12,7 @@ template <class T> void store(void * to, T x) {
     std::memcpy(to, &x, sizeof(x));
 }
 
-// ---- 32 numbers of row `row`, in four vectors of nibbles and eight masks of fifth bits
+// ---- 32 numbers of row `row`, in four vectors of nibbles and one of fifth bits
 
 inline void pack_nibbles(const uint8_t * numbers, int row, uint8_t (&q)[4][64]) {
     for (int c = 0; c < 4; ++c) {
@@ -29,16 +29,17 @@ inline void unpack_nibbles(const uint8_t (&q)[4][64], int row, uint8_t * numbers
     }
 }
 
-inline void pack_fifth_bits(uint32_t bits, int row, uint64_t (&high)[8]) {
-    for (int c = 0; c < 8; ++c) {
-        high[c] |= (uint64_t) (bits >> 4 * c & 15) << 4 * row;
+// bits: of the numbers 0 .. 31.
+inline void pack_fifth_bits(uint32_t bits, int row, uint8_t (&high)[64]) {
+    for (int j = 0; j < 4; ++j) {
+        high[4 * row + j] = (uint8_t) _pext_u32(bits, 0x11111111u << j);
     }
 }
 
-inline uint32_t unpack_fifth_bits(const uint64_t (&high)[8], int row) {
+inline uint32_t unpack_fifth_bits(const uint8_t (&high)[64], int row) {
     uint32_t bits = 0;
-    for (int c = 0; c < 8; ++c) {
-        bits |= (uint32_t) (high[c] >> 4 * row & 15) << 4 * c;
+    for (int j = 0; j < 4; ++j) {
+        bits |= _pdep_u32(high[4 * row + j], 0x11111111u << j);
     }
     return bits;
 }
