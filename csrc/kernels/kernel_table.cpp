@@ -99,8 +99,10 @@ namespace pyllama_spec {
 namespace {
 
 template <class T, class P> const RepackedKernel * repacked(decltype(RepackedKernel::fill) fill) {
+    constexpr bool IS_SUPER = T::LENGTH == QK_K;
     static_assert(sizeof(typename P::To) == 16 * sizeof(typename P::From));
-    static const RepackedKernel kernel = { T::LENGTH, sizeof(typename P::To), T::N_X_BYTES, pack_16<P>, unpack_16<P>, fill,
+    static const RepackedKernel kernel = { T::LENGTH, sizeof(typename P::To), T::N_X_BYTES, pack_16<P>, unpack_16<P>,
+        IS_SUPER ? quantize_q8_K : nullptr, fill,
         { tile_x16<T, 1>, tile_x16<T, 2>, tile_x16<T, 3>, tile_x16<T, 4>, tile_x16<T, 5>, tile_x16<T, 6>, tile_x16<T, 7>,
           tile_x16<T, 8> } };
     return &kernel;

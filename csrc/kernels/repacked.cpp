@@ -205,7 +205,8 @@ struct Product {
             const int64_t first = first_of(tile), width = first_of(tile + 1) - first;
             for (int64_t r = 0; r < width; ++r) {
                 if ((first + r) % params->nth == params->ith) {
-                    traits_of_rows()->from_float(row(first + r), packed, layout.n_k);
+                    const auto quantize = layout.kernel.quantize ? layout.kernel.quantize : traits_of_rows()->from_float;
+                    quantize(row(first + r), packed, layout.n_k);
                     layout.kernel.fill(packed, layout.n_blocks, x + first * n_x_row(), (int) width, (int) r);
                 }
             }

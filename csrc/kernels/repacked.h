@@ -80,6 +80,7 @@ struct RepackedKernel {
     size_t n_x_bytes;   // of a block of an activation row
     void (*pack)(const char * from, size_t stride, char * to);    // 16 rows' blocks
     void (*unpack)(const char * from, char * to, size_t stride);
+    void (*quantize)(const float * from, void * to, int64_t n_k);  // NULL: the engine's
     void (*fill)(const char * row, int64_t n_blocks, char * to, int width, int row_of_tile);
     void (*tiles[MAX_TILE])(const Panel & panel);
 };

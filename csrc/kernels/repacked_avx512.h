@@ -231,6 +231,39 @@ struct Q6_Kx16 {
     }
 };
 
+// The engine's quantize_row_q8_K, which is not vectorised, to the bit.
+inline void quantize_q8_K(const float * from, void * to, int64_t n_k) {
+    block_q8_K * out = (block_q8_K *) to;
+    for (int64_t b = 0; b < n_k / QK_K; ++b, ++out, from += QK_K) {
+        __m512 x[16], largest = _mm512_setzero_ps();
+        for (int i = 0; i < 16; ++i) {
+            x[i] = _mm512_loadu_ps(from + 16 * i);
+            largest = _mm512_max_ps(largest, _mm512_abs_ps(x[i]));
+        }
+        const float most = _mm512_reduce_max_ps(largest);
+        if (!(most > 0)) {
+            *out = {};
+            continue;
+        }
+        float signed_most = most;
+        for (int i = 0; i < 16; ++i) {
+            const __mmask16 is_most = _mm512_cmp_ps_mask(_mm512_abs_ps(x[i]), _mm512_set1_ps(most), _CMP_EQ_OQ);
+            if (is_most) {
+                signed_most = from[16 * i + __builtin_ctz(is_most)];
+                break;
+            }
+        }
+        const float scale = -127.0f / signed_most;
+        for (int i = 0; i < 16; ++i) {
+            const __m512i q = _mm512_min_epi32(
+                _mm512_cvtps_epi32(_mm512_mul_ps(x[i], _mm512_set1_ps(scale))), _mm512_set1_epi32(127));
+            _mm_storeu_si128((__m128i *) (out->qs + 16 * i), _mm512_cvtepi32_epi8(q));
+            out->bsums[i] = (int16_t) _mm512_reduce_add_epi32(q);
+        }
+        out->d = 1 / scale;
+    }
+}
+
 template <class T, int R> void tile_x16(const Panel & panel) {
     const typename T::Block * block = (const typename T::Block *) panel.weights;
     for (int64_t i = 0; i < panel.n_out; i += 16) {

@@ -38,10 +38,10 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, float]
 def test_products_are_the_sums_that_they_stand_for(
     products: list[tuple[str, float]], kind: str, n_cases: int
 ) -> None:
-    if kind.endswith("-rows") and "AVX-512" not in row_kernels().values():
-        pytest.skip("this processor has no kernels for repacked rows")
     mine = {case: error for case, error in products if case.split(" ")[0] == kind}
-    assert len(mine) == n_cases
+    # Only AVX-512 has kernels for weights repacked into rows.
+    is_there = not kind.endswith("-rows") or row_kernels().get("Q8_0") == "AVX-512"
+    assert len(mine) == (n_cases if is_there else 0)
     # Sums in float32: a wrong term would be off by 1e-2 and more.
     assert {case: error for case, error in mine.items() if not error < 4e-6} == {}
 
