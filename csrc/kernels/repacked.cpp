@@ -318,7 +318,7 @@ class BufferType : public ggml::cpu::extra_buffer_type {
         if (op->op == GGML_OP_GET_ROWS) {
             return !is_question && from->type == GGML_TYPE_I32 && op->type == GGML_TYPE_F32;
         }
-        return op->op == GGML_OP_MUL_MAT && !(is_question && t_is_off) && from->type == GGML_TYPE_F32 && from->nb[0] == sizeof(float) &&
+        return op->op == GGML_OP_MUL_MAT && !(is_question && (t_is_off || pyllama_spec_has_stock_kernels())) && from->type == GGML_TYPE_F32 && from->nb[0] == sizeof(float) &&
             (!from->buffer || ggml_backend_buft_is_host(from->buffer->buft));
     }
 
