@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from pyllama_spec.drafters.registry import AUTO, MTP, NONE, needs_file
 from pyllama_spec.errors import ArgumentError
@@ -48,6 +49,8 @@ def _lacks(args: argparse.Namespace, name: str) -> bool:
 def _drafts_without_model(args: argparse.Namespace) -> bool:
     """Whether all drafts are of drafters that have no model, such as suffix."""
     drafts = getattr(args, "draft", None) or ()
+    if isinstance(drafts, Path):  # convert's folder
+        return False
     drafts = [drafts] if isinstance(drafts, str) else drafts
     return not {*drafts} <= {NONE} and not any(
         one in (AUTO, MTP) or needs_file(one) for one in drafts
