@@ -121,8 +121,8 @@ REMEDIES = {
     other_vocabulary: 'or draft="suffix", which fits every model',
     other_models_head: 'or draft="suffix", which fits every model',
     torn_head: 'give a draft\'s file, or draft="suffix"',
-    torn_head_alone: "it is incomplete: download or convert it again",
-    torn_draft: "it is incomplete: download or convert it again",
+    torn_head_alone: "download or convert it again",
+    torn_draft: "download or convert it again",
 }
 
 

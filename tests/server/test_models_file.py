@@ -150,7 +150,7 @@ def test_what_a_file_cannot_say(text: str, tmp_path: Path) -> None:
 
 
 def test_a_template_that_cannot_be_compiled(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"models.toml: models.a: the chat template cannot"):
+    with pytest.raises(UnsupportedError, match=r"models.a: .*chat_template="):
         read_models(written(tmp_path, A + "chat_template = '{{ x'"))
 
 
