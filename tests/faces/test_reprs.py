@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from pyllama_spec import Eagle3, Llama
+from pyllama_spec import Llama
 from pyllama_spec.engine import Context, Model
 from tests.models import model_path
 
@@ -35,28 +33,3 @@ def test_a_llama(draft: str | None, n_parallel: int) -> None:
         assert "ended" in repr(stream)
         assert "tokens" in repr(llm.save_state())
     assert "closed" in repr(llm)
-
-
-def test_a_drafter() -> None:
-    path = model_path("eagle3")
-    head = Eagle3(path, 3)
-    assert repr(head) == f"<Eagle3 '{path.name}': eagle3, max_draft=3>"
-    head.close()
-    assert "closed" in repr(head)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "is_off"),
-    [
-        ("llama", {"n_draft": 0}, True), ("llama", {"n_draft": 2}, False),
-        ("deepseek4", {"n_ubatch": 1}, True), ("deepseek4", {"n_ubatch": 2}, True),
-        ("deepseek4", {"n_batch": 2}, True), ("deepseek4", {}, False),
-    ],
-)  # fmt: skip
-def test_a_draft_that_may_propose_nothing(kind: str, options: dict[str, Any], is_off: bool) -> None:
-    """By n_draft, or since a batch leaves no room for the state's snapshots."""
-    with Llama(str(model_path(kind)), draft="prompt-lookup", n_ctx=64, **options) as llm:
-        assert ("disabled" in repr(llm)) == is_off
-        stats = llm([1, 2, 1, 2, 1], max_tokens=6, temperature=0.0)["speculation"]
-    assert (stats["state"] == "disabled") == is_off
-    assert bool(stats["reason_off"]) == is_off
