@@ -180,10 +180,11 @@ def main() -> None:
     prompts = prompts[part::n_parts]
     names = ["plain", "profit", *args.fixed]
     times: Times = {name: {} for name in names}
-    with Model(args.model) as model, contextlib.ExitStack() as stack:
-        template = ChatTemplate.of_model(model)
+    with contextlib.ExitStack() as stack:
         if args.stock:
             stack.enter_context(stock_kernels())
+        model = stack.enter_context(Model(args.model))
+        template = ChatTemplate.of_model(model)
         sides = {name: stack.enter_context(open_side(model, args, name)) for name in names}
         ids = {prompt.id: prompt.tokens(model.vocab, template) for prompt in prompts}
         first = next(iter(ids.values()))

@@ -4,8 +4,9 @@
 
 The model is SmolLM2. With `--random N` it has N random layers of the sizes of a Llama of 1B
 parameters (14 are 0.9B), and its weights are read from memory, not from a cache. A batch follows 64
-tokens, and has logits at every row. Both sides use one context, interleaved. Figures are medians of
-the repeats, of the thread's processor time, or of wall time with more than one thread.
+tokens, and has logits at every row. Each side has a model and a context of its own; they are
+measured in turns. Figures are medians of the repeats, of the thread's processor time, or of wall
+time with more than one thread.
 
     ours, stock     the time of a batch of that width over one row of the same side
     beside stock    our time over that of the engine's own kernels at the same width
@@ -16,12 +17,12 @@ the repeats, of the thread's processor time, or of wall time with more than one 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from tests.conftest import smollm2
 from tests.models import build
 
 TYPES = ("Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q4_1", "BF16")
-WIDTHS = (1, 2, 4, 5, 8, 16)
+WIDTHS = (1, 2, 3, 4, 5, 8, 16)
 N_BEFORE = 64
 SIZES = {"n_embd": 2048, "n_ff": 8192, "n_head": 32, "n_head_kv": 8, "n_vocab": 32000}
 
@@ -77,17 +78,20 @@ class Bench:
 def measure(path: Path, n_threads: int, n_repeats: int) -> dict[str, dict[int, float]]:
     """Median seconds by side and width."""
     seconds: dict[str, dict[int, list[float]]] = {side: {} for side in ("ours", "stock")}
-    with Model(path) as model:
-        bench = Bench(model, n_threads)
+    with ExitStack() as stack:
+        benches = {"ours": Bench(stack.enter_context(Model(path)), n_threads)}
+        with stock_kernels():  # weights in the order of the engine's own kernels
+            benches["stock"] = Bench(stack.enter_context(Model(path)), n_threads)
         for repeat in range(n_repeats + 1):
             for at, width in enumerate(WIDTHS):
                 order = ("ours", "stock") if (repeat + at) % 2 else ("stock", "ours")
                 for side in order:
-                    with stock_kernels() if side == "stock" else contextlib.nullcontext():
-                        taken = bench.seconds(width)
+                    with stock_kernels() if side == "stock" else nullcontext():
+                        taken = benches[side].seconds(width)
                     if repeat:  # the first one warms up
                         seconds[side].setdefault(width, []).append(taken)
-        bench.context.close()
+        for bench in benches.values():
+            bench.context.close()
     return {
         side: {width: statistics.median(times) for width, times in by_width.items()}
         for side, by_width in seconds.items()

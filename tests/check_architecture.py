@@ -25,7 +25,7 @@ BUDGETS = {
     "pyllama_spec/cli": 3_650,
     "pyllama_spec/convert": 4_020,
     "pyllama_spec/drafters": 8_300,
-    "pyllama_spec/engine": 5_080,
+    "pyllama_spec/engine": 5_085,
     "pyllama_spec/gguf": 1_070,
     "pyllama_spec/llama": 6_560,
     "pyllama_spec/llama_cpp": 1_700,
@@ -34,10 +34,10 @@ BUDGETS = {
     "pyllama_spec/server": 8_900,
     "pyllama_spec/speculative": 6_630,
     "pyllama_spec/train": 9_450,
-    "tests": 82_760,
+    "tests": 82_890,
     "benchmarks": 6_050,
     "tools": 5_140,
-    "csrc": 15_850,
+    "csrc": 17_060,  # 1,150 of them: weights repacked at loading (issue 58)
 }
 # In words, bars of tables among them: what is written by hand in docs/.
 DOCS_BUDGET = 35_000

@@ -108,7 +108,7 @@ struct llama_spec_model_params {
     int32_t n_devices;
     const char * const * servers;   /* "host:port": their devices take layers too, before this machine's */
     int32_t n_servers;
-    bool use_mmap, use_mlock, use_extra_bufts, vocab_only;
+    bool use_mmap, use_mlock, repack, vocab_only;
     bool load_mtp;              /* load the MTP head in the file, if it has one */
     llama_spec_progress progress;
     void * progress_user;
@@ -128,6 +128,7 @@ struct llama_spec_model_info {
     uint64_t state_bytes;       /* recurrent state of a sequence, without snapshots; 0 if there is none */
     /* What rollbacks add to it for each sequence: once, and for each token that can be rolled back. */
     uint64_t snapshot_base_bytes, snapshot_token_bytes;
+    uint64_t repacked_bytes;    /* weights that our kernels read 16 rows at a time, in memory of the process */
 };
 
 int  llama_spec_model_load(const char * path, const struct llama_spec_model_params * params, llama_spec_model ** out);

@@ -2,15 +2,20 @@
 #include "abi/rpc.h"
 #include "base/model_facts.h"
 #include "checks/gguf_check.h"
+#include "checks/memory_room.h"
 #include "drafts/draft_kind.h"
 #include "hooks/layer_inputs.h"
 #include "hooks/llama-spec-hooks.h"
 #include "hooks/snapshots.h"
+#include "kernels/rows.h"
 
 #include "llama-ext.h"
+#include "llama-model.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -79,7 +84,7 @@ llama_model_params engine_params(const llama_spec_model_params & in, model_state
         out.devices    = none;
         out.split_mode = LLAMA_SPLIT_MODE_LAYER;
     }
-    out.use_extra_bufts = in.use_extra_bufts;
+    out.use_extra_bufts = in.repack;
     out.vocab_only      = in.vocab_only;
     out.load_mtp        = in.load_mtp;
     out.load_mode       = in.use_mmap ? (in.use_mlock ? LLAMA_LOAD_MODE_MMAP_MLOCK : LLAMA_LOAD_MODE_MMAP)
@@ -118,6 +123,25 @@ std::vector<llama_model_kv_override> engine_overrides(const llama_spec_model_par
     return out;
 }
 
+// The bytes of a file, or of all parts of a split one by its first.
+uint64_t n_file_bytes(const std::string & path) {
+    std::error_code error;
+    const uint64_t n_bytes = std::filesystem::file_size(path, error);
+    const size_t of = path.rfind("-of-");
+    const int n_parts = of == std::string::npos ? 1 : std::max(1, std::atoi(path.c_str() + of + 4));
+    return error ? 0 : n_bytes * (uint64_t) n_parts;
+}
+
+uint64_t n_repacked_bytes(const llama_model & model) {
+    uint64_t n_bytes = 0;
+    for (const auto & [name, tensor] : model.tensors_by_name) {
+        if (tensor->buffer != nullptr && ggml_backend_buffer_get_type(tensor->buffer) == pyllama_spec_repacked_buffer_type()) {
+            n_bytes += ggml_nbytes(tensor);
+        }
+    }
+    return n_bytes;
+}
+
 // The engine returns the number of bytes, or a negative number, and truncates to the given size.
 int32_t text_result(int32_t n) {
     return n < 0 ? LLAMA_SPEC_ARGUMENT : n;
@@ -140,6 +164,8 @@ int llama_spec_model_load(const char * path, const llama_spec_model_params * par
                 raw.devices = devices.data();
             }
             raw.kv_overrides = params->n_overrides > 0 ? overrides.data() : nullptr;
+            // Memory of the process, unlike pages of the file, cannot be dropped while other buffers are allocated.
+            pyllama_spec_set_repacking(params->repack && !params->use_mlock && has_room(3 * n_file_bytes(path) / 2));
             state->model = llama_model_load_from_file(path, raw);
         } catch (const engine_abort & e) {
             fail(LLAMA_SPEC_LOAD, std::string("the engine refused the file at ") + e.what());
@@ -187,6 +213,7 @@ int llama_spec_model_get_info(llama_spec_model * handle, llama_spec_model_info *
         out->state_bytes          = sizes.state;
         out->snapshot_base_bytes  = sizes.snapshot_base;
         out->snapshot_token_bytes = sizes.snapshot_token;
+        out->repacked_bytes       = n_repacked_bytes(*m);
         out->n_target_layers = (int32_t) llama_model_target_layer_ids_n(m);
         out->n_heads  = n_heads(m);
         out->has_head = head_fault(m).empty();

@@ -111,6 +111,10 @@ void check_cells(uint32_t n_ctx, uint64_t key_bytes) {
     }
 }
 
+bool has_room(uint64_t n_bytes) {
+    return n_bytes <= room_left();
+}
+
 void limit_memory(uint64_t n_bytes) {
     g_limit.store(n_bytes);
 }

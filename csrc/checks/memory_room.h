@@ -17,4 +17,7 @@ void check_cells(uint32_t n_ctx, uint64_t key_bytes);
 // the limits of the process's control groups.
 void limit_memory(uint64_t n_bytes);
 
+// Says whether that many bytes are free, by the same measure.
+bool has_room(uint64_t n_bytes);
+
 } // namespace llama_spec

@@ -2,6 +2,9 @@
 #include "blocks.h"
 #include "interleaved_avx2.h"
 #include "interleaved_avx512.h"
+#include "repacked_avx512.h"
+#include "repacking.h"
+#include "repacked.h"
 #include "rows.h"
 
 #if defined(PYLLAMA_SPEC_BLOCKS_AVX2)
@@ -89,6 +92,40 @@ const char * pyllama_spec_block_kernels(void) {
         "MXFP4 " ISA;
 }
 
+#if defined(PYLLAMA_SPEC_BLOCKS_AVX512)
+
+namespace pyllama_spec {
+
+namespace {
+
+template <class T, class P> const RepackedKernel * repacked(decltype(RepackedKernel::fill) fill) {
+    constexpr bool IS_SUPER = T::LENGTH == QK_K;
+    static_assert(sizeof(typename P::To) == 16 * sizeof(typename P::From));
+    static const RepackedKernel kernel = { T::LENGTH, sizeof(typename P::To), T::N_X_BYTES, pack_16<P>, unpack_16<P>,
+        IS_SUPER ? quantize_q8_K : nullptr, fill,
+        { tile_x16<T, 1>, tile_x16<T, 2>, tile_x16<T, 3>, tile_x16<T, 4>, tile_x16<T, 5>, tile_x16<T, 6>, tile_x16<T, 7>,
+          tile_x16<T, 8> } };
+    return &kernel;
+}
+
+}  // namespace
+
+const RepackedKernel * repacked_kernel_of(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_Q8_0: return repacked<Q8_0x16, PackQ8_0>(fill_32<128>);
+        case GGML_TYPE_Q5_0: return repacked<Q5_0x16, PackQ5_0>(fill_32<16>);
+        case GGML_TYPE_Q4_0: return repacked<Q4_0x16, PackQ4_0>(fill_32<8>);
+        case GGML_TYPE_Q6_K: return repacked<Q6_Kx16, PackQ6_K>(fill_q6_K);
+        case GGML_TYPE_Q5_K: return repacked<Q5_Kx16, PackQ5_K>(fill_with_mins);
+        case GGML_TYPE_Q4_K: return repacked<Q4_Kx16, PackQ4_K>(fill_with_mins);
+        default:             return nullptr;
+    }
+}
+
+}  // namespace pyllama_spec
+
+#endif
+
 #else
 
 const pyllama_spec::Kernel * pyllama_spec::kernel_of(ggml_type, bool) {
@@ -97,6 +134,14 @@ const pyllama_spec::Kernel * pyllama_spec::kernel_of(ggml_type, bool) {
 
 const char * pyllama_spec_block_kernels(void) {
     return "";
+}
+
+#endif
+
+#if !defined(PYLLAMA_SPEC_BLOCKS_AVX512)
+
+const pyllama_spec::RepackedKernel * pyllama_spec::repacked_kernel_of(ggml_type) {
+    return nullptr;
 }
 
 #endif

@@ -50,6 +50,15 @@ bool pyllama_spec_mul_mat_id_rows(
 size_t pyllama_spec_float_scratch(const struct ggml_tensor * dst);
 size_t pyllama_spec_block_scratch(const struct ggml_tensor * dst);
 
+// The buffer type for weights that are repacked at loading (repacked.h); NULL if this processor has no kernels for them.
+struct ggml_backend_buffer_type * pyllama_spec_repacked_buffer_type(void);
+
+// Sets, on the caller's thread, whether models that it loads next use it.
+void pyllama_spec_set_repacking(int is_on);
+
+// Gives the pages of a file's mapping back that have been copied.
+void pyllama_spec_give_back(const void * mapped, size_t n_bytes);
+
 // Lists our kernels in this build with their instructions, as in "BF16 AVX2, F16 AVX2"; empty if the engine's own run.
 const char * pyllama_spec_float_kernels(void);
 const char * pyllama_spec_block_kernels(void);

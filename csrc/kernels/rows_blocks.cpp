@@ -4,6 +4,7 @@
 #include "rows.h"
 #include "tiles.h"
 
+#include "ggml-backend.h"
 #include "ggml-cpu.h"
 
 #include <algorithm>
@@ -179,6 +180,10 @@ bool pyllama_spec_mul_mat_id_rows(
 }
 
 size_t pyllama_spec_block_scratch(const ggml_tensor * dst) {
+    const ggml_tensor * weights = dst->src[0];
+    if (weights->buffer && ggml_backend_buffer_get_type(weights->buffer) == pyllama_spec_repacked_buffer_type()) {
+        return 0;
+    }
     if (!kernel_of(dst->src[0]->type, false) && !kernel_of(dst->src[0]->type, true)) {
         return 0;
     }

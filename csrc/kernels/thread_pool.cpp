@@ -89,6 +89,10 @@ void pyllama_spec_set_n_tokens(int n_tokens) {
     t_n_tokens = n_tokens;
 }
 
+int pyllama_spec_has_stock_kernels(void) {
+    return t_is_stock;
+}
+
 void pyllama_spec_set_stock_kernels(int is_stock) {
     t_is_stock = is_stock;
 }

@@ -33,6 +33,7 @@ void pyllama_spec_set_n_tokens(int n_tokens);
 
 // Sets, on the caller's thread, whether products and attention use the engine's own kernels from its next graph on.
 void pyllama_spec_set_stock_kernels(int is_stock);
+int  pyllama_spec_has_stock_kernels(void);
 
 // The same: whether all threads compute graphs, even if fewer are faster.
 void pyllama_spec_set_all_threads(int has_all);

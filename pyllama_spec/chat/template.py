@@ -144,6 +144,8 @@ class ChatTemplate:
     def __init__(
         self, source: str, *, bos_token: str = "", eos_token: str = "", note: str = ""
     ) -> None:
+        if not isinstance(source, str):
+            raise ArgumentError(f"a chat template is Jinja text, not {shown(source)}")
         self.source, self.note = source, note
         self._bos_token, self._eos_token = bos_token, eos_token
         self._program = TemplateProgram(source)

@@ -121,6 +121,7 @@ def describe_model(model: Model) -> dict[str, Any]:
         "placement": model.placement,
         "layers": f"on {in_words(model.placement)}",
         "rollback": rollback,
+        "repacked_bytes": info.repacked_bytes,
         "exact_rows": exact_rows(model),
         "state_bytes": info.state_bytes,
         "snapshot_base_bytes": info.snapshot_base_bytes,

@@ -190,6 +190,8 @@ def _print_system(result: dict[str, Any]) -> None:
 def _print_model(model: dict[str, Any]) -> None:
     _field("model", model["description"])
     _field("layers", model["layers"])
+    n_mb = model["repacked_bytes"] / 1e6
+    _field("weights", f"{n_mb:.0f} MB repacked for our kernels" if n_mb else "as in the file")
     _field("rollback", model["rollback"])
     n = model["exact_rows"]
     same = (

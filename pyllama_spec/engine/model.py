@@ -64,7 +64,8 @@ class Model(Closeable):
         tensor_split: the share of each GPU.
         use_mmap: maps the file instead of reading it.
         use_mlock: keeps the model in RAM.
-        use_extra_bufts: lets the engine repack weights for faster kernels.
+        repack: copies weights to memory in an order that our kernels read faster, if there is
+            enough; info.repacked_bytes says how many. False leaves the file mapped.
         vocab_only: loads the vocabulary without the weights.
         load_mtp: loads the file's MTP head too, if it has one; info.has_head says whether it can
             draft.
@@ -92,7 +93,7 @@ class Model(Closeable):
         tensor_split: Sequence[float] | None = None,
         use_mmap: bool = True,
         use_mlock: bool = False,
-        use_extra_bufts: bool = True,
+        repack: bool = True,
         vocab_only: bool = False,
         load_mtp: bool = False,
         kv_overrides: Mapping[str, Override] | None = None,
@@ -110,7 +111,7 @@ class Model(Closeable):
         params, held = _raw_params(
             n_gpu_layers=n_gpu_layers, devices=devices, rpc_servers=rpc_servers, main_gpu=main_gpu,
             split_mode=split_mode, tensor_split=tensor_split, kv_overrides=kv_overrides,
-            use_mmap=use_mmap, use_mlock=use_mlock, use_extra_bufts=use_extra_bufts,
+            use_mmap=use_mmap, use_mlock=use_mlock, repack=repack,
             vocab_only=vocab_only, load_mtp=load_mtp,
         )  # fmt: skip
         if progress is not None and not callable(progress):

@@ -98,6 +98,7 @@ class ModelInfo:
     state_bytes: int
     snapshot_base_bytes: int
     snapshot_token_bytes: int
+    repacked_bytes: int
 
     @property
     def has_recurrent_state(self) -> bool:

@@ -72,7 +72,7 @@ def row_kernels() -> dict[str, str]:
 
 @contextlib.contextmanager
 def stock_kernels() -> Iterator[None]:
-    """Makes this thread decode with the engine's own kernels only, for comparisons.
+    """Makes this thread load and decode for the engine's own kernels only, for comparisons.
 
     Within it, rows of a batch may differ from single ones, whatever `Context.exact_rows` says.
     """

@@ -73,6 +73,7 @@ class OpenOptions:
         split_mode, main_gpu, tensor_split: several GPUs, see engine.Model.
         vocab_only: load the vocabulary only, for tokenize() and other calls without weights.
         use_mmap, use_mlock: map the file; lock it in memory.
+        repack: copy weights to memory in an order that is read faster, see engine.Model.
         kv_overrides: keys of the file with other values, see engine/overrides.py.
         seed: the start of the stream of seeds for requests without one: equal requests give
             different texts, set_seed() starts again. None or -1 for a random start.
@@ -156,6 +157,7 @@ class OpenOptions:
     vocab_only: bool = False
     use_mmap: bool = True
     use_mlock: bool = False
+    repack: bool = True
     kv_overrides: Mapping[str, Override] | None = None
     seed: int | None = None
     n_ctx: int | None = 512
@@ -301,7 +303,7 @@ class OpenOptions:
             "n_gpu_layers": self.n_gpu_layers, "split_mode": self.split_name(),
             "main_gpu": self.main_gpu, "tensor_split": self.tensor_split,
             "vocab_only": self.vocab_only, "use_mmap": self.use_mmap, "use_mlock": self.use_mlock,
-            "kv_overrides": self.kv_overrides, "devices": self.devices,
+            "repack": self.repack, "kv_overrides": self.kv_overrides, "devices": self.devices,
             "rpc_servers": self.rpc_servers,
         }  # fmt: skip
 

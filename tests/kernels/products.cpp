@@ -4,6 +4,7 @@
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "ggml.h"
+#include "kernels/rows.h"
 
 #include <cmath>
 #include <cstdio>
@@ -16,9 +17,13 @@ ggml_backend_buffer_type_t ggml_backend_cpu_repack_buffer_type(void);
 
 namespace {
 
+enum class Place { FLAT, ENGINE, OURS };  // as in the file, or repacked by the engine, or by our buffer type
+
+constexpr const char * SUFFIXES[] = { "", "-repacked", "-rows" };
+
 struct Case {
     ggml_type type;
-    bool      is_repacked;
+    Place     place;
     int64_t   n_rows, n_k, n_out;
     int       n_threads;
     int64_t   n_matrices = 1;  // of weights
@@ -57,7 +62,18 @@ void unpack_row(ggml_type type, const char * from, float * out, int64_t n_k) {
     }
 }
 
-double relative_error(const Case & c) {
+// Whether weights that were set, also in two pieces, are read back as they were.
+bool is_read_back(ggml_tensor * w, const std::vector<char> & packed) {
+    const size_t cut = packed.size() / 3;
+    ggml_backend_tensor_set(w, packed.data(), 0, cut);
+    ggml_backend_tensor_set(w, packed.data() + cut, cut, packed.size() - cut);
+    std::vector<char> got(packed.size());
+    ggml_backend_tensor_get(w, got.data(), 0, cut / 2);
+    ggml_backend_tensor_get(w, got.data() + cut / 2, cut / 2, got.size() - cut / 2);
+    return got == packed;
+}
+
+double relative_error(const Case & c, std::vector<float> * results = nullptr) {
     const int64_t all_out = c.n_out * c.n_matrices, all_rows = c.n_rows * c.n_matrices * c.n_shared;
     const std::vector<float> weights = draw(all_out * c.n_k, 1), rows = draw(all_rows * c.n_k, 2);
     const ggml_init_params sizes = { size_t(1) << 20, nullptr, true };
@@ -66,12 +82,16 @@ double relative_error(const Case & c) {
     ggml_tensor * w = ggml_new_tensor_3d(for_weights, c.type, c.n_k, c.n_out, c.n_matrices);
     ggml_tensor * x = ggml_new_tensor_3d(for_rest, GGML_TYPE_F32, c.n_k, c.n_rows, c.n_matrices * c.n_shared);
     ggml_tensor * y = ggml_mul_mat(for_rest, w, x);
-    const auto place = c.is_repacked ? ggml_backend_cpu_repack_buffer_type() : ggml_backend_cpu_buffer_type();
+    const auto place = c.place == Place::OURS ? pyllama_spec_repacked_buffer_type()
+        : c.place == Place::ENGINE ? ggml_backend_cpu_repack_buffer_type() : ggml_backend_cpu_buffer_type();
     ggml_backend_buffer_t a = ggml_backend_alloc_ctx_tensors_from_buft(for_weights, place);
     ggml_backend_buffer_t b = ggml_backend_alloc_ctx_tensors_from_buft(for_rest, ggml_backend_cpu_buffer_type());
     std::vector<char> packed_w(ggml_row_size(c.type, c.n_k) * all_out);
     ggml_quantize_chunk(c.type, weights.data(), packed_w.data(), 0, all_out, c.n_k, nullptr);
     ggml_backend_tensor_set(w, packed_w.data(), 0, packed_w.size());
+    if (c.place == Place::OURS && !is_read_back(w, packed_w)) {
+        std::exit(4);
+    }
     ggml_backend_tensor_set(x, rows.data(), 0, rows.size() * sizeof(float));
     ggml_cgraph * graph = ggml_new_graph(for_rest);
     ggml_build_forward_expand(graph, y);
@@ -82,6 +102,9 @@ double relative_error(const Case & c) {
     }
     std::vector<float> got(all_rows * c.n_out);
     ggml_backend_tensor_get(y, got.data(), 0, got.size() * sizeof(float));
+    if (results) {
+        *results = got;
+    }
 
     const ggml_type row_type = ggml_get_type_traits_cpu(c.type)->vec_dot_type;
     std::vector<float> w_back(weights.size()), x_back(rows.size());
@@ -114,10 +137,37 @@ double relative_error(const Case & c) {
     return worst / std::sqrt(squares / (all_rows * c.n_out));
 }
 
+// Weights repacked by our buffer type: right, and each row of any batch to the bit as in the widest one.
+void print_rows(ggml_type type) {
+    const bool is_super = ggml_blck_size(type) == 256;
+    // One panel and several, of equal length and not; one part of 64 weight rows and several, whole and not.
+    for (int64_t n_k : is_super ? std::vector<int64_t>{ 256, 1536, 2816 } : std::vector<int64_t>{ 32, 96, 896, 2720 }) {
+        for (int64_t n_out : { 16, 48, 208 }) {
+            std::vector<float> widest;
+            for (int64_t n_rows : { 512, 40, 32, 23, 16, 13, 9, 8, 7, 6, 5, 4, 3, 2, 1 }) {
+                const Case c = { type, Place::OURS, n_rows, n_k, n_out, 1 + int(n_out > 16) };
+                std::vector<float> results;
+                const double error = relative_error(c, &results);
+                if (n_rows == 512) {
+                    widest = results;
+                }
+                const bool is_equal = std::memcmp(results.data(), widest.data(), results.size() * sizeof(float)) == 0;
+                std::printf("%s-rows %d %d %d %.3e\n", ggml_type_name(type), int(n_rows), int(n_k), int(n_out),
+                    is_equal ? error : 1.0);
+            }
+        }
+    }
+}
+
 }  // namespace
 
 int main() {
     ggml_cpu_init();
+    if (pyllama_spec_repacked_buffer_type()) {
+        for (ggml_type type : { GGML_TYPE_Q8_0, GGML_TYPE_Q5_0, GGML_TYPE_Q4_0, GGML_TYPE_Q6_K, GGML_TYPE_Q5_K, GGML_TYPE_Q4_K }) {
+            print_rows(type);
+        }
+    }
     const struct { ggml_type type; bool is_repacked; } kinds[] = {
         { GGML_TYPE_BF16, false }, { GGML_TYPE_F16, false }, { GGML_TYPE_Q8_0, false }, { GGML_TYPE_Q4_0, false },
         { GGML_TYPE_Q4_0, true }, { GGML_TYPE_IQ4_NL, true }, { GGML_TYPE_MXFP4, true }, { GGML_TYPE_Q4_K, true },
@@ -136,16 +186,16 @@ int main() {
                     if (n_rows > 32 && ggml_get_type_traits_cpu(kind.type)->vec_dot_type == GGML_TYPE_Q8_1) {
                         continue;
                     }
-                    const Case c = { kind.type, kind.is_repacked, n_rows, n_k, n_out, 1 + int(n_out > 8) };
-                    std::printf("%s%s %d %d %d %.3e\n", ggml_type_name(c.type), c.is_repacked ? "-repacked" : "",
+                    const Case c = { kind.type, kind.is_repacked ? Place::ENGINE : Place::FLAT, n_rows, n_k, n_out, 1 + int(n_out > 8) };
+                    std::printf("%s%s %d %d %d %.3e\n", ggml_type_name(c.type), SUFFIXES[int(c.place)],
                         int(n_rows), int(n_k), int(n_out), relative_error(c));
                 }
             }
         }
         // A tile of such rows fits no stack.
         for (int64_t n_rows : { 1, 6, 13 }) {
-            const Case c = { kind.type, kind.is_repacked, n_rows, 20480, 24, 2 };
-            std::printf("%s%s %d 20480 24 %.3e\n", ggml_type_name(c.type), c.is_repacked ? "-repacked" : "", int(n_rows),
+            const Case c = { kind.type, kind.is_repacked ? Place::ENGINE : Place::FLAT, n_rows, 20480, 24, 2 };
+            std::printf("%s%s %d 20480 24 %.3e\n", ggml_type_name(c.type), SUFFIXES[int(c.place)], int(n_rows),
                 relative_error(c));
         }
         // Attention: heads that share their keys, widths that no vector divides.
@@ -153,7 +203,7 @@ int main() {
             for (int64_t n_k : { 1, 15, 64, 72, 250 }) {
                 for (int64_t n_rows : { 1, 2, 5 }) {
                     for (int64_t n_shared : { 1, 3 }) {
-                        const Case c = { kind.type, false, n_rows, n_k, 37, 2, 3, n_shared };
+                        const Case c = { kind.type, Place::FLAT, n_rows, n_k, 37, 2, 3, n_shared };
                         std::printf("%s-shared %d %d %d %.3e\n", ggml_type_name(c.type), int(n_rows), int(n_k),
                             int(n_shared), relative_error(c));
                     }
@@ -163,7 +213,7 @@ int main() {
         // Weight rows that are not a multiple of a tile's height.
         for (int64_t n_out : { 1, 3, 17 }) {
             if (!kind.is_repacked) {
-                const Case c = { kind.type, false, 5, is_super ? 256 : 128, n_out, 2 };
+                const Case c = { kind.type, Place::FLAT, 5, is_super ? 256 : 128, n_out, 2 };
                 std::printf("%s 5 - %d %.3e\n", ggml_type_name(c.type), int(n_out), relative_error(c));
             }
         }

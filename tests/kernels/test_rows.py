@@ -31,13 +31,17 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, float]
         ("iq4_nl", 138), ("mxfp4", 138), ("q2_K", 72), ("q3_K", 72), ("q4_K", 72), ("q5_K", 72),
         ("q6_K", 72), ("iq4_xs", 72), ("q4_0-repacked", 135), ("iq4_nl-repacked", 135),
         ("mxfp4-repacked", 135), ("q4_K-repacked", 69),
+        ("q8_0-rows", 180), ("q5_0-rows", 180), ("q4_0-rows", 180), ("q6_K-rows", 135),
+        ("q5_K-rows", 135), ("q4_K-rows", 135),
     ],
 )  # fmt: skip
 def test_products_are_the_sums_that_they_stand_for(
     products: list[tuple[str, float]], kind: str, n_cases: int
 ) -> None:
     mine = {case: error for case, error in products if case.split(" ")[0] == kind}
-    assert len(mine) == n_cases
+    # Only AVX-512 has kernels for weights repacked into rows.
+    is_there = not kind.endswith("-rows") or row_kernels().get("Q8_0") == "AVX-512"
+    assert len(mine) == (n_cases if is_there else 0)
     # Sums in float32: a wrong term would be off by 1e-2 and more.
     assert {case: error for case, error in mine.items() if not error < 4e-6} == {}
 

@@ -122,7 +122,7 @@ def _info(path: Path) -> ModelInfo:
     """A file's ModelInfo. The engine loads the head and checks its tensors against the keys."""
     if not path.exists():
         raise TrainError(f"init={path} does not exist; check its path")
-    with Model(path, load_mtp=True, use_extra_bufts=False) as model:
+    with Model(path, load_mtp=True, repack=False) as model:
         return model.info
 
 
