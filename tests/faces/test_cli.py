@@ -184,7 +184,6 @@ RUN = "generate -m PERM -p x -n 2"
     ("line", "code", "named"),
     [
         ("generate -m missing.gguf -p x", 1, "missing.gguf"),
-        ("generate -m / -p x", 1, "folder"),
         ("generate -m HEAD -p x", 1, "--draft"),
         ("generate -m PERM -f missing.txt", 1, "missing.txt"),
         (f"{RUN} -d missing.gguf", 1, "missing.gguf"),

@@ -46,13 +46,13 @@ WAYS = [
 ]
 
 
-def opened(way: str, n_parallel: int, draft: str | None = None) -> Llama:
+def opened(way: str, n_parallel: int) -> Llama:
     """A model for one way of using it."""
     if way == "embeddings":
         llm = open_tiny(embedding=True)
         llm.embed("the cat")  # makes the context
         return llm
-    return open_tiny(draft, n_parallel=n_parallel, n_ubatch=8, logits_all=way.startswith("logp"))
+    return open_tiny(n_parallel=n_parallel, n_ubatch=8, logits_all=way.startswith("logp"))
 
 
 def is_closing(llm: Llama) -> bool:

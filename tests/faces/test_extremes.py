@@ -1,7 +1,4 @@
-"""Sampling options at their extremes: each works, or is refused by name at once.
-
-A temperature of 1e-38 and two biases of 3e38 are such values.
-"""
+"""Sampling options at their extremes: each works, or is refused by name at once."""
 
 from __future__ import annotations
 

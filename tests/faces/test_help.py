@@ -1,4 +1,4 @@
-"""--help lists every option with its default, without Python's own names."""
+"""--help of every command fits a terminal, and shows nothing of Python."""
 
 from __future__ import annotations
 

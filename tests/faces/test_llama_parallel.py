@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +13,7 @@ from pyllama_spec import (
     BusyError,
     CancelledError,
     ContextFullError,
+    OutOfMemoryError,
     UnsupportedError,
 )
 from tests.faces.parallel_tools import (
@@ -201,3 +203,16 @@ def test_threads_share_one_context_of_embeddings() -> None:
         expected = [llm.embed(text) for text in texts]
     with open_tiny(embedding=True) as llm, ThreadPoolExecutor(8) as pool:
         assert list(pool.map(llm.embed, texts)) == expected
+
+
+def test_a_thread_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system has no room for one more; the next request finds some."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with open_tiny(n_parallel=2) as llm:
+        with monkeypatch.context() as patched, pytest.raises(OutOfMemoryError):
+            patched.setattr(threading.Thread, "start", start)
+            llm.create_completion("the cat", max_tokens=3)
+        assert llm.create_completion("the cat", max_tokens=3)["choices"]

@@ -1,4 +1,4 @@
-"""Display in a notebook: answers with drafted tokens in colour, bars, completion of names."""
+"""Display in a notebook: answers with drafted tokens in colour, and bars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parallel requests: failures of one, of all, and of callbacks that call back."""
+"""Parallel requests: failures of one, of all, and behind the end of a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record separates the drafts of each source, and lists the important one first."""
+"""The record separates the drafts of each source."""
 
 from __future__ import annotations
 
