@@ -24,7 +24,6 @@ def llm() -> Llama:
 _Call = Callable[..., Any]
 _CALLS: dict[str, Callable[[Llama], _Call]] = {
     "text": lambda llm: lambda **k: llm.create_completion("Hi", **FEW, **k),
-    "texts": lambda llm: lambda **k: llm.create_completion(["Hi", "Ho"], **FEW, **k),
     "chat": lambda llm: lambda **k: llm.create_chat_completion(HI, **FEW, **k),
     "stream": lambda llm: lambda **k: [*llm.create_completion("Hi", stream=True, **FEW, **k)][-1],
     "chunks": lambda llm: lambda **k: [*llm.create_chat_completion(HI, stream=True, **FEW, **k)][1],

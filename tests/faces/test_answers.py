@@ -14,7 +14,6 @@ from pyllama_spec.chat.tools import ToolChats, ToolRequest
 from pyllama_spec.engine import Model
 from tests.faces.chat_world import SCHEMAS, Said, open_family
 from tests.faces.families import ARGUMENTS, FAMILIES, TIME, USER, WEATHER, templates
-from tests.faces.tools import open_tiny
 from tests.models import model_path
 
 # How an answer of these families begins before its text.
@@ -130,25 +129,6 @@ def test_tools_with_a_response_format(family: str) -> None:
             assert said == "Hello you" or found["finish_reason"] != "length"
 
 
-@pytest.mark.parametrize("schema", SCHEMAS)
-@pytest.mark.parametrize("choice", ["required", NAMED])
-def test_a_schema_of_any_kind_where_the_template_knows_no_tools(schema: Any, choice: Any) -> None:
-    weather = {**WEATHER, "function": {**WEATHER["function"], "parameters": schema}}
-    said = '{"city": "Paris"}'
-    if choice == "required":
-        said = f'{{"name": "get_weather", "arguments": {said}}}'
-    with open_tiny(chat_format="chatml", n_ctx=2048) as llm:
-        ids = llm.tokenize(said.encode(), add_bos=False)
-        found = llm.create_chat_completion(
-            [USER], tools=[TIME, weather], tool_choice=choice, max_tokens=100, temperature=0.0,
-            logits_processor=Said(ids),
-        )["choices"][0]  # fmt: skip
-        call = found["message"]["tool_calls"][0]["function"]
-        assert call["name"] == "get_weather"
-        assert json.loads(call["arguments"]) == ARGUMENTS
-        assert found["finish_reason"] == "tool_calls"
-
-
 @pytest.mark.parametrize("family", _ALL)
 def test_the_id_of_a_call_can_be_given_back(family: str) -> None:
     """It is the model's own if it writes one; Mistral-like templates take nine characters."""
@@ -172,25 +152,3 @@ def test_the_id_of_a_call_can_be_given_back(family: str) -> None:
         result = {"role": "tool", "content": "Sun", "tool_call_id": call_id, "name": "get_weather"}
         options["max_tokens"] = 1
         assert llm.create_chat_completion([USER, message, result], **options)["usage"]
-
-
-@pytest.mark.parametrize("arguments", ["", " ", None, "{}", {}])
-@pytest.mark.parametrize("family", ["Qwen-Qwen2.5-7B-Instruct", "LFM2-8B-A1B", "Qwen3-Coder"])
-def test_a_call_without_arguments(family: str, arguments: Any) -> None:
-    function = {"name": "get_time", "arguments": arguments}
-    call = {"id": "a" * 9, "type": "function", "function": function}
-    messages = [
-        USER, {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "content": "noon", "tool_call_id": "a" * 9, "name": "get_time"},
-    ]  # fmt: skip
-    template = ChatTemplate(templates()[family])
-    with Model(model_path("llama")) as model:
-        chats = ToolChats(model, template)
-        texts = []
-        given: Any
-        for given in (arguments, {}):
-            function["arguments"] = given
-            rendered, _ = chats.begin(messages, ToolRequest.read([TIME], None, None, None), {})
-            texts.append(rendered.text)
-        chats.close()
-    assert texts[0] == texts[1]

@@ -124,16 +124,6 @@ def test_lines_that_come_at_once_are_one_message_where_no_paste_is_marked(perm: 
         terminal.close()
 
 
-def test_an_empty_line_does_not_end_it(at_terminal: Terminal) -> None:
-    at_terminal.wait_for(_READY)
-    at_terminal.send("\r")
-    time.sleep(0.2)
-    at_terminal.send("hello\r")
-    at_terminal.wait_for(_READY + _AGAIN)
-    at_terminal.send("\x04")
-    assert at_terminal.exit_code() == 0
-
-
 def test_what_is_left_in_the_terminal_reaches_no_shell() -> None:
     """The rest of a paste is discarded, so that the shell does not run it as commands."""
     main, side = pty.openpty()

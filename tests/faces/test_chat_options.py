@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import weakref
 from typing import Any
 
 import pytest
@@ -11,8 +10,6 @@ import pytest
 from pyllama_spec import ArgumentError, Llama, UnsupportedError
 from pyllama_spec.chat.continued import render_continued
 from pyllama_spec.chat.template import ChatTemplate
-from pyllama_spec.engine import ChatParser
-from pyllama_spec.llama import thoughts
 from tests.faces.families import templates
 from tests.faces.tools import Forced, counts_of, drafters, open_tiny
 from tests.models import IM_END, IM_START
@@ -94,19 +91,6 @@ def test_thoughts_end_where_the_budget_does(template: str, budget: int | None) -
             assert thought.strip() == THOUGHT[:n].decode().strip()
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 3}])
-def test_what_a_budget_forces_is_the_same_with_every_draft(sampling: dict[str, Any]) -> None:
-    options = {**sampling, "thinking_token_budget": 11, "max_tokens": 50, "return_token_ids": True}
-    with opened(chat_template=OPENED) as llm:
-        plain = llm.create_chat_completion([USER], **options)["choices"][0]
-        prompt = prompt_of(llm, [USER])
-        close = llm.tokenize("</think>", add_bos=False)
-    assert plain["token_ids"][11 : 11 + len(close)] == close
-    for draft in drafters([*prompt, *plain["token_ids"]])[1:]:
-        with opened(draft, chat_template=OPENED, n_parallel=2) as llm:
-            assert llm.create_chat_completion([USER], **options)["choices"][0] == plain
-
-
 def test_a_budget_of_a_text_has_the_tags_of_the_template() -> None:
     with opened(chat_template=THINKS) as llm:
         for prompt, n_before in (("<think> so", 0), ("</think> so", 7), ("so", 7)):
@@ -164,60 +148,6 @@ def test_calls_come_behind_a_thought_that_was_ended() -> None:
         assert choice["message"]["tool_calls"][0]["function"]["name"] == "f"
 
 
-class Caller:
-    """Imitates the caller, such as a Llama without other references."""
-
-
-@pytest.mark.parametrize("source, tags", [
-    (THINKS, ("<think>", "</think>")), (PLAIN, ()),
-    ("{% for %}", None), ("{{ raise_exception('no') }}", None), ("{{ messages | nosuch }}", None),
-])  # fmt: skip
-def test_a_template_is_read_once_for_its_tags(
-    source: str, tags: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Later requests do not retry a template that the engine cannot read."""
-    n_read = 0
-
-    class Counting(ChatParser):
-        def __init__(self, *given: Any) -> None:
-            nonlocal n_read
-            n_read += 1
-            super().__init__(*given)
-
-    monkeypatch.setattr(thoughts, "ChatParser", Counting)
-    with open_tiny(None) as llm:
-        known, callers = thoughts.ThoughtTags(llm.model), list[Any]()
-
-        def call() -> tuple[str, ...]:
-            caller = Caller()
-            callers.append(weakref.ref(caller))
-            return known.of_template(source)
-
-        for _ in range(3):
-            if tags is None:
-                with pytest.raises(ArgumentError, match=r"chat template|parser"):
-                    call()
-            else:
-                assert call() == tags
-    assert n_read == 1
-    assert [one() for one in callers] == [None] * 3, "what is kept holds who asked"
-
-
-def test_a_template_without_thoughts_has_no_budget() -> None:
-    with opened(chat_template=PLAIN) as llm:
-        calls: list[Any] = [
-            lambda: llm.create_chat_completion([USER], thinking_token_budget=3),
-            lambda: llm.create_chat_completion(
-                [USER], thinking_token_budget=3, reasoning_format="auto"
-            ),
-            lambda: llm.create_completion("a", thinking_token_budget=3),
-        ]
-        for call in calls:
-            with pytest.raises(UnsupportedError, match=r"thinking_token_budget=3.*no thoughts"):
-                call()
-        assert llm.create_chat_completion([USER], thinking_token_budget=-1, max_tokens=2)
-
-
 # ---- reasoning_effort
 
 
@@ -245,14 +175,9 @@ def test_an_effort_is_a_switch_or_a_budget_elsewhere(parsed: dict[str, Any]) -> 
                 [USER], reasoning_effort=effort, max_tokens=300, temperature=0, ignore_eos=True,
                 return_token_ids=True, **parsed, **more,
             )  # fmt: skip
-            text = llm.detokenize(response["choices"][0]["token_ids"])
-            close = len(llm.tokenize("</think>", add_bos=False))
-            before = text.partition(b"</think>")[0]
-            ids, n = response["choices"][0]["token_ids"], 0
-            while llm.detokenize(ids[:n]) != before and n < len(ids):
-                n += 1
-            assert close > 1
-            return n
+            ids, close = response["choices"][0]["token_ids"], llm.tokenize("</think>", False)
+            at = (i for i in range(len(ids)) if ids[i : i + len(close)] == close)
+            return next(at, len(ids))
 
         assert n_thought("minimal") == 128
         assert n_thought("minimal", thinking_token_budget=7) == 7
@@ -264,18 +189,21 @@ def test_an_effort_is_a_switch_or_a_budget_elsewhere(parsed: dict[str, Any]) -> 
         assert off != prompt_of(llm, [USER])
 
 
-def test_an_effort_of_a_model_without_thoughts() -> None:
+def test_a_model_without_thoughts_takes_no_effort_and_no_budget() -> None:
     with opened(chat_template=PLAIN) as llm:
         plain = llm.create_chat_completion([USER], temperature=0, max_tokens=9)
-        none = llm.create_chat_completion(
-            [USER], temperature=0, max_tokens=9, reasoning_effort="none"
-        )
-        assert text_of(none) == text_of(plain)
-        for effort in ("minimal", "low", "medium", "high", "xhigh"):
-            with pytest.raises(UnsupportedError, match=f"reasoning_effort='{effort}'"):
-                llm.create_chat_completion([USER], reasoning_effort=effort)
-        with pytest.raises(ArgumentError, match="reasoning_effort='most' is not one of"):
+        none: dict[str, Any] = {"reasoning_effort": "none", "thinking_token_budget": -1}
+        same = llm.create_chat_completion([USER], temperature=0, max_tokens=9, **none)
+        assert text_of(same) == text_of(plain)
+        with pytest.raises(UnsupportedError, match="reasoning_effort="):
+            llm.create_chat_completion([USER], reasoning_effort="low")
+        with pytest.raises(ArgumentError, match="reasoning_effort="):
             llm.create_chat_completion([USER], reasoning_effort="most")
+        for more in ({}, {"reasoning_format": "auto"}):
+            with pytest.raises(UnsupportedError, match="thinking_token_budget=3"):
+                llm.create_chat_completion([USER], thinking_token_budget=3, **more)
+        with pytest.raises(UnsupportedError, match="thinking_token_budget=3"):
+            llm.create_completion("a", thinking_token_budget=3)
 
 
 # ---- going on with the last message
@@ -366,36 +294,27 @@ def test_families_templates_end_with_the_last_messages_text() -> None:
     assert n_shown > 40
 
 
+@pytest.mark.parametrize("more", [{}, {"reasoning_format": "auto"}], ids=["plain", "parsed"])
 @pytest.mark.parametrize(
-    ("messages", "options", "message"),
+    ("last", "options"),
     [
-        ([USER], {}, "has the role 'user'"),
-        ([USER, {"role": "assistant", "tool_calls": [{}]}], {}, "is a tool call"),
-        (
-            [USER, {"role": "assistant", "content": "a"}],
-            {"continue_final_message": "reasoning_content"}, "'reasoning_content'.*None",
-        ),
-        (
-            [USER, {"role": "assistant", "content": "a"}], {"add_generation_prompt": True},
-            "begins another one",
-        ),
+        (USER, {}), ({"role": "assistant", "tool_calls": [{}]}, {}),
+        ({"role": "assistant", "content": "a"}, {"continue_final_message": "reasoning_content"}),
+        ({"role": "assistant", "content": "a"}, {"add_generation_prompt": True}),
+        # Its template shows no thoughts.
+        ({"role": "assistant", "content": "", "reasoning_content": "b"}, {}),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("more", [{}, {"reasoning_format": "auto"}], ids=["plain", "parsed"])
 def test_what_cannot_go_on_is_refused(
-    messages: list[dict[str, Any]], options: dict[str, Any], message: str, more: dict[str, Any]
+    last: dict[str, Any], options: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    with opened(chat_template=THINKS) as llm, pytest.raises(ArgumentError, match=message):
+    with (
+        opened(chat_template=PLAIN) as llm,
+        pytest.raises((ArgumentError, UnsupportedError), match=r"continue_final_message|message"),
+    ):
         llm.create_chat_completion(
-            messages, **{"continue_final_message": True, **options}, max_tokens=1, **more
+            [USER, last], **{"continue_final_message": True, **options, **more}, max_tokens=1
         )
-
-
-@pytest.mark.parametrize("more", [{}, {"reasoning_format": "auto"}], ids=["plain", "parsed"])
-def test_a_thought_that_no_template_shows_cannot_go_on(more: dict[str, Any]) -> None:
-    last = {"role": "assistant", "content": "", "reasoning_content": "so far"}
-    with opened(chat_template=PLAIN) as llm, pytest.raises(UnsupportedError, match="not show"):
-        llm.create_chat_completion([USER, last], continue_final_message=True, **more)
 
 
 def test_a_prompt_without_a_beginning_of_the_answer() -> None:
@@ -410,22 +329,9 @@ def test_a_prompt_without_a_beginning_of_the_answer() -> None:
             )
 
 
-def test_a_beginning_and_a_form_of_the_whole_exclude_each_other() -> None:
-    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": '{"a": '}]
-    with (
-        open_tiny(n_ctx=256) as llm,
-        pytest.raises(ArgumentError, match="form is of a whole answer"),
-    ):
+def test_a_form_of_the_whole_answer_takes_no_beginning() -> None:
+    begun = {"role": "assistant", "content": '{"a": '}
+    with opened() as llm, pytest.raises(ArgumentError, match="continue_final_message"):
         llm.create_chat_completion(
-            chat, continue_final_message=True, response_format={"type": "json_object"}
+            [USER, begun], continue_final_message=True, response_format={"type": "json_object"}
         )
-
-
-def test_tools_that_a_template_does_not_show_are_said() -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    with (
-        open_tiny(n_ctx=256) as llm,
-        pytest.warns(UserWarning, match="knows no tools: the model is not told") as said,
-    ):
-        llm.create_chat_completion([{"role": "user", "content": "a"}], tools=[tool], max_tokens=2)
-    assert said[0].filename == __file__

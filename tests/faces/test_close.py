@@ -6,7 +6,6 @@ fails. The caller cannot know which happened, so both must raise the same error.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import deque
@@ -16,11 +15,9 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec import CancelledError, ClosedError, Llama
+from pyllama_spec import ClosedError, Llama
 from pyllama_spec.engine import Batch, Context
-from pyllama_spec.llama.embedding import Embedder
 from tests.faces.tools import GREEDY, PROMPT, open_tiny
-from tests.models import model_path
 
 MESSAGES = [{"role": "user", "content": "the cat"}]
 LONG: dict[str, Any] = {"max_tokens": 100, **GREEDY}
@@ -49,13 +46,13 @@ WAYS = [
 ]
 
 
-def opened(way: str, n_parallel: int, draft: str | None = None) -> Llama:
+def opened(way: str, n_parallel: int) -> Llama:
     """A model for one way of using it."""
     if way == "embeddings":
         llm = open_tiny(embedding=True)
         llm.embed("the cat")  # makes the context
         return llm
-    return open_tiny(draft, n_parallel=n_parallel, n_ubatch=8, logits_all=way.startswith("logp"))
+    return open_tiny(n_parallel=n_parallel, n_ubatch=8, logits_all=way.startswith("logp"))
 
 
 def is_closing(llm: Llama) -> bool:
@@ -113,14 +110,6 @@ def refuses(future: Future[Any]) -> None:
         future.result(timeout=TIMEOUT_S)
 
 
-@pytest.mark.parametrize(("way", "n_parallel"), WAYS)
-def test_before_a_request(way: str, n_parallel: int) -> None:
-    llm = opened(way, n_parallel)
-    llm.close()
-    with pytest.raises(ClosedError):
-        ALL[way](llm)
-
-
 @pytest.mark.parametrize("n_before", range(5))
 @pytest.mark.parametrize(("way", "n_parallel"), WAYS)
 def test_during_a_decode(way: str, n_parallel: int, n_before: int, held: Interrupted) -> None:
@@ -132,24 +121,6 @@ def test_during_a_decode(way: str, n_parallel: int, n_before: int, held: Interru
         assert held.has_begun.wait(TIMEOUT_S)
         llm.close()
         refuses(running)
-
-
-@pytest.mark.parametrize("draft", ["prompt-lookup", "eagle3"])
-@pytest.mark.parametrize("n_parallel", [1, 2])
-def test_during_a_decode_that_verifies_a_draft(
-    draft: str, n_parallel: int, held: Interrupted
-) -> None:
-    path = str(model_path("eagle3")) if draft == "eagle3" else draft
-    llm = opened("text", n_parallel, path)
-    held.watch(llm, 4)
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(GENERATING["text"], llm)
-        assert held.has_begun.wait(TIMEOUT_S)
-        llm.close()
-        with pytest.raises(ClosedError) as caught:
-            running.result(timeout=TIMEOUT_S)
-    assert caught.value.partial_tokens
-    assert caught.value.partial_text
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
@@ -206,90 +177,3 @@ def test_while_a_stream_waits_to_be_read(is_chat: bool, n_read: int, n_parallel:
     llm.close()
     with pytest.raises(ClosedError):
         list(stream)
-
-
-def test_while_the_context_of_embeddings_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request that opens the context frees it and is refused, since close() saw none."""
-    llm, contexts = open_tiny(embedding=True), list[Context]()
-    open_embedder = Embedder.__init__
-
-    def closing(this: Embedder, *args: Any) -> None:
-        open_embedder(this, *args)
-        contexts.append(this.context)
-        llm.close()
-
-    monkeypatch.setattr(Embedder, "__init__", closing)
-    with pytest.raises(ClosedError):
-        ALL["embeddings"](llm)
-    assert [context.is_closed for context in contexts] == [True]
-
-
-class _LateLock:
-    """The lock of a runner, which one thread gets only after something has happened."""
-
-    def __init__(self, lock: Any, late: int, happened: Callable[[], bool]) -> None:
-        self._lock, self._late, self._happened = lock, late, happened
-
-    def __enter__(self) -> None:
-        until = time.perf_counter() + 5
-        while threading.get_ident() == self._late and not self._happened():
-            assert time.perf_counter() < until, "it did not happen"
-            time.sleep(0.001)
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-
-@pytest.mark.parametrize("n_parallel", [1, 2])
-def test_close_between_a_round_and_its_end(n_parallel: int) -> None:
-    """The round is returned, but its thread has not reported its end."""
-    llm = open_tiny("prompt-lookup", n_parallel=n_parallel)
-    runner: Any = llm._runtime.runner
-    lock, hand_out = runner._lock, runner._hand_out
-
-    def handed_out(outcomes: Any) -> None:
-        hand_out(outcomes)
-        runner._hand_out = hand_out
-        runner._lock = _LateLock(lock, threading.get_ident(), lambda: runner._is_closed)
-        closing.start()
-
-    runner._hand_out = handed_out
-    closing = threading.Thread(target=llm.close, daemon=True)
-    raised: list[type[BaseException]] = []
-
-    def read() -> None:
-        try:
-            llm(PROMPT, max_tokens=200, **GREEDY)
-        except BaseException as error:  # noqa: BLE001 - looked at below
-            raised.append(type(error))
-
-    reading = threading.Thread(target=read, daemon=True)
-    reading.start()
-    reading.join(20)
-    assert raised == [ClosedError], "its reader waits for ever"
-    closing.join(20)
-    assert not closing.is_alive()
-
-
-@pytest.mark.parametrize("n_parallel", [1, 2])
-def test_abort_between_a_round_and_its_end(n_parallel: int) -> None:
-    """The request is over at once, and its place is free, though nobody reads it any more."""
-    with open_tiny(n_parallel=n_parallel) as llm:
-        runner: Any = llm._runtime.runner
-        hand_out = runner._hand_out
-
-        def handed_out(outcomes: Any) -> None:
-            hand_out(outcomes)
-            runner._hand_out = hand_out
-            stream.abort()
-            ended.append(stream.status.stage)
-
-        ended: list[str] = []
-        stream: Any = llm(PROMPT, max_tokens=200, stream=True, **GREEDY)
-        runner._hand_out = handed_out
-        with contextlib.suppress(CancelledError):
-            next(stream)
-            list(stream)
-        assert ended == ["ended"]
-        assert llm(PROMPT, max_tokens=4, **GREEDY)["choices"]

@@ -78,9 +78,7 @@ def curves(**parts: Any) -> bytes:
 HOSTILE = {
     "empty": b"", "no JSON": b"\xff\x00{", "a list": b"[]", "deep": b"[" * 9000,
     "large": b" " * 20_000 + b"{}", "another version": curves(format=2),
-    "no curve": curves(draft=[1, 2]), "missing": b'{"format": 1, "verify": {"1": 0.1}}',
-    "negative": curves(verify={"1": -1.0}), "text": curves(verify={"1": "0.1"}),
-    "huge size": curves(verify={"9" * 400: 0.1}), "an hour": curves(verify={"1": 3600.0}),
+    "no curve": curves(draft=[1, 2]), "negative": curves(verify={"1": -1.0}),
 }  # fmt: skip
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +12,6 @@ from pyllama_spec import Llama
 from pyllama_spec.cli import doctor
 from pyllama_spec.cli.diagnostics import measure_verify_cost, trained_acceptance
 from pyllama_spec.cli.entry import main
-from pyllama_spec.drafters import Draft, Drafter, DraftRequest, output_part, register, registry
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import EngineError
 from tests.faces.tools import copy_alone
@@ -54,19 +51,8 @@ def test_what_there_was_time_for_is_given(n_widths: int, widths: list[int]) -> N
     assert _busy_after(n_widths) == widths
 
 
-@pytest.mark.parametrize("late_s", [0.0, 60.0])
-def test_no_time_at_all_is_an_error_that_says_what_to_do(
-    late_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The clock decides where the timer's thread begins late, as on a busy machine."""
-    timer = threading.Timer
-    monkeypatch.setattr(
-        "pyllama_spec.cli.diagnostics.threading.Timer", lambda s, call: timer(s + late_s, call)
-    )
-    with (
-        Model(model_path("llama")) as model,
-        pytest.raises(EngineError, match="ended within 0 s: other programs have"),
-    ):
+def test_no_time_at_all_is_an_error() -> None:
+    with Model(model_path("llama")) as model, pytest.raises(EngineError):
         measure_verify_cost(model, n_threads=1, budget_s=1e-6)
 
 
@@ -77,6 +63,7 @@ def test_no_time_at_all_is_an_error_that_says_what_to_do(
         (("mimo2", {"n_heads": 3}), "mtp", 3),
         (("llama", {}), ("eagle3", {}), 8),
         (("llama", {}), ("llama", {"seed": 1}), 8),
+        (("llama", {}), ("dflash", {"block_size": 4}), 3),
     ],
 )
 def test_drafts_as_long_as_a_generation_makes_them(
@@ -96,57 +83,23 @@ def test_drafts_as_long_as_a_generation_makes_them(
         assert llm._opened.runtime.round.max_draft == most
 
 
-def test_how_many_ids_a_head_chooses_among(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(output_part, "LEAST_VOCAB", 320)
-    monkeypatch.setattr(output_part, "_WORTH_IT", 1e9)  # whatever the steps took
-    pairs = (
-        (model_path("qwen35", n_heads=1), "mtp"),
-        (model_path("llama"), str(model_path("eagle3"))),
-    )
-    for path, draft in pairs:
-        command = ["doctor", "-m", str(path), "-d", draft, "-t", "1"]
-        assert main([*command, "--max-rows", "2", "--repeat", "1"]) == 0
-        said = " ".join(capsys.readouterr().out.split())
-        assert "chooses among 80 of 320 tokens, those of the text among them" in said
-    monkeypatch.setattr(output_part, "_WORTH_IT", 0.0)
-    assert main([*command, "--max-rows", "2", "--repeat", "1"]) == 0
-    assert "chooses" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
-    ("rates", "above", "said"),
+    ("rates", "above", "gives"),
     [
-        ([0.65], {1: 1.5}, "1 drafted token gives 1.65"),
-        ([0.65, 0.4], {1: 1.5, 2: 1.7}, "2 drafted tokens give 2.05 tokens per round, and 1.70"),
-        ([0.65, 0.01], {1: 1.5, 2: 2.4}, "pays, at 1.10 times plain decoding"),
-        ([0.65, 0.1], {1: 1.8, 2: 2.4}, "no length pays here: 1 drafted token would give 1.65"),
-        ([0.65], {1: 1.65}, "no length pays here"),
-        ([], {1: 1.5}, ""),
-        ([0.65], {}, ""),
-        ([0.65], {2: 1.1}, ""),
+        ([0.65], {1: 1.5}, "1.65"), ([0.65, 0.4], {1: 1.5, 2: 1.7}, "2.05"),
+        ([0.65, 0.01], {1: 1.5, 2: 2.4}, "1.10 times"), ([0.65], {1: 1.65}, "no length pays"),
+        ([], {1: 1.5}, ""), ([0.65], {}, ""), ([0.65], {2: 1.1}, ""),
     ],
-)
+)  # fmt: skip
 def test_the_trained_acceptance_is_compared_with_the_cost(
-    rates: list[float], above: dict[int, float], said: str
+    rates: list[float], above: dict[int, float], gives: str
 ) -> None:
     found = doctor.conclusion(rates, above)
-    assert said in found and bool(found) == bool(said)
-    if said:
-        assert "training measured (0.65 for the first token)" in found
+    assert gives in found and bool(found) == bool(gives)
 
 
 @pytest.mark.parametrize(
-    ("value", "rates"),
-    [
-        ("[0.65, 0.41]", [0.65, 0.41]),
-        ("[]", []),
-        ("0.5", []),
-        ("[null]", []),
-        ("{", []),
-        (None, []),
-    ],
+    ("value", "rates"), [("[0.65, 0.41]", [0.65, 0.41]), ("[null]", []), ("{", []), (None, [])]
 )
 def test_what_a_file_says_of_its_training(
     value: str | None, rates: list[float], tmp_path: Path
@@ -155,48 +108,6 @@ def test_what_a_file_says_of_its_training(
     path = write_keys(tmp_path / "head.gguf", "eagle3", {**keys})
     assert trained_acceptance(str(path)) == rates
     assert trained_acceptance(str(tmp_path / "none.gguf")) == trained_acceptance(None) == []
-
-
-class Plain(Drafter):
-    """A drafter with a file, which describes itself as it is told."""
-
-    name, max_draft = "trigrams", 4
-
-    def __init__(self, facts: dict[str, Any]) -> None:
-        self.facts = facts
-
-    def describe(self) -> dict[str, Any]:
-        return self.facts
-
-    def propose_one(self, request: DraftRequest) -> Draft:
-        return Draft([7] * request.n_requested)
-
-
-@pytest.mark.parametrize(
-    ("facts", "said"),
-    [
-        ({}, "trigrams: up to 4 tokens"),
-        ({"path": "x.bin"}, "x.bin: fits"),
-        ({"path": "x.bin", "size_bytes": 2_500_000}, "x.bin: fits, 2.5 MB of weights"),
-        ({"path": "x.bin", "architecture": "trigrams"}, "x.bin: fits, trigrams"),
-    ],
-)
-def test_a_drafter_that_describes_little_has_a_whole_line(
-    facts: dict[str, Any],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(registry, "_KINDS", {**registry._KINDS})
-    register("trigrams", lambda path, options: Plain(facts))
-    path = write_keys(tmp_path / "draft.gguf", "trigrams")
-    command = ["doctor", "-m", str(model_path("llama")), "-d", str(path), "-t", "1"]
-    assert main([*command, "--repeat", "1"]) == 0
-    shown = capsys.readouterr().out
-    (line,) = [one for one in shown.splitlines() if one.startswith("draft ")]
-    assert line.split(maxsplit=1)[1].startswith(said)
-    assert "\n    5 " in shown and "\n    6 " not in shown, "rows that it can fill"
 
 
 @pytest.mark.parametrize(
@@ -223,11 +134,5 @@ def test_a_drafter_without_a_model_is_measured(
     found = json.loads(capsys.readouterr().out)
     assert len(found["verify_cost"]) == 3
     assert ("draft" in found) == (draft != "none")
-    assert main(command) == 0
-    said = capsys.readouterr().out
-    if draft in ("grammar", "none"):
-        assert {"grammar": "bench measures it", "none": "none drafts nothing"}[draft] in said
-        assert "Draft and batch together" not in said
-    else:
+    if draft not in ("grammar", "none"):
         assert found["draft"]["n_proposed"] == found["draft"]["max_draft"]
-        assert "Draft and batch together" in said

@@ -12,13 +12,11 @@ import pytest
 
 from pyllama_spec import ArgumentError, Llama, ModelLoadError
 from pyllama_spec.cli.entry import main
-from pyllama_spec.drafters import Draft, DraftOptions, DraftRequest, Eagle3, SmallModel, Suffix
+from pyllama_spec.drafters import Draft, DraftOptions, DraftRequest, Eagle3
 from pyllama_spec.drafters.model_drafter import add_lookup
-from pyllama_spec.drafters.suffix import store as stores
 from pyllama_spec.drafters.suffix import upkeep
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
 from pyllama_spec.engine import Model
-from pyllama_spec.engine.vocab import Vocab
 from tests.faces.tools import copy_alone, open_tiny, text_of
 from tests.models import model_path
 
@@ -75,32 +73,16 @@ def test_on_a_target_whose_tokens_decide_the_next_one_all_is_accepted(store: Pat
         ({}, {"user": "a"}),
     ],
 )
-@pytest.mark.parametrize("n_parallel", [1, 2])
 def test_what_another_one_or_a_private_request_wrote_is_not(
-    n_parallel: int, first: dict[str, Any], second: dict[str, Any]
+    first: dict[str, Any], second: dict[str, Any]
 ) -> None:
-    with open_tiny("suffix", n_parallel=n_parallel) as llm:
+    with open_tiny("suffix", n_parallel=2) as llm:
         own = ask(llm, **first)
         ask(llm, "0123456789", max_tokens=4)
         other = ask(llm, **second)
         counts = [one["speculation"]["accepted"] for one in (own, other)]
         assert counts[0] == counts[1]
         assert ask(llm, **second)["speculation"]["accepted"] > counts[0] + 20
-
-
-def test_a_conversation_with_a_private_turn(store: Path) -> None:
-    """The store gets what a later turn repeats itself, and nothing else of the private turn."""
-    with open_tiny("suffix", draft_memory=store) as llm:
-        private = text_of(ask(llm, "zyxwvutsrqponmlk", remember=False))
-        ask(llm, "zyxwvutsrqponmlk" + "AAAA", max_tokens=8)
-        written = [one.ids.tolist() for one in Store(store, None, is_read_only=True).texts()]
-        ids = llm.tokenize(private.encode(), add_bos=False)
-    assert written
-    assert not any(has(text, ids[3:15]) for text in written)
-
-
-def has(text: Sequence[int], part: Sequence[int]) -> bool:
-    return any(text[i : i + len(part)] == part for i in range(len(text)))
 
 
 def test_nothing_is_written_that_was_not_named(
@@ -131,69 +113,24 @@ def test_a_store_outlives_the_program(store: Path, kind: str) -> None:
     assert found["speculation"]["copied"] > 0
 
 
-def test_two_that_have_it_open_learn_from_each_other(store: Path) -> None:
-    with (
-        open_tiny("suffix", draft_memory=store) as one,
-        open_tiny("suffix", draft_memory=str(store), n_parallel=2) as other,
-    ):
-        ask(one, user="a")
-        assert ask(other, user="b")["speculation"]["accepted"] > 20
-        before = store.read_bytes()
-        ask(other, "qrstuvwxyz0123456789", remember=False)
-        assert store.read_bytes() == before
-
-
-@pytest.mark.parametrize("kind", ["suffix", "beside"])
-def test_a_vocabulary_is_read_once_for_a_store(
-    store: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    """check() and attach() share one read: 150,000 tokens take half a second."""
-    digested: list[Vocab] = []
-
-    def noted(vocab: Vocab) -> bytes:
-        digested.append(vocab)
-        return vocabulary_digest(vocab)
-
-    monkeypatch.setattr(stores, "vocabulary_digest", noted)
-    draft = "suffix" if kind == "suffix" else str(model_path("eagle3"))
-    with open_tiny(draft, draft_memory=store) as llm:
-        ask(llm)
-        assert digested == [llm._opened.model.vocab]
-    drafter = Suffix(store=store)
-    one, same = Model(model_path("llama"), vocab_only=True), Model(model_path("llama"))
-    other = Model(model_path("llama", n_vocab=384), vocab_only=True)
-    for model, n in ((one, 2), (one, 2), (same, 3), (same, 3)):
-        drafter.check(model)
-        assert len(digested) == n
-    with pytest.raises(ArgumentError, match="another vocabulary"):
-        drafter.check(other)
-    drafter.check(one)
-    drafter.close()
-    drafter.check(one)
-    drafter.close()
-
-
 def test_a_store_that_cannot_be_used(store: Path, tmp_path: Path) -> None:
     Store(store, bytes(32)).close()
-    with pytest.raises(ArgumentError, match="another vocabulary"):
+    with pytest.raises(ArgumentError, match="vocabulary"):
         open_tiny("suffix", draft_memory=store)
     store.write_bytes(b"text")
     with pytest.raises(ModelLoadError, match=store.name):
         open_tiny("suffix", draft_memory=store)
-    for draft in (None, "none", "prompt-lookup", "grammar"):
-        with pytest.raises(ArgumentError, match="draft_memory") as refused:
-            open_tiny(draft, draft_memory=tmp_path / "new")
-        assert all(f'"{name}"' in str(refused.value) for name in ("suffix", "mtp", "auto"))
-    for lookup_draft in (str(model_path("eagle3")), "auto", "mtp", "suffix"):
-        with pytest.raises(ArgumentError, match="lookup=0"):
-            open_tiny(lookup_draft, draft_memory=tmp_path / "new", lookup=0)
-    assert not (tmp_path / "new").exists()
-    with pytest.raises(ArgumentError, match="lookup=2"):
-        open_tiny(str(model_path("eagle3")), draft_memory=tmp_path / "new", lookup=2)
+    new = tmp_path / "new"
+    for draft in (None, "prompt-lookup"):
+        with pytest.raises(ArgumentError, match="draft_memory"):
+            open_tiny(draft, draft_memory=new)
+    for draft, lookup in (("auto", 0), ("suffix", 0), (str(model_path("eagle3")), 2)):
+        with pytest.raises(ArgumentError, match=f"lookup={lookup}"):
+            open_tiny(draft, draft_memory=new, lookup=lookup)
     for wrong in ("", 3):
         with pytest.raises(ArgumentError, match="draft_memory"):
             open_tiny("suffix", draft_memory=wrong)
-    assert not (tmp_path / "new").exists()
+    assert not new.exists()
 
 
 # ---- whose tokens they were, and where a draft was wrong
@@ -268,15 +205,6 @@ def test_each_turn_says_what_was_chosen_in_it(store: Path) -> None:
     assert all(not any(origins[:24]) for _, origins in remembered(store)[1:])
 
 
-def test_what_copies_alone_says_what_was_chosen(store: Path) -> None:
-    with open_tiny("suffix", draft_memory=store) as llm:
-        found = ask(llm, return_token_ids=True)["choices"][0]
-    (ids, origins), = remembered(store)  # fmt: skip
-    n = len(found["prompt_token_ids"])
-    assert origins == [0] * n + [1] * (len(ids) - n)
-    assert len(ids) - n == len(found["token_ids"])
-
-
 # ---- whose guess each token was
 
 
@@ -320,17 +248,6 @@ def test_auto_copies_from_earlier_requests_only_with_a_store(store: Path, tmp_pa
             found = [ask(llm)["speculation"] for _ in range(2)]
             assert [one["drafter"] for one in found] == ["suffix", "suffix"]
             assert ("memory" in found[1]["by_source"]) == (draft == "suffix")
-
-
-@pytest.mark.parametrize("lookup", [1, 2])
-@pytest.mark.parametrize("kind", ["eagle3", "llama"])
-def test_a_draft_that_no_store_can_be_beside_is_closed(
-    tmp_path: Path, kind: str, lookup: int
-) -> None:
-    draft = (Eagle3 if kind == "eagle3" else SmallModel)(model_path(kind))
-    with pytest.raises(ArgumentError, match=f"lookup={lookup}"):
-        add_lookup(draft, DraftOptions(lookup=lookup, memory=tmp_path / "new"))
-    assert draft.is_closed
 
 
 # ---- the command line
@@ -441,34 +358,22 @@ def test_forget_keeps_who_only_began_alike(store: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    "words",
     [
-        (["show", "NONE"], "there is no draft memory"),
-        (["forget", "STORE"], "either TEXT or --all"),
-        (["forget", "STORE", "x", "--all"], "either TEXT or --all"),
-        (["forget", "STORE", "x"], "add -m MODEL.gguf"),
-        (["forget", "STORE", "", "-m", "MODEL"], "--all empties the store"),
-        (["show", "STORE", "--texts", "3"], "add -m MODEL.gguf"),
-        (["prune", "STORE"], "give --max-size or --days"),
-        (["prune", "STORE", "--max-size", "0"], "--max-size 0.0"),
-        (["prune", "STORE", "--max-size", "nan"], "--max-size nan"),
-        (["prune", "STORE", "--days", "nan"], "--days nan"),
-        (["prune", "STORE", "--days=-1"], "--days -1.0"),
-        (["prune", "STORE", "--days=inf"], "--days inf"),
-        (["build", "STORE", "NONE", "-m", "MODEL"], "does not exist"),
-        (["merge", "STORE", "NONE"], "there is no draft memory"),
+        "show NONE", "forget STORE", "forget STORE x --all", "forget STORE x",
+        "show STORE --texts 3", "prune STORE", "prune STORE --max-size 0", "prune STORE --days nan",
+        "build STORE NONE -m MODEL", "merge STORE NONE",
     ],
-)
+)  # fmt: skip
 def test_what_the_command_refuses(
-    tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+    tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str], words: str
 ) -> None:
+    """In one line, and the store keeps its texts."""
     with open_tiny("suffix", draft_memory=store) as llm:
         ask(llm, max_tokens=4)
     names = {"STORE": str(store), "NONE": str(tmp_path / "none"), "MODEL": str(model_path("llama"))}
-    assert memory(*[names.get(word, word) for word in words]) == 1
-    err = capsys.readouterr().err
-    assert said in " ".join(err.split())
-    assert "Traceback" not in err
+    assert memory(*[names.get(word, word) for word in words.split()]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
     assert Store(store, None, is_read_only=True).texts()
 
 
@@ -487,54 +392,6 @@ def test_generate_with_a_store(store: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 # ---- a real model
-
-
-def test_same_text_of_smollm2(smollm2_q4_0: Path, store: Path) -> None:
-    """Records of one schema, greedy and seeded, with an empty and a filled store."""
-    letter = "Letter: {} from {} wants {} lamps.\nJSON:"
-    example = letter.format("Mona", "Kiel", 3) + ' {"name": "Mona", "city": "Kiel", "lamps": 3}\n'
-    asked = [("Ada", "Oslo", 4), ("Ben", "Graz", 17), ("Cora", "Lyon", 5)]
-    prompts = [example + letter.format(*one) for one in asked]
-    options = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}]
-    answers, accepted = {}, {}
-    for draft in (None, "suffix"):
-        keywords: dict[str, Any] = {} if draft is None else {"draft_memory": store}
-        with Llama(
-            smollm2_q4_0, draft=draft, controller="fixed", n_ctx=512, n_threads=2, **keywords
-        ) as llm:
-            for again in range(1 if draft is None else 2):
-                found = [ask(llm, p, **{"max_tokens": 32, **o}) for p in prompts for o in options]
-                answers[draft, again] = [text_of(one) for one in found]
-                accepted[draft, again] = sum(one["speculation"]["accepted"] for one in found)
-    assert answers["suffix", 0] == answers["suffix", 1] == answers[None, 0]
-    assert accepted["suffix", 1] > accepted["suffix", 0] > 0
-
-
-@pytest.mark.parametrize(
-    ("place", "said"),
-    [
-        ("nope/x.memory", "make the folder {}/nope, or name a file in another one"),
-        ("file/x.memory", "make the folder {}/file, or name a file in another one"),
-        ("folder", "cannot be opened: Is a directory; name another file"),
-    ],
-)
-def test_a_store_that_cannot_be_opened_has_a_remedy(tmp_path: Path, place: str, said: str) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(ModelLoadError) as raised:
-        open_tiny("suffix", draft_memory=tmp_path / place)
-    assert str(raised.value).endswith(said.format(tmp_path))
-
-
-def test_many_texts_with_one_beginning_continue_none(tmp_path: Path) -> None:
-    """They share the system prompt; only the last one extends a whole text."""
-    draw = random.Random(2)
-    beginning = draw.choices(range(3, 200), k=60)
-    store = Store(tmp_path / "a.memory", bytes(32))
-    texts = [[*beginning, *draw.choices(range(3, 200), k=60)] for _ in range(14)]
-    store.write_all([*texts, [*texts[0], *texts[1][60:], *texts[2][60:]]])
-    found = upkeep.later_parts(store, store.texts())
-    assert (found[0], found[-1]) == (False, True)
 
 
 def test_shown_texts_say_which_continue_another(

@@ -13,11 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from examples import coloured_stream
-from examples.coloured_stream import COLOURS
 from pyllama_spec import Llama
 from pyllama_spec.drafters import open_draft
-from pyllama_spec.terminal import SOURCE_COLOURS
 from tests.faces.test_cli import cli
 from tests.models import model_path
 from tests.server.world import served
@@ -152,12 +149,6 @@ def test_remembered_requests_are_copied_in_the_next_run(smollm2_q4_0: Path, tmp_
         prompt = "Order: 3 lamps for Maria Lopez\nConfirmation:"
         result = llm.create_completion(prompt, max_tokens=32, temperature=0.0)
     assert result["speculation"]["accepted"] > 16
-
-
-def test_coloured_stream_has_the_colours_of_generate() -> None:
-    assert {who: number for who, (_, number, _) in SOURCE_COLOURS.items()} == COLOURS
-    for name, _, _ in SOURCE_COLOURS.values():
-        assert name in (coloured_stream.__doc__ or "").lower()
 
 
 @pytest.mark.release

@@ -9,8 +9,8 @@ import pytest
 
 from pyllama_spec import ArgumentError, PromptLookup
 from pyllama_spec.engine import Batch, Context, Model
-from tests.faces.tools import GREEDY, PROMPT, SAMPLED, Forced, drafters, lasting, open_tiny
-from tests.models import EOS, model_path
+from tests.faces.tools import GREEDY, PROMPT, SAMPLED, drafters, lasting, open_tiny
+from tests.models import model_path
 from tests.oracles import prompt_tokens
 from tests.parity.test_prefix_reuse import count_decoded
 
@@ -84,16 +84,6 @@ def test_shapes_of_completion_and_chat() -> None:
             llm.create_chat_completion(messages, top_logprobs=-1)
         with pytest.raises(ArgumentError):
             llm.create_chat_completion(messages, logprobs=2)
-
-
-def test_end_with_the_text() -> None:
-    script = [*b"ab", EOS]
-    for draft in drafters([*PROMPT, *script]):
-        with open_tiny(draft) as llm:
-            response = llm(PROMPT, logprobs=0, max_tokens=9, logits_processor=Forced(N, script))
-        found = response["choices"][0]["logprobs"]
-        assert found["tokens"] == ["a", "b"]
-        assert found["text_offset"] == [N, N + 1]
 
 
 @pytest.mark.parametrize("n_draft", [None, 8, 31])

@@ -14,10 +14,8 @@ from pyllama_spec import (
     CancelledError,
     ContextFullError,
     OutOfMemoryError,
-    PromptLookup,
     UnsupportedError,
 )
-from pyllama_spec.engine import Batch
 from tests.faces.parallel_tools import (
     DRAFTS,
     Slow,
@@ -32,12 +30,10 @@ from tests.faces.tools import (
     PROMPT,
     SAMPLED,
     finish_of,
-    first_decode,
     lasting,
     open_tiny,
     text_of,
 )
-from tests.oracles import tiny, tiny_context
 
 __all__ = ["nothing_stays_behind"]
 
@@ -114,51 +110,6 @@ def test_a_stream_waits_for_its_reader() -> None:
         assert text == text_of(plain(PROMPT, max_tokens=400, **GREEDY))
 
 
-def test_other_work_comes_between_rounds() -> None:
-    with open_wide(n_parallel=3) as llm, ThreadPoolExecutor(1) as pool:
-        before = llm(PROMPT, max_tokens=12, **GREEDY)
-        state = llm.save_state()
-        slow = Slow()
-        running = pool.submit(
-            lambda: llm([*PROMPT, 97], max_tokens=60, logits_processor=slow, **GREEDY)
-        )
-        assert slow.began.wait(30)
-        llm.reset()
-        llm.load_state(state)
-        assert lasting(llm(PROMPT, max_tokens=12, **GREEDY)) == lasting(before)
-        assert running.result(timeout=300)["usage"]["completion_tokens"] == 60
-
-
-def test_a_conversation_finds_its_own_place_again() -> None:
-    with open_wide(n_parallel=4) as llm:
-        chats = [request(i)[0] * 5 for i in range(4)]
-        for _ in range(3):
-            for chat in chats:
-                generation = llm.generate_steps(chat, max_tokens=6, **GREEDY)
-                list(generation)
-                chat += generation.record.tokens
-        held = [state.n_decoded for state in llm._runtime.runner.idle()]
-        assert sorted(held) == sorted(len(chat) - 1 for chat in chats)
-
-
-def test_one_place_is_computed_in_the_callers_thread() -> None:
-    threads = set()
-
-    def note(ids: Any, scores: Any) -> Any:
-        threads.add(threading.get_ident())
-        return scores
-
-    with open_tiny() as llm:
-        llm(PROMPT, max_tokens=3, logits_processor=note)
-        assert threads == {threading.get_ident()}
-    with open_wide() as llm:
-        assert llm.n_parallel == 8
-        assert llm.n_ctx() == 256
-        chunks = list(llm(PROMPT, max_tokens=3, stream=True, logits_processor=note))
-        assert finish_of(chunks[-1]) == "length"
-        assert len(threads) == 2
-
-
 PLACES = pytest.mark.parametrize("n_parallel", [1, 2])
 
 
@@ -208,25 +159,6 @@ def test_cancel_ends_what_runs(n_parallel: int) -> None:
             )
 
 
-@PLACES
-def test_cancel_while_prompts_are_read(n_parallel: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompt = [97 + i * i % 26 for i in range(12_000)]
-    with open_wide(n_parallel=n_parallel, n_ctx=16_384) as llm, ThreadPoolExecutor(2) as pool:
-        has_begun = first_decode(monkeypatch)
-        running = [pool.submit(ask, llm, [*prompt, i], max_tokens=1) for i in range(n_parallel)]
-        assert has_begun.wait(60)
-        runner: Any = llm._runtime.runner
-        while len(runner._line.placed) < n_parallel:  # in line it would outlive cancel()
-            time.sleep(0.001)
-        start = time.perf_counter()
-        llm.cancel()
-        for one in running:
-            with pytest.raises(CancelledError):
-                one.result(timeout=300)
-        assert time.perf_counter() - start < 5
-        assert llm(PROMPT, max_tokens=5)["usage"]["completion_tokens"] == 5
-
-
 def test_cancel_ends_embeddings_between_their_texts() -> None:
     texts = ["the cat sat on the mat " * 2] * 1000
     with open_tiny(embedding=True) as llm, ThreadPoolExecutor(1) as pool:
@@ -265,61 +197,6 @@ def test_callbacks_that_reach_back_get_errors(n_parallel: int) -> None:
         assert llm(PROMPT, max_tokens=2)["usage"]["completion_tokens"] == 2
 
 
-def cpu_s_of_a_pause() -> float:
-    """Seconds of processors that this process takes while it does nothing."""
-    before = time.process_time()
-    time.sleep(0.05)
-    return time.process_time() - before
-
-
-def test_the_workers_sleep_once_a_text_is_done() -> None:
-    """Workers use no CPU time in a pause, after a text or a few milliseconds after a decode.
-
-    A worker that polls, as the stock engine's does, would use all of it.
-    """
-    with (
-        open_tiny(PromptLookup(), n_threads=2) as llm,
-        tiny_context(tiny("llama"), n_threads=2) as polling,
-    ):
-        whole = text_of(llm(PROMPT, max_tokens=20, **GREEDY))
-        after_text = after_decode = 0.0
-        batch = Batch(1)
-        for i, n in enumerate((1, 20) * 3):
-            assert whole.startswith(text_of(llm(PROMPT, max_tokens=n, **GREEDY)))
-            after_text += cpu_s_of_a_pause()
-            batch.clear()
-            batch.add(7, i)
-            polling.decode(batch)
-            after_decode += cpu_s_of_a_pause()
-            polling.pause_threads()
-        # Six pauses of 0.05 s of each kind.
-        assert after_text < 0.1, "a worker is polling"
-        assert after_decode < 0.15, "a worker is polling"
-
-
-def test_pausing_threads_may_come_at_any_time() -> None:
-    with open_tiny(PromptLookup(), n_threads=2) as llm, ThreadPoolExecutor(1) as pool:
-        context = llm.context
-        expected = text_of(llm(PROMPT, max_tokens=40, **GREEDY))
-        text = ""
-        for chunk in llm(PROMPT, max_tokens=40, stream=True, **GREEDY):
-            text += text_of(chunk)
-            pool.submit(context.pause_threads).result(timeout=300)
-            context.pause_threads()
-        assert text == expected
-    context.pause_threads()  # closed: nothing to do
-
-
-def test_a_stream_read_by_several_threads() -> None:
-    with open_tiny(PromptLookup()) as llm, ThreadPoolExecutor(4) as pool:
-        whole = text_of(llm(PROMPT, max_tokens=20, **GREEDY))
-        stream = llm(PROMPT, max_tokens=20, stream=True, **GREEDY)
-        text = ""
-        while (chunk := pool.submit(next, stream, None).result(timeout=300)) is not None:
-            text += text_of(chunk)
-        assert text == whole
-
-
 def test_threads_share_one_context_of_embeddings() -> None:
     texts = [f"the cat {i}" for i in range(24)]
     with open_tiny(embedding=True) as llm:
@@ -335,8 +212,7 @@ def test_a_thread_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("can't start new thread")
 
     with open_tiny(n_parallel=2) as llm:
-        with monkeypatch.context() as patched:
+        with monkeypatch.context() as patched, pytest.raises(OutOfMemoryError):
             patched.setattr(threading.Thread, "start", start)
-            with pytest.raises(OutOfMemoryError):
-                llm.create_completion("the cat", max_tokens=3)
+            llm.create_completion("the cat", max_tokens=3)
         assert llm.create_completion("the cat", max_tokens=3)["choices"]

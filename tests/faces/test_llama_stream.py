@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from pyllama_spec import Piece, PromptLookup
+from pyllama_spec import PromptLookup
 from tests.faces.tools import (
     GREEDY,
     PROMPT,
@@ -22,7 +21,7 @@ from tests.faces.tools import (
     text_of,
 )
 from tests.models import EOS
-from tests.scripted import Interrupting, Perfect
+from tests.scripted import Perfect
 
 N = len(PROMPT)
 SCRIPT = list("naïve 日本 🙂 STOP after".encode())
@@ -64,24 +63,6 @@ def test_chat_stream() -> None:
     assert whole["choices"][0]["message"]["role"] == "assistant"
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert len({chunk["id"] for chunk in chunks}) == 1
-
-
-def test_pieces_say_what_was_drafted() -> None:
-    reference = [*PROMPT, *SCRIPT]
-    with open_tiny(Perfect(reference)) as llm:
-        generation = llm.generate_steps(PROMPT, max_tokens=20, logits_processor=Forced(N, SCRIPT))
-        pieces = list(generation)
-    record = generation.record
-    assert pieces[-1] == Piece("", finish_reason="length")
-    assert [token for piece in pieces for token in piece.tokens] == SCRIPT[:20] == record.tokens
-    flags = [flag for piece in pieces for flag in piece.from_draft]
-    # The prompt's token, rounds of eight drafted and one of the target's own, and a last token
-    # for which there is nothing to draft.
-    assert flags == [False, *([True] * 8 + [False]) * 2, False]
-    assert record.stats.accepted == 16
-    assert record.stats.accepted + record.stats.rounds == len(flags) - 1
-    assert record.timing.load_s > 0
-    assert record.timing.decode_s > 0
 
 
 def half_read(stream: Iterator[Any], n: int) -> None:
@@ -141,30 +122,6 @@ def test_errors_carry_what_was_generated() -> None:
                 assert lasting(llm(PROMPT, max_tokens=9, **SAMPLED)) == lasting(
                     fresh(PROMPT, max_tokens=9, **SAMPLED)
                 )
-
-
-@pytest.mark.parametrize(("where", "at"), [("read", 1), ("read", 2), ("propose", 2), ("commit", 2)])
-def test_ctrl_c_keeps_the_text_and_the_model(where: str, at: int) -> None:
-    script = list(b"some words before it breaks")
-    reference = [*PROMPT, *script]
-    # The prompt is read in two parts, the second of which gives the first token.
-    with open_tiny(Interrupting(reference, where, at), n_ubatch=8) as llm:
-        with pytest.raises(KeyboardInterrupt) as caught:
-            llm(PROMPT, max_tokens=20, logits_processor=Forced(N, script))
-        partial = caught.value.partial_text  # type: ignore[attr-defined]
-        assert "some words before it breaks".startswith(partial)
-        assert bool(partial) == ((where, at) != ("read", 1))
-        response = llm(PROMPT, max_tokens=20, logits_processor=Forced(N, script))
-        assert text_of(response) == "some words before it"
-
-
-def test_a_stream_outlives_the_name_of_its_model() -> None:
-    llm = open_tiny()
-    whole = text_of(llm(PROMPT, max_tokens=9, **GREEDY))
-    stream = llm(PROMPT, max_tokens=9, stream=True, **GREEDY)
-    del llm
-    gc.collect()
-    assert "".join(map(text_of, stream)) == whole
 
 
 def test_end_token_first_gives_an_empty_stream_with_figures() -> None:

@@ -42,18 +42,6 @@ def test_eval_and_sample_give_what_generate_gives(kind: str) -> None:
         assert list(llm.eval_tokens) == [*PROMPT, *found]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_going_back_by_n_tokens(kind: str) -> None:
-    with open_tiny(kind=kind) as llm:
-        expected = taken(llm, PROMPT)
-        llm.eval([97, 98])
-        llm.n_tokens = len(PROMPT) - 3
-        llm.eval(PROMPT[-3:])
-        assert llm.sample(temp=0.0) == expected[0]
-        assert taken(llm, [97], reset=False) is not None
-        assert taken(llm, PROMPT) == expected
-
-
 @pytest.mark.parametrize("logits_all", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_sample_goes_by_what_the_memory_holds(kind: str, logits_all: bool) -> None:

@@ -1,10 +1,9 @@
-"""Display in a notebook: answers with drafted tokens in colour, bars, completion of names."""
+"""Display in a notebook: answers with drafted tokens in colour, and bars."""
 
 from __future__ import annotations
 
 import copy
 import html
-import importlib
 import json
 import pickle
 import re
@@ -15,16 +14,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-import pyllama_spec
 from pyllama_spec import Llama
 from pyllama_spec.llama.responses import Result
 from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.generation import GenerationRecord
 from pyllama_spec.terminal import ProgressBar
-from pyllama_spec.train.progress import TerminalReporter
 from tests.models import model_path
-
-PUBLIC = ("bench", "convert", "drafters", "engine", "gguf", "llama_cpp", "speculative", "train")
 
 
 @pytest.fixture(scope="module")
@@ -79,36 +74,6 @@ def test_text_of_a_model_is_no_markup() -> None:
     assert shown(result) == ('<script>alert(1)</script>&lt; "', "<script>alert(1)</script>")
 
 
-def test_stretches_are_whole_texts_of_one_kind() -> None:
-    record = GenerationRecord((1,))
-    for text, drafted in (("a", False), ("b", True), ("c", True), ("", True), ("d", False)):
-        record.add(Piece(text, (1,), (drafted,)), [], ["copy"] * 5)
-    assert record.text == "abcd"
-    assert record.token_sources == [
-        ("a", "target"), ("b", "copy"), ("c", "copy"), ("d", "target"),
-    ]  # fmt: skip
-    assert shown(Result({}, [record]))[1] == "bc"
-
-
-def test_names_for_completion_are_those_for_users() -> None:
-    for name in ("", *PUBLIC, "llama", "speculative.controller"):
-        module = importlib.import_module(f"pyllama_spec.{name}".rstrip("."))
-        if name == "gguf":  # its modules are what it has
-            continue
-        listed = {found for found in dir(module) if not found.startswith("__")}
-        if name == "llama_cpp":  # types of theirs beside
-            assert listed > {*module.__all__, "llama_types", "CreateCompletionResponse"} - {
-                "__version__"
-            }
-            assert not {"Any", "TypedDict", "public", "import_module"} & listed
-        else:
-            more = set() if name else {*PUBLIC}
-            assert listed == {*module.__all__, *more} - {"__version__"}, name
-        for found in listed:
-            assert getattr(module, found) is not None, found
-    assert "annotations" not in dir(pyllama_spec) and "later" not in dir(pyllama_spec)
-
-
 class Bar:
     """Stands in for tqdm's."""
 
@@ -148,12 +113,3 @@ def test_a_notebook_gets_tqdms_bar(notebook: list[Bar]) -> None:
     assert [(one.options["desc"], one.n) for one in notebook] == [("measuring", 50)]
     bar(1.0)
     assert notebook[0].n == 100 and notebook[0].is_closed
-
-
-def test_training_in_a_notebook_has_a_bar_for_each_stage(notebook: list[Bar]) -> None:
-    reporter = TerminalReporter()
-    reporter.progress("writing text", 0.1, "7 tokens")
-    reporter.progress("training", 0.2, "step 1")
-    assert [(one.options["desc"], one.note, one.is_closed) for one in notebook] == [
-        ("writing text", "7 tokens", True), ("training", "step 1", False),
-    ]  # fmt: skip

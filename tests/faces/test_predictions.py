@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec import ArgumentError, Drafter
+from pyllama_spec import Drafter
 from pyllama_spec.drafters.base import DraftRequest
 from pyllama_spec.speculative.prediction import Prediction
 from tests.faces.tools import GREEDY, PROMPT, SAMPLED, open_tiny
@@ -153,9 +153,3 @@ def test_where_it_goes_on() -> None:
     assert not Prediction([], 0).propose(asked([5])).ids
     # Tokens of the prompt are none of the text.
     assert not Prediction([1, 2, 3, 4, 5], 3).propose(asked([1, 2, 3, 9])).ids
-
-
-@pytest.mark.parametrize("wrong", [3, ["a"], b"a", {"content": "a"}])
-def test_what_is_no_prediction(wrong: Any) -> None:
-    with open_tiny() as llm, pytest.raises(ArgumentError, match="prediction"):
-        llm.create_completion("a", prediction=wrong)

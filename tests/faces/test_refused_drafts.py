@@ -100,41 +100,6 @@ CASES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("draft", "words"),
-    [
-        ("", 'draft="" is not a file name; give None for no draft'),
-        ("https://x.org/y.gguf", "draft='https://x.org/y.gguf' is an address; download the file"),
-    ],
-)
-def test_what_is_no_path_is_said(draft: str, words: str) -> None:
-    with pytest.raises(PyllamaSpecError) as caught:
-        Llama(model_path("llama"), draft=draft, n_ctx=128)
-    assert words in str(caught.value)
-
-
-REMEDIES = {
-    no_head: 'give a draft\'s file, or draft="suffix"',
-    no_such_file: "check its path",
-    unknown_kind: "what drafts is a GGUF of a draft (",
-    unknown_architecture: 'draft="prompt-lookup" needs no file',
-    other_vocabulary: 'or draft="suffix", which fits every model',
-    other_models_head: 'or draft="suffix", which fits every model',
-    torn_head: 'give a draft\'s file, or draft="suffix"',
-    torn_head_alone: "download or convert it again",
-    torn_draft: "download or convert it again",
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_refusal_says_once_what_to_do(case: Any, tmp_path: Path) -> None:
-    refused = case(tmp_path)
-    with pytest.raises(PyllamaSpecError) as caught:
-        Llama(refused.target, draft=refused.draft, n_ctx=128, n_threads=1)
-    assert str(caught.value).count(REMEDIES[case]) == 1
-    assert "llama_model_load" not in str(caught.value)
-
-
 def still_open(folder: Path) -> set[str]:
     """The files of a folder that this process has open or mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()
@@ -204,26 +169,12 @@ def test_nothing_stays_open_where_the_rest_is_refused(form: Any, tmp_path: Path)
     assert still_open(tmp_path) == set()
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("command", COMMANDS)
-def test_one_line(
-    case: Any, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    refused = case(tmp_path)
-    first, *more = COMMANDS[command]
-    assert main([first, "-m", str(refused.target), "-d", refused.draft, *more]) == 1
-    said = capsys.readouterr()
-    assert refused.words in said.err.replace('"', "'").replace("--draft", "draft")
-    assert said.err.count("\n") == 1
-    assert said.err.startswith("pyllama-spec: ")
-
-
 @pytest.mark.parametrize("case", [one for one in CASES if one is not torn_head])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_draft_comes_before_the_target(
     case: Any, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The target cannot be loaded either, and the error shows which of the two came first.
+    """The target cannot be loaded either, and one line names that of the two which came first.
 
     The bench command checks keys alone first, and opens its drafts after the target.
     """
@@ -234,5 +185,5 @@ def test_the_draft_comes_before_the_target(
     first, *more = COMMANDS[command]
     assert main([first, "-m", str(broken), "-d", refused.draft, *more]) == 1
     said = capsys.readouterr().err
-    assert (refused.words in said) == is_before
+    assert said.startswith("pyllama-spec: ") and said.count("\n") == 1
     assert ("token_embd.weight" in said) == (not is_before)

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import threading
-import time
 from typing import Any
 
 import pytest
 
 from pyllama_spec import (
     ClosedError,
-    ForkedError,
     Llama,
     RemoteError,
 )
-from pyllama_spec.drafters import Eagle3
-from pyllama_spec.llama.loading import WATCH
-from pyllama_spec.llama.reopening import Reopening
 from tests.models import model_path
-from tests.rpc.tools import PERM_PROMPT, Server, head_path, perm_text
+from tests.rpc.tools import PERM_PROMPT, Server
 
 # In a process of its own: one that has run for long finds memory that it freed.
 _PROGRAM = """
@@ -93,22 +85,6 @@ def lose(llm: Llama, layers: Server) -> None:
         llm(PERM_PROMPT, max_tokens=2)
 
 
-def test_a_lost_drafter_of_the_caller_is_disabled() -> None:
-    with Server() as layers, Eagle3(
-        head_path(), 4, n_gpu_layers=-1, rpc_servers=[layers.address]
-    ) as head, opened(layers, draft=head, controller="fixed") as llm:  # fmt: skip
-        lose(llm, layers)
-        layers.start()
-        llm.reopen()
-        for _ in range(2):
-            generation = llm.generate_steps(PERM_PROMPT, max_tokens=9, temperature=0.0)
-            for _ in generation:
-                pass
-            assert list(generation.record.tokens) == perm_text(9)
-            assert "the draft's layers was lost" in str(generation.record.stats.reason_off)
-        assert llm.is_usable
-
-
 def test_requests_after_a_failed_reopen_raise_its_class() -> None:
     with Server() as layers, opened(layers, embedding=True, pooling_type="mean") as llm:
         lose(llm, layers)
@@ -120,45 +96,3 @@ def test_requests_after_a_failed_reopen_raise_its_class() -> None:
         llm.close()
         with pytest.raises(ClosedError):
             llm("a", max_tokens=2)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
-def test_a_reopen_holds_up_no_child_and_no_close() -> None:
-    is_inside, may_go_on = threading.Event(), threading.Event()
-
-    def watch(_: float) -> None:
-        is_inside.set()
-        may_go_on.wait(20)
-
-    with Server() as layers, opened(layers) as llm:
-        lose(llm, layers)
-        layers.start()
-
-        def reopen() -> None:
-            WATCH.set(watch)
-            llm.reopen()
-
-        threads = [threading.Thread(target=reopen) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-            assert is_inside.wait(20)
-        while sys._current_frames()[threads[1].ident or 0].f_code is not Reopening.run.__code__:
-            time.sleep(0.01)
-        time.sleep(0.05)  # it waits for the lock
-        with pytest.raises(RemoteError):
-            llm("a", max_tokens=2)
-        child = os.fork()
-        if not child:
-            signal.alarm(20)
-            try:
-                llm.reopen()
-            except ForkedError:
-                os._exit(7)
-            finally:
-                os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        llm.close()
-        may_go_on.set()
-        for thread in threads:
-            thread.join(20)
-        assert llm.model.is_closed

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.engine import Adapter
-from pyllama_spec.errors import ArgumentError, ModelLoadError
+from pyllama_spec.errors import ArgumentError
 from tests.faces.parallel_tools import nothing_stays_behind, open_wide
 from tests.faces.tools import GREEDY, PROMPT, SAMPLED, open_tiny, text_of
 from tests.models import model_path
@@ -85,35 +82,6 @@ def test_streams_with_different_adapters_side_by_side(
             assert found == texts
 
 
-@pytest.mark.parametrize("n_parallel", [1, 2])
-def test_a_change_under_a_running_request(
-    n_parallel: int, files: list[Path], texts: dict[str, str]
-) -> None:
-    """The text follows the new adapter from the change on."""
-    began, changed = threading.Event(), threading.Event()
-
-    def wait(ids: Any, scores: Any) -> Any:
-        if len(ids) == len(PROMPT) + 8:
-            began.set()
-        if len(ids) == len(PROMPT) + 9:
-            assert changed.wait(60)
-        return scores
-
-    with open_wide(n_parallel=n_parallel) as llm, ThreadPoolExecutor(2) as pool:
-        chosen = sets(llm, files)
-        for name, then in (("none", "A"), ("A", "none"), ("B", "A and B")):
-            llm.set_adapters(chosen[name])
-            running = pool.submit(lambda: text_of(llm(PROMPT, logits_processor=wait, **ASKED)))
-            assert began.wait(60)
-            changing = pool.submit(llm.set_adapters, chosen[then])  # waits for the round
-            changed.set()
-            changing.result(timeout=60)
-            assert text_of(llm(PROMPT, **ASKED)) == texts[then]
-            assert running.result(timeout=60) == texts[name]
-            began.clear()
-            changed.clear()
-
-
 def test_what_the_caller_reads_itself(files: list[Path]) -> None:
     """eval() and sample() use the current adapters, and so does echo."""
     with open_tiny(logits_all=True) as fresh:
@@ -130,24 +98,6 @@ def test_what_the_caller_reads_itself(files: list[Path]) -> None:
         assert (llm.scores[len(PROMPT) - 1] == wanted).all()
         assert llm.sample(temp=0) == token
         assert llm(PROMPT, max_tokens=1, echo=True, logprobs=1, **GREEDY)["choices"] == echo
-
-
-def test_calls_in_an_event_loop_have_the_adapters_of_their_moment(
-    files: list[Path], texts: dict[str, str]
-) -> None:
-    """The adapters are those of the call, even if the next caller sets others meanwhile."""
-    names = [SETS[i % len(SETS)] for i in range(15)]
-    with open_wide(n_parallel=4) as llm:
-        chosen = sets(llm, files)
-
-        async def client(name: str) -> str:
-            llm.set_adapters(chosen[name])
-            return text_of(await llm.acreate_completion(PROMPT, **ASKED))
-
-        async def all_of_them() -> list[str]:
-            return await asyncio.gather(*map(client, names))
-
-        assert asyncio.run(all_of_them()) == [texts[name] for name in names]
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
@@ -199,15 +149,3 @@ def test_adapters_of_a_block_that_cannot_be(files: list[Path], texts: dict[str, 
         assert text_of(llm(PROMPT, **ASKED)) == texts["none"]
         with llm.with_adapters(sets(llm, files)["A"]):  # of one model they are not another's
             assert text_of(other(PROMPT, **ASKED)) == texts["none"]
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.float64])
-def test_an_adapter_that_cannot_be_computed_is_refused_at_its_load(
-    dtype: type[np.generic], tmp_path: Path
-) -> None:
-    """The engine loads it; its first decode would leave the context in an unknown state."""
-    path = write_adapter(model_path("llama"), tmp_path / "whole.gguf", dtype=dtype)
-    with open_tiny(None) as llm:
-        with pytest.raises(ModelLoadError):
-            llm.set_adapters([(path, 1.0)])
-        assert text_of(llm(PROMPT, **GREEDY))

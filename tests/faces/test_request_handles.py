@@ -26,8 +26,6 @@ from pyllama_spec import (
     Stream,
     UnsupportedError,
 )
-from pyllama_spec.requests import line
-from pyllama_spec.speculative import ProfitController
 from tests.faces.parallel_tools import nothing_stays_behind, open_wide
 from tests.faces.test_close import Interrupted, held
 from tests.faces.tools import GREEDY, PROMPT, SAMPLED, lasting, open_tiny, text_of
@@ -35,7 +33,6 @@ from tests.models import model_path
 
 __all__ = ["held", "nothing_stays_behind"]
 
-N = len(PROMPT)
 LONG = [97 + i * i % 26 for i in range(100)]
 MESSAGES = [{"role": "user", "content": "the cat"}]
 PLACES = pytest.mark.parametrize("n_parallel", [1, 2])
@@ -201,17 +198,6 @@ def test_while_others_have_its_place(n_parallel: int, monkeypatch: pytest.Monkey
 
 
 @PLACES
-def test_after_its_end(n_parallel: int) -> None:
-    with open_wide(n_parallel=n_parallel) as llm:
-        handle = stream_of(llm, PROMPT)
-        assert "".join(map(text_of, handle)) == plain(PROMPT)
-        handle.abort()
-        handle.close()
-        assert handle.status.stage == "ended"
-        assert handle.status.n_generated == 60
-
-
-@PLACES
 def test_a_handle_of_a_whole_answer(n_parallel: int) -> None:
     with open_wide(n_parallel=n_parallel) as llm:
         chat = llm.create_chat_completion(MESSAGES, max_tokens=9, **GREEDY)
@@ -297,24 +283,6 @@ def test_what_event_loops_read(n_parallel: int) -> None:
         asyncio.run(asyncio.wait_for(main(), 120))
 
 
-def test_a_loop_that_has_ended_leaves_nothing_behind() -> None:
-    """The loop's streams are dropped with it, or suspended for later requests."""
-    with open_wide(n_parallel=2) as llm:
-        kept = []
-
-        async def leave() -> None:
-            for i in range(3):
-                stream = await llm.acreate_completion([*PROMPT, i], max_tokens=200, stream=True)
-                await anext(stream)
-                kept.append(stream)
-
-        asyncio.run(leave())
-        assert text_of_whole(llm, PROMPT, max_tokens=60, **GREEDY) == plain(PROMPT)
-        kept.clear()
-        runner: Any = llm._runtime.runner
-        until(lambda: not runner._line.everyone())
-
-
 # ---- bounds
 
 
@@ -389,27 +357,6 @@ def test_a_line_of_bounded_length(n_parallel: int) -> None:
 # ---- places that are given back
 
 
-@PLACES
-def test_who_reads_again_while_its_place_is_taken(
-    n_parallel: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """More readers than places stop and continue at random."""
-    monkeypatch.setattr(line, "_PATIENCE_S", 0.001)
-    monkeypatch.setattr("pyllama_spec.requests.runner._MAX_AHEAD", 3)
-
-    def read(i: int) -> str:
-        text = ""
-        for k, chunk in enumerate(stream_of(llm, [*PROMPT, i], max_tokens=30)):
-            text += text_of(chunk)
-            if (k * 7 + i) % 5 == 0:
-                time.sleep(0.003)
-        return text
-
-    with open_wide(n_parallel=n_parallel) as llm, ThreadPoolExecutor(5) as pool:
-        found = list(pool.map(read, range(5)))
-    assert found == [plain([*PROMPT, i], 30) for i in range(5)]
-
-
 # ---- what the memory holds
 
 
@@ -433,77 +380,10 @@ def test_echo_and_states_wait_in_line(n_parallel: int) -> None:
             llm(PROMPT, logits_processor=lambda ids, scores: llm.save_state())
 
 
-@pytest.mark.parametrize("n_parallel", [1, 3])
-def test_a_cache_keeps_what_each_request_left(n_parallel: int) -> None:
-    from pyllama_spec.llama_cpp import LlamaRAMCache
-
-    prompts = [[*PROMPT, 97 + i, *PROMPT[: i % 5]] for i in range(12)]
-    texts = [plain(prompt, 12) for prompt in prompts]
-    cache = LlamaRAMCache()
-    with open_wide(n_parallel=n_parallel) as llm:
-        llm.set_cache(cache)
-        with ThreadPoolExecutor(6) as pool:
-            for _ in range(2):
-                ask = [
-                    pool.submit(text_of_whole, llm, prompt, max_tokens=12, **GREEDY)
-                    for prompt in prompts
-                ]
-                assert [one.result(timeout=60) for one in ask] == texts
-    assert len(cache.cache_state) == 12
-    for key, state in cache.cache_state.items():
-        assert tuple(state.tokens[: len(key)]) == key[: len(state.tokens)]
-
-
-def test_a_deadline_counts_from_the_call_in_an_event_loop() -> None:
-    """Even if the request is not prepared by then, for example because of a slow grammar."""
-    begun, goes_on = threading.Event(), threading.Event()
-
-    class Slow(dict[str, Any]):
-        """A response format whose read blocks until it is released."""
-
-        def get(self, *args: Any) -> Any:
-            begun.set()
-            assert goes_on.wait(60)
-            return super().get(*args)
-
-    with open_tiny(n_ctx=128) as llm:
-
-        async def ask() -> None:
-            with pytest.raises(DeadlineError):
-                await llm.acreate_completion(
-                    PROMPT, max_tokens=4, timeout_s=0.05, response_format=Slow(type="text")
-                )
-            assert begun.is_set()
-            # The loop's own threads are free, and so is the model.
-            await asyncio.to_thread(goes_on.set)
-            await llm.acreate_completion(PROMPT, max_tokens=4)
-
-        asyncio.run(ask())
-
-
 # ---- streams that nobody reads
 
 
-class _Pauseless(ProfitController):
-    def pause(self, seq: int) -> None:
-        raise RuntimeError("no pause")
-
-
-@PLACES
-def test_a_controller_that_cannot_pause_ends_its_stream(n_parallel: int) -> None:
-    """The error reaches the stream's reader, and the next request gets the place."""
-    options: dict[str, Any] = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
-    with open_tiny("prompt-lookup", controller=_Pauseless(), n_parallel=n_parallel) as llm:
-        streams = [stream_of(llm, PROMPT, **options) for _ in range(n_parallel)]
-        for stream in streams:
-            next(stream)
-        assert text_of_whole(llm, PROMPT, **options)
-        (lost,) = (one for one in streams if one.status.stage == "ended")
-        with pytest.raises(RuntimeError):
-            list(lost)
-
-
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen35", "mamba2", "lfm2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
 @pytest.mark.parametrize("n_copies", [0, 1])
 def test_streams_without_copies_are_read_again(kind: str, n_copies: int) -> None:
     """The copies of suspended streams stay within their limit, and no text is lost."""

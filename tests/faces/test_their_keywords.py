@@ -155,14 +155,6 @@ def test_a_models_seed_begins_a_stream_and_a_requests_gives_its_text() -> None:
         assert [text_of(llm(PROMPT, **hot)) for _ in range(3)] == texts
 
 
-def test_a_temperature_below_zero_draws_from_all() -> None:
-    with open_tiny() as llm:
-        uncut: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 3, "max_tokens": 9}
-        assert text_of(llm(PROMPT, temperature=-1.0, seed=3, max_tokens=9)) == text_of(
-            llm(PROMPT, temperature=1.0, **uncut)
-        )
-
-
 def test_drafts_in_their_form() -> None:
     class Constant(llama_cpp_draft()):  # type: ignore[misc]
         n_calls = 0
@@ -211,16 +203,6 @@ def test_kv_overrides() -> None:
         open_tiny(**longer, rope_freq_scale=0.5).close()
     with open_tiny(kv_overrides={"tokenizer.ggml.add_bos_token": False}) as llm:
         assert not llm.model.vocab.adds_bos
-
-
-def test_a_whole_number_overrides_a_float() -> None:
-    """The engine alone ignores an int of such a key."""
-    texts = []
-    for value in (3, 3.0, 10000.0):
-        with open_tiny(kv_overrides={"llama.rope.freq_base": value}) as llm:
-            answer: Any = llm(PROMPT, max_tokens=24, temperature=0.0)
-            texts.append(answer["choices"][0]["text"])
-    assert texts[0] == texts[1] != texts[2]
 
 
 def test_a_warning_points_to_the_line_of_the_program() -> None:

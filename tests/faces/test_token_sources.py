@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec import ArgumentError, Drafter
+from pyllama_spec import Drafter
 from tests.faces.tools import GREEDY, PROMPT, SAMPLED, open_tiny
 from tests.scripted import Pattern, Perfect
 
@@ -73,32 +73,6 @@ def test_responses_and_chunks_have_them_where_they_are_asked_for(kind: str, n: i
             assert [one["text"] for one in streamed] == [one["text"] for one in sources]
 
 
-def test_what_a_grammar_forces_is_called_so() -> None:
-    with open_tiny("grammar") as llm:
-        answer: Any = llm.create_completion(
-            bytes(PROMPT), max_tokens=40, temperature=0.0, return_token_sources=True,
-            grammar='root ::= "these words and no others"',
-        )  # fmt: skip
-    sources = answer["choices"][0]["token_sources"]
-    assert "".join(one["text"] for one in sources) == "these words and no others"
-    assert {one["source"] for one in sources} == {"target", "grammar"}
-
-
-def test_beyond_the_context_too() -> None:
-    options: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 300}
-    with open_tiny("prompt-lookup", n_ctx=64) as llm:
-        answer: Any = llm.create_completion(
-            bytes(PROMPT), context_shift=True, return_token_sources=True, n_draft=2, **options
-        )
-        choice = answer["choices"][0]
-        assert choice["context_shifts"] > 1
-        assert "".join(one["text"] for one in choice["token_sources"]) == choice["text"]
-        assert len(answer["speculation"]["verified_histogram"]) <= 3
-        plain: Any = llm.create_completion(bytes(PROMPT), context_shift=True, n_draft=0, **options)
-        assert plain["choices"][0]["text"] == choice["text"]
-        assert plain["speculation"]["drafted"] == 0
-
-
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("n_draft", [0, 1, 3, 100, None])
 def test_a_request_bounds_its_drafts(options: dict[str, Any], n_draft: int | None) -> None:
@@ -114,24 +88,3 @@ def test_a_request_bounds_its_drafts(options: dict[str, Any], n_draft: int | Non
             assert "n_draft=0" in (record.stats.reason_off or "")
         else:
             assert record.stats.state == "used"
-
-
-def test_others_draft_beside_one_that_does_not() -> None:
-    tokens = reference(**GREEDY)
-    with open_tiny(Perfect(tokens, 4), n_parallel=3) as llm:
-        asked = [
-            llm.generate_steps(PROMPT, max_tokens=60, n_draft=n, **GREEDY) for n in (None, 0, 2)
-        ]
-        for one in asked:
-            one.start()
-        records = [one.read_all() for one in asked]
-    assert {record.text for record in records} == {records[0].text}
-    assert [len(record.stats.verified_histogram) - 1 for record in records] == [4, 0, 2]
-
-
-@pytest.mark.parametrize("wrong", [-1, 1.5, "a", True, 2**31])
-def test_a_bound_that_is_none(wrong: Any) -> None:
-    with open_tiny() as llm, pytest.raises(ArgumentError, match="n_draft"):
-        llm.create_completion("a", n_draft=wrong)
-    with open_tiny() as llm, pytest.raises(ArgumentError, match="return_token_sources"):
-        llm.create_completion("a", return_token_sources="maybe")

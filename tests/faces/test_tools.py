@@ -29,23 +29,6 @@ from tests.models import model_path
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_calls_of_families(family: str) -> None:
-    with Model(model_path("llama")) as model:
-        chats = ToolChats(model, ChatTemplate(templates()[family]))
-        request = ToolRequest.read([WEATHER, TIME], "auto", None, None)
-        variables = {"enable_thinking": False}
-        rendered, reader = chats.begin([USER], request, variables)
-        assert "get_weather" in rendered.text
-        assert rendered.text.count("Weather in Paris?") == 1
-        assert rendered.located != "nothing"
-        answer = reader.read(FAMILIES[family], has_ended=True)
-        assert [call.name for call in answer.calls] == ["get_weather"]
-        assert json.loads(answer.calls[0].arguments) == ARGUMENTS
-        assert not answer.content.strip()
-        chats.close()
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_the_grammar_of_a_call_takes_it_and_nothing_else(family: str, choice: str) -> None:
     """A logits processor dictates the call; the grammar accepts it, and rejects other text."""
@@ -69,21 +52,6 @@ def test_the_grammar_of_a_call_takes_it_and_nothing_else(family: str, choice: st
         assert call["type"] == "function"
         assert call["function"]["name"] == "get_weather"
         assert json.loads(call["function"]["arguments"]) == ARGUMENTS
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "pick"}}])
-@pytest.mark.parametrize("family", ["chatml-function-calling", "Qwen-Qwen2.5-7B-Instruct"])
-def test_a_call_that_has_to_be_is_not_talked_around(family: str, choice: Any) -> None:
-    """A random model that never ends a sentence still reaches the required call."""
-    source = FORMATS[family].source if family in FORMATS else templates()[family]
-    with open_tiny(chat_template=source, n_ctx=4096) as llm:
-        for seed in range(3):
-            options: dict[str, Any] = {"seed": seed, "temperature": 1.0, "max_tokens": 400}
-            found = llm.create_chat_completion([USER], tools=[SMALL], tool_choice=choice, **options)
-            message = found["choices"][0]["message"]
-            assert message["content"] is None
-            call = message["tool_calls"][0]["function"]
-            assert json.loads(call["arguments"])["color"] in ("red", "blue")
 
 
 SMALL = {
@@ -241,29 +209,6 @@ def test_a_function_that_is_named_is_called_once_and_on_one_line(family: str) ->
             assert len(several["choices"][0]["message"]["tool_calls"]) == 1
 
 
-@pytest.mark.parametrize("chat_format", [None, "chatml", "chatml-function-calling"])
-def test_a_call_can_be_given_back(chat_format: str | None) -> None:
-    """A template without tools that prints contents does not print None either."""
-    result = {"role": "tool", "content": "red it is"}
-    older = {"role": "function", "name": "pick", "content": "red it is"}
-    with open_tiny(chat_format=chat_format, n_ctx=4096) as llm:
-        found = llm.create_chat_completion(
-            [USER], tools=[SMALL], tool_choice={"name": "pick"}, **OPTIONS
-        )
-        message = found["choices"][0]["message"]
-        assert message["content"] is None
-        call = {"role": "assistant", "content": None, "function_call": message["function_call"]}
-        answer = {**result, "tool_call_id": message["tool_calls"][0]["id"]}
-        for turns in ([message, answer], [call, older]):
-            for choice in ("auto", "none"):
-                said = llm.create_chat_completion(
-                    [USER, *turns], tools=[SMALL], tool_choice=choice, max_tokens=2, seed=1
-                )
-                assert said["usage"]["completion_tokens"] > 0
-        with pytest.raises(ArgumentError, match=r"messages\[1\] has no content"):
-            llm.create_chat_completion([USER, {"role": "assistant", "content": None}])
-
-
 def test_reasoning_comes_apart() -> None:
     said = "<think>\nHm.\n</think>\n\nSunny."
     with open_tiny(chat_template=templates()["Qwen-Qwen3-0.6B"], n_ctx=2048) as llm:
@@ -276,12 +221,3 @@ def test_reasoning_comes_apart() -> None:
             )["choices"][0]["message"]  # fmt: skip
             assert message["content"].strip() == content
             assert ("reasoning_content" in message) == (form == "auto")
-
-
-@pytest.mark.parametrize("text", ["Hello.", "<tool_call>\n{", "[" * 300, '{"name": "x"}'])
-def test_what_is_no_call_is_text(text: str) -> None:
-    with Model(model_path("llama")) as model:
-        chats = ToolChats(model, ChatTemplate(FORMATS["chatml-function-calling"].source))
-        _, reader = chats.begin([USER], ToolRequest.read([WEATHER], None, None, None), {})
-        assert reader.read(text, has_ended=True).content == text
-        chats.close()

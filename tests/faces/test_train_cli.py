@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import io
-import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -18,14 +12,11 @@ from pyllama_spec.cli.entry import main
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.train import (
     CorpusConfig,
-    DFlashFitConfig,
     Eagle3TrainConfig,
     FitConfig,
     HeadConfig,
-    UseConfig,
 )
 from pyllama_spec.train.config import RunConfig
-from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.provenance import command
 from pyllama_spec.train.run.target_weights import block_layers, default_layers
 from tests.models import model_path
@@ -33,15 +24,6 @@ from tests.models import model_path
 
 def train(*args: object) -> int:
     return main(["train", "eagle3", *map(str, args)])
-
-
-@pytest.mark.parametrize(
-    "args", ["", "-m x", "--type q2_k", "--target-layers 1,two", "--tokens many"]
-)
-def test_bad_usage_is_2(args: str, capsys: pytest.CaptureFixture[str]) -> None:
-    files = ["-m", "x.gguf", "-o", "y.gguf"] if args.startswith("--") else []
-    assert train(*files, *args.split()) == 2
-    assert "pyllama-spec train eagle3 --help" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -78,39 +60,19 @@ def test_bad_settings_are_told_in_one_line(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("below", ["", "inner", "inner/more"])
-def test_a_work_folder_that_is_a_file_is_named(
-    below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also for the default folder, and for a folder above it."""
-    file = tmp_path / "d.gguf.train"
-    file.write_text("not a folder")
-    more = ["--work", file / below] if below else []
-    assert train("-m", model_path("llama"), "-o", tmp_path / "d.gguf", *more) == 1
-    err = capsys.readouterr().err
-    assert f"--work {file / below}: {file} is a file; give a folder" in err
-    assert err.count("\n") == 1
-    assert file.read_text() == "not a folder"
-
-
 def test_bad_files_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, empty = model_path("llama"), tmp_path / "empty.jsonl"
     empty.touch()
     out = tmp_path / "d.gguf"
-    for args, reason in (
-        (["-m", tmp_path / "none.gguf", "-o", out], "none.gguf does not exist"),
-        (["-m", empty, "-o", out], "is empty"),
-        (["-m", target, "-o", tmp_path], "is a folder"),
-        (["-m", target, "-o", tmp_path / "a" / "d.gguf"], "does not exist"),
-        (["-m", target, "-o", target], "is the target itself"),
-        (["-m", target, "-o", out, "--prompts", empty], "empty.jsonl is empty"),
-        (["-m", model_path("bert"), "-o", out], "bert"),
-        (["-m", model_path("eagle3"), "-o", out], "is a draft of kind 'eagle3'"),
-    ):
+    for args in (
+        ["-m", tmp_path / "none.gguf", "-o", out], ["-m", empty, "-o", out],
+        ["-m", target, "-o", tmp_path], ["-m", target, "-o", tmp_path / "a" / "d.gguf"],
+        ["-m", target, "-o", target], ["-m", target, "-o", out, "--work", empty],
+        ["-m", target, "-o", out, "--prompts", empty],
+        ["-m", model_path("bert"), "-o", out], ["-m", model_path("eagle3"), "-o", out],
+    ):  # fmt: skip
         assert train(*args) == 1
-        err = capsys.readouterr().err
-        assert reason in err, err
-        assert err.count("\n") == 1
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
@@ -146,11 +108,7 @@ def test_without_pytorch_the_way_to_it_is_told(
     monkeypatch.setattr(importlib.util, "find_spec", without)
     assert train("-m", model_path("llama"), "-o", tmp_path / "d.gguf") == 1
     err = capsys.readouterr().err
-    assert "training needs torch" in err
-    assert "pip install 'pyllama_spec[train]'" in err
-    # Not the gigabytes that pip takes by itself.
-    assert err.index("PyTorch's CPU build first") < err.index("pip install 'pyllama_spec[train]'")
-    assert err.count("\n") == 1
+    assert "pip install 'pyllama_spec[train]'" in err and err.count("\n") == 1
 
 
 def test_the_recorded_command_has_no_folders_and_no_defaults(tmp_path: Path) -> None:
@@ -205,49 +163,6 @@ def test_every_option_reaches_the_run(
     assert set(command(seen[0]).split()) == known
 
 
-@pytest.mark.parametrize(
-    ("run", "more", "left"),
-    [
-        (
-            "train_eagle3", [],
-            "; what was made so far is kept, and the same command resumes the run",
-        ),
-        ("train_from_use", ["--from-use", "s"], "; the draft is as it was"),
-    ],
-)  # fmt: skip
-def test_an_interrupted_command_says_what_is_left(
-    run: str,
-    more: list[str],
-    left: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli_train, run, interrupted)
-    assert train("-m", "t.gguf", "-o", tmp_path / "d.gguf", *more) == 130
-    assert capsys.readouterr().err == f"pyllama-spec: interrupted{left}\n"
-
-
-@pytest.mark.parametrize("value", [None, "a tenth", float("nan"), -0.1, 1.5])
-def test_a_share_that_is_none_is_refused_by_name(value: Any) -> None:
-    makers: list[tuple[Callable[..., object], list[str]]] = [
-        (CorpusConfig, ["greedy_share", "prompt_seed_share"]),
-        (partial(UseConfig, Path("store")), ["held_out", "right_share", "max_loss"]),
-        (FitConfig, ["missed_share", "copied_share"]),
-        (DFlashFitConfig, ["anchor_share", "dpace_alpha", "hard_share", "missed_share"]),
-    ]
-    for make, names in makers:
-        for name in names:
-            if (name, value) == ("copied_share", None):  # the kind's own
-                make(copied_share=None)
-                continue
-            with pytest.raises(ArgumentError, match=f"^{name}="):
-                make(**{name: value})
-
-
 @pytest.mark.parametrize("n_layer", range(1, 40))
 def test_default_layers_exist_and_differ(n_layer: int) -> None:
     plain, layers = default_layers(n_layer, is_plain=True), default_layers(n_layer)
@@ -266,48 +181,3 @@ def test_default_layers_exist_and_differ(n_layer: int) -> None:
     assert list(blocks) == sorted(set(blocks))
     assert all(0 <= layer < n_layer for layer in blocks)
     assert len(blocks) >= min(len(layers) - 1, n_layer)
-
-
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (KeyboardInterrupt(), "pyllama-spec: interrupted"),
-        (ArgumentError("no more"), "pyllama-spec: no more"),
-    ],
-)
-def test_what_ends_a_run_does_not_stand_in_its_bar(
-    error: BaseException, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(config: RunConfig, reporter: Reporter) -> None:
-        reporter.progress("writing text", 0.4, "7 tokens")
-        raise error
-
-    monkeypatch.setattr(cli_train, "train_eagle3", stop)
-    monkeypatch.setattr(sys, "stderr", terminal := _Terminal())
-    assert train("-m", model_path("llama"), "-o", tmp_path / "d.gguf") != 0
-    shown = terminal.getvalue()
-    assert "writing text [" in shown
-    # Back to the beginning of the line, and nothing of the bar left there.
-    assert shown.rpartition("\r\x1b[K")[2].startswith(said)
-
-
-@pytest.mark.parametrize(("before", "after", "is_noted"), [(1.24, 1.15, True), (1.1, 2.0, False)])
-def test_a_draft_that_training_made_no_better_is_called_weak(
-    before: float, after: float, is_noted: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def acceptance(n: float) -> Any:
-        return SimpleNamespace(n_rounds=60, tokens_per_round=n, by_depth=(n - 1,))
-
-    report: Any = SimpleNamespace(
-        untrained=acceptance(before), trained=acceptance(after), path=Path("draft.gguf"),
-        n_bytes=1, why_not="", seconds={}, n_answer_tokens=1, n_tokens_seen=1, notes=(),
-    )  # fmt: skip
-    cli_train._print_report(report, Path("work"))
-    shown = " ".join(capsys.readouterr().out.split())
-    assert f"(untrained {before:.2f})" in shown
-    assert ("no better than it was before the first step" in shown) == is_noted

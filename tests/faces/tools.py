@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
 from pyllama_spec import Drafter, Llama
-from pyllama_spec.engine import Batch, Context
 from tests.models import EOS, model_path
 from tests.scripted import Hostile, Pattern, Perfect, Wrong
 
@@ -95,18 +92,6 @@ def dictated(
 def text_of(response: dict[str, Any]) -> str:
     """The text of a completion or of a chunk of one."""
     return str(response["choices"][0]["text"])
-
-
-def first_decode(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when the next decode of any context begins: from then on there is one to interrupt."""
-    has_begun, decode = threading.Event(), Context.decode
-
-    def noted(context: Context, batch: Batch, *, encode: bool = False) -> None:
-        has_begun.set()
-        decode(context, batch, encode=encode)
-
-    monkeypatch.setattr(Context, "decode", noted)
-    return has_begun
 
 
 def finish_of(response: dict[str, Any]) -> str | None:

@@ -138,7 +138,6 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], list[str]]] = {
     "restore": (CONTEXT.memory.restore, {"seq": 0}, names_of(CONTEXT.memory.restore)),
     "BenchConfig": (BenchConfig, {"model_path": tiny()}, names_of(BenchConfig)),
 }  # fmt: skip
-_PAIRS = [(call, name) for call, (_, _, names) in CALLS.items() for name in names]
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -168,7 +167,3 @@ def test_only_typed_errors(name: str, data: st.DataObject) -> None:
     for close in ("close",):
         if hasattr(found, close) and found is not CONTEXT:
             getattr(found, close)()
-
-
-def test_all_that_has_a_name_is_tried() -> None:
-    assert len(_PAIRS) > 150

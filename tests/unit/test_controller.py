@@ -6,7 +6,6 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from functools import cache
-from time import perf_counter
 
 import pytest
 
@@ -15,7 +14,6 @@ from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative.controller import (
     Controller,
     ControllerLimits,
-    DraftDecision,
     FixedLength,
     Off,
     ProfitController,
@@ -23,7 +21,6 @@ from pyllama_spec.speculative.controller import (
     Spent,
     make_controller,
 )
-from pyllama_spec.speculative.controller.base import ControllerLimits as BaseRoom
 from pyllama_spec.speculative.controller.calibration import (
     Acceptance,
     Calibration,
@@ -32,8 +29,6 @@ from pyllama_spec.speculative.controller.calibration import (
 )
 from pyllama_spec.speculative.controller.costs import Curve, VerifyCosts
 from pyllama_spec.speculative.controller.prices import Prices, lengths_together, thresholds
-from pyllama_spec.speculative.controller.round_costs import RoundCosts
-from pyllama_spec.speculative.row_timing import in_order
 from tests.controller_world import Costs, made_up, simulate
 
 
@@ -50,13 +45,6 @@ def test_a_curve_between_and_beyond_what_was_seen() -> None:
         assert curve.at(1) == (5.0 if is_proportional else 10.0)
 
 
-def test_hiccups_move_no_median() -> None:
-    curve = Curve(is_proportional=True)
-    for i in range(9):
-        curve.add(1, 100.0 if i in (2, 3, 7) else 1.0)
-    assert curve.at(1) == 1.0
-
-
 def test_costs_never_fall_with_the_width() -> None:
     curve = Curve(is_proportional=True)
     for size, seconds in ((1, 5.0), (2, 2.0), (3, 1.0), (4, 4.0)):
@@ -68,39 +56,6 @@ def test_costs_never_fall_with_the_width() -> None:
     assert list(curve.points().values()) == found
 
 
-def test_a_width_that_was_seen_once_in_a_bad_moment() -> None:
-    """Wider batches with many timings bound its price, and keep their own."""
-    curve = Curve(is_proportional=True)
-    for size, seconds in ((1, 4.0), (3, 7.0), (5, 110.0), (6, 9.0), (9, 13.0)):
-        for _ in range(1 if size == 5 else 7):
-            curve.add(size, seconds)
-    assert [curve.at(size) for size in (1, 3, 5, 6, 9)] == [4.0, 7.0, 9.0, 9.0, 13.0]
-    assert curve.seen(5) == 110.0
-
-
-def test_a_draft_that_was_dear_once() -> None:
-    """Lengths with many timings bound the price of the first call."""
-    curve = Curve(is_proportional=True, is_line=True)
-    curve.add(4, 7.0)
-    assert curve.at(4) == 7.0
-    for _ in range(3):
-        curve.add(1, 1.1)
-    assert curve.at(4) == pytest.approx(4.4)
-    for _ in range(3):
-        curve.add(3, 2.3)
-    assert curve.at(4) == pytest.approx(2.9)
-    for _ in range(3):
-        curve.add(4, 6.0)
-    assert curve.at(4) == 6.0
-
-
-def test_of_two_samples_the_lower_counts() -> None:
-    curve = Curve(is_proportional=True)
-    curve.add(2, 50.0)
-    curve.add(2, 5.0)
-    assert curve.at(2) == 5.0
-
-
 def test_a_slower_machine_changes_no_proportion() -> None:
     costs = VerifyCosts()
     costs.start({1: 1.0, 2: 1.5, 4: 3.0})
@@ -109,54 +64,6 @@ def test_a_slower_machine_changes_no_proportion() -> None:
     assert costs.speed.now == pytest.approx(2.0, rel=0.05)
     curve = costs.curve(1, 10)
     assert curve.at(4) / curve.at(1) == pytest.approx(3.0, rel=0.1)
-
-
-@pytest.mark.parametrize("bad", [(0,), (1,), (0, 1), (1, 2), (0, 3)])
-def test_bad_moments_at_the_start_are_no_speed(bad: tuple[int, ...]) -> None:
-    """Slow timings at the start change neither the speed nor the curve."""
-    costs = VerifyCosts()
-    costs.start({1: 1.0, 2: 1.5})
-    for i in range(20):
-        costs.add(1, 10, 1 + i % 2, (1.0, 1.5)[i % 2] * (5.0 if i in bad else 1.0))
-    assert costs.speed.now == pytest.approx(1.0)
-    assert costs.curve(1, 10).at(1) == pytest.approx(1.0)
-
-
-def round_of(n_drafted: int, n_verified: int) -> Span:
-    span = Span(0, 100, 8)
-    span.decide(DraftDecision(n_drafted))
-    span.draft = Draft(range(n_drafted))
-    span.verify(n_verified)
-    span.tokens = (1,)
-    return span
-
-
-def test_a_change_of_width_is_dear_where_it_was_dear_some_times() -> None:
-    """Otherwise, after one slow change, sequences would never change their width again."""
-    costs = RoundCosts()
-    costs.limits = ControllerLimits(8, is_stepwise=True)
-    costs.start({n: 1.0 + 0.1 * n for n in range(1, 10)})
-    costs.learn([round_of(2, 0)], Spent(0.1, 1.1), [1])
-    prices = []
-    for n in (2, 0, 2, 0, 2, 0):
-        for dearer in (0.5, 0.0, 0.0, 0.0):
-            costs.learn([round_of(2, n)], Spent(0.1, 1.1 + 0.1 * n + dearer), [1])
-        prices.append(costs.switch_s)
-    assert prices[0] == prices[1] == 0.0
-    assert prices[-1] == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize("n_timed", [0, 1, 3, 8])
-def test_a_price_that_was_told_bounds_the_first_ones_that_are_measured(n_timed: int) -> None:
-    """The first draft reads a prompt, which says nothing of a step; some next ones may be slow."""
-    costs = RoundCosts()
-    costs.limits = ControllerLimits(4, is_stepwise=True, step_share=0.2)
-    costs.start({1: 1.0, 5: 1.8})
-    costs.learn([round_of(2, 0)], Spent(30.0, 1.0), [500])
-    for _ in range(n_timed):
-        costs.learn([round_of(2, 0)], Spent(2.0, 1.0), [1])
-    step = {0: 0.2, 8: 1.0}.get(n_timed, 0.4)
-    assert costs.draft(1, 4) == pytest.approx([n * step for n in range(5)])
 
 
 @pytest.mark.parametrize("says", [True, False])
@@ -337,13 +244,6 @@ def test_sequences_of_a_batch_are_chosen_for_together(is_padded: bool) -> None:
         assert gain(n_a, n_b) == pytest.approx(best)
 
 
-def test_the_ends_are_probed_first() -> None:
-    for n in range(1, 20):
-        order = in_order(n)
-        assert sorted(order) == list(range(1, n + 1))
-        assert order[:2] == [1, n][: len(order)]
-
-
 def test_which_controller_is_meant() -> None:
     assert isinstance(make_controller(None), ProfitController)
     # Who says where drafts end by hand is not overruled.
@@ -380,32 +280,6 @@ def test_a_drafter_that_becomes_good_is_found_again() -> None:
     begun = next(at for at, n in verified if at >= 600 and n >= 2)
     assert begun < 600 + 64 + 8
     assert controller.reason_off(0) is None
-
-
-def test_what_a_round_of_it_costs() -> None:
-    """Under 20 microseconds on an idle machine; the bound here allows for shared cores."""
-    controller = ProfitController()
-    controller.attach(BaseRoom(8, is_stepwise=True))
-    controller.learn_costs({n: 0.004 + 0.0003 * n for n in range(1, 10)})
-    controller.begin(0)
-    seconds = []
-    for i in range(2000):
-        start = perf_counter()
-        span = Span(0, 100 + i, 8)
-        span.decide(controller.decide([span])[0])
-        spent_s = perf_counter() - start
-        stop = controller.stop_of(span)
-        assert stop is not None
-        ids = list(range(5))
-        start = perf_counter()
-        for _ in ids:
-            stop(0.8)
-        span.draft = Draft(ids, [0.8] * 5)
-        span.verify(controller.verify_lengths([span])[0])
-        span.tokens = [*range(3), 99]
-        controller.learn([span], Spent(0.002, 0.0055, 0.0001))
-        seconds.append(spent_s + perf_counter() - start)
-    assert statistics.median(seconds[200:]) < 200e-6
 
 
 def test_a_copy_that_says_how_sure_it_is_is_judged_by_that() -> None:

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import random
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
-from pyllama_spec import Llama
 from pyllama_spec.drafters import Draft
-from pyllama_spec.errors import ArgumentError
-from pyllama_spec.llama.cost_cache import CostCache
 from pyllama_spec.speculative.controller import (
-    Controller,
     ControllerLimits,
-    DraftDecision,
     KnownCosts,
     ProfitController,
     Span,
     Spent,
 )
-from tests.robust.tools import tiny
 
 PLAIN_S, ROW_S, REST_S = 0.005, 0.0012, 0.00005
 MAX_DRAFT = 8
@@ -171,50 +162,3 @@ def test_a_price_that_jumps_is_followed(rate: float) -> None:
 def test_copies_that_are_dear_have_to_pay(rate: float) -> None:
     right = some_right(rate)
     assert ratio(lambda call, at, n: (right(n), 0.5, 0.005, 5)) > 0.96
-
-
-def test_a_clock_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    controller = ProfitController()
-    controller.attach(ControllerLimits(MAX_DRAFT, False, False, False, 32))
-    controller.begin(0)
-    for at in range(40):
-        span = Span(0, at, MAX_DRAFT)
-        span.decide(controller.decide([span])[0])
-        span.verify(controller.verify_lengths([span])[0])
-        span.tokens = [1]
-        controller.learn([span], Spent(0.0, 0.0 if at > 5 else -1.0, 0.0))
-    assert controller.describe()["gain"] == controller.describe()["gain"]  # no NaN
-
-
-def test_a_pipe_in_place_of_kept_costs(tmp_path: Path) -> None:
-    cache: Any = CostCache.__new__(CostCache)
-    cache._path = tmp_path / "costs.json"
-    os.mkfifo(cache._path)
-    assert cache.read() is None
-
-
-@pytest.mark.parametrize("value", ["3", None, 1.5])
-@pytest.mark.parametrize("field", ["n_requested", "n_lookup", "n_verified"])
-def test_a_controller_that_gives_no_number(field: str, value: Any) -> None:
-    class Odd(Controller):
-        def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
-            decisions = super().decide(spans)
-            if field == "n_verified":
-                return decisions
-            return [decision._replace(**{field: value}) for decision in decisions]
-
-        def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
-            return [value if field == "n_verified" else 0 for _ in spans]
-
-    llm = Llama(tiny(), draft="prompt-lookup", controller=Odd(), n_ctx=64, n_threads=1)
-    with llm, pytest.raises(ArgumentError, match=f"set {field}="):
-        llm.create_completion([5, 6, 7, 8, 5, 6, 7, 8, 5, 6], max_tokens=8, temperature=0)
-
-
-@pytest.mark.parametrize("answer", [None, (), [None], 3])
-@pytest.mark.parametrize("method", ["decide", "verify_lengths"])
-def test_a_controller_that_gives_no_answer(method: str, answer: Any) -> None:
-    odd = type("Odd", (Controller,), {method: lambda self, spans: answer})()
-    llm = Llama(tiny(), draft="prompt-lookup", controller=odd, n_ctx=64, n_threads=1)
-    with llm, pytest.raises(ArgumentError, match=r"controller 'Odd' (gave|set)"):
-        llm.create_completion([5, 6, 7, 8, 5, 6, 7, 8, 5, 6], max_tokens=8, temperature=0)

@@ -1,18 +1,15 @@
-"""The record separates the drafts of each source, and lists the important one first."""
+"""The record separates the drafts of each source."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from pyllama_spec.cli.generate import figure_lines
 from pyllama_spec.drafters import Draft
-from pyllama_spec.llama.responses import Result
-from pyllama_spec.speculative import SpeculationStats, Timing
+from pyllama_spec.speculative import SpeculationStats
 from pyllama_spec.speculative.controller.base import DraftDecision, Span
-from pyllama_spec.speculative.draft_sources import SOURCES, SourceCounts, sources_in_words
+from pyllama_spec.speculative.draft_sources import SOURCES
 
 # For each source: proposed, verified and accepted tokens of its rounds.
 DRAFTS = {
@@ -73,48 +70,3 @@ def test_a_source_whose_drafts_were_not_worth_verifying_has_a_rate_of_0() -> Non
     stats = SpeculationStats(drafter="a head")
     stats.count_round(_span("model", 4, 0), 0)
     assert stats.as_dict()["by_source"]["model"]["acceptance_rate"] == 0.0
-
-
-def test_what_a_user_reads_first_is_first() -> None:
-    said = _stats(*SOURCES).as_dict()
-    assert list(said)[:12] == [
-        "drafter", "state", "tokens_per_round", "acceptance_rate", "rounds", "proposed", "drafted",
-        "accepted", "by_source", "reason_off", "disabled_since", "note",
-    ]  # fmt: skip
-    assert json.loads(json.dumps(said, allow_nan=False)) == said
-
-
-@pytest.mark.parametrize(
-    ("sources", "words"),
-    [
-        ((), ""), (("model",), ""), (("copy",), "copy 8 of 8"),
-        (("model", "copy"), "model 1 of 3, copy 8 of 8"),
-        (("prediction", "grammar"), "prediction 6 of 9, grammar 3 of 3"),
-    ],
-)  # fmt: skip
-def test_a_head_with_copies_is_told_from_its_copies(sources: tuple[str, ...], words: str) -> None:
-    """On the terminal and in a notebook, accepted copies are not shown as the head's work."""
-    stats = _stats(*sources)
-    assert sources_in_words(stats.as_dict()["by_source"]) == words
-    shown = Result({"speculation": stats.as_dict(), "usage": {"completion_tokens": 9}})
-    for said in ("\n".join(figure_lines(stats, Timing())), shown._repr_html_()):
-        assert f"{stats.accepted} of {stats.drafted} drafted tokens accepted" in said
-        if words:
-            assert words in said
-        else:
-            assert not any(f"{name} " in said for name in SOURCES if name != "model")
-
-
-def test_counts_are_added_while_another_thread_counts() -> None:
-    class Growing(dict[str, SourceCounts]):
-        """Gets a source whenever it is iterated, as from a round that ends meanwhile."""
-
-        def __getitem__(self, name: str) -> SourceCounts:
-            self.setdefault(SOURCES[-1], SourceCounts(1, 2, 2, 1))
-            return super().__getitem__(name)
-
-    running, total = SpeculationStats(), SpeculationStats()
-    running.by_source = Growing(model=SourceCounts(1, 4, 3, 2))
-    total.add(running)
-    assert total.by_source["model"] == SourceCounts(1, 4, 3, 2)
-    assert total.forced == 2

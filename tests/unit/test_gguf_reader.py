@@ -12,12 +12,11 @@ import gguf
 import numpy as np
 import pytest
 
-from pyllama_spec import Llama
 from pyllama_spec.engine import quantize
 from pyllama_spec.errors import ModelLoadError
 from pyllama_spec.files import whole_file, why_no_output
 from pyllama_spec.gguf.header import check_header
-from pyllama_spec.gguf.reader import _kept_table, read_gguf, read_keys, read_table
+from pyllama_spec.gguf.reader import read_gguf, read_keys, read_table
 from pyllama_spec.gguf.sizes import shares_by_type, tensor_bytes
 from pyllama_spec.gguf.values import read_floats, read_ids
 from tests.models import model_path
@@ -109,16 +108,6 @@ def test_a_table_is_read_once_while_the_file_stays(tmp_path: Path) -> None:
             read(path)
 
 
-def test_who_opens_a_small_model_reads_its_table_once(tmp_path: Path) -> None:
-    draft, target = tmp_path / "draft.gguf", tmp_path / "target.gguf"
-    for path in (draft, target):
-        path.write_bytes(model_path("llama").read_bytes())
-    before = _kept_table.cache_info().misses
-    with Llama(target, draft=draft, n_ctx=64, n_threads=1) as llm:
-        assert llm.create_completion([3, 4], max_tokens=2)["speculation"]["drafter"]
-    assert _kept_table.cache_info().misses == before + 2  # one of each file
-
-
 def after(data: bytes, place: bytes, number: int) -> bytes:
     """The data with another number of four bytes behind a place."""
     at = data.index(place) + len(place)
@@ -147,28 +136,6 @@ def test_a_table_that_cannot_be(what: str, tmp_path: Path) -> None:
         with pytest.raises(ModelLoadError):
             check_header(path)
             read_gguf(path, lambda _, wanted=wanted: wanted)  # type: ignore[misc]
-
-
-def test_damaged_files_give_facts_or_an_error(tmp_path: Path) -> None:
-    whole, part = write(tmp_path / "a.gguf").read_bytes(), tmp_path / "b.gguf"
-    for n in range(len(whole) - 64):
-        part.write_bytes(whole[:n])
-        try:
-            read_gguf(part)
-        except ModelLoadError as error:
-            assert "b.gguf" in str(error)
-    rng = np.random.default_rng(1)
-    for _ in range(500):
-        damaged = bytearray(whole)
-        for at in rng.integers(0, len(whole), 3):
-            damaged[at] ^= 1 << rng.integers(0, 8)
-        part.write_bytes(bytes(damaged))
-        try:
-            read_gguf(part)
-            _kept_table.cache_clear()  # the clock of a file system may stand still meanwhile
-            tensor_bytes(part)
-        except ModelLoadError as error:
-            assert "b.gguf" in str(error)
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:

@@ -30,24 +30,6 @@ def test_generate_wants_the_sequence_that_was_prefilled_last(loop: SpeculativeLo
     assert len(list(loop.generate(second, greedy(loop), 4))) == 4
 
 
-def test_generate_wants_a_prompt_each_time(loop: SpeculativeLoop) -> None:
-    seq = SequenceState()
-    with pytest.raises(ArgumentError, match="prefill"):
-        next(loop.generate(seq, greedy(loop), 4))
-    loop.prefill(seq, [1, 2, 3])
-    list(loop.generate(seq, greedy(loop), 2))
-    with pytest.raises(ArgumentError, match="prefill"):
-        next(loop.generate(seq, greedy(loop), 2))
-
-
-@pytest.mark.parametrize("max_tokens", [0, -1])
-def test_generate_wants_room_for_a_token(loop: SpeculativeLoop, max_tokens: int) -> None:
-    seq = SequenceState()
-    loop.prefill(seq, [1, 2, 3])
-    with pytest.raises(ArgumentError, match=str(max_tokens)):
-        next(loop.generate(seq, greedy(loop), max_tokens))
-
-
 def test_a_round_wants_runs_that_have_something_to_compute(loop: SpeculativeLoop) -> None:
     round_: Round = loop.round
     run = SequenceRun(SequenceState(1), [1, 2, 3])

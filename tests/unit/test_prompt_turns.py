@@ -75,12 +75,6 @@ def test_a_long_prompt_is_read_while_short_ones_keep_coming(
         assert n <= most, (kind, n_short, n_texts, n, most)
 
 
-def test_several_long_prompts_take_turns() -> None:
-    limits = Limits(n_ctx=4096, n_batch=MAX_CHUNK, n_outputs=MAX_CHUNK, max_chunk=MAX_CHUNK)
-    n = rounds_of_the_long_one(Scheduler(limits), 5, 2, lambda: 300, n_longs=3)
-    assert n <= math.ceil(N_LONG / MAX_CHUNK) * (_MAX_PASSED + 8)
-
-
 def test_who_generates_pauses_no_longer_than_one_part() -> None:
     """All prompts of a round share one part, however many there are."""
     pace = PromptPace(MAX_CHUNK)
@@ -97,13 +91,3 @@ def test_who_generates_pauses_no_longer_than_one_part() -> None:
         assert n_read == MAX_CHUNK or (n_read + 32) * token_s > MAX_PAUSE_S
         alone = sum(span.n_prompt for span in scheduler.plan(runs[1:]))
         assert alone >= MAX_CHUNK, "nobody waits: the largest parts are the fastest"
-
-
-def test_a_pace_is_not_learnt_from_a_few_tokens() -> None:
-    pace = PromptPace(MAX_CHUNK)
-    first = pace.n_part
-    pace.learn(1, 0.5)
-    assert pace.n_part == first
-    pace.learn(128, 1.0)
-    assert pace.n_part == 64
-    assert PromptPace(8).n_part == 8

@@ -48,15 +48,3 @@ def test_a_true_gain_is_known_in_a_long_text(mean: float) -> None:
         known = _of([random.gauss(mean, 1.0) for _ in range(200)]).known
         assert known is not None
         assert known * mean > 0
-
-
-def test_texts_are_added_round_by_round() -> None:
-    random = Random(3)
-    gains = [random.gauss(0.4, 1.0) for _ in range(60)]
-    total = RealisedGain()
-    for at in range(0, 60, 7):
-        total.add(_of(gains[at : at + 7]))
-    whole = _of(gains)
-    assert total.n_rounds == whole.n_rounds
-    assert total.known == pytest.approx(whole.known)
-    assert total.standard_error == pytest.approx(whole.standard_error)

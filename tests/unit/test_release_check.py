@@ -69,15 +69,6 @@ def test_due_is_what_has_not_passed_with_these_sources(world: Path) -> None:
     assert chosen([], {**read(record), **failed}) == ["first", "third"]
 
 
-def test_rows_by_name_run_again(world: Path) -> None:
-    record = world / "record.json"
-    check(["first"], record, passing)
-    assert chosen(["third", "first"], read(record)) == ["first", "third"]
-    assert chosen(["all"], read(record)) == ["first", "second", "third"]
-    with pytest.raises(ValueError, match="no such row: fourth; there are first, second, third"):
-        chosen(["first", "fourth"], {})
-
-
 def test_what_cannot_run_here_is_no_pass(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = world / "record.json"
     before = {"third": Outcome("passed", "2026-01-01T00:00Z", 3, "abc", "of then")}
@@ -86,17 +77,6 @@ def test_what_cannot_run_here_is_no_pass(world: Path, capsys: pytest.CaptureFixt
     assert read(record)["third"] == before["third"]
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == "== third: NOT RUN, needs no-such-program: buy one"
-
-
-def test_sources_that_change_meanwhile_are_not_those_that_passed(world: Path) -> None:
-    record = world / "record.json"
-
-    def run(_: str) -> int:
-        (world / "a/one.py").write_text("edited while it ran")
-        return 0
-
-    assert check(["first"], record, run)
-    assert chosen([], read(record))[0] == "first"
 
 
 def test_the_record_of_this_tree() -> None:

@@ -11,7 +11,7 @@ import termios
 
 import pytest
 
-from pyllama_spec.terminal import ProgressBar, fitted
+from pyllama_spec.terminal import ProgressBar
 
 
 class Terminal(io.StringIO):
@@ -49,28 +49,6 @@ def test_a_line_fits_the_terminal_and_keeps_its_end(columns: int) -> None:
     assert shown.startswith("writing text [##") and " 37% " in shown
     assert shown.endswith(", 2 min left")
     assert ("..." in shown.partition("% ")[2]) is (columns < 100)
-
-
-def test_lines_are_broken_between_words_at_a_terminal_alone() -> None:
-    text = "device        " + "BF16 AVX-512, " * 12
-    assert fitted(text, io.StringIO()) == text
-    main, side = pty.openpty()
-    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    with os.fdopen(side, "w", encoding="utf-8") as stream:
-        lines = fitted(text, stream, 14).split("\n")
-    os.close(main)
-    assert len(lines) > 1 and max(map(len, lines)) <= 80
-    assert all(line.startswith(" " * 14 + "BF16") or "BF16 AVX-512" in line for line in lines)
-    assert " ".join("\n".join(lines).split()) == " ".join(text.split())
-
-
-def test_a_file_gets_nothing() -> None:
-    stream = io.StringIO()
-    bar = ProgressBar("loading", stream)
-    bar(0.5)
-    bar.draw(0.6, "note")
-    bar.clear()
-    assert not stream.getvalue()
 
 
 class _Gone(io.StringIO):
