@@ -15,10 +15,6 @@ def baseline_decode(
     """Decodes one token of each of several sequences per step and takes the largest logit.
 
     The engine's own batched benchmark does the same, with a simpler sampler than ours.
-
-    Returns:
-        The time of all steps in seconds.
-
     """
     n = len(ids)
     places = ffi.new("int32_t[]", [int32(p, "position") for p in positions])

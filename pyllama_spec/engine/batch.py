@@ -231,12 +231,7 @@ class Batch:
         self._n_seq_ids = need
 
     def as_struct(self) -> Any:
-        """The C view of the batch, for Context.decode().
-
-        Raises:
-            ArgumentError: some of the tokens have an id and some have none.
-
-        """
+        """The C view of the batch, for Context.decode()."""
         if self._n_ids not in (0, self.n_tokens):
             raise ArgumentError(
                 f"{self._n_ids} of the batch's {self.n_tokens} tokens have ids; give all or none"

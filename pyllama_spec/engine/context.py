@@ -56,14 +56,7 @@ def pyllama_spec_on_next(user: Any, chain: int, token: int, p: float) -> bool:
 
 
 class OutputMatrix(NamedTuple):
-    """The output matrix of a draft: its file, name and row size.
-
-    Attributes:
-        name: its name in its file.
-        row_bytes: bytes of a row in the file.
-        is_targets: whether the file is the target's.
-
-    """
+    """The output matrix of a draft, and the bytes of a row in its file, or in the target's."""
 
     name: str
     row_bytes: int
@@ -203,12 +196,7 @@ class Context(Closeable):
 
     @property
     def handle(self) -> Any:
-        """The C handle, for the other modules of engine/.
-
-        Raises:
-            ClosedError: the context was closed.
-
-        """
+        """The C handle, for the other modules of engine/."""
         return self._handle.pointer
 
     @property
@@ -231,21 +219,11 @@ class Context(Closeable):
         return self.has_failed
 
     def lend(self, borrower: str | None) -> None:
-        """Makes the memory read-only until called with None: writes raise.
-
-        Args:
-            borrower: the borrower's name in the error, such as "the drafter suffix".
-
-        """
+        """Makes the memory read-only for a borrower, such as a drafter; None ends that."""
         self._handle.borrower = borrower
 
     def check_process(self) -> None:
-        """Raises in a forked child, before it waits for a thread that it lacks.
-
-        Raises:
-            ForkedError: this process was forked from the one that opened the context.
-
-        """
+        """Raises a ForkedError in a forked child, before it waits for a thread it lacks."""
         if self.is_forked:
             check(lib.llama_spec_synchronize(self.handle), "cannot compute")
 
@@ -320,12 +298,7 @@ class Context(Closeable):
         return self._adapters
 
     def settings(self, adapters: Sequence[tuple[Adapter, float]] | None = None) -> Settings:
-        """The settings, beside the model, that the context's memory depends on.
-
-        Args:
-            adapters: the adapters to compute with; None for the current ones.
-
-        """
+        """The settings, beside the model, that the context's memory depends on."""
         if self._settings is None:
             flash_attn = _flash_attn(self.model, self.params)
             self._settings = settings_of(self.model, self.params, self.n_ctx_seq, flash_attn)
@@ -364,10 +337,6 @@ class Context(Closeable):
             and a float32 row, a view as in logits(). EAGLE-3 and MTP: the hidden row to feed with
             the chosen token. DFlash: the confidence head's value, if it has one.
 
-        Raises:
-            ArgumentError: the batch asked for no output there.
-            UnsupportedError: this is not a draft's context.
-
         """
         ids, probabilities, n = self._candidates
         code = lib.llama_spec_draft_candidates(
@@ -386,13 +355,6 @@ class Context(Closeable):
         Returns:
             The file with the matrix.
 
-        Raises:
-            ArgumentError: n_slots is negative, fewer than the draft's selector takes, or more than
-                the vocabulary has.
-            UnsupportedError: this is not a draft's context, its heads have their own matrices, its
-                vocabulary is only a part of the target's, or the matrix is on a device.
-            OutOfMemoryError: memory is too small for the rows.
-
         """
         name, row_bytes, is_targets = ffi.new("char **"), ffi.new("uint64_t *"), ffi.new("bool *")
         n = int32(n_slots, "n_slots")
@@ -409,9 +371,6 @@ class Context(Closeable):
             slots: [n] int32, the slots to set.
             ids: [n] int32, the new ids of these rows.
             rows: [n, row_bytes] uint8, contiguous, in the file's format.
-
-        Raises:
-            ArgumentError: a shape does not fit, or a slot or an id is out of range.
 
         """
         if not len(slots) == len(ids) == len(rows):
@@ -435,9 +394,6 @@ class Context(Closeable):
         Returns:
             The id, and its probability in the whole vocabulary; NaN if a logit is NaN. None if all
             ids are excluded.
-
-        Raises:
-            ArgumentError: the batch asked for no logits there, or counterparts has another shape.
 
         """
         out, p, n = self._likely
@@ -467,10 +423,6 @@ class Context(Closeable):
             seqs: the sequence of each draft.
             goes_on: called with the draft's index, the token and its probability.
             counterparts: see likeliest().
-
-        Raises:
-            ArgumentError, ContextFullError, CancelledError, EngineError: see decode(). The memory
-                keeps what was decoded before.
 
         """
         n = len(ids)

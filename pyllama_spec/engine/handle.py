@@ -12,11 +12,6 @@ from pyllama_spec.errors import ArgumentError, ClosedError, PyllamaSpecError, sa
 class Handle:
     """A C object, shared by its owner and the parts that need only it.
 
-    Args:
-        pointer: the C object; this handle now owns it.
-        free: frees it; called once, when no handle and no view points to it.
-        closed: the error message for a use after close().
-
     Attributes:
         refusal: the error for a use after close(); None for a ClosedError.
 

@@ -27,12 +27,7 @@ _UPDATE = "update this package, or choose another model"
 
 
 class UnknownArchitectureError(ModelLoadError):
-    """The engine has no such architecture.
-
-    Attributes:
-        arch: its name, as the file has it.
-
-    """
+    """The engine has no such architecture."""
 
     def __init__(self, message: str, arch: str = "") -> None:
         super().__init__(message)

@@ -173,12 +173,7 @@ class Model(Closeable):
 
     @property
     def handle(self) -> Any:
-        """The C handle, for the other modules of engine/.
-
-        Raises:
-            ClosedError: the model was closed.
-
-        """
+        """The C handle, for the other modules of engine/."""
         return self._handle.pointer
 
     @property
@@ -277,9 +272,6 @@ class Model(Closeable):
             Keys `[n]` uint32, ids `[n]` int32, probabilities `[n]` int8; docs/eagle3.md explains
             them. Only their presence is checked.
 
-        Raises:
-            ModelLoadError: the file is no longer readable.
-
         """
         place = ffi.new("struct llama_spec_ngrams *")
         check(lib.llama_spec_model_get_ngrams(self.handle, place), "cannot read the draft")
@@ -323,13 +315,7 @@ class Model(Closeable):
         return HeadWeights(n_bytes[0], ffi.string(kind[0]).decode(), bits[0])
 
     def check_draft_of(self, target: Model) -> None:
-        """Raises unless this is a draft that was made for the target. Makes no context.
-
-        Raises:
-            ArgumentError: it was made for another target; the message gives the first difference.
-            UnsupportedError: this version does not know the draft's kind.
-
-        """
+        """Raises unless this is a draft that was made for the target. Makes no context."""
         instance(target, Model, "target", "; load one with Model(path)")
         code = lib.llama_spec_model_check_draft(self.handle, target.handle)
         check(code, f"{self.path.name} cannot draft for {target.path.name}")
@@ -368,12 +354,7 @@ def most_heads(arch: str) -> int:
 
 
 def check_arguments(**arguments: Any) -> None:
-    """Checks arguments of Model() by name, as far as that needs no file.
-
-    Raises:
-        ArgumentError, UnsupportedError: see Model.
-
-    """
+    """Checks arguments of Model() by name, as far as that needs no file."""
     _raw_params(**arguments)
 
 

@@ -1,8 +1,4 @@
-"""RPC servers: other processes or machines that hold and compute layers.
-
-The protocol is the engine's own, without authentication or encryption: docs/rpc.md explains how to
-keep it on loopback and use a tunnel.
-"""
+"""RPC servers: other processes or machines that hold and compute layers; see docs/rpc.md."""
 
 from __future__ import annotations
 

@@ -390,12 +390,7 @@ class Sampler:
 
     @property
     def handle(self) -> Any:
-        """The C handle.
-
-        Raises:
-            ClosedError: the sampler was closed.
-
-        """
+        """The C handle."""
         return self._handle.pointer
 
     def sample(self, context: Context, i: int) -> int:
@@ -511,13 +506,7 @@ class Sampler:
         return token
 
     def accept(self, token: int, *, generated: bool = True) -> None:
-        """Advances penalties and grammar over a committed token.
-
-        Args:
-            token: its id.
-            generated: False for tokens of a prompt, which the grammar ignores.
-
-        """
+        """Advances penalties and grammar over a token; the grammar ignores a prompt's tokens."""
         try:
             code = lib.llama_spec_sampler_accept(self.handle, token, generated)
         except (TypeError, ValueError, OverflowError, RuntimeError):

@@ -36,14 +36,7 @@ _SPECIAL = (
 
 
 class Vocab:
-    """Tokenizes, detokenizes, and knows the special tokens. Thread-safe: it only reads.
-
-    Args:
-        handle: the model's handle.
-        n_tokens: the number of ids.
-        keeps_all: whether tokens keep every byte of a text except white space.
-
-    """
+    """Tokenizes, detokenizes, and knows the special tokens. Thread-safe: it only reads."""
 
     def __init__(self, handle: Handle, n_tokens: int, *, keeps_all: bool = False) -> None:
         self._handle = handle

@@ -9,25 +9,6 @@
 It needs the extra: pip install pyllama-spec[server]. Nothing of that is imported before one of the
 names here is asked for.
 
-How it is built, from the ground up:
-
-    settings      ServerSettings: the bounds, the keys, the defaults of requests
-    keys          Keys: who has one, and the file that they are read from
-    api_errors    ApiError, and what an exception of the package is over HTTP
-    bodies        reads a body as values: a small one at once, a large one in a thread
-    shapes        the bodies that are taken, as msgspec.Struct
-    keywords      from such a body to the keywords of Llama's calls
-    metrics       figures for Prometheus
-    serving       Serving: the shared state of a run, and its end
-    service       Service: begins requests on a Llama; Answer: one of them, in chunks or as a whole
-    model_list    ModelList: the models of a TOML file
-    served_model  ServedModel: the state of one of them
-    models        Models: loads them, and closes others to make room
-    exchange      Exchange: one request of HTTP, whose client may leave; Route: an endpoint
-    routes_*      the endpoints: each has ROUTES, a list of Route(method, path, handler)
-    app           create_app(): asks for the key, finds the route, gives errors their form
-    process       serve(): uvicorn, signals, TLS, how it ends
-
 A handler is `async def f(exchange: Exchange) -> None`. For another dialect: translate a body into a
 ChatRequest,
 

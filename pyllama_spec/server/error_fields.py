@@ -129,10 +129,7 @@ def _field_in(message: str, given: Collection[str]) -> str | None:
 
 
 def in_json(message: str) -> str:
-    """A message with JSON's words, dicts and lists in the place of Python's.
-
-    Texts in quotes stay. It is one pass, since a value that was cut leaves a quote open.
-    """
+    """A message with JSON's words, dicts and lists in place of Python's, outside quotes."""
     out, at, n_values, unclosed = "", 0, 0, set[str]()
     while found := _next(message, at, unclosed):
         begin, end = found

@@ -303,11 +303,7 @@ class Exchange:
         events: AsyncGenerator[bytes, None],
         error_event: _LateError,
     ) -> None:
-        """Sends a stream of events; an error before the first event is a plain error response.
-
-        If the first event takes long, the stream begins with pings, and a later error is its last
-        event.
-        """
+        """Sends events, with pings while the first one takes long; an error before it is plain."""
         self._task, self._late_error = asyncio.current_task(), None
         beside = [
             asyncio.ensure_future(one)
@@ -416,10 +412,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An endpoint with its method and path.
-
-    A GET answers HEAD too. One that is open needs no key, and answers while the server stops.
-    """
+    """An endpoint. A GET answers HEAD too. An open one needs no key and outlives the stop."""
 
     method: str
     path: str

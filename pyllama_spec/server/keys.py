@@ -33,13 +33,7 @@ class Key(str):
 
 
 class Caller(NamedTuple):
-    """The owner of a request's key.
-
-    Attributes:
-        user: distinguishes the users of different keys; "" if no key is needed.
-        shown: the key's name in the log, or its number; "" if no key is needed.
-
-    """
+    """The owner of a request's key: its drafts' user and its name in the log, or ""."""
 
     user: str
     shown: str
@@ -108,10 +102,6 @@ def keys_of(path: str | os.PathLike[str] | None) -> tuple[Key, ...]:
 
     Each line of the file is a key, optionally followed by " #" and its name: "KEY # NAME". A line
     that begins with "#" is a comment.
-
-    Raises:
-        ArgumentError: the file is unreadable, or has no key.
-
     """
     keys = []
     if path is not None:
@@ -127,11 +117,7 @@ def keys_of(path: str | os.PathLike[str] | None) -> tuple[Key, ...]:
 def reader_of(
     path: str | os.PathLike[str] | None, others: Sequence[str] = ()
 ) -> Callable[[], Sequence[str]] | None:
-    """A function that rereads a key file, for ServerSettings.read_keys; None without a file.
-
-    It raises ArgumentError as keys_of() does, and if the file is a pipe, which cannot be read
-    twice.
-    """
+    """Rereads a key file, for ServerSettings.read_keys; None without a file. Refuses a pipe."""
     if path is None:
         return None
 

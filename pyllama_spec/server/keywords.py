@@ -68,10 +68,7 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
 
 
 def cut_note(request: Sampling, settings: ServerSettings) -> str | None:
-    """The answer's note when its request wants more tokens than the server allows.
-
-    It has no number of the request's: the log says each such text once.
-    """
+    """The answer's note when its request wants more tokens than the server allows."""
     asked = getattr(request, "max_completion_tokens", None)
     asked = request.max_tokens if asked is None else asked
     most = settings.max_tokens

@@ -62,12 +62,7 @@ class Plan(NamedTuple):
 
 
 def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Plan:
-    """Converts a command line, without the program's name, and LLAMA_... variables to settings.
-
-    Raises:
-        PyllamaSpecError: see read(); or a value is not valid.
-
-    """
+    """Converts a command line, without the program's name, and LLAMA_... variables to settings."""
     from pyllama_spec.server import serve  # noqa: F401 - says how to get what it needs
     from pyllama_spec.server.process import Listening
 
@@ -235,12 +230,7 @@ def _help() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves until a signal ends it.
-
-    Returns:
-        0 if a signal stopped it, 1 after a failure, 2 for bad usage; stderr says why.
-
-    """
+    """Serves until a signal ends it."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if {"-h", "--help", "--usage"} & {*given}:
         try:
@@ -296,10 +286,7 @@ def _run(meant: Plan, say: Callable[[str], None]) -> None:
 
 
 class LogFile(WatchedFileHandler):
-    """The file of --log-file, opened anew once logrotate has renamed it.
-
-    A write that fails, as on a full disk, is said once, and the server continues.
-    """
+    """The file of --log-file, opened anew after logrotate; a failed write is said once."""
 
     _is_said = False
 

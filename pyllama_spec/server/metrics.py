@@ -159,10 +159,7 @@ class ModelMetrics:
         *,
         has_left: bool,
     ) -> None:
-        """Counts a cancelled request; its computed tokens count as usual.
-
-        note_error() counts one whose client gets an error, and has not left.
-        """
+        """Counts a cancelled request, not one that gets an error; its tokens count as usual."""
         if has_left:
             self._ended.labels(self._model, "abort").inc()
         for speculation in speculations:

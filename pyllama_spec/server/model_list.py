@@ -68,10 +68,7 @@ class ModelSpec:
     is_preloaded: bool = False
 
     def missing_files(self) -> list[tuple[str, Path]]:
-        """The missing files, each with its key in the model's table.
-
-        The file of draft_memory does not count: the server creates it.
-        """
+        """The missing files with their keys; draft_memory does not count, as it is created."""
         named = {"model_path": self.keywords["model_path"]}
         draft = self.keywords.get("draft")
         if isinstance(draft, (str, os.PathLike)) and needs_file(os.fspath(draft)):

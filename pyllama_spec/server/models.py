@@ -71,10 +71,7 @@ _ENDS = (
 
 
 class Expected(NamedTuple):
-    """The bytes that a model will take.
-
-    `likely` has the KV cache, as if each layer kept all positions.
-    """
+    """The bytes that a model will take; `likely` has the KV cache, with all positions."""
 
     least: int
     likely: int
@@ -87,10 +84,7 @@ def options_of(keywords: Mapping[str, Any]) -> OpenOptions:
 
 
 def expected_bytes(keywords: Mapping[str, Any]) -> Expected:
-    """The memory that a Llama of these keywords will take, from its files alone.
-
-    Unreadable files count nothing: loading them reports the error.
-    """
+    """The memory that a Llama of these keywords will take, from its readable files alone."""
     options = options_of(keywords)
     path, draft = Path(options.model_path), options.draft
     least = _file_bytes(path)
@@ -142,10 +136,7 @@ def _past_bytes(keys: Mapping[str, GgufKey], params: ContextParams, n_parallel: 
 async def in_daemon(
     call: Callable[[], _T], drop: Callable[[_T], None], threads: MutableSet[threading.Thread]
 ) -> _T:
-    """Runs a long call in a daemon thread, for which the process does not wait.
-
-    `drop` gets the result if nobody waits for it any more.
-    """
+    """Runs a long call in a daemon thread; `drop` gets a result that nobody waits for."""
     loop = asyncio.get_running_loop()
     made: asyncio.Future[_T] = loop.create_future()
 
@@ -452,10 +443,7 @@ class Models:
         return f"{now.name!r} is loaded before it", "load_timeout_s"
 
     async def _last_users(self, one: ServedModel) -> None:
-        """Waits until no request uses a model that failed, so that each gets its own error.
-
-        Bounded: a client that does not read its answer must not delay others.
-        """
+        """Waits until no request uses a failed model; bounded, as a client may not read."""
         until = monotonic() + _LAST_USERS_S
         while one.n_users and monotonic() < until:
             await asyncio.sleep(_LOOK_S)
@@ -775,10 +763,7 @@ class Models:
 
 
 class _UnwantedError(Exception):
-    """A load was abandoned without a failure.
-
-    No request waits, a preload has no room, or the model was given up.
-    """
+    """A load was abandoned without a failure."""
 
 
 _Figures = list[tuple[tuple[str], float]]

@@ -36,10 +36,7 @@ _SIGNAL: signal.Signals | None = getattr(signal, "SIGHUP", None)
 
 
 class Hangup(Closeable):
-    """Catches SIGHUP for a whole server program, and keeps it until serve() reads it.
-
-    It does nothing outside the main thread, or inside another Hangup: the outer one applies.
-    """
+    """Catches SIGHUP in the main thread for serve() to read; an outer Hangup applies."""
 
     def __init__(self) -> None:
         self._heed: Callable[[bool], None] | None = None
@@ -128,9 +125,6 @@ class Listening:
         certificate, key: PEM files for TLS; None for HTTP.
         header_timeout_s: seconds for a request's head to arrive.
         max_connections: the most connections; further ones are told to retry.
-
-    Raises:
-        ArgumentError: the port is invalid.
 
     """
 

@@ -1,9 +1,4 @@
-"""The page at /: a chat that shows who drafted each token; its files and its CSP.
-
-The files in page/ are read once, and served unchanged: nothing is built, and nothing is fetched
-from elsewhere. They contain no secret and need no key: the user types a key into the page, and the
-browser sends it with each request.
-"""
+"""The page at /: its files, served unchanged and without a key, and its CSP."""
 
 from __future__ import annotations
 

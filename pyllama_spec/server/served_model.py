@@ -83,10 +83,7 @@ Told = Callable[[Exception], Failure]
 
 
 class Opened(NamedTuple):
-    """A loaded model.
-
-    `store_bytes`, for copies of prompts, is a part of n_bytes.
-    """
+    """A loaded model; `store_bytes`, for copies of prompts, is a part of n_bytes."""
 
     llm: Llama
     adapters: Loaded

@@ -168,10 +168,7 @@ class Service:
 
     @asynccontextmanager
     async def beside(self) -> AsyncGenerator[Callable[[], None], None]:
-        """Admits one request for embeddings or scores at a time.
-
-        Yields a function for the computing thread: it raises once no request waits.
-        """
+        """Admits one request for embeddings or scores at a time; yields its check for a thread."""
         most = getattr(self.llm, "max_waiting", None)
         if most is not None and self._n_beside > most:
             raise QueueFullError(

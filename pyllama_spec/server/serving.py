@@ -81,10 +81,7 @@ class Serving:
         return len(running), len(left)
 
     def read_keys_again(self) -> None:
-        """Reloads the keys from their source, and logs it.
-
-        If that cannot be read, the old ones stay.
-        """
+        """Reloads the keys from their source; if that cannot be read, the old ones stay."""
         if self.settings.read_keys is None:
             log.info("SIGHUP: the API keys stay: the server was started without a file of keys")
             return
@@ -135,12 +132,7 @@ def note_failure(error: BaseException) -> None:
 
 
 class Seen(dict[str, Any]):
-    """A body that records which of its fields are read by get().
-
-    Attributes:
-        names: their names.
-
-    """
+    """A body that records which of its fields are read by get()."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         super().__init__(body)

@@ -183,23 +183,6 @@ def test_a_grammar_that_knows_no_end_of_a_thought_is_an_error(model: Model) -> N
         sampler.sample_row(np.zeros(model.vocab.n_tokens, dtype=np.float32))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"min_tokens": -1}, "min_tokens=-1"), ({"min_tokens": 1.5}, "min_tokens"),
-        ({"ignore_eos": 1}, "ignore_eos=1"), ({"bad_words": "a"}, "bad_words"),
-        ({"bad_words": ("a\0",)}, "NUL"), ({"stop_token_ids": (1.5,)}, "stop_token_ids"),
-        ({"thought_budget": 3}, "thought_tags"), ({"grammar_skips_thoughts": True}, "thought_tags"),
-        ({"thought_budget": -1, "thought_tags": ("a", "b")}, "thought_budget=-1"),
-        ({"thought_budget": 1, "thought_tags": ("a", "b")}, "thought_close"),
-        ({"thought_budget": 1, "thought_tags": ("a",), "thought_close": (1,)}, "thought_tags"),
-    ],
-)  # fmt: skip
-def test_bad_parameters_are_named(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        SamplerParams(**options)  # type: ignore[arg-type]
-
-
 def test_ids_outside_the_vocabulary_are_refused(model: Model) -> None:
     tags = {"thought_tags": ("a", "b"), "thought_budget": 1}
     for options in (

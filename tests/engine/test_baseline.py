@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.engine.binding import check, ffi, lib
-from pyllama_spec.errors import (
-    ArgumentError,
-    ContextFullError,
-    PyllamaSpecError,
-    UnsupportedError,
-)
 from tests.oracles import prompt_tokens, tiny, tiny_context
 
 
@@ -64,44 +56,3 @@ def test_the_tokens_are_those_of_plain_decoding(arch: str) -> None:
         got = baseline(context, [tokens[-1] for tokens in got], pos, n)
         assert got == [tokens[n:] for tokens in expected]
         assert context.memory.positions(2) == (context.memory.positions(2)[0], pos[2] + n - 1)
-
-
-@pytest.mark.parametrize(
-    ("first", "pos", "n", "error", "message"),
-    [
-        ([1], [4], 0, ArgumentError, "positive number of steps"),
-        ([1], [3], 4, ArgumentError, "position 3 of sequence 0 does not follow"),
-        ([1], [5], 4, ArgumentError, "4 is next"),
-        ([1], [-1], 4, ArgumentError, "position -1"),
-        ([1, 2], [4, 1], 4, ArgumentError, "of sequence 1"),
-        ([320], [4], 4, ArgumentError, "id 320 of sequence 0 is outside 0 .. 319"),
-        ([-1], [4], 4, ArgumentError, "id -1"),
-        ([1, 2, 3], [4, 0, 0], 4, ArgumentError, "n_seq = 3 is outside 1 .. 2"),
-        ([], [], 4, ArgumentError, "n_seq = 0"),
-        ([1], [4], 29, ContextFullError, "do not fit a context of"),
-        ([1], [4], 2**31 - 1, ContextFullError, "do not fit"),
-    ],
-)
-def test_what_is_refused_reaches_no_engine(
-    first: list[int], pos: list[int], n: int, error: type[PyllamaSpecError], message: str
-) -> None:
-    with tiny_context(tiny("llama"), n_seq_max=2, n_ctx=512) as context:
-        fed(context, [1, 2, 3, 4, 5])
-        n = 256 - 4 + 1 if n == 29 else n
-        code_ids = ffi.new("int32_t[]", [*first, *[0] * 2048])
-        seconds = ffi.new("double *")
-        with pytest.raises(error, match=message):
-            check(
-                lib.llama_spec_baseline_decode(
-                    context.handle, len(first), pos or [0], code_ids, n, seconds
-                ),
-                "refused",
-            )
-        assert context.memory.positions(0) == (0, 3) and context.memory.positions(1) == (-1, -1)
-
-
-def test_other_models() -> None:
-    calls: list[Any] = [tiny("bert")]
-    for model in calls:
-        with Context(model, n_ctx=64) as context, pytest.raises(UnsupportedError):
-            baseline(context, [1], [0], 4)

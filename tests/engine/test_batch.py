@@ -9,7 +9,7 @@ import pytest
 from gguf import GGUFReader
 
 from pyllama_spec.engine import Batch, Context
-from pyllama_spec.errors import ArgumentError, ContextFullError, PyllamaSpecError
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from tests.models import model_path
 from tests.oracles import forced_rows, prompt_tokens, tiny, tiny_context
 
@@ -114,15 +114,6 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(options: dict[str, Any]
     assert contents(batch) == [(7, 0, [0], False), (8, 1, [0], True)]
 
 
-def test_a_full_batch() -> None:
-    batch = Batch(2)
-    with pytest.raises(ArgumentError):
-        batch.extend([1, 2, 3], 0)
-    batch.extend([1, 2], 0)
-    with pytest.raises(ArgumentError):
-        batch.add(3, 2)
-
-
 def test_what_the_context_refuses_leaves_it_as_it_was() -> None:
     with tiny_context(tiny("llama"), n_seq_max=2, n_ctx=64, n_batch=8) as context:
         good = Batch(2)
@@ -167,28 +158,3 @@ def test_more_logits_than_the_context_has_room_for() -> None:
         context.decode(batch)
         expected = forced_rows(tiny("llama"), [1, 2, 3])[0][-1]
         np.testing.assert_array_equal(context.logits(2), expected)
-
-
-def test_a_full_context_says_so() -> None:
-    with tiny_context(tiny("llama"), n_ctx=16) as context:
-        batch = Batch(17)
-        batch.extend(prompt_tokens(17), 0)
-        with pytest.raises(ContextFullError, match="n_ctx"):
-            context.decode(batch)
-        batch.clear()
-        batch.extend(prompt_tokens(16), 0, output_last=True)
-        context.decode(batch)
-        assert context.memory.positions(0) == (0, 15)
-
-
-def test_logits_where_none_were_asked_for() -> None:
-    with tiny_context(tiny("llama")) as context:
-        batch = Batch(3)
-        batch.extend([1, 2, 3], 0, output_last=True)
-        with pytest.raises(ArgumentError):
-            context.logits(0)
-        context.decode(batch)
-        assert context.logits(2).shape == (320,)
-        for i in (0, 1, 3, -1, 2**31 - 1):
-            with pytest.raises(ArgumentError, match=f"row {i}"):
-                context.logits(i)

@@ -11,7 +11,7 @@ import pytest
 from pyllama_spec.engine import Context, ContextParams, Model, devices, supports_gpu
 from pyllama_spec.engine.context import _flash_attn
 from pyllama_spec.engine.model import SplitMode
-from pyllama_spec.engine.placement import in_words, warn_of_fewer
+from pyllama_spec.engine.placement import warn_of_fewer
 from pyllama_spec.engine.system import system_info
 from pyllama_spec.errors import ArgumentError
 from tests.models import model_path
@@ -62,18 +62,6 @@ def test_placement_is_said() -> None:
         with Model(model_path("llama"), n_gpu_layers=-1, vocab_only=True) as model:
             assert model.placement == {}
             assert repr(model).endswith(", open>") and "CPU" not in repr(model)
-
-
-@pytest.mark.parametrize(
-    ("placed", "words"),
-    [
-        ({"CPU": 5}, "the CPU"),
-        ({"CUDA0": 5}, "CUDA0"),
-        ({"CPU": 2, "Vulkan0": 3}, "CPU 2 layers, Vulkan0 3"),
-    ],
-)
-def test_placement_in_words(placed: dict[str, int], words: str) -> None:
-    assert in_words(placed) == words
 
 
 @pytest.mark.parametrize("n_asked", [-1, 3, 99])

@@ -55,10 +55,6 @@ def of_random(rng: np.random.Generator, row: Row) -> None:
     row[:] = rng.normal(0.0, 4.0, row.size)
 
 
-def of_a_model(rng: np.random.Generator, row: Row) -> None:
-    row += rng.normal(0.0, 0.1)
-
-
 def of_equal_tops(rng: np.random.Generator, row: Row) -> None:
     row[:] = np.round(rng.normal(0.0, 1.0, row.size))
 
@@ -67,24 +63,15 @@ def of_one_value(rng: np.random.Generator, row: Row) -> None:
     row[:] = rng.normal(0.0, 10.0)
 
 
-def of_far_apart(rng: np.random.Generator, row: Row) -> None:
-    row[:] = rng.normal(0.0, 1e30, row.size)
-
-
 def of_struck_out(rng: np.random.Generator, row: Row) -> None:
     row[rng.random(row.size) < 0.9] = -np.inf
     row[rng.integers(row.size)] = 3.0
 
 
-def of_the_last(rng: np.random.Generator, row: Row) -> None:
-    row[-1] = row.max() + rng.random()
-
-
 @pytest.mark.parametrize(
     "plant",
     [
-        of_a_model, of_random, of_equal_tops, of_one_value, of_far_apart, of_struck_out,
-        of_the_last,
+        of_random, of_equal_tops, of_one_value, of_struck_out,
     ],
 )  # fmt: skip
 def test_it_is_numpys(context: Context, plant: Callable[[np.random.Generator, Row], None]) -> None:

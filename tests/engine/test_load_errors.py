@@ -11,7 +11,6 @@ from gguf import GGUFWriter
 
 from pyllama_spec.engine import Model
 from pyllama_spec.engine.load_errors import UnknownArchitectureError, load_error
-from pyllama_spec.engine.placement import warn_of_fewer
 from pyllama_spec.errors import (
     ArgumentError,
     ModelLoadError,
@@ -80,12 +79,6 @@ def test_control_characters_of_a_file_are_escaped(tmp_path: Path) -> None:
         Model(path)
     assert "a\\x1b[2J é.gguf" in str(caught.value)
     assert "'l\\x1b\\x07\t\\x7f'" in str(caught.value)
-
-
-def test_a_message_keeps_what_is_no_control_character() -> None:
-    assert str(ModelLoadError("a\n\tü 語 \x9b2J\r\u202ez")) == "a\n\tü 語 \\x9b2J\\r\\u202ez"
-    with pytest.warns(UserWarning, match=r"9 layers of ü\\x1b\[31m on a device"):
-        warn_of_fewer("ü\x1b[31m", 9, 0, 9)
 
 
 def test_kv_overrides_may_be_at_fault() -> None:

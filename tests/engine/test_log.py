@@ -54,12 +54,6 @@ def test_other_threads_keep_the_process_s_level(capfd: pytest.CaptureFixture[str
     assert lines == [""]
 
 
-def test_the_level_is_back_after_an_exception(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KeyError), thread_log_level("debug"):
-        raise KeyError
-    assert printed(capfd) == ""
-
-
 @pytest.mark.parametrize("level", ["loud", 3, None, ["info"]])
 def test_there_is_no_such_level(level: object) -> None:
     with pytest.raises(ArgumentError, match="level"):

@@ -54,15 +54,6 @@ def test_positions() -> None:
                     call(seq)
 
 
-def test_nothing_is_kept_of_less_than_nothing() -> None:
-    with tiny_context(tiny("llama")) as context:
-        decode(context, TEXT, 0)
-        with pytest.raises(ArgumentError, match="n_keep=-1"):
-            context.memory.rollback(0, -1)
-        assert context.memory.positions(0) == (0, 17)
-        assert context.memory.rollback(0, 0)
-
-
 @pytest.mark.parametrize("arch", ARCHS)
 def test_rollback(arch: str) -> None:
     for n_keep in (18, 17, 14, 9):
@@ -294,17 +285,12 @@ def test_damaged_states_are_refused() -> None:
         for bad_bytes in (b"", saved[:5], saved[:-1], saved + b"\0", saved[: len(saved) // 2]):
             with pytest.raises(ArgumentError):
                 context.memory.restore(0, bad_bytes)
-        check_state(context, TEXT)
-
-
-def test_a_state_of_another_engine_is_refused() -> None:
-    with tiny_context(tiny("llama")) as context:
-        decode(context, TEXT, 0)
-        saved = context.memory.save(0)
         version = int.from_bytes(saved[4:8], "little")
         older = saved[:4] + (version - 1).to_bytes(4, "little") + saved[8:]
-        with pytest.raises(ArgumentError, match=f"in form {version - 1}; .* reads form {version}"):
+        with pytest.raises(ArgumentError, match=f"in form {version - 1}"):
             context.memory.restore(0, older)
+        with pytest.raises(ArgumentError, match="n_keep=-1"):
+            context.memory.rollback(0, -1)
         check_state(context, TEXT)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_spec.engine import Batch, Context, Model
+from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError
 from tests.models import model_path
 
@@ -26,12 +26,6 @@ WRONG: dict[str, list[Any]] = {
 def test_a_value_of_another_type_is_refused(key: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"kv_overrides: {re.escape(key)}="):
         Model(model_path("llama"), kv_overrides={key: value})
-
-
-@pytest.mark.parametrize("value", [0, [], "llama.context_length"])
-def test_what_is_no_dict_is_refused(value: Any) -> None:
-    with pytest.raises(ArgumentError, match="kv_overrides="):
-        Model(model_path("llama"), kv_overrides=value)
 
 
 @pytest.mark.parametrize("key", ["tokenizer.ggml." + "\xe9" * 60, "x" * 128, 5, None])
@@ -70,27 +64,6 @@ EOS = "tokenizer.ggml.eos_token_id"
 def test_what_the_engine_would_ignore_or_abort_at_is_refused(key: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=re.escape(key)):
         Model(model_path("llama"), kv_overrides={key: value})
-
-
-@pytest.mark.parametrize("key", ["scale_linear", "freq_base_swa"])
-def test_keys_of_rope_are_taken(key: str) -> None:
-    Model(model_path("llama"), kv_overrides={f"llama.rope.{key}": 2}).close()
-
-
-def test_experts_are_weighted_otherwise() -> None:
-    """The engine reads both keys as scalars, and computes with each value of them."""
-    kept: list[dict[str, Any]] = [{"deepseek2.expert_gating_func": n} for n in (1, 2, 3, 4)]
-    rows = []
-    for overrides in (*kept, {"deepseek2.expert_weights_norm": True}):
-        with (
-            Model(model_path("deepseek2"), kv_overrides=overrides) as model,
-            Context(model, n_ctx=64, n_threads=1) as context,
-        ):
-            batch = Batch(8)
-            batch.extend([5, 6], 0, output_last=True)
-            context.decode(batch)
-            rows.append(context.logits(1).tobytes())
-    assert len(set(rows)) == 5
 
 
 def test_the_last_token_may_end_a_text() -> None:

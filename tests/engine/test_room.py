@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 from pyllama_spec import Llama
 from pyllama_spec.engine import Context
 from pyllama_spec.engine.binding import lib
-from pyllama_spec.errors import ArgumentError, OutOfMemoryError
-from tests.models import model_path
+from pyllama_spec.errors import OutOfMemoryError
+from tests.models import STATES, STATES_WITHOUT_SNAPSHOTS, model_path
 from tests.oracles import tiny
 
 # What a number takes in blocks of 32.
@@ -100,26 +99,12 @@ def test_what_is_refused_is_what_the_engine_would_take(arch: str) -> None:
         assert context.memory_bytes
 
 
-def test_far_too_much_is_refused_at_once() -> None:
-    """The refusal comes before the engine makes its cells, which alone would be 100 GB."""
-    lib.llama_spec_limit_memory(1 << 30)
-    start = time.monotonic()
-    with pytest.raises(OutOfMemoryError, match="choose a smaller n_ctx"):
-        Context(tiny("llama"), n_ctx=2**31 - 1, n_threads=1)
-    assert time.monotonic() - start < 10
-
-
-@pytest.mark.parametrize("arch", ["llama", "qwen35", "mamba2"])
-def test_keywords_are_named_for_a_context_that_does_not_fit(arch: str) -> None:
-    lib.llama_spec_limit_memory(1000)
-    with pytest.raises(OutOfMemoryError, match=r"a smaller n_ctx or n_parallel"):
-        Llama(model_path(arch), n_ctx=64, n_threads=1, n_parallel=2)
-
-
 def test_keywords_are_named_where_a_draft_or_embeddings_do_not_fit() -> None:
     target, draft = str(model_path("llama")), str(model_path("llama", seed=3))
     with Llama(target, n_ctx=512, n_parallel=2, n_threads=1) as llm:
         lib.llama_spec_limit_memory(llm.context.memory_bytes + 1000)
+        with pytest.raises(OutOfMemoryError, match=r"a smaller n_ctx or n_parallel"):
+            Llama(target, n_ctx=1024, n_parallel=2, n_threads=1)
     with pytest.raises(OutOfMemoryError, match="draft_n_ctx"):
         Llama(target, draft=draft, n_ctx=512, n_parallel=2, n_threads=1)
     with Llama(target, embedding=True, pooling_type="mean", n_ctx=512, n_threads=1) as llm:
@@ -128,11 +113,37 @@ def test_keywords_are_named_where_a_draft_or_embeddings_do_not_fit() -> None:
             llm.embed("the cat")
 
 
-def test_types_are_the_engine_s() -> None:
-    for name, number in {"f32": 0, "F16": 1, "q8_0": 8, "bf16": 30}.items():
-        assert lib.llama_spec_type_id(name.encode()) == number
-    for name in ("f17", "", "q8"):
-        assert lib.llama_spec_type_id(name.encode()) == lib.LLAMA_SPEC_ARGUMENT
-    for wrong in ({"type_k": "f17"}, {"type_v": "i32"}):
-        with pytest.raises(ArgumentError, match="is not one of f32"):
-            opened("llama", **wrong)
+# ---- recurrent states, before they are allocated
+
+PAD = 4096  # buffers are rounded up
+
+
+@pytest.mark.parametrize("arch", STATES)
+def test_bytes_of_snapshots(arch: str) -> None:
+    model = tiny(arch)
+
+    def opened(n_seq_max: int, n_rs_seq: int) -> int:
+        with Context(
+            model, n_ctx=64 * n_seq_max, n_batch=64, n_ubatch=32, n_threads=1,
+            n_seq_max=n_seq_max, n_rs_seq=n_rs_seq,
+        ) as context:  # fmt: skip
+            assert context.n_rs_seq == (0 if arch in STATES_WITHOUT_SNAPSHOTS else n_rs_seq)
+            return context.memory_bytes
+
+    assert model.info.state_bytes > 0
+    for n_seq_max in (1, 4):
+        without = opened(n_seq_max, 0)
+        for n_rs_seq in (1, 4, 8):
+            more = 0 if arch in STATES_WITHOUT_SNAPSHOTS else n_rs_seq
+            extra = opened(n_seq_max, n_rs_seq) - without
+            said = model.info.snapshot_bytes(n_seq_max, more) - model.info.snapshot_bytes(
+                n_seq_max, 0
+            )
+            assert abs(extra - said) < PAD
+        if model.info.is_recurrent:
+            assert abs(without - model.info.snapshot_bytes(n_seq_max, 0)) < PAD
+
+
+def test_a_memory_of_positions_has_no_state() -> None:
+    assert tiny("llama").info.state_bytes == 0
+    assert tiny("llama").info.snapshot_bytes(4, 8) == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import numpy as np
@@ -243,22 +242,6 @@ def test_a_thought_within_a_call_is_text() -> None:
     for char in "xf<t>cb</t>":
         chain.accept(ord(char))
     assert draws(chain, n=1) == "e"
-
-
-@pytest.mark.parametrize(
-    ("grammar", "why"),
-    [('root ::= "a" (', "at the end of the grammar"), ('root := "a"', "at ':= \"a\"'")],
-)
-def test_a_grammar_is_refused_with_its_place(grammar: str, why: str) -> None:
-    with pytest.raises(ArgumentError, match=re.escape(why)):
-        sampler(grammar=grammar)
-
-
-def test_the_place_in_a_long_grammar_is_cut_to_one_line() -> None:
-    with pytest.raises(ArgumentError, match=r"at '[^']{40,}'$") as caught:
-        sampler(grammar='root ::= "a" !' + 50 * '\nb ::= "c"')
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 200
 
 
 def test_rows_that_are_no_logits() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from fractions import Fraction
@@ -12,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_spec import ArgumentError, SchemaError
+from pyllama_spec import ArgumentError
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.chat.tools import ToolChats, ToolRequest
 from pyllama_spec.engine import Model, Sampler, SamplerParams
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.llama_cpp import LlamaGrammar
-from pyllama_spec.schema import schema_rules
 from pyllama_spec.schema.charsets import holds
 from pyllama_spec.schema.languages import Table, counted, table
 from pyllama_spec.schema.numbers import Compare, Multiple, Whole, fits, number_table
@@ -118,44 +116,6 @@ def test_a_number_is_where_its_fraction_is(rules: list[Any]) -> None:
             assert fits(Fraction(text), rules), text
 
 
-# As Pydantic writes the schemas of its fields: with a value that fits, and one that does not.
-FIELDS: list[tuple[str, dict[str, Any], Any, Any]] = [
-    ("PositiveInt", {"exclusiveMinimum": 0, "type": "integer"}, 3, 0),
-    ("float, 0 to 1", {"maximum": 1, "minimum": 0, "type": "number"}, 0.25, 1.5),
-    ("Decimal", {"anyOf": [{"type": "number"}, {"type": "string", "pattern":
-     r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}]}, "12.50", "+-"),
-    ("str of lengths", {"maxLength": 5, "minLength": 2, "type": "string"}, "abc", "a"),
-    ("str by a pattern", {"pattern": r"^[A-Z]{2}\d{4}$", "type": "string"}, "AB1234", "AB12345"),
-    ("datetime", {"format": "date-time", "type": "string"}, "2024-02-29T10:00:00Z", "2024-02-30"),
-    ("timedelta", {"format": "duration", "type": "string"}, "PT15M", "15 minutes"),
-    ("UUID", {"format": "uuid", "type": "string"}, "123e4567-e89b-12d3-a456-426614174000", "1"),
-    ("EmailStr", {"format": "email", "type": "string"}, "a.b@example.com", "a.b"),
-    ("HttpUrl", {"format": "uri", "maxLength": 2083, "minLength": 1, "type": "string"},
-     "https://example.com/x", "example com"),
-    ("IPv4Address", {"format": "ipv4", "type": "string"}, "10.0.0.1", "10.0.0.256"),
-    ("set of an Enum", {"items": {"enum": ["red", "green"], "type": "string"}, "type": "array",
-     "uniqueItems": True}, ["green", "red"], ["red", "red"]),
-    ("tuple", {"maxItems": 2, "minItems": 2, "type": "array",
-     "prefixItems": [{"type": "integer"}, {"type": "string"}]}, [1, "a"], [1]),
-    ("dict of constrained keys", {"patternProperties": {"^[a-z]+$": {"type": "integer"}},
-     "type": "object"}, {"ab": 1}, {"A1": 1}),
-    ("dict of an Enum", {"propertyNames": {"enum": ["x", "y"]}, "additionalProperties":
-     {"type": "integer"}, "type": "object"}, {"y": 1}, {"z": 1}),
-    ("Optional", {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}, None, "x"),
-    ("Base64Bytes", {"format": "base64", "type": "string"}, "YWJj", "%"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "field", "good", "bad"), FIELDS, ids=[one[0] for one in FIELDS])
-def test_a_field_of_pydantic(name: str, field: dict[str, Any], good: Any, bad: Any) -> None:
-    schema = {"title": "M", "type": "object", "required": ["x"],
-              "properties": {"x": {"title": name, **field}}}  # fmt: skip
-    walk = GrammarWalk.of_schema(schema)
-    assert walk.takes(json.dumps({"x": good}))
-    assert not walk.takes(json.dumps({"x": bad}))
-    assert not walk.takes("{}")
-
-
 PARAMETERS: dict[str, Any] = {
     "type": "object", "required": ["n", "list"],
     "properties": {
@@ -208,15 +168,6 @@ def test_a_tool_has_the_rules_of_its_schema(family: str) -> None:
                 assert not walk.takes("9")
 
 
-def test_what_a_tool_cannot_keep_is_said() -> None:
-    parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
-    with Model(model_path("llama")) as model:
-        with pytest.warns(UserWarning, match='"uniqueItems" at #/properties/a of the parameters'):
-            _calls(model, FAMILIES_FIRST, _tool(parameters))
-        with pytest.raises(SchemaError, match="uniqueItems"):
-            _calls(model, FAMILIES_FIRST, _tool(parameters, strict=True))
-
-
 FAMILIES_FIRST = next(iter(FAMILIES))
 
 
@@ -227,19 +178,6 @@ def test_a_tool_may_have_a_schema_that_the_engine_cannot_read() -> None:
     with Model(model_path("llama")) as model:
         for family in FAMILIES:
             assert "root ::=" in _calls(model, family, _tool(parameters))
-
-
-def test_a_response_format_may_be_loose() -> None:
-    schema = {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "contains": True,
-              "maxItems": 3}  # fmt: skip
-    form = {"type": "json_schema", "json_schema": {"schema": schema, "strict": False}}
-    with open_tiny() as llm:
-        with pytest.warns(UserWarning, match="uniqueItems"):
-            found = llm.create_completion("a", response_format=form, max_tokens=60, seed=1)
-        assert all(isinstance(one, bool) for one in json.loads(found["choices"][0]["text"]))
-        form["json_schema"] = {"schema": schema}
-        with pytest.raises(SchemaError, match="uniqueItems"):
-            llm.create_completion("a", response_format=form, max_tokens=20)
 
 
 def _likes(chain: Sampler, *tokens: int) -> int | None:
@@ -290,19 +228,3 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path, begin: str) -> 
     file.write_text(begin, encoding="utf-8")
     with pytest.raises(ArgumentError, match="is empty"):
         LlamaGrammar.from_file(file)
-
-
-def test_a_loose_response_format_is_one_where_answers_are_taken_apart_too() -> None:
-    schema = {"type": "array", "items": {"type": "null"}, "uniqueItems": True, "maxItems": 2}
-    loose = {"type": "array", "items": {"type": "integer", "maximum": 9}, "uniqueItems": True,
-             "maxItems": 2}  # fmt: skip
-    assert "root" in schema_rules(schema).grammar  # null is but one value
-    form = {"type": "json_schema", "json_schema": {"schema": loose, "strict": False}}
-    with open_tiny(n_ctx=2048, chat_template=templates()[FAMILIES_FIRST]) as llm:
-        with pytest.warns(UserWarning, match="uniqueItems"):
-            found = llm.create_chat_completion(
-                [USER], response_format=form, reasoning_format="auto", max_tokens=300, seed=2
-            )
-        value = json.loads(found["choices"][0]["message"]["content"])
-        assert len(value) <= 2
-        assert all(one <= 9 for one in value)

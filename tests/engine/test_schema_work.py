@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 import unicodedata
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from pyllama_spec import SchemaError
-from pyllama_spec.constraints import _outcome, schema_grammar
+from pyllama_spec.constraints import schema_grammar
 from pyllama_spec.schema import charsets, limits, loosened_rules, schema_rules
-from pyllama_spec.schema.limits import MAX_STEPS, WORK
+from pyllama_spec.schema.limits import WORK
 from tests.engine.grammar_walk import GrammarWalk
 
 _KEYS = range(200)
@@ -90,36 +89,6 @@ def test_a_union_of_many_objects_is_told_apart_by_what_it_says() -> None:
     walk = GrammarWalk.of_schema({"oneOf": [one, {**one, "required": []}]})
     assert walk.takes("{}")
     assert not walk.takes('{"k": "a"}')
-
-
-def test_a_schema_is_taken_or_refused_whatever_came_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Cached sets of texts count the same as the first time."""
-    schema = {"type": "object", "properties": {
-        f"p{i}": {"type": "string", "pattern": f"^[a-z]{{1,{20 + i}}}[0-9]q$"} for i in range(20)
-    }}  # fmt: skip
-    spent = []
-    for _ in range(2):
-        budget = limits.Budget()
-        monkeypatch.setattr("pyllama_spec.schema.compiler.Budget", lambda made=budget: made)
-        schema_rules(schema)
-        spent.append(MAX_STEPS - budget._left)
-    assert spent[0] == spent[1] > 1000
-
-
-def test_one_schema_of_many_threads_is_compiled_once() -> None:
-    schema = {"type": "array", "items": {"type": "string", "pattern": "^[a-e]{1,90}[0-9]z$"}}
-    before, begin = _outcome.cache_info().misses, threading.Barrier(8)
-
-    def compiled() -> str:
-        begin.wait(60)
-        return schema_grammar(schema)
-
-    with ThreadPoolExecutor(8) as pool:
-        texts = {one.result(120) for one in [pool.submit(compiled) for _ in range(8)]}
-    assert len(texts) == 1
-    assert _outcome.cache_info().misses == before + 1
 
 
 def test_other_threads_come_between_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyllama_spec.engine import Batch, Context, Model, ThreadUse, quantize
+from pyllama_spec.engine import Batch, Context, Model, quantize
 from pyllama_spec.engine.system import all_threads
 from tests.models import model_path
 from tests.tiers import release_except
@@ -54,19 +54,3 @@ def test_workers_sleep_soon_after_a_decode() -> None:
         before = time.process_time()
         time.sleep(0.6)
         assert time.process_time() - before < 0.05
-
-
-def test_what_is_counted() -> None:
-    with Model(model_path("llama")) as model:
-        with Context(model, n_ctx=64, n_threads=1) as context:
-            _decode(context, 8)
-            assert context.thread_use == ThreadUse(0, 0)
-        with Context(model, n_ctx=64, n_threads=2) as context:
-            for n in range(1, 9):
-                _decode(context, 8)
-                assert context.thread_use.n_graphs == n * (context.n_threads > 1)
-            use = context.thread_use
-            assert 0 <= use.n_with_fewer <= use.n_graphs
-            with all_threads():
-                _decode(context, 8)
-            assert context.thread_use == use  # nothing was chosen

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_spec.engine import Model, Sampler, SamplerParams
-from pyllama_spec.errors import EngineError, PyllamaSpecError
+from pyllama_spec.errors import PyllamaSpecError
 from tests.models import model_path
 
 Row = npt.NDArray[np.float32]
@@ -148,27 +148,6 @@ def test_what_may_not_come_is_no_choice(how: dict[str, Any]) -> None:
                 sampler.accept(1000 + 17 * turn)
 
 
-@pytest.mark.parametrize("bad", [math.nan, NO])
-@pytest.mark.parametrize(
-    "params",
-    [{"temperature": 0, "repeat_penalty": 1.2}, {"top_k": 5}, {"top_k": 5, "logit_bias": {3: 1.0}}],
-    ids=["greedy, penalties", "top_k", "top_k and a bias"],
-)
-def test_a_row_without_numbers_is_refused_as_before(params: dict[str, Any], bad: float) -> None:
-    row = np.full(N_VOCAB, NO, np.float32) if bad == NO else rows(1)[0]
-    if bad != NO:
-        row[N_VOCAB - 2] = bad
-    options = {**OFF, "seed": 1, **params}
-    with (
-        closing(Sampler(model(), SamplerParams(**options))) as few,
-        closing(Sampler(model(), SamplerParams(**options, dry_multiplier=1.0))) as whole,
-    ):
-        few.accept(5)
-        whole.accept(5)
-        said = what_is_drawn(few, row, 1)
-        assert isinstance(said, str) and said == what_is_drawn(whole, row, 1)
-
-
 @pytest.mark.parametrize(
     "cuts",
     [
@@ -184,18 +163,3 @@ def test_the_token_with_the_largest_bias_comes(cuts: dict[str, Any], bias: float
     with closing(Sampler(model(), SamplerParams(**params, logit_bias={17: bias}))) as one:
         for row in rows(6)[:2]:
             assert what_is_drawn(one, row, 4) == [17] * 4
-
-
-@pytest.mark.parametrize(
-    "params",
-    [{}, {"repeat_penalty": 1.2}, {"logit_bias": {5: 2.0}}, {"temperature": 1.0, "top_k": 5}],
-    ids=["greedy", "greedy, penalties", "greedy and a bias", "top_k"],
-)
-def test_a_grammar_is_not_blamed_for_a_row_that_allows_nothing(params: dict[str, Any]) -> None:
-    """All logits are minus infinity before the grammar applies."""
-    options = {"temperature": 0.0, "seed": 1, **params}
-    with (
-        closing(Sampler(model(), SamplerParams(**options, grammar='root ::= "a"*'))) as one,
-        pytest.raises(EngineError, match=r"the logits forbid all|minus infinity"),
-    ):
-        one.sample_row(np.full(N_VOCAB, NO, np.float32))

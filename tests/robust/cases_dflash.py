@@ -224,28 +224,6 @@ CASES.calls(
 )  # fmt: skip
 
 
-def _scale(name: str, value: float) -> Callable[[Path], None]:
-    """A number that makes nonsense of drafts: the text is right all the same."""
-
-    def run(folder: Path) -> None:
-        assert _text(_draft(folder, None, {name: value}))[0] == _text(None)[0]
-
-    return run
-
-
-CASES.calls(
-    "nonsense", None,
-    {
-        f"{name}_{value}": _scale(name, value)
-        for name in (
-            "embedding_scale", "logit_scale", "attention.scale", "final_logit_softcapping",
-            "rope.freq_base",
-        )
-        for value in (float("nan"), float("inf"), -1.0, 1e30)
-    },
-)  # fmt: skip
-
-
 # Batches that are not blocks and no rows, given to the context of a draft.
 MASK_ID = 300
 # id, position, sequence, whether an output is asked for
@@ -303,85 +281,6 @@ CASES.calls("slots", ArgumentError, {
     "position_negative": _decode(block(3, -1)),
 })  # fmt: skip
 CASES.calls("slots", PyllamaSpecError, {"after_a_gap": _decode(block(4, 20))})
-
-
-@CASES.add(ArgumentError)
-def a_slot_of_two_sequences(_: Path) -> None:
-    batch = Batch(4)
-    batch.add(7, 9, (0, 1))
-    batch.add(MASK_ID, 10, (0, 1), output=True)
-    bench(n_seq_max=2, kv_unified=True).context.decode(batch)
-
-
-@CASES.add(ArgumentError)
-def ids_and_rows(_: Path) -> None:
-    found = bench()
-    batch = found.rows_batch(4)
-    batch.extend([7, 8], 9, rows=[np.zeros((2, found.n_features), np.float32)])
-    found.context.decode(batch)
-
-
-@CASES.add(ArgumentError)
-def rows_with_an_output(_: Path) -> None:
-    found = bench()
-    batch = found.rows_batch(4)
-    zeros = np.zeros((2, found.n_features), np.float32)
-    batch.extend(None, 9, rows=[zeros], output_last=True)
-    found.context.decode(batch)
-
-
-@CASES.add(ArgumentError)
-def more_rows_than_are_computed_at_once(_: Path) -> None:
-    found = bench(n_ubatch=16)
-    batch = found.rows_batch(20)
-    batch.extend(None, 9, rows=[np.zeros((20, found.n_features), np.float32)])
-    found.context.decode(batch)
-
-
-@CASES.add(ArgumentError)
-def rows_of_another_width(_: Path) -> None:
-    batch = Batch(2, n_row=64)
-    batch.logits = False
-    batch.extend(None, 9, rows=[np.zeros((2, 64), np.float32)])
-    bench().context.decode(batch)
-
-
-@CASES.add(PyllamaSpecError)
-def rows_to_an_encoder(_: Path) -> None:
-    found = bench()
-    batch = found.rows_batch(2)
-    batch.extend(None, 9, rows=[np.zeros((2, found.n_features), np.float32)])
-    found.context.decode(batch, encode=True)
-
-
-@CASES.add(ArgumentError)
-def candidates_of_the_first_slot(_: Path) -> None:
-    found = bench()
-    found.guess(7, 4, 9)
-    found.context.draft_candidates(0)
-
-
-@CASES.add(ArgumentError)
-def candidates_past_the_last(_: Path) -> None:
-    found = bench()
-    found.guess(7, 4, 9)
-    found.context.draft_candidates(5)
-
-
-@CASES.add(ArgumentError)
-def logits_that_nobody_asked_for(_: Path) -> None:
-    found = bench()
-    found.guess(7, 4, 9, has_logits=False)
-    found.context.logits(1)
-
-
-@CASES.add(None)
-def a_choice_that_was_none(_: Path) -> None:
-    """The previously chosen token may be any token, or none."""
-    found = bench("dflash2")
-    found.guess(7, 4, 9)
-    for given in (-1, 0, 319, 320, 2**31 - 1, -(2**31)):
-        assert found.context.draft_candidates(2, given)[1][0] > 0
 
 
 @CASES.add(None)

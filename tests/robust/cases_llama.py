@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import tempfile
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,17 +11,13 @@ from typing import Any
 import numpy as np
 
 from pyllama_spec import Llama
-from pyllama_spec.cli.entry import main
 from pyllama_spec.errors import (
     ArgumentError,
-    BusyError,
-    ClosedError,
     ContextFullError,
     EngineError,
     ModelLoadError,
     OutOfMemoryError,
     PyllamaSpecError,
-    QueueFullError,
     RemoteError,
     SchemaError,
     UnknownKeywordError,
@@ -224,23 +217,6 @@ def _stuck(**options: Any) -> dict[str, Any]:
     return {"grammar": 'root ::= "ab"', "logit_bias": ends, "temperature": 0, **options}
 
 
-@CASES.add(None)
-def partial_text(folder: Path) -> None:
-    """What was generated before the failure is in the error: plain, drafted, or streamed."""
-    plain, drafted = llama(), llama(draft="prompt-lookup")
-    for model, stream in ((plain, False), (drafted, False), (plain, True)):
-        error = _failure(model, stream=stream)
-        assert (error.partial_text, tuple(error.partial_tokens)) == ("ab", (97, 98))
-
-
-def _failure(model: Llama, *, stream: bool) -> EngineError:
-    try:
-        list(model.create_completion("abababababab", **_stuck(stream=stream)))
-    except EngineError as error:
-        return error
-    raise AssertionError("nothing was raised")
-
-
 @CASES.add(EngineError)
 def nan_model(folder: Path) -> None:
     broken = Llama(with_key(folder, "rope.freq_base", float("nan")), n_ctx=64, n_threads=2)
@@ -269,100 +245,3 @@ def context_filled_to_the_last_cell(folder: Path) -> None:
         )
         assert result["choices"][0]["finish_reason"] == "length"
         assert result["usage"]["total_tokens"] in (64, 65)
-
-
-@CASES.add(ClosedError)
-def closed(folder: Path) -> None:
-    model = llama()
-    model.close()
-    model.close()
-    model.create_completion("a")
-
-
-@CASES.add(QueueFullError)
-def one_request_more_than_may_wait(folder: Path) -> None:
-    model, refused = llama(max_waiting=0), threading.Event()
-
-    def hold(ids: Any, row: Any) -> Any:
-        refused.wait(60)
-        return row
-
-    stream = model.create_completion("a", max_tokens=2, stream=True, logits_processor=hold)
-    stream.start()
-    try:
-        model.create_completion("b")
-    finally:
-        refused.set()
-        stream.abort()
-
-
-@CASES.add(BusyError)
-def a_request_in_a_callback(folder: Path) -> None:
-    model = llama()
-    model.create_completion("a", logits_processor=lambda ids, row: model.create_completion("b"))
-
-
-class ExitedError(PyllamaSpecError):
-    """The outcome of a command, as an exception's message."""
-
-
-def _run(*words: str | Path) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main([str(word) for word in words])
-    return code, out.getvalue(), err.getvalue()
-
-
-def _fails(*words: str | Path) -> Call:
-    """Exit code 1 and one line for a failure."""
-
-    def run(_: Path) -> None:
-        code, out, err = _run(*words)
-        assert code == 1, (code, out, err)
-        assert err.count("\n") == 1, err
-        raise ExitedError(err)
-
-    return run
-
-
-def _misused(*words: str | Path) -> Call:
-    """Exit code 2 for bad usage."""
-
-    def run(_: Path) -> None:
-        code, out, err = _run(*words)
-        assert (code, out) == (2, ""), (code, out, err)
-        raise ExitedError(err)
-
-    return run
-
-
-def _generate(*words: str | Path) -> list[str | Path]:
-    return ["generate", "-m", tiny(), "-n", "8", "-p", "Hello", *words]
-
-
-CASES.calls(
-    "command", ExitedError,
-    {
-        "missing_model": _fails("generate", "-m", "no.gguf", "-p", "a"),
-        "folder": lambda f: _fails("generate", "-m", f, "-p", "a")(f),
-        "cut_file": lambda f: _fails(
-            "generate", "-m", written(f, tiny().read_bytes()[:9999]), "-p", "a"
-        )(f),
-        "missing_draft": _fails(*_generate("-d", "no.gguf")),
-        "draft_of_wrong_kind": _fails(*_generate("-d", tiny("bert"))),
-        "quantize_type": lambda f: _fails("quantize", tiny(), f / "o.gguf", "Q9")(f),
-        "doctor_missing": _fails("doctor", "-m", "no.gguf"),
-        "encoder": _fails("generate", "-m", tiny("bert"), "-p", "a"),
-        "nothing": _misused(), "unknown_command": _misused("generat"),
-        "unknown_option": _misused("generate", "-m", tiny(), "--tokens", "5"),
-        "no_model": _misused("generate", "-p", "a"),
-        "text_for_number": _misused("generate", "-m", tiny(), "-p", "a", "-n", "x"),
-    },
-)  # fmt: skip
-
-
-@CASES.add(None)
-def help_and_version(folder: Path) -> None:
-    for words in (["--help"], ["--version"], ["generate", "--help"]):
-        code, out, err = _run(*words)
-        assert code == 0 and out and not err

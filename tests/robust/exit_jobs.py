@@ -9,37 +9,18 @@ from typing import Any
 
 from pyllama_spec import Llama
 from pyllama_spec.drafters import PromptLookup
-from pyllama_spec.engine import Batch, Context, Model, Sampler, SamplerParams
-from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+from pyllama_spec.engine import Batch, Sampler, SamplerParams
+from pyllama_spec.speculative import SpeculativeLoop
 
-from .tools import PROMPT, batch_of, decoded, opened, tiny
+from .tools import batch_of, decoded, opened, tiny
 
 # Globals live until the interpreter tears modules down, in no order that a program chooses.
 KEPT: list[Any] = []
 
 
-def _drafting(target: Context) -> Context:
-    """A context that shares the target's threads, as a draft's does."""
-    return Context(Model(tiny()), n_ctx=64, n_batch=32, n_threads=1, target=target)
-
-
 def without_close() -> None:
     context = decoded()
     KEPT.extend([Sampler(context.model, SamplerParams(grammar="root ::= [a-z]+")), context])
-
-
-def with_views() -> None:
-    context = decoded(target_layers=(1, 2))
-    KEPT.extend([context.logits(0), context.layer_input(1), context.layer_input(2)])
-
-
-def with_a_live_generator() -> None:
-    loop = SpeculativeLoop(opened(), PromptLookup())
-    seq = SequenceState()
-    loop.prefill(seq, PROMPT)
-    steps = loop.generate(seq, Sampler(loop.target.model), 40)
-    next(steps)
-    KEPT.append(steps)
 
 
 def with_a_live_stream() -> None:
@@ -52,18 +33,6 @@ def with_a_live_stream() -> None:
 def with_live_streams_side_by_side() -> None:
     model, streams = _side_by_side()
     KEPT.extend([model, streams])
-
-
-def with_readers_side_by_side() -> None:
-    model, is_running = _many(), threading.Event()
-
-    def read() -> None:
-        is_running.set()
-        model.create_completion("a", max_tokens=2000)
-
-    for _ in range(5):
-        threading.Thread(target=read, daemon=True).start()
-    is_running.wait()
 
 
 def with_a_request_that_nobody_reads() -> None:
@@ -109,11 +78,6 @@ def in_an_exception() -> None:
         raise SystemExit(0) from None
 
 
-def neither_closed() -> None:
-    target = decoded()
-    KEPT.extend([_drafting(target), target])
-
-
 def in_a_cycle() -> None:
     for _ in range(3):
         context = decoded()
@@ -141,18 +105,6 @@ def with_a_thread_in_a_decode() -> None:
 
     threading.Thread(target=work, daemon=True).start()
     is_running.wait()
-
-
-def closed_twice_by_many() -> None:
-    context = decoded()
-    threads = [threading.Thread(target=context.close) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    context.close()
-    del context.model
-    context.close()
 
 
 if __name__ == "__main__":

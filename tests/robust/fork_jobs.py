@@ -154,27 +154,6 @@ def while_decoding() -> None:
     act()
 
 
-def while_opening() -> None:
-    """Other threads open and close models, and make and drop views: locks are held at the fork."""
-    context = decoded()
-    with busy(lambda: decoded(n_threads=1)), busy(lambda: context.logits(0)):
-        for _ in range(15):
-            fork(works)
-
-
-def with_a_child_of_the_child() -> None:
-    context = decoded()
-
-    def child() -> None:
-        own = decoded()
-        sampler = Sampler(own.model)
-        refused(lambda: context.logits(0))
-        fork(lambda: refused(lambda: context.logits(0)), lambda: refuses_all(own, sampler), works)
-        own.decode(batch_of([1], len(PROMPT)))
-
-    fork(child)
-
-
 def with_a_llama() -> None:
     llm = Llama(tiny(), n_ctx=64, n_threads=2, draft="prompt-lookup")
     expected = llm.create_completion("abc", max_tokens=8, temperature=0)["choices"][0]["text"]
@@ -230,26 +209,6 @@ def _fork_amid_requests(llm: Llama) -> None:
             finally:
                 KEPT.pop().close()
     assert complete() == expected
-    llm.close()
-
-
-def with_embeddings_that_compute() -> None:
-    """Other threads are in the middle of embed(), and hold its lock."""
-    llm = Llama(tiny("bert"), embedding=True, n_ctx=64, n_threads=1)
-    text = "the cat sat " * 20
-
-    def child() -> None:
-        refused(lambda: llm.embed(text))
-        llm.cancel()
-        llm.close()
-        stays_idle()
-
-    expected = llm.embed(text)
-    with busy(lambda: llm.embed(text)), busy(lambda: llm.embed([text] * 3)):
-        for i in range(4):
-            time.sleep(0.0013 * i)
-            fork(child)
-    assert llm.embed(text) == expected
     llm.close()
 
 

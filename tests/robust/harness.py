@@ -42,15 +42,7 @@ _FAILURE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A call that must fail, or must not.
-
-    Attributes:
-        name: the name of the case, unique in its module.
-        run: makes the call, with an empty directory.
-        raises: the required exception; None if the call must succeed.
-        parameter: what the message must name; "" if it is about none.
-
-    """
+    """A call in an empty directory that must raise and name a parameter; None: must succeed."""
 
     name: str
     run: Callable[[Path], object]
@@ -60,26 +52,15 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the process of a case ended.
+    """How the process of a case ended."""
 
-    Attributes:
-        status: its exit code; negative for a signal, as subprocess counts.
-        hung: whether the watchdog ended it.
-        kinds: the names of the exception's classes, most special first; () if there was none.
-        message: the message of the exception.
-        printed: its output to stdout and stderr.
-        seconds: how long it ran.
-        max_rss: the peak of its memory, in bytes.
-
-    """
-
-    status: int
+    status: int  # negative for a signal, as subprocess counts
     hung: bool
-    kinds: tuple[str, ...]
+    kinds: tuple[str, ...]  # the exception's classes, most special first; () if there was none
     message: str
     printed: str
     seconds: float
-    max_rss: int
+    max_rss: int  # bytes
 
     def problem(self) -> str | None:
         """The forbidden behaviour of a case, in words; None if there was none."""

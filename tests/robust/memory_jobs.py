@@ -16,17 +16,14 @@ import sys
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from pyllama_spec import Llama
-from pyllama_spec.drafters import Committed, NoDrafter, PromptLookup
-from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
+from pyllama_spec.drafters import Committed, NoDrafter
+from pyllama_spec.engine import Context, Model
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 
-from .tools import N_VOCAB, tiny
+from .tools import tiny
 
 _PAGE = resource.getpagesize()
 _LIBC = ctypes.CDLL(None)
@@ -59,17 +56,13 @@ def allocated() -> int:
     return int(_LIBC.mallinfo2().uordblks)
 
 
-def open_generate_close(path: str, n_times: int, leak: str = "") -> list[int]:
+def open_generate_close(path: str, n_times: int) -> list[int]:
     """Opens a model, generates 8 tokens and closes it, again and again."""
-    kept: list[Any] = []
     figures: list[int] = []
     for _ in range(n_times):
         model = Llama(path, n_ctx=256, n_threads=1, draft="prompt-lookup")
         model.create_completion("abababab", max_tokens=8)
-        if leak == "context":
-            kept.append(model)
-        else:
-            model.close()
+        model.close()
         del model
         figures.append(rss())
     return figures
@@ -83,12 +76,11 @@ def _bad_request(model: Llama) -> None:
     raise AssertionError("it was taken")
 
 
-def requests_on_llama(n_times: int, leak: str = "") -> list[int]:
+def requests_on_llama(n_times: int) -> list[int]:
     """Requests of mixed length, streams that are dropped or closed, and requests that fail."""
     draw = random.Random(1)
     # What is kept of past prompts has its bound within the first requests.
     model = Llama(tiny(), n_ctx=512, n_threads=1, draft="prompt-lookup", prefix_cache_bytes=1 << 20)
-    kept: list[Any] = []
     figures: list[int] = []
     for i in range(n_times):
         text = "the cat and the hat " * draw.randrange(1, 20)
@@ -103,38 +95,8 @@ def requests_on_llama(n_times: int, leak: str = "") -> list[int]:
             _bad_request(model)
         else:
             model.create_completion(text, max_tokens=n, temperature=0.8, repeat_penalty=1.1)
-        if leak == "rows":
-            kept.append(b"x" * 4 * 40_000)
         figures.append(rss())
     model.close()
-    return figures
-
-
-def requests_on_loop(n_times: int, leak: str = "") -> list[int]:
-    """The same on the loop alone."""
-    draw = random.Random(2)
-    model = Model(tiny())
-    context = Context(model, n_ctx=512, n_threads=1)
-    loop = SpeculativeLoop(context, PromptLookup(), 8)
-    seq = SequenceState()
-    sampler = Sampler(model, SamplerParams(temperature=0.9, seed=3))
-    kept: list[Any] = []
-    figures: list[int] = []
-    for i in range(n_times):
-        prompt = [draw.randrange(97, 110) for _ in range(draw.randrange(1, 300))]
-        if i % 5 == 4:
-            prompt[0] = N_VOCAB
-        try:
-            loop.prefill(seq, prompt)
-            steps: Any = loop.generate(seq, sampler, draw.randrange(1, 80))
-            for _ in range(draw.randrange(1, 40)):
-                next(steps, None)
-            steps.close()
-        except PyllamaSpecError:
-            pass
-        if leak == "views":
-            kept.append(np.ones(40_000, np.float32))
-        figures.append(rss())
     return figures
 
 
@@ -164,18 +126,7 @@ class _Listener(NoDrafter):
             assert all(float(rows[-1, 0]) == float(rows[-1, 0]) for rows in one.features)
 
 
-class _Hoarder(_Listener):
-    """Keeps every row of the prompt in memory: what must not happen."""
-
-    def __init__(self) -> None:
-        self.kept: list[Any] = []
-
-    def commit(self, done: Sequence[Committed]) -> None:
-        """Copies all rows."""
-        self.kept.extend(rows.copy() for one in done for rows in one.features)
-
-
-def prompts_with_layers(leak: str = "") -> dict[str, int]:
+def prompts_with_layers() -> dict[str, int]:
     """The growth while prompts are read with layer inputs on.
 
     A prompt of 8k is read first: the pages of the cache and of the attention's scratch (a ubatch by
@@ -185,7 +136,7 @@ def prompts_with_layers(leak: str = "") -> dict[str, int]:
     context = Context(
         model, n_ctx=8448, n_batch=512, n_ubatch=512, n_threads=1, target_layers=(1, 2)
     )
-    loop = SpeculativeLoop(context, _Hoarder() if leak else _Listener())
+    loop = SpeculativeLoop(context, _Listener())
 
     def read(n_prompt: int) -> int:
         context.memory.clear()

@@ -100,19 +100,17 @@ class Soak:
         seed: the seed of the choices.
         every: one of so many texts is compared.
         with_real: whether SmolLM2 is among the models.
-        leak: "descriptors" or "memory" to add such a leak; "text" for a wrong text.
 
     """
 
-    def __init__(self, seed: int, every: int, *, with_real: bool, leak: str = "") -> None:
-        self.rng, self.every, self.leak = random.Random(seed), every, leak
+    def __init__(self, seed: int, every: int, *, with_real: bool) -> None:
+        self.rng, self.every = random.Random(seed), every
         self.kinds = kinds(with_real=with_real)
         self.models = {name: opened(kind) for name, kind in self.kinds.items()}
         targets = {kind.target for kind in self.kinds.values()}
         self.plain = {target: Llama(target, **_OPTIONS) for target in targets}
         self.counts: Counter[str] = Counter()
         self.n_texts = self.n_compared = 0
-        self.kept: list[Any] = []
         self.acts: list[Callable[[str], None]] = [
             self.whole, self.whole, self.whole, self.dropped, self.dropped, self.cancelled,
             self.breaking, self.bad, self.threads, self.forked, self.state, self.reopened,
@@ -126,10 +124,6 @@ class Soak:
             act = self.whole  # a tenth of a second of loading each: others get too little then
         act(name)
         self.counts[act.__name__] += 1
-        if self.leak == "descriptors":
-            self.kept.append(os.open(os.devnull, os.O_RDONLY))
-        elif self.leak == "memory":
-            self.kept.append(b"x" * 1_000_000)
 
     def request(self) -> tuple[Any, dict[str, Any]]:
         """A prompt, and options under which the text is a function of the model."""
@@ -151,7 +145,6 @@ class Soak:
             return
         plain = self.plain[self.kinds[name].target]
         expected = plain.create_completion(prompt, **options)["choices"][0]["text"]
-        expected += "!" if self.leak == "text" else ""
         if text != expected:
             raise AssertionError(f"{name}: {prompt!r} {options}: {text!r}, plain {expected!r}")
         self.n_compared += 1
@@ -304,10 +297,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=int, default=20)
     parser.add_argument("--real", action="store_true")
-    parser.add_argument("--leak", default="", help=argparse.SUPPRESS)
     parser.add_argument("--log", type=Path, default=Path(os.devnull))
     options = parser.parse_args()
-    soak = Soak(options.seed, options.every, with_real=options.real, leak=options.leak)
+    soak = Soak(options.seed, options.every, with_real=options.real)
     if options.only:
         soak.acts = [getattr(soak, options.only)]
     with options.log.open("w", encoding="utf-8") as log:

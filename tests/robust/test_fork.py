@@ -7,8 +7,8 @@ import pytest
 from .test_exit import python
 
 JOBS = (
-    "while_idle", "while_decoding", "while_opening", "with_a_child_of_the_child", "with_a_llama",
-    "with_requests_that_compute", "with_embeddings_that_compute", "by_multiprocessing",
+    "while_idle", "while_decoding", "with_a_llama", "with_requests_that_compute",
+    "by_multiprocessing",
 )  # fmt: skip
 
 

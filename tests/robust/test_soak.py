@@ -32,14 +32,3 @@ def test_everything_at_once_for_a_while() -> None:
     assert figures["compared"] >= 20
     assert len(figures["acts"]) == 9
     assert is_flat(figures), figures
-
-
-def test_the_soak_can_fail() -> None:
-    """It fails with a leak of each kind, and with a text that differs from plain decoding."""
-    for leak in ("descriptors", "memory"):
-        code, figures, errors = soak("--leak", leak, acts=60)
-        assert (code, errors) == (0, "")
-        assert not is_flat(figures), (leak, figures)
-    code, _, errors = soak("--leak", "text", "--every", "2")
-    assert code == 1
-    assert "plain" in errors

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-
-import uvicorn
 
 from pyllama_spec import Llama
 from pyllama_spec.server import ServerSettings, create_app
 from pyllama_spec.server.app import App
 from tests.faces.chat_world import Said, open_family
+from tests.server.world import run
 
 
 class Served:
@@ -43,20 +40,8 @@ def served(llm: Llama, **settings: Any) -> Iterator[Served]:
     """A server of a model, which it does not close."""
     defaults: dict[str, Any] = {"temperature": 0.0, "max_tokens": 400}
     app = create_app(llm, ServerSettings(defaults=defaults, **settings))
-    server = uvicorn.Server(
-        uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, lifespan="off")
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive(), "the server did not start"
-            time.sleep(0.01)
-        (socket,) = server.servers[0].sockets
-        yield Served(f"http://127.0.0.1:{socket.getsockname()[1]}", llm, app, defaults)
-    finally:
-        server.should_exit = True
-        thread.join()
+    with run(app) as client:
+        yield Served(client.url, llm, app, defaults)
 
 
 @contextmanager

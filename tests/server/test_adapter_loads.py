@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import resource
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +28,7 @@ from tests.server.models_world import (
     states,
     text_of,
 )
-from tests.server.world import PATIENCE_S, Client, until
+from tests.server.world import Client, until
 
 
 @pytest.fixture(scope="module")
@@ -106,59 +105,6 @@ def make_old(models: Held, name: str) -> None:
     assert opened is not None
     failure = opened.failures[name]
     opened.failures[name] = failure._replace(at=failure.at - 3600)
-
-
-def test_an_adapter_whose_file_stalls_delays_no_request_and_no_stop(
-    adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "poet.gguf"
-    path.write_bytes(adapters[0].read_bytes()[:-100])
-    may_go_on, has_begun = threading.Event(), threading.Event()
-
-    def load_in_the_end(model: Model, path: Path) -> Adapter:
-        has_begun.set()
-        assert may_go_on.wait(PATIENCE_S)
-        return Adapter(model, path)
-
-    monkeypatch.setattr("pyllama_spec.server.models._LAST_LOAD_S", 0.1)
-    named = {"poet": (path, 1.0), "clerk": (adapters[1], 1.0)}
-    try:
-        with several(spec("a", adapters=named)) as (client, models):
-            assert asked(client, "poet")[0] == 500
-            monkeypatch.setattr(served_model, "Adapter", load_in_the_end)
-            make_old(models, "poet")
-            assert [asked(client, "poet")[0] for _ in range(2)] == [500] * 2
-            assert has_begun.wait(PATIENCE_S)
-            assert len(models.named("a").retries) == 1
-            assert asked(client, "clerk")[0] == 200
-            until(lambda: models.named("a").n_users == 1)  # it is not closed below its load
-        (opened,) = models.made
-        assert not opened.llm.model.is_closed
-    finally:
-        may_go_on.set()
-    until(lambda: not models._threads)
-    opened.llm.close()
-
-
-def test_an_adapter_whose_load_fails_inside_is_not_tried_with_each_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    n_tries = 0
-
-    def fail(*_: object) -> Adapter:
-        nonlocal n_tries
-        n_tries += 1
-        raise RuntimeError("private")
-
-    with several(spec("a", adapters={"poet": (tmp_path / "gone.gguf", 1.0)})) as (client, models):
-        assert asked(client, "poet")[0] == 500
-        monkeypatch.setattr(served_model, "Adapter", fail)
-        make_old(models, "poet")
-        for _ in range(3):
-            status, answer = asked(client, "poet")
-            assert (status, "private" in str(answer)) == (500, False)
-            until(lambda: not models.named("a").retries)
-        assert n_tries == 1
 
 
 @contextmanager

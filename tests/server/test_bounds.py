@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -130,22 +129,6 @@ def test_as_many_texts_as_the_line_takes(client: Client, body: Any) -> None:
     with served(open_tiny()) as unbounded:  # of a line without an end
         many = {"prompt": ["a"] * 9, "max_tokens": 1}
         assert len(unbounded.right(TEXT, many)["choices"]) == 9
-
-
-def test_the_event_loop_translates_nothing(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-    for module in (messages_request, responses_request):
-        translate = module.chat_request
-
-        def noted(*given: Any, translate: Any = translate) -> Any:
-            seen.append(threading.current_thread().name)
-            return translate(*given)
-
-        monkeypatch.setattr(module, "chat_request", noted)
-    client.right(MESSAGES, {"messages": [USER], "max_tokens": 1})
-    client.right(RESPONSES, {"input": "a", "max_output_tokens": 1})
-    assert len(seen) == 2
-    assert all(name.startswith("asyncio_") for name in seen)
 
 
 def test_thoughts_in_parts_are_one_text() -> None:

@@ -84,16 +84,6 @@ def test_a_thought_comes_apart(thinker: Served, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_budget_of_thoughts_is_kept(thinker: Served, stream: bool) -> None:
-    """The tiny model never ends a thought by itself: the budget does, and the text continues."""
-    given = {"thinking": {"type": "enabled", "budget_tokens": 8}, "max_tokens": 40}
-    message = _message(thinker, "<think>\n" + "a" * 200, stream=stream, **given)
-    thought = message.content[0]
-    assert thought.type == "thinking"
-    assert 0 < len(thought.thinking) < 40
-
-
-@pytest.mark.parametrize("stream", [False, True])
 def test_a_call_and_its_result(server: Served, stream: bool) -> None:
     message = _message(server, f"Wait.\n{HERMES}", stream=stream, tools=[_TOOL])
     assert message.stop_reason == "tool_use"
@@ -118,34 +108,11 @@ def test_a_call_and_its_result(server: Served, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_that_has_to_be_is_one(server: Served, stream: bool) -> None:
-    """The model's text is no call, so the grammar makes it one."""
-    choice = {"type": "tool", "name": "get_weather"}
-    message = _message(server, None, stream=stream, tools=[_TOOL], tool_choice=choice)
-    assert [block.name for block in message.content if block.type == "tool_use"][:1] in (
-        ["get_weather"], [],
-    )  # fmt: skip
-    assert message.stop_reason in ("tool_use", "max_tokens")
-
-
-@pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_sequence_is_told(server: Served, stream: bool) -> None:
     said = "One. Two. Three."
     message = _message(server, said, stream=stream, stop_sequences=["Two", "Four"])
     assert "".join(block.text for block in message.content) == "One. "
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Two")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_form_of_the_answer(server: Served, stream: bool) -> None:
-    said = '{"city": "Paris"}'
-    form = {"type": "json_schema", "schema": _SCHEMA}
-    message = _message(server, said, stream=stream, output_config={"format": form})
-    assert json.loads(message.content[-1].text) == {"city": "Paris"}
-    text = {"format": {**form, "name": "place", "strict": True}}
-    response = _response(server, said, stream=stream, text=text)
-    assert json.loads(response.output_text) == {"city": "Paris"}
-    assert response.text.format.name == "place"
 
 
 def test_logprobs_of_a_response(server: Served) -> None:
@@ -202,16 +169,6 @@ def test_errors_are_those_of_the_client(server: Served, stream: bool) -> None:
                 **{"model": "m", "input": "Hi", "stream": stream, **asked}
             )
         assert next(iter(asked)) in refused.value.message
-
-
-def test_an_answer_that_is_continued(server: Served) -> None:
-    talk = [*_ASK, {"role": "assistant", "content": "It"}]
-    own: Any = server.llm.create_chat_completion(
-        talk, max_tokens=8, temperature=0.0, continue_final_message=True
-    )
-    message = _message(server, None, stream=False, max_tokens=8, messages=talk)
-    text = "".join(block.text for block in message.content if block.type == "text")
-    assert text == own["choices"][0]["message"]["content"]
 
 
 def test_the_same_under_the_names_of_other_servers(thinker: Served) -> None:

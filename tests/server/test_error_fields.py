@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec.errors import MAX_MESSAGE
-from pyllama_spec.server.api_errors import ApiError
-from pyllama_spec.server.error_fields import complete, in_json
+from pyllama_spec.server.error_fields import in_json
 from tests.faces.tools import open_tiny
 from tests.server.world import Client, served
 
@@ -35,8 +33,6 @@ def client() -> Iterator[Client]:
     (CHAT, {}, "messages"),
     (CHAT, {"messages": []}, "messages"),
     (CHAT, {"messages": [{"role": "user"}]}, "messages[0]"),
-    (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0]"),
-    (CHAT, {"messages": [{"content": "a"}]}, "messages[0]"),
     (CHAT, {"messages": [{"role": "user", "content": "a" * 9999}]}, "messages"),
     (CHAT, {"messages": [*USER, {"role": "usr", "content": "a"}]}, "messages[1].role"),
     ("/apply-template", {"messages": [{"role": "ser", "content": "a"}]}, "messages[0].role"),
@@ -44,29 +40,21 @@ def client() -> Iterator[Client]:
     (CHAT, {"messages": USER, "top_logprobs": 2}, "top_logprobs"),
     (CHAT, {"messages": USER, "tools": [{"type": "function"}]}, "tools[0].function"),
     (CHAT, {"messages": USER, "response_format": {"type": "a"}}, "response_format.type"),
-    (CHAT, {"messages": USER, "tool_choice": {"type": "x" * 90}}, "tool_choice"),
     (TEXT, {"prompt": "a", "seed": 2**32}, "seed"),
     (TEXT, {}, "prompt"),
-    (CHAT, {"messages": USER, "functions": [{"x": 1}]}, "functions[0]"),
     (CHAT, {"messages": USER, "tools": [TOOL], "tool_choice": "required"}, "tools"),
     (CHAT, {"messages": USER, "response_format": SCHEMA}, "response_format"),
     (CHAT, {"messages": USER, "response_format": {"type": "json_object", "schema": 3}},
      "response_format"),
-    (CHAT, {"messages": USER, "json_schema": {"type": "nope"}}, "json_schema"),
     (CHAT, {"messages": USER, "grammar": "root ::= ("}, "grammar"),
     (CHAT, {"messages": USER, "reasoning_effort": "None True"}, "reasoning_effort"),
-    (CHAT, {"messages": USER, "stream_options": {}}, "stream_options"),
     (CHAT, {"messages": USER, "functions": [{"name": "a"}], "function_call": {"name": "b"}},
      "function_call"),
     (TEXT, {"prompt": [10**7]}, "prompt"),
-    (TEXT, {"prompt": ["a", [10**7]]}, "prompt"),
     (TEXT, {"prompt": "a", "suffix": "b"}, "suffix"),
-    (TEXT, {"prompt": "a", "stop_token_ids": [-5]}, "stop_token_ids"),
     (TEXT, {"prompt": "a", "logit_bias": {"a b": 1}}, "logit_bias"),
     (TEXT, {"prompt": "a", "temperature": "x"}, "temperature"),
-    (TEXT, {"prompt": "a", "max_tokens": 1.5}, "max_tokens"),
     (TEXT, {"prompt": "a", "speculation": {"n_draft": -1}}, "speculation.n_draft"),
-    (TEXT, {"prompt": "a", "speculation": {"int": 1}}, "speculation.int"),
     ("/completion", {"prompt": "a", "n_probs": -1}, "n_probs"),
     ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix"),
     ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [{}]},
@@ -74,8 +62,6 @@ def client() -> Iterator[Client]:
     ("/v1/embeddings", {"input": ""}, "input"), ("/detokenize", {"tokens": [-1]}, "tokens"),
     ("/v1/responses", {}, "input"),
     ("/v1/responses", {"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
-    ("/v1/responses", {"input": "a", "temperature": True}, "temperature"),
-    ("/v1/responses", {"input": "a", "reasoning": {"effort": 5}}, "reasoning.effort"),
     ("/v1/responses", {"input": "a", "background": True}, "background"),
     ("/v1/responses", {"input": [{"role": "x", "content": "a"}]}, "input[0].role"),
 ])  # fmt: skip
@@ -112,36 +98,6 @@ def test_a_value_is_json_up_to_where_it_is_cut(value: Any) -> None:
         assert len(told) > 20
 
 
-@pytest.mark.parametrize("path, body", [
-    ("/v1/messages", {"messages": USER, "max_tokens": 2, "temperature": None}),
-    ("/v1/responses", {"input": "a", "temperature": None}),
-    (CHAT, {"messages": USER, "response_format": {"type": None}}),
-    ("/completion", {"prompt": "a", "response_format": {"type": None}}),
-    ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": None}]}]}),
-])  # fmt: skip
-@pytest.mark.parametrize("value", _VALUES)
-def test_every_face_tells_a_value_in_json(
-    client: Client, path: str, body: dict[str, Any], value: Any
-) -> None:
-    raw = json.dumps(body).replace("null", json.dumps(value)).encode()
-    status, answer = client.post(path, raw)
-    told = answer["error"]["message"]
-    assert status == 400
-    assert json.dumps(value)[:40] in told
-
-
-def test_a_long_value_costs_no_time(client: Client) -> None:
-    """Megabytes of what the patterns look for."""
-    for text in ("int " * 500_000, "\\'" * 500_000, "'" * 1_000_000, "None" * 400_000):
-        for body in (
-            {"input": "a", "encoding_format": text}, {"input": "a", text: 1, "dimensions": 3},
-        ):  # fmt: skip
-            begin = time.monotonic()
-            status, answer = client.post("/v1/embeddings", body)
-            assert time.monotonic() - begin < 5
-            assert (status, len(answer["error"]["message"]) < 3000) == (400, True)
-
-
 @pytest.mark.parametrize(
     "part", ["\\'", '\\"', "'\\", '"\\', "{'", "' \"", "int '", "['", "[[", "[1, "]
 )
@@ -150,14 +106,6 @@ def test_the_time_grows_with_the_length(part: str) -> None:
     begin = time.process_time()
     in_json(part * 10_000)
     assert time.process_time() - begin < 1
-
-
-@pytest.mark.parametrize("value", ["\x01", "\u4e2d", None, {"a": True}])
-def test_a_message_is_no_longer_in_json(value: Any) -> None:
-    error = ApiError(400, f"x={[value]} is, " * 300, "invalid", "x")
-    complete(error, ())
-    assert len(error.message) <= MAX_MESSAGE
-    assert error.message.startswith('x=[{"a": true}] is' if value == {"a": True} else "x=[")
 
 
 @pytest.mark.parametrize("role", ["observation", "ipython", "environment", "tool_response"])

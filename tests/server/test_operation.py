@@ -394,16 +394,6 @@ def test_an_answer_that_the_server_cuts_says_so() -> None:
         assert "note" not in stopped  # the limit has changed nothing
 
 
-def test_times_of_an_answer_are_those_of_its_request() -> None:
-    with served(open_tiny(n_parallel=2)) as client:
-        for n in (1, 2):
-            whole = client.right(TEXT, {**ASKED, "n": n})
-            *_, end = client.chunks(TEXT, {**ASKED, "n": n})
-            for answer in (whole, end):
-                assert "decode_s" in str(answer)
-                assert "load_s" not in str(answer)
-
-
 def test_a_model_has_further_names() -> None:
     with served(open_tiny(), alias="smol", aliases=("gpt-4o",)) as client:
         (listed,) = client.get("/v1/models")[1]["data"]

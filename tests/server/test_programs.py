@@ -150,15 +150,6 @@ def test_which_place_counts_before_which(
     assert (*found, meant.listening.host, meant.listening.port) == expected
 
 
-def test_the_environment_counts_where_no_file_says_otherwise(tmp_path: Path) -> None:
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({"models": [{"model": "f.gguf"}]}))
-    environment = {"CONFIG_FILE": str(file), "N_CTX": "99", "DRAFT": "b.gguf"}
-    meant = llama_cpp_server.plan([], environment)
-    assert (meant.keywords["n_ctx"], meant.keywords["draft"]) == (99, "b.gguf")
-    assert (meant.listening.host, meant.listening.port) == ("localhost", 8000)
-
-
 @pytest.mark.parametrize("line, kind", [
     ("--n_ctx 5", ArgumentError), ("--model", ArgumentError),
     ("--model m --n_ctx many", ArgumentError), ("--model m --what 3", ArgumentError),
@@ -176,7 +167,7 @@ def test_options_that_are_refused(line: str, kind: type[PyllamaSpecError]) -> No
         llama_cpp_server.plan(line.split(), {})
 
 
-@pytest.mark.parametrize("models", [None, [], [1], [{"model": "a"}, {"model": "b", "what": 1}],
+@pytest.mark.parametrize("models", [None, [1], [{"model": "a"}, {"model": "b", "what": 1}],
                                     [{"model": "a", "what": 1}],
                                     [{"model": "a", "clip_model_path": "c"}]])  # fmt: skip
 def test_a_config_file_that_is_refused(models: Any, tmp_path: Path) -> None:

@@ -21,9 +21,7 @@ from tests.server.test_endpoints import FILLS
 from tests.server.world import Client, events_of, served
 
 N_QUICK, N_RELEASE, N_CLIENTS = 8, 200, 4
-CHAT, TEXT, MESSAGES, RESPONSES = (
-    "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses",
-)  # fmt: skip
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 WORDS = ("the", "cat", "sat", "on", "a mat", "1, 2, 3,", "é", "日本", "<|im_end|>", "\n", '"x"', "")
 FORM = {"type": "object", "properties": {"a": {"enum": ["xx", "y"]}, "b": {"type": "boolean"}},
         "required": ["a", "b"], "additionalProperties": False}  # fmt: skip
@@ -41,13 +39,6 @@ def client() -> Iterator[Client]:
 def library() -> Iterator[Llama]:
     with open_tiny(n_ctx=512, kv_overrides=FILLS) as llm:
         yield llm
-
-
-@pytest.fixture(scope="module")
-def vectors() -> Iterator[tuple[Client, Llama]]:
-    given: Json = {"n_ctx": 256, "embedding": True, "pooling_type": "mean"}
-    with served(open_tiny(**given)) as client, open_tiny(**given) as llm:
-        yield client, llm
 
 
 class Drawn:
@@ -220,110 +211,6 @@ def test_chats(client: Client, library: Llama, n: int) -> None:
     play(n, 2, ask)
 
 
-def responses_body(drawn: Drawn, messages: list[Json]) -> Json:
-    """A talk as items, with the system's words in either place."""
-    rng, items = drawn.rng, []
-    body: Json = {}
-    for one in messages:
-        text: Any = one["content"]
-        if one["role"] == "system" and rng.random() < 0.5:
-            body["instructions"] = text
-            continue
-        kind = "output_text" if one["role"] == "assistant" else "input_text"
-        if rng.random() < 0.5:
-            text = [{"type": kind, "text": text}]
-        items.append({"type": "message", "role": one["role"], "content": text})
-    body["input"] = items
-    if len(messages) == 1 and rng.random() < 0.5:
-        body["input"] = messages[0]["content"]
-    return body
-
-
-@numbers
-def test_responses(client: Client, library: Llama, n: int) -> None:
-    def ask(drawn: Drawn) -> tuple[Any, Any]:
-        messages, given = drawn.talk(), dict(drawn.options)
-        given.pop("stop", None)  # there is no word for it
-        given.pop("top_k", None)
-        own: Any = library.create_chat_completion(messages, reasoning_format="auto", **given)
-        text, finish = own["choices"][0]["message"]["content"], own["choices"][0]["finish_reason"]
-        given["max_output_tokens"] = given.pop("max_tokens")
-        body = {**responses_body(drawn, messages), **given, **drawn.drafting(text)}
-        if drawn.streams:
-            events = streamed(client, RESPONSES, body)
-            answer = events[-1]["response"]
-            parts = [one["delta"] for one in events if one["type"] == "response.output_text.delta"]
-            assert "".join(parts) == text
-        else:
-            answer = client.right(RESPONSES, body)
-        said = "".join(part["text"] for item in answer["output"] if item["type"] == "message"
-                       for part in item["content"])  # fmt: skip
-        usage = own["usage"]
-        return (
-            [said, answer["status"], answer["usage"]["input_tokens"],
-             answer["usage"]["output_tokens"]],
-            [text, "incomplete" if finish == "length" else "completed", usage["prompt_tokens"],
-             usage["completion_tokens"]],
-        )  # fmt: skip
-
-    play(n, 3, ask)
-
-
-# ---- Anthropic's
-
-
-def messages_body(drawn: Drawn, messages: list[Json]) -> Json:
-    """A talk as blocks, with the system's words apart."""
-    body: Json = {"messages": []}
-    for one in messages:
-        text: Any = one["content"]
-        if drawn.rng.random() < 0.5:
-            text = [{"type": "text", "text": text}]
-        if one["role"] == "system":
-            body["system"] = text
-        else:
-            body["messages"].append({"role": one["role"], "content": text})
-    return body
-
-
-@numbers
-def test_messages(client: Client, library: Llama, n: int) -> None:
-    def ask(drawn: Drawn) -> tuple[Any, Any]:
-        messages, given = drawn.talk(), dict(drawn.options)
-        more: Json = {"reasoning_format": "auto"}
-        if drawn.rng.random() < 0.3:
-            messages.append({"role": "assistant", "content": drawn.text(3)})
-            more["continue_final_message"] = True
-        own: Any = library.create_chat_completion(messages, **more, **given)
-        (choice,), usage = own["choices"], own["usage"]
-        text, finish = choice["message"]["content"], choice["finish_reason"]
-        word = choice.get("stop_reason") if isinstance(choice.get("stop_reason"), str) else None
-        if "stop" in given:
-            given["stop_sequences"] = given.pop("stop")
-        talk = messages_body(drawn, messages)
-        counted = client.right(f"{MESSAGES}/count_tokens", talk)["input_tokens"]
-        body = {**talk, **given, **drawn.drafting(text)}
-        if drawn.streams:
-            events = streamed(client, MESSAGES, body)
-            said = "".join(one["delta"]["text"] for one in events
-                           if one["type"] == "content_block_delta")  # fmt: skip
-            (end,) = (one for one in events if one["type"] == "message_delta")
-            told, n_tokens = end["delta"], end["usage"]["output_tokens"]
-        else:
-            told = client.right(MESSAGES, body)
-            said = "".join(block["text"] for block in told["content"])
-            n_tokens = told["usage"]["output_tokens"]
-            used = told["usage"]
-            assert used["input_tokens"] + used["cache_read_input_tokens"] == counted
-        reason = "max_tokens" if finish == "length" else "stop_sequence" if word else "end_turn"
-        return (
-            [said, told["stop_reason"], told["stop_sequence"], n_tokens, counted],
-            [text, reason, word, usage["completion_tokens"], usage["prompt_tokens"]],
-        )
-
-    play(n, 4, ask)
-
-
 # ---- llama-server's
 
 
@@ -380,22 +267,3 @@ def test_texts_and_gaps_in_llama_servers_form(
         return native(client, path, body, streams=drawn.streams), as_native(own)
 
     play(n, 5 + len(path), ask)
-
-
-# ---- vectors and scores
-
-
-@numbers
-def test_embeddings(vectors: tuple[Client, Llama], n: int) -> None:
-    client, library = vectors
-
-    def ask(drawn: Drawn) -> tuple[Any, Any]:
-        given: Any = [drawn.text(6) for _ in range(drawn.rng.randrange(1, 4))]
-        if drawn.rng.random() < 0.3:
-            given = [library.tokenize(one) for one in given]
-        own, n_tokens = library.embed(given, normalize=True, return_count=True)
-        answer = client.right("/v1/embeddings", {"input": given})
-        came = [one["embedding"] for one in answer["data"]]
-        return [came, answer["usage"]["prompt_tokens"]], [plain(own), n_tokens]
-
-    play(n, 7, ask)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyllama_spec import Llama, RemoteError
+from pyllama_spec import Llama
 from pyllama_spec.server import served_model
 from tests.models import model_path
 from tests.rpc.tools import Server
 from tests.server.models_world import ASKED, ENDLESS, TEXT, asked, keywords, several, spec, text_of
-from tests.server.world import PATIENCE_S, Client, served, until
+from tests.server.world import Client, served, until
 
 # Seconds between two tries, and what clients are told.
 SOON = {"retry_after_s": 1, "has_slots": True}
@@ -40,10 +37,6 @@ def listed_model(layers: Server, **more: Any) -> Iterator[Client]:
     """A server that loads the model itself."""
     with several(spec("a", {**remote(layers), **more}), settings=SOON) as (client, _):
         yield client
-
-
-def works(llm: Llama) -> bool:
-    return llm.is_usable
 
 
 def is_ready(client: Client) -> bool:
@@ -85,18 +78,6 @@ def test_the_only_model_is_opened_again_though_nobody_asks() -> None:
         text_of(client.post(TEXT, {**ASKED, "max_tokens": 2}))
 
 
-def test_all_requests_of_a_failed_model_are_told_to_come_again() -> None:
-    with Server() as layers, one_model(layers) as client:
-        several_at_once = [client.send("POST", TEXT, ENDLESS) for _ in range(2)]
-        for _, response in several_at_once:
-            assert response.readline()
-        layers.kill()
-        for connection, response in several_at_once:
-            rest = response.read()
-            connection.close()
-            assert b'"layers_unreachable"' in rest or b'"model_failed"' in rest, rest[-1000:]
-
-
 @pytest.mark.parametrize("serving", [one_model, listed_model])
 def test_a_client_that_does_not_read_does_not_delay_the_reopening(serving: Any) -> None:
     with Server() as layers, serving(layers) as client:
@@ -124,21 +105,6 @@ def test_a_hung_server_of_layers_delays_no_other_model() -> None:
             until(lambda: not models.named("a").n_users)
             text_of(asked(client, "b"))
             layers.process.send_signal(signal.SIGCONT)
-
-
-def test_clients_are_told_no_path_of_a_draft(tmp_path: Path) -> None:
-    draft = tmp_path / "draft.gguf"
-    shutil.copy(model_path("llama", seed=1), draft)
-    with Server() as layers, one_model(layers, draft=draft) as client:
-        text_of(asked(client, None))
-        draft.unlink()
-        layers.kill()
-        layers.start()
-        asked(client, None)
-        until(lambda: asked(client, None)[1]["error"]["code"] == "model_not_loaded")
-        message = asked(client, None)[1]["error"]["message"]
-        assert "draft.gguf does not exist" in message
-        assert str(tmp_path) not in message
 
 
 @pytest.mark.parametrize("serving", [one_model, listed_model])
@@ -174,42 +140,8 @@ def test_a_model_that_fails_too_often_needs_a_restart(monkeypatch: pytest.Monkey
         assert client.get("/ready")[0] == 503
 
 
-def test_threads_that_reopen_a_llama_open_it_once() -> None:
-    given = {**keywords("a"), "n_parallel": 1}
-    with Server() as layers, Llama(**given, **remote(layers)) as llm:
-        layers.kill()
-        with pytest.raises(RemoteError):
-            llm.create_completion("the cat", max_tokens=8)
-        layers.start()
-        opened: list[object] = []
-
-        def reopen() -> None:
-            llm.reopen()
-            opened.append(llm.model)
-
-        threads = [threading.Thread(target=reopen) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE_S)
-        assert len(opened) == 3
-        assert len({id(model) for model in opened}) == 1
-
-
-def test_a_look_at_a_model_disturbs_no_request() -> None:
-    with Llama(**keywords("a")) as llm:
-        answers: list[Any] = []
-
-        def ask() -> None:
-            options = {"max_tokens": 30, "temperature": 0.0}
-            answers.extend(llm.create_completion("the cat", **options) for _ in range(20))
-
-        thread = threading.Thread(target=ask)
-        thread.start()
-        while thread.is_alive():
-            assert llm.is_usable
-        assert len({text_of((200, answer)) for answer in answers}) == 1
-        assert len(answers) == 20
+def works(llm: Llama) -> bool:
+    return llm.is_usable  # a call, since mypy keeps what a property was
 
 
 def test_a_llama_is_opened_again_in_place() -> None:

@@ -25,7 +25,9 @@ WEATHER = {
         },
     },
 }  # fmt: skip
-SHARED: list[dict[str, Any]] = [
+# One token over and over, which a lookup finds.
+REPEATING = {"max_tokens": 60, "temperature": 0, "logit_bias": {"97": 50.0}}
+CHATS: list[dict[str, Any]] = [
     {"temperature": 0},
     {"temperature": 0.9, "seed": 7, "top_k": 50, "repeat_penalty": 1.1},
     {"temperature": 1.0, "seed": 3, "frequency_penalty": 0.5, "presence_penalty": 0.25},
@@ -36,22 +38,11 @@ SHARED: list[dict[str, Any]] = [
     {"temperature": 0, "response_format": {"type": "json_object"}},
     {"temperature": 0, "grammar": "root ::= [a-m]+"},
     {"temperature": 0, "return_token_ids": True, "min_p": 0.1, "typical_p": 0.9},
-]
-# One token over and over, which a lookup finds.
-REPEATING = {"max_tokens": 60, "temperature": 0, "logit_bias": {"97": 50.0}}
-CHATS = [
-    *SHARED,
     {"temperature": 0, "logprobs": True, "top_logprobs": 2},
     {"temperature": 0, "tools": [WEATHER], "tool_choice": "required"},
     {"temperature": 0, "tools": [WEATHER], "tool_choice": "auto"},
     {"temperature": 0, "reasoning_format": "auto"},
     {"temperature": 0, "max_completion_tokens": 6, "max_tokens": None},
-]
-TEXTS = [
-    *SHARED,
-    {"temperature": 0, "logprobs": 3},
-    {"temperature": 0, "echo": True},
-    {"temperature": 0, "echo": True, "logprobs": 1},
 ]
 
 
@@ -97,19 +88,6 @@ def test_a_chat_is_the_librarys(client: Client, library: Llama, options: dict[st
         "prompt_tokens_details": chunks[-1]["usage"]["prompt_tokens_details"],
         "completion_tokens_details": chunks[-1]["usage"]["completion_tokens_details"],
     }
-
-
-@pytest.mark.parametrize("options", TEXTS, ids=name_of)
-def test_a_text_is_the_librarys(client: Client, library: Llama, options: dict[str, Any]) -> None:
-    given = {"max_tokens": 40, **options}
-    own: Any = library.create_completion(PROMPT, model="m", **given)
-    whole = client.right(TEXT, {"prompt": PROMPT, "model": "m", **given})
-    assert as_json(steady(whole)) == as_json(steady(own))
-    chunks = client.chunks(TEXT, {"prompt": PROMPT, **given})
-    for i, choice in enumerate(own["choices"]):
-        of_choice = [c for c in deltas(chunks) if c["index"] == i]
-        assert "".join(c["text"] for c in of_choice) == choice["text"]
-        assert of_choice[-1]["finish_reason"] == choice["finish_reason"]
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])

@@ -19,10 +19,7 @@ def own_figures(answer: Json) -> Json:
 
 
 class Fields:
-    """An object of a request, and its path.
-
-    A null field counts as missing.
-    """
+    """An object of a request, and its path. A null field counts as missing."""
 
     def __init__(self, value: object, place: str = "") -> None:
         if not isinstance(value, Mapping):

@@ -1,8 +1,4 @@
-"""Answers in the format of OpenAI's responses API: whole and as events.
-
-One class, `ResponseEvents`, makes both: a whole response is its state after the events of the whole
-answer.
-"""
+"""Answers in the format of OpenAI's responses API: whole and as events."""
 
 from __future__ import annotations
 
