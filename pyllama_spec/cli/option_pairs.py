@@ -48,7 +48,7 @@ def _lacks(args: argparse.Namespace, name: str) -> bool:
 def _drafts_without_model(args: argparse.Namespace) -> bool:
     """Whether all drafts are of drafters that have no model, such as suffix."""
     drafts = getattr(args, "draft", None) or ()
-    drafts = [drafts] if isinstance(drafts, str) else drafts
+    drafts = drafts if isinstance(drafts, (list, tuple)) else [str(drafts)]
     return not {*drafts} <= {NONE} and not any(
         one in (AUTO, MTP) or needs_file(one) for one in drafts
     )

@@ -17,16 +17,13 @@ import pytest
 from pyllama_spec import bench
 from pyllama_spec.bench import machine
 from pyllama_spec.bench.figures import Pair
-from pyllama_spec.bench.report import FORMAT, table, to_json
+from pyllama_spec.bench.report import FORMAT
 from pyllama_spec.bench.sides import Run, Side
 from pyllama_spec.cli.entry import main
 from pyllama_spec.drafters.draft_weights import weight_bytes
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.gguf.sizes import bytes_per_token, tensor_bytes
-from pyllama_spec.speculative import RoundCounts
-from pyllama_spec.speculative.draft_sources import SourceCounts
-from pyllama_spec.speculative.realised_gain import RealisedGain
 from tests.bench.tools import made_up_result, made_up_run, one_prompt, write_prompts
 from tests.models import model_path
 
@@ -56,9 +53,7 @@ def test_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     "more",
     [
-        ["--synthetic-acceptance", "0.8,1.2"],
         ["--synthetic-acceptance", "high"],
-        ["--repeat", "many"],
     ],
 )
 def test_bad_usage(tmp_path: Path, more: list[str]) -> None:
@@ -68,13 +63,9 @@ def test_bad_usage(tmp_path: Path, more: list[str]) -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--repeat", "0"], "--repeat 0"),
         (["-d", "nix"], "--draft 'nix'"),
         (["--json", "no/such/folder/x.json"], "does not exist"),
         (["--plot", "x.doc"], "should end in"),
-        (["--plot", "no/such/folder/x.png"], "does not exist"),
-        (["--prompts", "none.jsonl"], "cannot read the prompts file"),
-        (["--synthetic-acceptance", "0.5", "--n-draft", "2"], "has 1 probabilities"),
     ],
 )
 def test_failures_are_one_line(
@@ -125,18 +116,6 @@ def test_the_file_has_each_prompt_as_soon_as_it_is_measured(
     assert found[:4] == [None] * 4
     assert found[4:6] == [["chat"]] * 2
     assert json.loads(out.read_text())["interrupted"] is False
-
-
-def test_a_file_that_cannot_be_written_leaves_the_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out.json"
-    (tmp_path / "out.json.part").mkdir()  # where the file is made before it has its name
-    assert main(arguments(tmp_path, "--json", out)) == 1
-    shown = capsys.readouterr()
-    assert "same text" in shown.out
-    assert "cannot write" in shown.err
-    assert not out.exists()
 
 
 def test_what_is_no_file_is_refused_before_anything_is_measured(
@@ -196,32 +175,6 @@ def test_the_plot_has_its_three_parts(tmp_path: Path, monkeypatch: pytest.Monkey
     marked = [text for text in _Figure.texts_of_last if "SYNTHETIC" in text]
     assert len(marked) == 2 and "NOT COMPLETE" in marked[0]
     bench.plot(made_up_result([]), tmp_path / "empty.png")
-
-
-def test_the_plot_shows_what_the_controller_did(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", types.SimpleNamespace(Figure=_Figure))
-    titles = {
-        "lengths over time", "calibration (size: rounds)",
-        "gain per prompt (grey: sign unknown)",
-    }  # fmt: skip
-    bench.plot(a_result(), tmp_path / "out.png")
-    assert not titles & set(_Figure.texts_of_last), "nothing is known of any round"
-    counts = [RoundCounts(8, 3, 2, 1, 1.4, "model"), RoundCounts(0, 0, 0, 0, 0.0, "nobody")]
-    run = made_up_run(
-        [(2, 1), (0, 0)], 0.5, round_counts=counts, gain_expected=0.4,
-        gain_realised=RealisedGain(2, 0.1, 0.005), by_source={"copy": SourceCounts(1, 3, 2, 1)},
-    )  # fmt: skip
-    result = made_up_result([one_prompt(Pair(made_up_run([(0, 0)] * 3, 1.0), run))])
-    bench.plot(result, tmp_path / "out.png")
-    assert titles < set(_Figure.texts_of_last)
-    written = to_json(result)["prompts"][0]
-    assert written["turns"] == [[8, 3, 2, 1, 1.4, "model"], [0, 0, 0, 0, 0.0, "nobody"]]
-    assert (written["gain_expected"], written["gain_realised"]) == (0.4, 0.1)
-    copied = {"rounds": 1, "proposed": 3, "drafted": 2, "accepted": 1, "acceptance_rate": 0.5}
-    assert written["by_source"] == {"copy": copied}
-    assert "accepted of drafted tokens by source: copy 1 of 2" in table(result)
 
 
 def test_without_matplotlib_nothing_is_measured(

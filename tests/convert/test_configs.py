@@ -151,43 +151,16 @@ SUPPORTED = {
              num_hidden_layers=40, num_key_value_heads=None),
         (40, 5120), (2, 20, 37), without=("d2t", "t2d"),
     ),
-    "SpecForge llama3-8B": Case(
-        flat(4096, 14336, 32, 8, 128256), (32, 4096), (2, 16, 29),
-    ),
     "SpecForge qwen3-235B-A22B": Case(
         flat(4096, 24576, 64, 4, 151936, head_dim=128, rope_theta=1e6, rope_scaling=None,
              eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 46, 90],
                            "use_aux_hidden_state": True}),
         (94, 4096), (2, 47, 91),
     ),
-    "SpecForge gpt-oss-120B": Case(
-        flat(2880, 17280, 64, 8, 201088, head_dim=64,
-             eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 17, 33]}),
-        (36, 2880), (2, 18, 34),
-    ),
-    "SpecForge deepseek-v3-671b": Case(
-        flat(7168, 40960, 56, 8, 129280, max_position_embeddings=163840,
-             eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 29, 57],
-                           "use_aux_hidden_state": True}),
-        (61, 7168), (2, 30, 58),
-    ),
     "SpecForge qwen3-30B-A3B-eagle3.1": Case(
         flat(2048, 12288, 32, 4, 151936, head_dim=128, rope_theta=1e6, fc_norm=True,
              norm_output=True, sliding_window=None, use_sliding_window=False, max_window_layers=48),
         (48, 2048), (2, 24, 45), more=fc_norms(3, 2048),
-    ),
-    "SpecForge longcat-flash": Case(
-        flat(6144, 12288, 64, 16, 131072, 131072, head_dim=128, rope_theta=1e7),
-        (28, 6144), (2, 14, 25), without=("d2t", "t2d"),
-    ),
-    "SpecForge gemma3-1b": Case(
-        flat(1152, 6912, 4, 1, 262144, head_dim=256, sliding_window=512, use_sliding_window=False,
-             rope_theta=1000000, target_model_type="gemma3_text"),
-        (26, 1152), (2, 13, 23),
-    ),
-    "SpecForge phi4": Case(
-        flat(5120, 17920, 40, 10, 100352, model_type="phi3", rope_theta=250000.0),
-        (40, 5120), (2, 20, 37),
     ),
     "SpecForge qwen3.5-4b": Case(
         flat(2560, 9216, 16, 4, 248320, head_dim=256, rope_theta=10000000, rope_scaling=None,
@@ -297,14 +270,9 @@ PLAIN = {
 }  # fmt: skip
 REFUSED = [
     (changed(speculators_model_type="peagle"), "P-EAGLE head, which drafts in parallel"),
-    (changed("mask_hidden", (1, 1, 12288)), "P-EAGLE head, .*mask_hidden"),
     (changed(parallel_drafting=True), "P-EAGLE head, .*parallel_drafting"),
-    (changed(speculators_model_type="dflash"), "DFlash draft"),
     (changed(dflash_config={"block_size": 16}), "DFlash draft, .*dflash_config"),
-    (changed(speculators_model_type="dspark"), "DSpark draft"),
-    (changed(speculators_model_type="mtp"), "multi-token-prediction head"),
     (changed("mtp.fc.weight"), "multi-token-prediction head, .*mtp.fc.weight"),
-    (changed(speculators_model_type="eagle"), "EAGLE-1 or EAGLE-2 head"),
     (changed(speculators_model_type="hydra"), "a speculator of kind 'hydra'"),
     (
         changed("midlayer.self_attn.kv_a_proj_with_mqa.weight"),
@@ -312,30 +280,15 @@ REFUSED = [
     ),
     (changed(kv_lora_rank=512), "kv_lora_rank: .*multi-head latent attention"),
     (changed("midlayer.mlp.experts.0.up_proj.weight"), "mixture of experts, .*experts.0"),
-    (changed("midlayer.mlp.gate.weight"), "mixture of experts, .*mlp.gate.weight"),
     (changed("medusa_head.0.linear.weight"), "Medusa heads, .*medusa_head"),
-    (changed("0.0.linear.weight"), r"Medusa heads, .*0\.0\.linear"),
-    (changed("parallel_draft_heads.0.medusa_layers.0.linear.weight"), "parallel Medusa heads"),
     (changed("midlayer.self_attn.q_proj.lora_A.weight"), "LoRA adapter; merge it"),
-    (changed("midlayer.self_attn.qkv_proj.weight"), "several projections in one tensor; give"),
-    (changed("midlayer.mlp.gate_up_proj.weight"), "several projections in one tensor; give"),
-    (changed("midlayer.1.hidden_norm.weight"), "LlamaForCausalLMEagle3Deep"),
-    (changed(quantization_config={"quant_method": "modelopt"}), "quantised; give the unquantised"),
     (changed(compression_config={}), "compression_config: the checkpoint is quantised"),
-    (modelopt(use_aux_hidden_state=False), "use_aux_hidden_state is false"),
     (modelopt(use_last_layernorm=False), "use_last_layernorm is false"),
-    (modelopt(use_input_layernorm_in_first_layer=False), "in_first_layer is false"),
-    (modelopt(use_mtp_layernorm=True), "use_mtp_layernorm is true"),
     (modelopt(parallel_draft_step=4), "parallel_draft_step is above 1"),
     (changed(hidden_act="gelu"), "hidden_act is 'gelu', not 'silu'"),
-    (changed(mlp_bias=True), "mlp_bias is true: biases in the MLP"),
-    (changed(use_sliding_window=True), "attention over anything but the whole text"),
     (changed(layer_types=["sliding_attention"]), r"not supported \(sliding_attention\)"),
     (changed(logit_scale=0.0625), "logit_scale is 0.0625: scaling"),
-    (changed(is_causal=False), "is_causal is false"),
     (changed(rope_scaling={"type": "mrope", "mrope_section": [16, 24, 24]}), "'mrope' is not"),
-    (changed(rope_scaling={"type": "dynamic", "factor": 2.0}), "'dynamic' is not supported"),
-    (changed(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5"),
     (changed(speculators_model_type="eagle3"), "no transformer_layer_config"),
 ]  # fmt: skip
 
@@ -352,15 +305,9 @@ def test_refused(case: Case, message: str) -> None:
     [
         (PLAIN, "not an EAGLE-3 draft: the matrix fc.weight is missing"),
         (EAGLE1, "EAGLE-1 or EAGLE-2 head, which is not supported: fc reads a token and one row"),
-        ({"fc.weight": (4096, 12288)}, "not an EAGLE-3 draft: there is no hidden_norm.weight"),
-        ({"fc.weight": (4096,)}, "the matrix fc.weight is missing"),
         (
             {**EAGLE1, "layers.0.hidden_norm.weight": (4096,)},
             r"q_proj of its first layer \[4096, 4096\] reads 4096 columns, and not 8192",
-        ),
-        (
-            {f"model.{k}": v for k, v in EAGLE1.items()},
-            "EAGLE-1 or EAGLE-2 head",
         ),
     ],
 )

@@ -14,8 +14,6 @@ from tests.convert.dflash_tools import convert_written, make_draft
 DRAFTS: list[tuple[str, str, dict[str, Any]]] = [
     ("dflash", "zlab", {}),
     ("dflash", "muse", {"sinks": True}),
-    ("dflash", "redhat", {"reduced": True}),
-    ("dspark", "specforge", {}),
     ("dspark", "deepspec", {"own": ("token_embd", "output")}),
     ("dspark", "speculators", {"reduced": True}),
     ("dflash2", "zlab", {"n_layer": 3}),

@@ -70,12 +70,6 @@ def test_extra_tensor(tmp_path: Path, name: str) -> None:
     refused(tmp_path, head, "layers|" + name.split(".", 2)[-1])
 
 
-def test_extra_tensors_are_counted(tmp_path: Path) -> None:
-    head = make_head()
-    head.tensors |= {f"odd.{i}": np.ones(2, np.float32) for i in range(5)}
-    refused(tmp_path, head, r"odd\.0 \[2\], odd\.1 \[2\], odd\.2 \[2\] and 2 more")
-
-
 def test_the_same_tensor_by_two_names(tmp_path: Path) -> None:
     head = make_head()
     head.tensors["midlayer.mlp.up_proj.weight"] = head.tensors["layers.0.mlp.up_proj.weight"]
@@ -95,21 +89,15 @@ Change = Callable[[Head], Any]
 FLAGS: list[tuple[dict[str, Any], Change, str]] = [
     ({"norm_before_fc": True}, lambda h: h.config.pop("norm_before_fc"), "input_norm.*before_fc"),
     ({}, lambda h: h.config.update(norm_before_fc=True), r"input_norm\.weight \[192\] is missing"),
-    ({"fc_norm": True}, lambda h: h.config.pop("fc_norm"), r"fc_norm\.0.*fc_norm: true"),
     ({"fc_norm": True}, lambda h: h.tensors.pop("fc_norm.2.weight"), r"fc_norm\.2\.weight \[64\]"),
     ({"fc_norm": True}, lambda h: h.config.update(norm_before_fc=True), "both true"),
     ({}, lambda h: h.config.update(attention_bias=True), r"q_proj\.bias \[64\] is missing"),
     ({"attn_bias": True}, lambda h: h.config.update(attention_bias=False), "attention_bias: false"),
     ({}, lambda h: h.config.update(attn_output_gate=True), r"q_proj.* not \[128, 128\]"),
-    ({"output_gate": True}, lambda h: h.config.pop("attn_output_gate"), r"q_proj.* \[64, 128\]"),
     ({"qk_norm": True}, lambda h: h.tensors.pop("layers.0.self_attn.k_norm.weight"), "k_norm"),
     ({}, lambda h: h.config.update(num_aux_hidden_states=4), "num_aux_hidden_states 4, .* 3 rows"),
-    ({}, lambda h: h.config.update(target_hidden_size=96), "width 96"),
-    ({}, lambda h: h.config.update(draft_vocab_size=None), "no draft_vocab_size, .*lm_head"),
     ({}, lambda h: h.config.update(draft_vocab_size=N_DRAFT + 1), r"d2t has the shape \[96\], not"),
-    ({}, lambda h: h.config.update(vocab_size=319), r"t2d has the shape \[320\], not \[319\]"),
     ({"own_embedding": False, "n_embd": 32}, lambda h: None, "embed_tokens.*missing.*32 wide"),
-    ({"n_draft_vocab": None, "own_output": False, "n_embd": 32}, lambda h: None, "head.*32 wide"),
     ({"own_output": False}, lambda h: None, "lm_head.weight is missing: .*vocabulary of its own"),
     (
         {"n_draft_vocab": None, "own_output": False, "own_embedding": False},
@@ -134,23 +122,10 @@ def test_flags_in_two_places_disagree(tmp_path: Path) -> None:
     refused(tmp_path, head, "norm_before_fc is true at the top and false", "safeailab")
 
 
-def test_nvidia_writes_flags_in_both_places(tmp_path: Path) -> None:
-    head = make_head(norm_before_fc=True)
-    head.config["eagle_config"] = {"norm_before_fc": True}
-    convert_head(tmp_path, "safeailab", head)
-
-
 def test_speculators_must_say_norm_before_residual(tmp_path: Path) -> None:
     head = make_head()
     head.config["norm_before_residual"] = None
     refused(tmp_path, head, "no norm_before_residual", "speculators")
-
-
-def test_qwen3_layers_have_norms(tmp_path: Path) -> None:
-    head = make_head(qk_norm=True)
-    del head.tensors["layers.0.self_attn.q_norm.weight"]
-    del head.tensors["layers.0.self_attn.k_norm.weight"]
-    refused(tmp_path, head, "q_norm", "speculators")
 
 
 SIZES = (
@@ -160,7 +135,7 @@ SIZES = (
 
 
 @pytest.mark.parametrize("layout", ["specforge", "speculators"])
-@pytest.mark.parametrize("value", [None, "64", 0, -1, True, [64]])
+@pytest.mark.parametrize("value", [None, "64", -1, True])
 @pytest.mark.parametrize("key", SIZES)
 def test_sizes_are_never_guessed(tmp_path: Path, key: str, value: object, layout: str) -> None:
     head = make_head()
@@ -173,13 +148,8 @@ def test_sizes_are_never_guessed(tmp_path: Path, key: str, value: object, layout
     ("key", "value", "message"),
     [
         ("num_key_value_heads", 3, "num_key_value_heads is 3, not a divisor"),
-        ("num_attention_heads", 5, "head_dim"),
         ("head_dim", 15, "even"),
-        ("num_key_value_heads", 4, "k_proj"),
-        ("norm_output", "yes", "norm_output is 'yes', not true or false"),
         ("eagle_config", [1], r"eagle_config is \[1\], not an object"),
-        ("rope_scaling", "linear", "rope_scaling is 'linear', not an object"),
-        ("draft_vocab_size", "32k", "draft_vocab_size is '32k'"),
         ("eagle_aux_hidden_state_layer_ids", [1, 2.5, 3], "not a list of integers"),
     ],
 )
@@ -187,14 +157,6 @@ def test_wrong_values(tmp_path: Path, key: str, value: object, message: str) -> 
     head = make_head()
     head.config[key] = value
     refused(tmp_path, head, message, "flat" if key.startswith("eagle_aux") else "safeailab")
-
-
-@pytest.mark.parametrize("width", [32, 96, 128])
-def test_fc_does_not_fit_the_target(tmp_path: Path, width: int) -> None:
-    target = write_target(tmp_path / "other.gguf", embedding_length=width)
-    folder = write_head(tmp_path / "draft", "specforge", make_head(target_layers=(1, 2, 3, 4, 5)))
-    with pytest.raises(ConversionError, match=r"fc.weight reads (320 columns|\d+)|config.json"):
-        convert(folder, target=target)
 
 
 def test_fc_does_not_fit_the_ids(tmp_path: Path) -> None:
@@ -265,6 +227,13 @@ def test_vocabulary_of_the_target_matters(tmp_path: Path) -> None:
         convert(folder, target=target)
     target = write_target(tmp_path / "padded.gguf", n_vocab=N_VOCAB + 2048)
     convert(folder, target=target)
+
+
+def test_qwen3_layers_have_norms(tmp_path: Path) -> None:
+    head = make_head(qk_norm=True)
+    del head.tensors["layers.0.self_attn.q_norm.weight"]
+    del head.tensors["layers.0.self_attn.k_norm.weight"]
+    refused(tmp_path, head, "q_norm", "speculators")
 
 
 def test_width_of_the_target_matters(tmp_path: Path) -> None:

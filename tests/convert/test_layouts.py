@@ -187,28 +187,11 @@ def test_scores_survive_the_reordering(tmp_path: Path, gate: bool) -> None:
     assert wrong != pytest.approx(theirs, rel=1e-2)
 
 
-def test_gate_rows_stay(tmp_path: Path) -> None:
-    head = make_head(output_gate=True)
-    path = convert_head(tmp_path, "specforge", head, kind="f32").path
-    _, shape, raw = gguf_tensors(path)["blk.0.attn_q.weight"]
-    ours = np.frombuffer(raw, np.float32).reshape(4, 32, 128)
-    theirs = head.tensors["layers.0.self_attn.q_proj.weight"].reshape(4, 32, 128)
-    assert shape == (128, 128)
-    assert np.array_equal(ours[:, 16:], theirs[:, 16:])
-    assert not np.array_equal(ours[:, :16], theirs[:, :16])
-
-
 def test_tied_output_is_the_embedding(tmp_path: Path) -> None:
     head = make_head(n_draft_vocab=None, own_output=False)
     head.config["tie_word_embeddings"] = True
     tensors = gguf_tensors(convert_head(tmp_path, "specforge", head).path)
     assert tensors["output.weight"] == tensors["token_embd.weight"]
-
-
-def test_tied_flag_does_not_replace_an_output(tmp_path: Path) -> None:
-    head = make_head()
-    head.config["tie_word_embeddings"] = True
-    check_equal(convert_head(tmp_path, "specforge", head).path, head)
 
 
 def test_one_layer_whatever_the_config_says(tmp_path: Path) -> None:
@@ -220,14 +203,20 @@ def test_one_layer_whatever_the_config_says(tmp_path: Path) -> None:
     assert "num_hidden_layers 40" in report.notes[0]
 
 
-def test_buffers_of_rope_are_ignored(tmp_path: Path) -> None:
-    head = make_head()
-    head.tensors["layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(8, np.float32)
-    check_equal(convert_head(tmp_path, "safeailab", head).path, head)
-
-
 def test_name_of_a_cached_download(tmp_path: Path) -> None:
     folder = tmp_path / "models--someone--Some-Draft" / "snapshots" / "0123abc"
     write_head(folder, "safeailab", make_head())
     path = convert(folder, tmp_path / "out.gguf").path
     assert gguf_keys(path)["general.name"] == "Some-Draft"
+
+
+def test_tied_flag_does_not_replace_an_output(tmp_path: Path) -> None:
+    head = make_head()
+    head.config["tie_word_embeddings"] = True
+    check_equal(convert_head(tmp_path, "specforge", head).path, head)
+
+
+def test_buffers_of_rope_are_ignored(tmp_path: Path) -> None:
+    head = make_head()
+    head.tensors["layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(8, np.float32)
+    check_equal(convert_head(tmp_path, "safeailab", head).path, head)

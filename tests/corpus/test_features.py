@@ -219,13 +219,6 @@ def test_a_draft_vocabulary_is_worth_what_it_costs(target_bytes: float) -> None:
     assert larger >= size
 
 
-def test_a_small_vocabulary_is_taken_whole() -> None:
-    weighs = head_bytes({"a": (2, 3), "b": (1, 4)}, {"a": (2, 3), "b": (11, 4)}, 10, "f16")
-    assert (weighs.fixed, weighs.per_token) == (12.0, 8.0)
-    assert choose_size(np.linspace(0, 1, 321), weighs, 1000, 3) == 320
-    assert choose_size(np.linspace(0, 1, 5001), weighs, 1, 2000) >= 2000
-
-
 def test_a_corpus_is_a_beginning_of_its_store(tmp_path: Path) -> None:
     store = CorpusStore(tmp_path, {"a": 1})
     for number in range(3):
@@ -237,3 +230,10 @@ def test_a_corpus_is_a_beginning_of_its_store(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text("{", encoding="utf-8")
     with pytest.raises(TrainError, match=r"index\.json cannot be read"):
         CorpusStore(tmp_path, {"a": 1})
+
+
+def test_a_small_vocabulary_is_taken_whole() -> None:
+    weighs = head_bytes({"a": (2, 3), "b": (1, 4)}, {"a": (2, 3), "b": (11, 4)}, 10, "f16")
+    assert (weighs.fixed, weighs.per_token) == (12.0, 8.0)
+    assert choose_size(np.linspace(0, 1, 321), weighs, 1000, 3) == 320
+    assert choose_size(np.linspace(0, 1, 5001), weighs, 1, 2000) >= 2000

@@ -35,24 +35,16 @@ ANSWER = {"id": "a", "created": 1, "choices": [{"text": "hi", "logprobs": [0.5, 
         (gave(1), gave(1), "", "same"),
         (gave(1), gave(2), "", "worse"),
         (gave(1), gave(2), "any", "same"),
-        (gave(1), gave("1"), "any", "worse"),
-        (gave(1), gave(True), "", "worse"),
         (gave(1), gave(2), "better: on purpose", "better"),
         (gave(1), gave(2), "differs: on purpose", "differs"),
         (gave(1), failed("UnsupportedError"), "", "refused"),
         (gave(1), failed("AttributeError"), "", "missing"),
-        (gave(1), failed("ArgumentError"), "better: on purpose", "better"),
         (failed("ValueError"), gave(1), "", "fails there"),
         (failed("ValueError"), failed("ArgumentError", "ValueError"), "", "both fail"),
-        (gave(ANSWER), gave({**ANSWER, "id": "b", "speculation": {}}), "", "same"),
         (gave(ANSWER), gave({**ANSWER, "more": 1}), "", "worse"),
         (gave({**ANSWER, "more": 1}), gave(ANSWER), "", "worse"),
-        (gave({**ANSWER, "model": "a"}), gave({**ANSWER, "model": "b"}), "", "worse"),
         (gave([1, 2]), gave([1, 2, 3]), "", "worse"),
-        (gave([1, 2]), gave((1, 2)), "", "worse"),
-        (gave([0.5]), gave([0.7]), "", "same"),
         (gave([0.5]), gave([0.9]), "", "worse"),
-        (gave(np.float32(0.5)), gave(0.5), "", "same"),
         (gave(np.zeros(2, np.int32)), gave(np.zeros(2, np.int64)), "", "worse"),
         (gave([1.0] * 20), gave([1.5] * 20), "", "same"),
         (gave([1.0] * 20), gave([1.0, -1.0] * 10), "", "worse"),
@@ -63,11 +55,6 @@ ANSWER = {"id": "a", "created": 1, "choices": [{"text": "hi", "logprobs": [0.5, 
 )
 def test_verdicts(there: dict[str, Any], here: dict[str, Any], mark: str, word: str) -> None:
     assert judge(there, here, mark).word == word
-
-
-def test_every_failure_that_is_not_alike_says_so() -> None:
-    found = judge(failed("ValueError"), failed("TypeError"), "")
-    assert (found.word, found.why) == ("both fail", "ValueError there, TypeError here")
 
 
 def test_signatures() -> None:

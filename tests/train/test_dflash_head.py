@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
-from pyllama_spec import ArgumentError
 from pyllama_spec.engine import Model
 from pyllama_spec.gguf.target import read_target
 from pyllama_spec.train import DFlashFitConfig
@@ -128,15 +126,6 @@ def test_a_slot_sees_features_before_its_anchor_and_nothing_else(name: str) -> N
             changed.tokens[at] = (texts.tokens[at] + 7) % 256
             moved = (block_rows(head, changed) - rows).abs().amax(-1) > 1e-6
             assert (moved == (texts.starts + 1 == at)[:, None]).all(), "a token is its anchor's"
-
-
-def test_slots_see_those_after_them_unless_they_are_causal() -> None:
-    texts = texts_for(SHAPE, [10])
-    for causal in (False, True):
-        long, short = (random_head(replace(SHAPE, causal=causal, block_size=n)) for n in (5, 3))
-        with torch.no_grad():
-            gap = block_rows(long, texts)[:, :2] - block_rows(short, texts)
-        assert (float(gap.abs().max()) < 1e-5) == causal
 
 
 def slow_losses(head: DFlashHead, texts: Texts, fit: DFlashFitConfig) -> float:
@@ -256,10 +245,3 @@ def test_the_mask_is_a_token_that_no_text_has() -> None:
         assert choose_mask_token(vocab, counts, embedding) == 40
         embedding[40] = 1e-5  # a row that nobody trained
         assert choose_mask_token(vocab, counts, embedding) != 40
-
-
-def test_sizes_that_do_not_fit_are_refused() -> None:
-    wrong: list[dict[str, Any]] = [{"n_head": 3}, {"n_head_kv": 3}, {"mask_token": N_VOCAB}]
-    for changes in wrong:
-        with pytest.raises(ArgumentError):
-            replace(SHAPE, **changes)

@@ -105,14 +105,6 @@ def test_chains_are_the_steps_of_inference(name: str, tmp_path: Path) -> None:
     assert n_compared == len(got) > 50
 
 
-def test_a_chain_ends_after_a_token_that_cannot_be_drafted() -> None:
-    head = random_head(SHAPE)
-    texts = random_texts([10], 3 * N_EMBD)
-    assert sorted(depth for start, depth in all_steps(head, texts, 4) if start == 2) == [0, 1, 2, 3]
-    texts.in_vocab[5] = False  # what step 1 from position 2 is to predict
-    assert sorted(depth for start, depth in all_steps(head, texts, 4) if start == 2) == [0, 1]
-
-
 def test_a_chain_goes_on_where_its_reader_says_so() -> None:
     head, texts = random_head(SHAPE), random_texts([40, 60], 3 * N_EMBD)
     whole = all_steps(head, texts, 3)
@@ -289,3 +281,11 @@ def test_the_loss_has_the_value_and_the_gradient_of_its_formula(rank: int) -> No
     # A matrix that stays as it is costs no gradient.
     by_row, _, _ = SoftCrossEntropy.apply(y, output.detach(), low, bias, targets, torch.float64)
     torch.testing.assert_close(torch.autograd.grad((scale * by_row).sum(), y)[0], gradients[0])
+
+
+def test_a_chain_ends_after_a_token_that_cannot_be_drafted() -> None:
+    head = random_head(SHAPE)
+    texts = random_texts([10], 3 * N_EMBD)
+    assert sorted(depth for start, depth in all_steps(head, texts, 4) if start == 2) == [0, 1, 2, 3]
+    texts.in_vocab[5] = False  # what step 1 from position 2 is to predict
+    assert sorted(depth for start, depth in all_steps(head, texts, 4) if start == 2) == [0, 1]

@@ -22,7 +22,6 @@ from pyllama_spec.train import (
     train_eagle3,
     train_mtp,
 )
-from pyllama_spec.train.config import HeadSettings
 from pyllama_spec.train.mtp.chains import run_chains
 from pyllama_spec.train.mtp.facts import (
     FAMILIES,
@@ -168,33 +167,6 @@ def test_gradients_flow_through_all_steps(arch: str) -> None:
     assert not any(name.startswith("fixed") for name in head.state_dict())
 
 
-@pytest.mark.parametrize("arch", FAMILIES)
-def test_bfloat16_says_about_the_same(arch: str) -> None:
-    head = opened(model_path(arch, **OPTIONS))
-    texts = texts_for(head, [12])
-    exact = _loss(head, texts, 3)
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = _loss(head, texts, 3)
-    rounded.backward()
-    assert rounded.item() == pytest.approx(exact.item(), rel=0.02)
-    grad = head.weight(head.facts.tensor("nextn.eh_proj")).grad
-    assert grad is not None
-    assert torch.isfinite(grad).all()
-
-
-def test_the_rows_of_a_chain_are_not_cut_off() -> None:
-    """The last of 8 steps depends on the row that the first one read."""
-    head = opened(model_path("qwen35", **OPTIONS))
-    texts = texts_for(head, [12])
-    texts.starts = texts.starts[2:3]
-    texts.features.requires_grad_(True)
-    *_, last = run_chains(head, texts, 8)
-    assert last.depth == 7
-    last.y.square().sum().backward()
-    assert texts.features.grad is not None
-    assert float(texts.features.grad[2].abs().max()) > 1e-4
-
-
 # ---- what cannot be trained
 
 
@@ -207,7 +179,6 @@ def test_all_heads_that_draft_are_trained_or_refused() -> None:
     ("arch", "n_heads", "words"),
     [
         ("llama", 0, r"\(llama\) has no MTP head to train"),
-        ("qwen35", 0, r"\(qwen35\) has no MTP head to train"),
         ("hy_v3", 3, "has 3 MTP heads, and training takes one alone"),
         *((arch, 1, f"of architecture '{arch}' cannot be trained: ") for arch in REFUSED),
     ],
@@ -227,9 +198,7 @@ def test_a_head_that_cannot_be_trained_is_refused_before_anything(
     ("change", "words"),
     [
         (("rope.scaling.factor", 4.0), "rope.scaling.factor scales its positions"),
-        (("attention.scale", 0.1), "attention.scale is 0.1"),
         (("expert_group_count", 2), "expert_group_count is 2"),
-        (("expert_gating_func", 3), "chosen by function 3"),
         ("ffn_gate_up_exps.weight", r"does not know its tensor blk\.4\.ffn_gate_up_exps"),
     ],
 )
@@ -248,7 +217,7 @@ def test_what_training_does_not_compute_is_refused_by_name(
         read_facts(path, info_of(model_path("glm4moe", n_heads=1)))
 
 
-@pytest.mark.parametrize("name", ["nextn.eh_proj", "attn_k", "ffn_up_exps", "ffn_down_shexp"])
+@pytest.mark.parametrize("name", ["nextn.eh_proj", "ffn_up_exps"])
 def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
     source = model_path("glm4moe", n_heads=1)
     path = without(source, tmp_path / "torso.gguf", f"blk.4.{name}.weight")
@@ -259,17 +228,9 @@ def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("arch", "key", "value"),
     [
-        ("glm4moe", "attention.head_count", 0),
         ("glm4moe", "attention.head_count", 3),
-        ("glm4moe", "attention.head_count", 8),
         ("glm4moe", "attention.head_count_kv", 0),
-        ("glm4moe", "attention.head_count_kv", 1),
-        ("qwen35", "attention.head_count", 2),
-        ("deepseek2", "attention.head_count", 0),
-        ("deepseek2", "attention.head_count", 3),
-        ("deepseek2", "attention.key_length_mla", 24),
         ("deepseek2", "attention.kv_lora_rank", 8),
-        ("deepseek2", "rope.dimension_count", 4),
     ],
 )
 def test_sizes_that_do_not_fit_the_tensors_are_damage(
@@ -316,11 +277,9 @@ def test_a_text_that_is_longer_than_the_heads_window(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"head": HeadSettings(n_ff=8)}, "the file of an MTP head sets its shape"),
         ({"n_ngrams": 10}, "n_ngrams=10"),
         ({"fit": {"train_output": True}}, "train_output=True"),
         ({"fit": {"n_steps": 0}}, "n_steps"),
-        ({"fit": {"n_loss_vocab": 0}}, "n_loss_vocab"),
     ],
 )
 def test_settings_of_other_kinds(changes: dict[str, Any], words: str) -> None:

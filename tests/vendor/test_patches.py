@@ -26,17 +26,6 @@ from tests.vendor.tools import failure as failure  # a fixture
 from tests.vendor.tools import world as world  # a fixture
 
 
-def test_neighbouring_patches_apply_in_order(world: World) -> None:
-    world.patch("0001", REPLACE_3)
-    world.patch("0002", REPLACE_5 + LATER_20)
-    assert world.run() == 0
-    lines = world.hot().splitlines()
-    assert lines[1:7] == ["line 2", "three", "line 4", "five", "and a half", "line 6"]
-    assert lines[20] == "twenty" and len(lines) == 31
-    stamp = json.loads((world.dest / sync.STAMP).read_text())
-    assert stamp["patches"] == ["0001.patch", "0002.patch"]
-
-
 def test_same_result_as_git_apply(world: World) -> None:
     world.patch("0001", REPLACE_5 + LATER_20 + "-- \n2.43.0\n")
     assert world.run() == 0
@@ -95,9 +84,6 @@ def test_patch_that_does_not_apply(world: World, failure: Failure) -> None:
     ("hunks", "reason"),
     [
         ("@@ -2,3 +2,3 @@\n line 2\n-line 3\n+three\n", "counts"),
-        ("@@ -2,3 +2,3 @@\n line 2\n-line 3\n+three\n line 4\n+lost\n", "counts"),
-        ("@@ -2,0 +3 @@\n+no context\n", "counts"),
-        ("@@ -29,3 +29,3 @@\n line 29\n-line 30\n+x\n line 31\n", "found:    ''"),
         ("no hunk at all\n", "no hunks found"),
     ],
 )
@@ -119,11 +105,6 @@ def test_patch_of_another_file(world: World, failure: Failure, file: str) -> Non
     assert (world.root / "out" / "outside").read_text() == TEXT
 
 
-def test_new_file_in_a_patch_is_refused(world: World, failure: Failure) -> None:
-    world.patch("0001", REPLACE_3 + "diff --git a/src/n b/src/n\nnew file mode 100644\n")
-    assert "belong into csrc/" in failure()
-
-
 def test_every_patch_of_ours_says_why() -> None:
     for path in sorted((SYNC.parent / "patches").glob("*.patch")):
         title, blank, *rest = path.read_text(encoding="utf-8").split("\n--- ")[0].split("\n")
@@ -133,3 +114,14 @@ def test_every_patch_of_ours_says_why() -> None:
 def test_the_engines_own_test_is_linked_with_every_backend() -> None:
     """`python -m tests.upstream.backend_ops` links every backend."""
     assert sorted(libraries()) == sorted(ggml_libraries().rglob("*.a")) != []
+
+
+def test_neighbouring_patches_apply_in_order(world: World) -> None:
+    world.patch("0001", REPLACE_3)
+    world.patch("0002", REPLACE_5 + LATER_20)
+    assert world.run() == 0
+    lines = world.hot().splitlines()
+    assert lines[1:7] == ["line 2", "three", "line 4", "five", "and a half", "line 6"]
+    assert lines[20] == "twenty" and len(lines) == 31
+    stamp = json.loads((world.dest / sync.STAMP).read_text())
+    assert stamp["patches"] == ["0001.patch", "0002.patch"]
