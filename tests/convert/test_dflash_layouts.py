@@ -26,7 +26,7 @@ from tests.convert.dflash_tools import (
     numbers,
     write_draft,
 )
-from tests.convert.tools import Array, gguf_keys, gguf_tensors, stored, write_target
+from tests.convert.tools import Array, as_bf16, gguf_keys, gguf_tensors, stored, write_target
 
 DFLASH2_LAYOUTS = ("zlab", "zlab_newer", "prefixed", "flat")
 ALL = [
@@ -203,3 +203,27 @@ def test_a_confidence_head_may_have_no_bias(tmp_path: Path) -> None:
     draft = make_draft("dspark")
     del draft.tensors["confidence_head.proj.bias"], draft.gguf["conf_proj.bias"]
     check_equal(convert_written(tmp_path, "deepspec", draft).path, draft.gguf)
+
+
+def test_biases_of_attention(tmp_path: Path) -> None:
+    """As z-lab/gpt-oss-20b-DFlash has them."""
+    draft = make_draft()
+    draft.config["attention_bias"] = True
+    for i in range(2):
+        for part, name in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "output")):
+            n_rows = len(draft.gguf[f"blk.{i}.attn_{name}.weight"])
+            bias = as_bf16(np.random.default_rng(i).standard_normal(n_rows))
+            draft.tensors[f"layers.{i}.self_attn.{part}_proj.bias"] = bias
+            draft.gguf[f"blk.{i}.attn_{name}.bias"] = bias
+    check_equal(convert_written(tmp_path, "zlab", draft).path, draft.gguf)
+
+
+def test_deepspec_without_a_markov_head(tmp_path: Path) -> None:
+    """deepseek-ai/dflash_qwen3_8b_block7 drafts from its anchor."""
+    draft = make_draft()
+    draft.config["dflash_config"] |= {
+        "markov_rank": 0, "enable_confidence_head": False, "markov_head_type": None,
+    }  # fmt: skip
+    report = convert_written(tmp_path, "deepspec", draft)
+    assert report.draft == "DFlash"
+    assert gguf_keys(report.path)["dflash.sample_from_anchor"] is True
