@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -106,16 +105,6 @@ def test_a_fork_is_the_first_difference() -> None:
     assert find_fork([same, shorter]) == Fork(1, 3, 3, None)
     other = Pair(same.plain, made_up_run([(4, 3)], 1.0, first=7))
     assert find_fork([other]) == Fork(0, 0, 0, 7)
-
-
-def test_json_of_nothing_measured_is_json() -> None:
-    report = json.loads(
-        json.dumps(to_json(made_up_result([], is_interrupted=True)), allow_nan=False)
-    )
-    assert report["interrupted"] is True
-    assert report["prompts"] == []
-    assert report["summary"]["speedup"] is None
-    assert "interrupted" in table(made_up_result([], is_interrupted=True))
 
 
 def test_synthetic_marks_stand_everywhere() -> None:

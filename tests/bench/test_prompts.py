@@ -55,27 +55,6 @@ def test_a_fault_names_its_line(tmp_path: Path, line: str, says: str) -> None:
         load_prompts(path)
 
 
-@pytest.mark.parametrize(("data", "says"), [(b"\n \n", "holds no prompt"), (b"\xff\xfe", "cannot")])
-def test_a_file_without_prompts_says_so(tmp_path: Path, data: bytes, says: str) -> None:
-    path = tmp_path / "mine.jsonl"
-    path.write_bytes(data)
-    with pytest.raises(ArgumentError, match=says):
-        load_prompts(path)
-
-
-def test_tools_reach_the_template() -> None:
-    """A template with tools writes them into the prompt."""
-    tool = {"type": "function", "function": {"name": "add_up", "parameters": {"type": "object"}}}
-    plain = Prompt("m", "c", ({"role": "user", "content": "a"},))
-    with_tools = replace(plain, tools=(tool,))
-    with Model(model_path("llama")) as model:
-        shows = ChatTemplate("{{ messages[0].content }}{{ tools | tojson if tools }}")
-        silent = ChatTemplate("{{ messages[0].content }}")
-        assert plain.tokens(model.vocab, shows) == plain.tokens(model.vocab, silent)
-        assert with_tools.tokens(model.vocab, silent) == plain.tokens(model.vocab, silent)
-        assert len(with_tools.tokens(model.vocab, shows)) > len(plain.tokens(model.vocab, shows))
-
-
 def test_a_prompt_can_be_turned_into_the_other_kind() -> None:
     text = Prompt("t", "c", text="go on")
     chat = Prompt("m", "c", ({"role": "system", "content": "a"}, {"role": "user", "content": "b"}))
@@ -114,3 +93,16 @@ def test_a_prompt_too_long_by_its_bytes_is_not_tokenized(
     with pytest.raises(ContextFullError, match="it was not tokenized") as error:
         run(tiny_config(tmp_path, prompts=prompts, n_ctx=n_ctx))
     assert str(error.value).startswith("prompt 'long': Requested tokens (")
+
+
+def test_tools_reach_the_template() -> None:
+    """A template with tools writes them into the prompt."""
+    tool = {"type": "function", "function": {"name": "add_up", "parameters": {"type": "object"}}}
+    plain = Prompt("m", "c", ({"role": "user", "content": "a"},))
+    with_tools = replace(plain, tools=(tool,))
+    with Model(model_path("llama")) as model:
+        shows = ChatTemplate("{{ messages[0].content }}{{ tools | tojson if tools }}")
+        silent = ChatTemplate("{{ messages[0].content }}")
+        assert plain.tokens(model.vocab, shows) == plain.tokens(model.vocab, silent)
+        assert with_tools.tokens(model.vocab, silent) == plain.tokens(model.vocab, silent)
+        assert len(with_tools.tokens(model.vocab, shows)) > len(plain.tokens(model.vocab, shows))

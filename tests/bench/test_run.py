@@ -94,20 +94,6 @@ def test_the_sides_are_what_llama_opens(tmp_path: Path) -> None:
     assert model.is_closed
 
 
-def test_p_min_ends_unsure_drafts(tmp_path: Path) -> None:
-    n_drafted = []
-    for p_min in (None, 0.9):
-        config = tiny_config(
-            tmp_path, model_path=model_path("llama"), repeats=1, p_min=p_min,
-            draft=model_path("eagle3", output_scale=0.1),
-        )  # fmt: skip
-        report = bench.to_json(bench.run(config))
-        assert report["settings"]["p_min"] == p_min
-        n_drafted.append(sum(prompt["drafted"] for prompt in report["prompts"]))
-    assert n_drafted[0] > 0
-    assert n_drafted[1] == 0
-
-
 @pytest.mark.parametrize(("lookup", "min_ngram"), [(None, 5), (3, 3), (0, None)])
 def test_lookup_is_that_of_llama(tmp_path: Path, lookup: int | None, min_ngram: int | None) -> None:
     target, draft = model_path("llama"), model_path("eagle3", output_scale=0.1)
@@ -199,18 +185,6 @@ def n_proposals(config: bench.BenchConfig) -> int:
     return -1 - counter.n_left + 5
 
 
-def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path)
-    drafter = _Interrupts(n_proposals(config), KeyboardInterrupt())
-    result = bench.run(replace(config, draft=drafter, repeats=50))
-    assert result.is_interrupted
-    assert [len(prompt.pairs) for prompt in result.prompts] == [1, 1]
-    as_json = bench.to_json(result)
-    assert as_json["interrupted"] is True
-    assert as_json["summary"]["plain_tps"] > 0
-    assert "interrupted" in bench.table(result)
-
-
 def test_an_error_while_measuring_keeps_what_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,3 +263,17 @@ def test_the_report_has_the_texts_the_machine_and_the_files(result: bench.BenchR
     assert report["machine"]["cpu_model"] and report["versions"]["engine"]
     assert len(report["files"]["target"]["sha256"]) == 64
     assert report["started"] <= report["finished"]
+
+
+def test_p_min_ends_unsure_drafts(tmp_path: Path) -> None:
+    n_drafted = []
+    for p_min in (None, 0.9):
+        config = tiny_config(
+            tmp_path, model_path=model_path("llama"), repeats=1, p_min=p_min,
+            draft=model_path("eagle3", output_scale=0.1),
+        )  # fmt: skip
+        report = bench.to_json(bench.run(config))
+        assert report["settings"]["p_min"] == p_min
+        n_drafted.append(sum(prompt["drafted"] for prompt in report["prompts"]))
+    assert n_drafted[0] > 0
+    assert n_drafted[1] == 0

@@ -48,7 +48,7 @@ def test_the_command_line_takes_several(tmp_path: Path, capsys: pytest.CaptureFi
     assert "-d prompt-lookup -d none" in report["command"]
 
 
-@pytest.mark.parametrize("beside", ["perm_eagle3", "perm_dflash", ""])
+@pytest.mark.parametrize("beside", ["perm_eagle3", ""])
 def test_auto_is_named_with_what_it_chose(tmp_path: Path, beside: str) -> None:
     """The tables and the object name its choice, a file or none."""
     target = tmp_path / "target.gguf"

@@ -85,22 +85,6 @@ class _Asked(NoDrafter):
         del self.told[n_keep:]
 
 
-def test_the_real_drafter_does_its_work() -> None:
-    inner = _Asked()
-    drafter = SyntheticDrafter(inner, (1.0, 1.0), n_vocab=100, seed=1)
-    drafter.follow(2, [10, 11, 12, 99], "a")
-    # A prompt in two parts; with the last one comes the first token of the answer.
-    drafter.commit(told([7]))
-    drafter.commit(told([8, 10], 1))
-    assert proposed(drafter, [7, 8, 10], 2) == [11, 12]
-    drafter.commit(told([11, 12], 3))
-    # Behind the end of the answer there are rows all the same.
-    assert len(proposed(drafter, [7, 8, 10, 11, 12], 2)) == 2
-    assert drafter.n_off_script == 0
-    assert inner.asked == [2, 2]
-    assert inner.told == [7, 8, 10, 11, 12]
-
-
 def test_text_that_leaves_the_script_is_the_real_drafters() -> None:
     drafter = SyntheticDrafter(_Asked(), (1.0, 1.0), n_vocab=100, seed=1)
     drafter.follow(1, [10, 11, 12, 13], "a")

@@ -64,24 +64,6 @@ def test_the_conversation_goes_on(open_page: Open) -> None:
     assert (body["temperature"], body["seed"], body["max_tokens"]) == (0.5, 3, 12)
 
 
-def test_shift_enter_begins_a_line_and_nothing_is_sent_of_nothing(open_page: Open) -> None:
-    page = open_page()
-    page.set(max_tokens="4")
-    page.message.press("Enter")
-    page.message.fill("   ")
-    page.message.press("Enter")
-    page.send.click()
-    assert page.bodies() == []
-    page.message.fill("")
-    page.message.press_sequentially("one")
-    page.message.press("Shift+Enter")
-    page.message.press_sequentially("two")
-    page.message.press("Enter")
-    page.wait_for_end()
-    assert page.bodies()[0]["messages"][-1]["content"] == "one\ntwo"
-    expect(page.message).to_have_value("")
-
-
 def test_stop_by_the_button_and_by_escape(open_page: Open, server: Server) -> None:
     page = open_page()
     page.set(max_tokens="1900")
@@ -266,3 +248,21 @@ def test_one_of_several_models_answers_and_is_loaded_for_it(
         expect(facts).to_have_text("drafted, draft: eagle3")
     finally:
         server.kill()
+
+
+def test_shift_enter_begins_a_line_and_nothing_is_sent_of_nothing(open_page: Open) -> None:
+    page = open_page()
+    page.set(max_tokens="4")
+    page.message.press("Enter")
+    page.message.fill("   ")
+    page.message.press("Enter")
+    page.send.click()
+    assert page.bodies() == []
+    page.message.fill("")
+    page.message.press_sequentially("one")
+    page.message.press("Shift+Enter")
+    page.message.press_sequentially("two")
+    page.message.press("Enter")
+    page.wait_for_end()
+    assert page.bodies()[0]["messages"][-1]["content"] == "one\ntwo"
+    expect(page.message).to_have_value("")

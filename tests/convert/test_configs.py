@@ -148,12 +148,12 @@ def test_supported(name: str) -> None:
 
 
 LLAMA = flat(4096, 14336, 32, 8, 128256)
-SHAPES = {
+SHAPES: Shapes = {
     "fc.weight": (4096, 12288), "midlayer.hidden_norm.weight": (4096,),
     "midlayer.self_attn.q_proj.weight": (4096, 8192),
 }  # fmt: skip
-EAGLE1 = {"fc.weight": (4096, 8192), "layers.0.self_attn.q_proj.weight": (4096, 4096)}
-PLAIN = {
+EAGLE1: Shapes = {"fc.weight": (4096, 8192), "layers.0.self_attn.q_proj.weight": (4096, 4096)}
+PLAIN: Shapes = {
     "model.embed_tokens.weight": (128256, 4096), "lm_head.weight": (128256, 4096),
     "model.layers.0.self_attn.q_proj.weight": (4096, 4096),
 }  # fmt: skip

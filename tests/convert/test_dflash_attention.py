@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf import GGUFReader, GGUFValueType
 
 from pyllama_spec.errors import ConversionError
 from tests.convert.dflash_tools import DflashDraft, convert_written, make_draft
@@ -87,12 +86,6 @@ def test_muse_needs_no_switch(tmp_path: Path) -> None:
     assert masks(tmp_path, draft, "muse")["sliding_window"] == 64
     with pytest.raises(ConversionError, match="use_sliding_window is None"):
         masks(tmp_path, draft, "zlab")
-
-
-def test_the_pattern_is_of_booleans(tmp_path: Path) -> None:
-    path = convert_written(tmp_path, "zlab", draft_with(**MIXED)).path
-    field = GGUFReader(path).fields["dflash.attention.sliding_window_pattern"]
-    assert field.types == [GGUFValueType.ARRAY, GGUFValueType.BOOL]
 
 
 @pytest.mark.parametrize(

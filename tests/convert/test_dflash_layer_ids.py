@@ -62,8 +62,6 @@ def test_the_ends(tmp_path: Path, layout: str, inputs: tuple[int, ...]) -> None:
         ("flat", {"target_layer_ids": [1, 4]}, r"names 2 layers .*fc.weight reads 3"),
         ("flat", {"target_layer_ids": [1, 4, 8]}, r"8 of .* as outputs, is outside -1 \.\. 7"),
         ("flat", {"target_layer_ids": [1, 4, 4]}, "name a layer twice"),
-        ("flat", {"target_layer_ids": None}, "names no layers of the target"),
-        ("flat", {"target_layer_ids": "1, 4"}, "not a list of integers"),
         ("speculators", {"aux_hidden_state_layer_ids": [1, 4, 9]}, r"outside 0 \.\. 8"),
         ("speculators", {"aux_hidden_state_layer_ids": None}, "names no layers of the target"),
         ("speculators", {"target_layer_ids": [2, 5, 7]}, "do not name the same layers"),

@@ -70,22 +70,33 @@ def test_extra_tensor(tmp_path: Path, name: str) -> None:
     refused(tmp_path, head, "layers|" + name.split(".", 2)[-1])
 
 
-def test_the_same_tensor_by_two_names(tmp_path: Path) -> None:
-    head = make_head()
-    head.tensors["midlayer.mlp.up_proj.weight"] = head.tensors["layers.0.mlp.up_proj.weight"]
-    refused(tmp_path, head, "by different names", "nvidia")
-
-
-def test_a_layer_is_missing_or_too_many(tmp_path: Path) -> None:
-    head = make_head(n_layer=2)
-    head.config["num_hidden_layers"] = 1
-    refused(tmp_path, head, r"num_hidden_layers 1, .* \[0, 1\]", "speculators")
-    head = make_head()
-    head.config["num_hidden_layers"] = 2
-    refused(tmp_path, head, r"num_hidden_layers 2, .* \[0\]", "speculators")
-
-
 Change = Callable[[Head], Any]
+UP = "layers.0.mlp.up_proj.weight"
+PLACES: list[tuple[str, dict[str, Any], Change, str]] = [
+    ("nvidia", {}, lambda h: h.tensors.update({UP.replace("layers.0", "midlayer"): h.tensors[UP]}),
+     "by different names"),
+    ("speculators", {"n_layer": 2}, lambda h: h.config.update(num_hidden_layers=1),
+     "num_hidden_layers"),
+    ("speculators", {}, lambda h: h.config.update(num_hidden_layers=2), "num_hidden_layers"),
+    ("speculators", {}, lambda h: h.config.update(norm_before_residual=None),
+     "norm_before_residual"),
+    ("safeailab", {"norm_before_fc": True},
+     lambda h: h.config.update(eagle_config={"norm_before_fc": False}), "norm_before_fc"),
+    ("specforge", {}, lambda h: h.tensors.update(d2t=h.tensors["d2t"].astype(np.float32)), "d2t"),
+    ("specforge", {}, lambda h: h.tensors.update({"norm.weight": np.ones(64, np.int64)}),
+     "norm.weight"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layout", "options", "change", "name"), PLACES)
+def test_layouts_disagree_with_themselves(
+    tmp_path: Path, layout: str, options: dict[str, Any], change: Change, name: str
+) -> None:
+    head = make_head(**options)
+    change(head)
+    refused(tmp_path, head, name, layout)
+
+
 FLAGS: list[tuple[dict[str, Any], Change, str]] = [
     ({"norm_before_fc": True}, lambda h: h.config.pop("norm_before_fc"), "input_norm.*before_fc"),
     ({}, lambda h: h.config.update(norm_before_fc=True), r"input_norm\.weight \[192\] is missing"),
@@ -114,18 +125,6 @@ def test_options_and_tensors_disagree(
     head = make_head(**options)
     change(head)
     refused(tmp_path, head, message)
-
-
-def test_flags_in_two_places_disagree(tmp_path: Path) -> None:
-    head = make_head(norm_before_fc=True)
-    head.config["eagle_config"] = {"norm_before_fc": False}
-    refused(tmp_path, head, "norm_before_fc is true at the top and false", "safeailab")
-
-
-def test_speculators_must_say_norm_before_residual(tmp_path: Path) -> None:
-    head = make_head()
-    head.config["norm_before_residual"] = None
-    refused(tmp_path, head, "no norm_before_residual", "speculators")
 
 
 SIZES = (
@@ -176,15 +175,6 @@ def test_numbers_are_finite(tmp_path: Path, name: str, value: float) -> None:
     refused(tmp_path, head, f"{name.rpartition('layers.0.')[2]}.* not finite")
 
 
-def test_ids_are_no_weights_and_weights_no_ids(tmp_path: Path) -> None:
-    head = make_head()
-    head.tensors["d2t"] = head.tensors["d2t"].astype(np.float32)
-    refused(tmp_path, head, "d2t is stored as BF16; it holds ids")
-    head = make_head()
-    head.tensors["norm.weight"] = np.ones(64, np.int64)
-    refused(tmp_path, head, "norm.weight is I64: it holds no weights")
-
-
 def test_padding_is_cut(tmp_path: Path) -> None:
     """Rows beyond the tokens of the target's GGUF are dropped."""
     head = make_head(n_draft_vocab=None)
@@ -211,24 +201,6 @@ def test_output_is_an_input_or_nowhere(tmp_path: Path) -> None:
             convert_eagle3(folder, target, out)
 
 
-def test_choices_are_checked(tmp_path: Path) -> None:
-    folder = write_head(tmp_path / "draft", "specforge", make_head())
-    with pytest.raises(ArgumentError, match="type='q4_0' is not one of f32, f16, bf16, q8_0"):
-        convert(folder, kind="q4_0")
-    with pytest.raises(ArgumentError, match="layer_ids='inputs'"):
-        convert(folder, layer_ids="inputs")
-
-
-def test_vocabulary_of_the_target_matters(tmp_path: Path) -> None:
-    """A head without an embedding is refused only for a target with another vocabulary."""
-    folder = write_head(tmp_path / "draft", "specforge", make_head(own_embedding=False))
-    target = write_target(tmp_path / "other.gguf", n_vocab=N_VOCAB + 2049)
-    with pytest.raises(ConversionError, match=r"vocabulary of 320 tokens .* has 2369"):
-        convert(folder, target=target)
-    target = write_target(tmp_path / "padded.gguf", n_vocab=N_VOCAB + 2048)
-    convert(folder, target=target)
-
-
 def test_qwen3_layers_have_norms(tmp_path: Path) -> None:
     head = make_head(qk_norm=True)
     del head.tensors["layers.0.self_attn.q_norm.weight"]
@@ -241,3 +213,13 @@ def test_width_of_the_target_matters(tmp_path: Path) -> None:
     target = write_target(tmp_path / "wide.gguf", embedding_length=N_EMBD + 16)
     with pytest.raises(ConversionError, match=r"fc\.weight reads 192 columns, .* multiple of 80"):
         convert(folder, target=target)
+
+
+def test_vocabulary_of_the_target_matters(tmp_path: Path) -> None:
+    """A head without an embedding is refused only for a target with another vocabulary."""
+    folder = write_head(tmp_path / "draft", "specforge", make_head(own_embedding=False))
+    target = write_target(tmp_path / "other.gguf", n_vocab=N_VOCAB + 2049)
+    with pytest.raises(ConversionError, match=r"vocabulary of 320 tokens .* has 2369"):
+        convert(folder, target=target)
+    target = write_target(tmp_path / "padded.gguf", n_vocab=N_VOCAB + 2048)
+    convert(folder, target=target)

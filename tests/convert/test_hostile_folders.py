@@ -55,20 +55,6 @@ def test_what_is_no_file(tmp_path: Path, file: str, make: Callable[[Path], None]
         convert(folder)
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
-def test_a_targets_folder(tmp_path: Path, file: str) -> None:
-    folder = write_head(tmp_path / "draft", "specforge", make_head())
-    target = tmp_path / "target"
-    target.mkdir()
-    for name in ("config.json", "tokenizer.json"):
-        (target / name).write_text('{"model_type": "llama", "hidden_size": 64}')
-    (target / file).unlink()
-    _pipe(target / file)
-    with pytest.raises(ConversionError):
-        convert(folder, target=target)
-
-
 def test_links_to_files_are_followed(tmp_path: Path) -> None:
     """Links are followed: the Hugging Face download cache consists of them."""
     folder = write_head(tmp_path / "draft", "specforge", make_head())

@@ -130,21 +130,6 @@ def test_longrope(name: str) -> None:
     assert "rope.scaling.factor" not in keys
 
 
-def test_longrope_as_phi_writes_it() -> None:
-    scaling = {
-        k: v for k, v in LONG.items() if k not in ("factor", "original_max_position_embeddings")
-    }
-    keys = keys_of(rope_scaling=scaling, original_max_position_embeddings=512)
-    scale = math.sqrt(1 + math.log(2048 / 512) / math.log(512))
-    assert keys["rope.scaling.attn_factor"] == pytest.approx(scale)
-    keys = keys_of(
-        rope_scaling=scaling | {"attention_factor": 1.5}, original_max_position_embeddings=512
-    )
-    assert keys["rope.scaling.attn_factor"] == 1.5
-    keys = keys_of(rope_scaling=scaling, original_max_position_embeddings=2048)
-    assert keys["rope.scaling.attn_factor"] == 1.0
-
-
 def without(scaling: dict[str, Any], key: str) -> dict[str, Any]:
     """The same without a key."""
     return {k: v for k, v in scaling.items() if k != key}
@@ -185,20 +170,6 @@ def test_what_is_refused(config: dict[str, Any], message: str) -> None:
         keys_of(**config)
 
 
-def test_both_schemas_in_one_file() -> None:
-    """Exports for old and new readers contain the same numbers twice."""
-    both = keys_of(
-        rope_theta=5e5,
-        rope_scaling=LLAMA3,
-        rope_parameters={**LLAMA3, "rope_theta": 5e5},
-    )
-    assert np.array_equal(
-        both.pop("rope_freqs.weight"),
-        keys_of(rope_theta=5e5, rope_scaling=LLAMA3)["rope_freqs.weight"],
-    )
-    assert both["rope.freq_base"] == 5e5
-
-
 @pytest.mark.parametrize("layout", ["specforge", "speculators"])
 def test_llama3_in_a_file(tmp_path: Path, layout: str) -> None:
     """The factors equal those of the tests' own builder."""
@@ -217,3 +188,18 @@ def test_llama3_in_a_file(tmp_path: Path, layout: str) -> None:
     else:
         assert "rope_freqs.weight" not in gguf_tensors(path)
         assert gguf_keys(path)["eagle3.rope.freq_base"] == 10000.0
+
+
+def test_longrope_as_phi_writes_it() -> None:
+    scaling = {
+        k: v for k, v in LONG.items() if k not in ("factor", "original_max_position_embeddings")
+    }
+    keys = keys_of(rope_scaling=scaling, original_max_position_embeddings=512)
+    scale = math.sqrt(1 + math.log(2048 / 512) / math.log(512))
+    assert keys["rope.scaling.attn_factor"] == pytest.approx(scale)
+    keys = keys_of(
+        rope_scaling=scaling | {"attention_factor": 1.5}, original_max_position_embeddings=512
+    )
+    assert keys["rope.scaling.attn_factor"] == 1.5
+    keys = keys_of(rope_scaling=scaling, original_max_position_embeddings=2048)
+    assert keys["rope.scaling.attn_factor"] == 1.0

@@ -217,19 +217,6 @@ def test_confidence_learns_from_slots_that_are_reached_and_teaches_nothing_else(
     assert float(slope.abs().max()) > 0
 
 
-@pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0"])
-def test_every_type_of_file_is_loaded_by_the_engine(kind: str, tmp_path: Path) -> None:
-    path = export(random_head(SHAPES["from the anchor"]), tmp_path, kind)
-    with Model(path) as model:
-        assert model.info.arch == "dflash"
-        keys = {k: model.metadata[k] for k in model.metadata if k.startswith("dflash.")}
-        assert model.metadata["tokenizer.ggml.mask_token_id"] == str(MASK)
-    assert keys["dflash.block_size"] == "5"
-    assert keys["dflash.attention.causal"] == "true"
-    assert keys["dflash.sample_from_anchor"] == "true"
-    assert keys["dflash.has_confidence_head"] == "true"
-
-
 def test_the_mask_is_a_token_that_no_text_has() -> None:
     path = model_path("llama")
     with Model(path) as model:

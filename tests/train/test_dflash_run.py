@@ -63,22 +63,6 @@ def test_the_file_has_what_a_drafter_asks_for(trained: tuple[TrainReport, Path])
         assert model.info.n_embd == target.info.n_embd
 
 
-def test_the_file_drafts(trained: tuple[TrainReport, Path]) -> None:
-    """The drafter accepts what training measured, and the text is the same without it."""
-    report, _ = trained
-    prompt, n = [5, 9, 17], 60
-    with Llama(perm(), n_ctx=128, n_threads=1) as llm:
-        expected = llm.create_completion(prompt, max_tokens=n, temperature=0)
-    options: dict[str, Any] = {
-        "n_ctx": 128, "n_threads": 1, "lookup": 0, "controller": "fixed"
-    }  # fmt: skip
-    with Llama(perm(), draft=report.path, **options) as llm:
-        response = llm.create_completion(prompt, max_tokens=n, temperature=0)
-    assert response["choices"][0]["text"] == expected["choices"][0]["text"]
-    assert response["speculation"]["reason_off"] is None
-    assert response["speculation"]["tokens_per_round"] > 1.5
-
-
 def test_two_kinds_share_text_and_features(
     tmp_path: Path, trained: tuple[TrainReport, Path]
 ) -> None:
@@ -125,3 +109,19 @@ def test_bad_settings_are_refused_before_anything_is_read(
 ) -> None:
     with pytest.raises(ArgumentError, match=reason):
         quick_block_config(tmp_path, **changes)
+
+
+def test_the_file_drafts(trained: tuple[TrainReport, Path]) -> None:
+    """The drafter accepts what training measured, and the text is the same without it."""
+    report, _ = trained
+    prompt, n = [5, 9, 17], 60
+    with Llama(perm(), n_ctx=128, n_threads=1) as llm:
+        expected = llm.create_completion(prompt, max_tokens=n, temperature=0)
+    options: dict[str, Any] = {
+        "n_ctx": 128, "n_threads": 1, "lookup": 0, "controller": "fixed"
+    }  # fmt: skip
+    with Llama(perm(), draft=report.path, **options) as llm:
+        response = llm.create_completion(prompt, max_tokens=n, temperature=0)
+    assert response["choices"][0]["text"] == expected["choices"][0]["text"]
+    assert response["speculation"]["reason_off"] is None
+    assert response["speculation"]["tokens_per_round"] > 1.5

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -212,29 +212,6 @@ def test_when_a_draft_is_better(
     found = why_no_better(before, after, others_before, others_after, max_loss)
     assert (found == "") == (said == "")
     assert said in found
-
-
-@pytest.fixture
-def ctrl_c() -> Iterator[None]:
-    """Python's own handler, which a background job does not have."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-_STAGES = [("reading features", 1), ("reading features", 9), ("writing other text", 1),
-           ("training", 3)]  # fmt: skip
-
-
-@pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("when", release_except(_STAGES, _STAGES[-1:]))
-def test_ctrl_c_leaves_the_draft_as_it_was(eagle3: Config, when: tuple[str, int]) -> None:
-    stage, n = when
-    before = whole(eagle3)
-    reporter = Interrupting(stage, n, lambda: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
-        train_from_use(eagle3, reporter)
-    check_untouched(eagle3, before)
 
 
 @pytest.mark.parametrize("what", ["features", "the one before"])

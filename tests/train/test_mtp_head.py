@@ -27,7 +27,6 @@ from pyllama_spec.train.mtp.facts import (
     FAMILIES,
     REFUSED,
     check_window,
-    head_note,
     read_facts,
 )
 from pyllama_spec.train.mtp.file import open_head
@@ -39,7 +38,6 @@ from tests.models import mtp as heads
 from tests.models.build import ARCHITECTURES, WITH_HEADS
 from tests.models.config import TinyConfig
 from tests.models.sketch import Sketch
-from tests.mtp_tools import without
 from tests.parity.mtp_reference import load
 from tests.train.chains import logits_of_steps, random_texts
 from tests.train.tools import Interrupting, quick_block_config, quick_config
@@ -217,14 +215,6 @@ def test_what_training_does_not_compute_is_refused_by_name(
         read_facts(path, info_of(model_path("glm4moe", n_heads=1)))
 
 
-@pytest.mark.parametrize("name", ["nextn.eh_proj", "ffn_up_exps"])
-def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
-    source = model_path("glm4moe", n_heads=1)
-    path = without(source, tmp_path / "torso.gguf", f"blk.4.{name}.weight")
-    with pytest.raises(TrainError, match=rf"torso\.gguf has no tensor blk\.4\.{name}\.weight"):
-        read_facts(path, info_of(source))
-
-
 @pytest.mark.parametrize(
     ("arch", "key", "value"),
     [
@@ -248,15 +238,6 @@ def test_sizes_that_do_not_fit_the_tensors_are_damage(
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_in_several_parts_is_named(tmp_path: Path) -> None:
-    m = Sketch(TinyConfig("glm4moe", n_heads=1))
-    WITH_HEADS["glm4moe"](m)
-    heads.add_heads(m)
-    m.meta["split.count"] = 2
-    with pytest.raises(TrainError, match=r"part\.gguf is one of 2 files"):
-        read_facts(m.write(tmp_path / "part.gguf"), info_of(model_path("glm4moe", n_heads=1)))
-
-
 def info_of(path: Path) -> ModelInfo:
     """The sizes of a file."""
     with Model(path) as model:
@@ -274,39 +255,7 @@ def test_a_text_that_is_longer_than_the_heads_window(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"n_ngrams": 10}, "n_ngrams=10"),
-        ({"fit": {"train_output": True}}, "train_output=True"),
-        ({"fit": {"n_steps": 0}}, "n_steps"),
-    ],
-)
-def test_settings_of_other_kinds(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ArgumentError, match=words):
-        fit = MtpFitConfig(**changes.pop("fit", {}))
-        MtpTrainConfig(Path("a.gguf"), Path("b.gguf"), fit=fit, **changes)
-
-
 # ---- what other kinds say of it
-
-_USED = 'an MTP head already: draft="mtp" uses it'
-
-
-@pytest.mark.parametrize(
-    ("arch", "n_heads", "told"),
-    [
-        ("qwen35", 1, f"{_USED}, and `train mtp` trains it further"),
-        ("deepseek4", 1, _USED),
-        ("hy_v3", 2, '2 MTP heads already: draft="mtp" uses them'),
-        ("qwen35", 2, None),
-        ("qwen35", 0, None),
-        ("llama", 0, None),
-    ],
-)
-def test_what_is_said_of_a_head_that_is_there(arch: str, n_heads: int, told: str | None) -> None:
-    note = head_note(info_of(model_path(arch, n_heads=n_heads)), "x.gguf")
-    assert note == (None if told is None else f"x.gguf has {told}")
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
@@ -326,3 +275,26 @@ def test_other_kinds_say_that_there_is_a_head(tmp_path: Path, kind: str) -> None
             train(target, reporter)
         assert [line for line in reporter.lines if 'draft="mtp"' in line] == reporter.lines
         assert len(reporter.lines) == is_told
+
+
+def test_a_file_in_several_parts_is_named(tmp_path: Path) -> None:
+    m = Sketch(TinyConfig("glm4moe", n_heads=1))
+    WITH_HEADS["glm4moe"](m)
+    heads.add_heads(m)
+    m.meta["split.count"] = 2
+    with pytest.raises(TrainError, match=r"part\.gguf is one of 2 files"):
+        read_facts(m.write(tmp_path / "part.gguf"), info_of(model_path("glm4moe", n_heads=1)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"n_ngrams": 10}, "n_ngrams=10"),
+        ({"fit": {"train_output": True}}, "train_output=True"),
+        ({"fit": {"n_steps": 0}}, "n_steps"),
+    ],
+)
+def test_settings_of_other_kinds(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        fit = MtpFitConfig(**changes.pop("fit", {}))
+        MtpTrainConfig(Path("a.gguf"), Path("b.gguf"), fit=fit, **changes)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -168,6 +166,7 @@ def half_done(tmp_path: Path, trained: tuple[TrainReport, Path]) -> Path:
     ("changes", "reason"),
     [
         ({"lr": 1e-4}, r"fit\.lr=0\.003, and this run has 0\.0001.*--restart"),
+        ({"target_layers": (0, 2)}, r"target_layers="),
         ({"temperature": 0.5}, r"temperature=0\.8, and this run has 0\.5.*another --work"),
     ],
 )
@@ -208,36 +207,6 @@ def test_without_room_on_the_disk_features_are_computed_as_training_goes(
     report = train_eagle3(config)
     assert not list((config.work_dir / "features").glob("*.npy"))
     # The same text and almost the same rows: only how many are computed at once differs.
-    assert report.trained.tokens_per_round == pytest.approx(
-        trained[0].trained.tokens_per_round, abs=0.6
-    )
-
-
-_ON_A_SMALL_DISK = """
-import resource, sys
-from pathlib import Path
-from pyllama_spec.train import train_eagle3
-from tests.train.tools import quick_config
-config = quick_config(Path(sys.argv[1]))
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-train_eagle3(config)
-"""
-
-
-def test_text_is_kept_where_its_features_fill_the_disk(
-    tmp_path: Path, trained: tuple[TrainReport, Path]
-) -> None:
-    """A limit on the size of a file fails a write as a full disk does; the text stays."""
-    done = subprocess.run(
-        [sys.executable, "-c", _ON_A_SMALL_DISK, str(tmp_path)],
-        capture_output=True, text=True, check=False, timeout=600,
-    )  # fmt: skip
-    assert "TrainError: " in done.stderr and "rows.npy" in done.stderr, done.stderr
-    assert "What was made so far is kept" in done.stderr
-    kept, whole = (f / "draft.gguf.train" / "corpus" for f in (tmp_path, trained[1]))
-    for name in ("index.json", "shard-00000.tokens.npy"):
-        assert (kept / name).read_bytes() == (whole / name).read_bytes()
-    report = train_eagle3(quick_config(tmp_path))
     assert report.trained.tokens_per_round == pytest.approx(
         trained[0].trained.tokens_per_round, abs=0.6
     )
@@ -339,3 +308,34 @@ def test_the_file_has_a_table_of_what_follows(
 def test_an_encoder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="bert"):
         train_eagle3(quick_config(tmp_path, target=model_path("bert")))
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "lfm2"])
+def test_a_draft_for_a_hybrid(tmp_path: Path, arch: str) -> None:
+    """The target's recurrent layers write the text and its features."""
+    target = model_path("hybrid_perm", arch=arch, n_cycles=4, n_layer=2)
+    report = train_eagle3(quick_config(tmp_path, target=target))
+    assert report.trained.tokens_per_round > 1.35 > report.untrained.tokens_per_round
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_features_that_were_read_are_not_read_again(tmp_path: Path) -> None:
+    """Of a base model's own text; missing features are a stage of their own."""
+    target = model_path("llama", suppress_special=False, output_scale=3.0, chat_template=None)
+    config = quick_config(
+        tmp_path, target=target, prompts=None, n_tokens=500, n_ctx=96, max_user=20, min_user=2,
+        epochs=3, target_layers=(1, 2, 3), temperature=1.0, greedy_share=0.5,
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        train_eagle3(config, Interrupting("training", 1, _signal))
+    shutil.rmtree(config.work_dir / "features")
+    done = []
+    for n in (3, 2):
+        reporter = Interrupting("reading features", n, _signal)
+        with pytest.raises(KeyboardInterrupt):
+            train_eagle3(config, reporter)
+        done.append(int(reporter.last.split()[0]))
+    assert 0 < done[0] < done[1], "the second run begins behind the first"
+    report = train_eagle3(config)
+    assert report.trained.n_rounds > 10
+    assert "text" not in report.seconds, "of an earlier run"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from tests.vendor.tools import (
     HOT,
     REPLACE_3,
     REPLACE_5,
-    SYNC,
     TEXT,
     Failure,
     World,
@@ -45,23 +42,6 @@ def test_second_run_touches_nothing(world: World, capsys: pytest.CaptureFixture[
     assert world.times() == before
     assert world.dest.parent.stat().st_mtime_ns == folder
     assert "up to date" in capsys.readouterr().out
-
-
-def test_force_restores_an_edited_tree(world: World) -> None:
-    assert world.run() == 0
-    (world.dest / HOT).write_text("edited\n")
-    assert world.run("--archive", world.archive, "--force") == 0
-    assert world.hot() == TEXT
-
-
-def test_vanished_file_is_removed(world: World) -> None:
-    assert world.run() == 0
-    files = engine_files()
-    del files["ggml/file.txt"]
-    write_archive(world.archive, files | {"ggml/other.txt": "new\n"})
-    world.pin()
-    assert world.run() == 0
-    assert sorted(p.name for p in (world.dest / "ggml").iterdir()) == ["other.txt"]
 
 
 def test_wrong_hash(world: World, failure: Failure) -> None:
@@ -134,24 +114,6 @@ def test_source_folder(world: World) -> None:
     assert {n for n in after if after[n] != before.get(n)} == {"src/file.txt", sync.STAMP}
 
 
-def test_environment_names_the_source(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = checkout(world)
-    (source / HOT).write_text("mine\n")
-    monkeypatch.setenv("PYLLAMA_LLAMA_CPP_DIR", str(source))
-    assert world.run("--dest", world.dest) == 0
-    assert world.hot() == "mine\n"
-    monkeypatch.delenv("PYLLAMA_LLAMA_CPP_DIR")
-    assert world.run() == 0  # back to the pin
-    assert world.hot() == TEXT
-
-
-def test_unusable_source(world: World, failure: Failure) -> None:
-    assert "is not a folder" in failure("--source", world.root / "none")
-    assert "has no AUTHORS" in failure("--source", world.patches)
-    assert world.run() == 0
-    assert "give a checkout" in failure("--source", world.dest)
-
-
 def test_folder_of_someone_else_is_not_replaced(world: World, failure: Failure) -> None:
     world.dest.mkdir(parents=True)
     (world.dest / "thesis.txt").write_text("precious")
@@ -178,11 +140,12 @@ def test_killed_run_recovers(world: World, killed: str) -> None:
     assert [p.name for p in world.dest.parent.iterdir() if p.is_dir()] == ["llama.cpp"]
 
 
-def test_runs_at_once_take_turns(world: World) -> None:
-    world.patch("0001", REPLACE_3)
-    command = [sys.executable, str(SYNC), *world.flags(), "--archive", str(world.archive)]
-    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
-    said = [run.communicate(timeout=60)[0] for run in runs]
-    assert [run.returncode for run in runs] == [0] * 6
-    assert sum("up to date" in text for text in said) == 5
-    assert world.hot().splitlines()[2] == "three"
+def test_environment_names_the_source(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = checkout(world)
+    (source / HOT).write_text("mine\n")
+    monkeypatch.setenv("PYLLAMA_LLAMA_CPP_DIR", str(source))
+    assert world.run("--dest", world.dest) == 0
+    assert world.hot() == "mine\n"
+    monkeypatch.delenv("PYLLAMA_LLAMA_CPP_DIR")
+    assert world.run() == 0  # back to the pin
+    assert world.hot() == TEXT
