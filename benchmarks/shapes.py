@@ -28,7 +28,7 @@ import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
 from tests.models import SPECIAL_IDS, TinyConfig, dense, mtp, parts, recurrent
-from tests.models.eagle3 import Eagle3Config, _Draft
+from tests.models.eagle3 import Draft, Eagle3Config
 from tests.models.sketch import Sketch
 from tests.models.vocab import write_tokenizer
 
@@ -237,11 +237,11 @@ def llama_8b(n_vocab: int, n_layer: int) -> Shape:
     return m
 
 
-class _Eagle3(_Draft):
+class _Eagle3(Draft):
     """A head for Llama 3.1 8B, which has the target's embedding and a quarter of its ids."""
 
     def __init__(self, cfg: Eagle3Config) -> None:
-        super().__init__(cfg)
+        super().__init__("eagle3", cfg)
         self.large: dict[str, tuple[tuple[int, ...], float]] = {}
 
     def matrix(self, name: str, *shape: int, gain: float = 1.0) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -91,19 +89,6 @@ def test_acceptance_by_depth_given_that_it_was_reached() -> None:
     assert [d.rate_of_drafted for d in depths] == [4 / 6, 2 / 5, 1 / 4]
 
 
-def test_full_drafts_give_the_histograms_rates() -> None:
-    # With drafts of one length, P(depth i | reached) is N(>= i) / N(>= i - 1).
-    histogram = [4, 3, 2, 5]
-    rounds = [(3, n) for n, count in enumerate(histogram) for _ in range(count)]
-    run = made_up_run(rounds, 1.0)
-    assert total([run]).stats.accepted_histogram == histogram
-    depths = acceptance_by_depth([run])
-    assert [d.rate for d in depths] == [10 / 14, 7 / 10, 5 / 7]
-    # The unconditional rates are what a full round commits beside the target's own token.
-    committed = 1 + sum(d.rate_of_drafted or 0 for d in depths)
-    assert math.isclose(committed, total([run]).stats.tokens_per_round)
-
-
 def test_the_round_that_an_end_token_cuts_has_no_verdict() -> None:
     depths = acceptance_by_depth([made_up_run([(2, 1), (2, 0)], 1.0, is_stopped=True)])
     assert [(d.drafted, d.reached, d.accepted) for d in depths] == [(1, 1, 1), (1, 1, 0)]
@@ -120,16 +105,6 @@ def test_a_fork_is_the_first_difference() -> None:
     assert find_fork([same, shorter]) == Fork(1, 3, 3, None)
     other = Pair(same.plain, made_up_run([(4, 3)], 1.0, first=7))
     assert find_fork([other]) == Fork(0, 0, 0, 7)
-
-
-def test_json_of_nothing_measured_is_json() -> None:
-    report = json.loads(
-        json.dumps(to_json(made_up_result([], is_interrupted=True)), allow_nan=False)
-    )
-    assert report["interrupted"] is True
-    assert report["prompts"] == []
-    assert report["summary"]["speedup"] is None
-    assert "interrupted" in table(made_up_result([], is_interrupted=True))
 
 
 def test_synthetic_marks_stand_everywhere() -> None:
@@ -154,15 +129,6 @@ def test_bandwidth_is_bytes_per_token_times_tokens_per_second() -> None:
     assert "25% of the 20.0 GB/s" in table(result)
 
 
-def test_table_shows_a_fork_with_its_gap() -> None:
-    one = one_prompt(pair(4, 1.0, 0.5))
-    fork = Fork(0, 17, 1, 2, top2_gap=0.0125)
-    forked = made_up_result([type(one)(one.id, one.category, one.n_prompt, one.pairs, fork)])
-    assert "to 17, gap 0.0125" in table(forked)
-    assert "0 of 1" in table(forked)
-    assert to_json(forked)["prompts"][0]["same_text"] is False
-
-
 @pytest.mark.parametrize(("cpu_s", "is_busy"), [(0.0, False), (1.9, False), (1.0, True)])
 @pytest.mark.parametrize("has_rounds", [False, True])
 def test_a_busy_machine_is_noted(cpu_s: float, is_busy: bool, has_rounds: bool) -> None:
@@ -183,17 +149,6 @@ def test_a_busy_machine_is_noted(cpu_s: float, is_busy: bool, has_rounds: bool) 
     (head,) = [line for line in several if line.startswith("drafts, beside")]
     assert head.endswith("by processor time") == is_told
     assert several[several.index(head) + 1].endswith(" 1.25") == is_told
-
-
-def test_notes_name_a_few_prompts_and_count_the_others() -> None:
-    off: dict[str, Any] = {"has_failed": True, "reason_off": "why", "off_since": 1}
-    run = made_up_run([(0, 0)] * 9, 1.0, drafter="d", **off)
-    pair = Pair(made_up_run([(0, 0)] * 9, 1.0), run)
-    for n, named in ((1, "p0"), (6, "p0, p1, p2, p3, p4, p5"), (9, "p4, p5 and 3 more")):
-        prompts = [one_prompt(pair, pair, name=f"p{i}") for i in range(n)]
-        (said,) = [note for note in notes(made_up_result(prompts)) if "disabled" in note]
-        assert f"in {2 * n} of {2 * n} texts (p0" in said
-        assert f"{named}), after 1 round: why" in said
 
 
 def test_what_became_of_the_drafter_is_said() -> None:

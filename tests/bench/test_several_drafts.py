@@ -48,18 +48,7 @@ def test_the_command_line_takes_several(tmp_path: Path, capsys: pytest.CaptureFi
     assert "-d prompt-lookup -d none" in report["command"]
 
 
-def test_the_progress_names_every_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a bar, each text prints a line with the speed of all sides."""
-    args = ["bench", "-m", str(model_path("llama")), "-d", "prompt-lookup", "-d", "none", "-n", "4"]
-    args += ["--prompts", str(write_prompts(tmp_path)), "--repeat", "2"]
-    assert main(args) == 0
-    lines = [line for line in capsys.readouterr().err.splitlines() if "tokens per second" in line]
-    assert len(lines) == 4
-    assert all(" with prompt-lookup, " in line and line.endswith(" with none") for line in lines)
-    assert [line.partition(":")[0].rpartition(" ")[2] for line in lines] == ["1", "1", "2", "2"]
-
-
-@pytest.mark.parametrize("beside", ["perm_eagle3", "perm_dflash", ""])
+@pytest.mark.parametrize("beside", ["perm_eagle3", ""])
 def test_auto_is_named_with_what_it_chose(tmp_path: Path, beside: str) -> None:
     """The tables and the object name its choice, a file or none."""
     target = tmp_path / "target.gguf"

@@ -12,7 +12,7 @@ import pytest
 from pyllama_spec import bench
 from pyllama_spec.bench.figures import acceptance_by_depth
 from pyllama_spec.bench.synthetic import SyntheticDrafter
-from pyllama_spec.drafters import Committed, Draft, DraftRequest, NoDrafter, PromptLookup
+from pyllama_spec.drafters import Committed, Draft, DraftRequest, NoDrafter
 from tests.bench.tools import LINES, tiny_config, write_prompts
 from tests.models import model_path
 from tests.scripted import proposed, told
@@ -65,20 +65,6 @@ def test_a_seed_decides_the_coins(tmp_path: Path) -> None:
     assert len(set(rounds(one))) == len(rounds(one))
 
 
-def test_certain_coins(tmp_path: Path) -> None:
-    always = measured(tmp_path, synthetic_acceptance=(1.0, 1.0), repeats=1)
-    assert always.comparison.spec.stats.acceptance_rate == 1.0
-    never = measured(tmp_path, synthetic_acceptance=(0.0, 1.0), repeats=1)
-    assert never.comparison.spec.stats.accepted == 0
-    assert never.comparison.spec.stats.tokens_per_round == 1.0
-
-
-def test_sampled_text_can_be_scripted_too(tmp_path: Path) -> None:
-    result = measured(tmp_path, model_path=model_path("llama"), temperature=0.8, repeats=1)
-    assert result.n_off_script == 0
-    assert all(pair.is_same for pair in result.pairs)
-
-
 class _Asked(NoDrafter):
     """Notes what it is asked and told."""
 
@@ -97,29 +83,6 @@ class _Asked(NoDrafter):
 
     def truncate(self, seq: int, n_keep: int) -> None:
         del self.told[n_keep:]
-
-
-def test_the_real_drafter_does_its_work() -> None:
-    inner = _Asked()
-    drafter = SyntheticDrafter(inner, (1.0, 1.0), n_vocab=100, seed=1)
-    drafter.follow(2, [10, 11, 12, 99], "a")
-    # A prompt in two parts; with the last one comes the first token of the answer.
-    drafter.commit(told([7]))
-    drafter.commit(told([8, 10], 1))
-    assert proposed(drafter, [7, 8, 10], 2) == [11, 12]
-    drafter.commit(told([11, 12], 3))
-    # Behind the end of the answer there are rows all the same.
-    assert len(proposed(drafter, [7, 8, 10, 11, 12], 2)) == 2
-    assert drafter.n_off_script == 0
-    assert inner.asked == [2, 2]
-    assert inner.told == [7, 8, 10, 11, 12]
-
-
-def test_wrong_tokens_are_ids_of_the_vocabulary() -> None:
-    drafter = SyntheticDrafter(PromptLookup(), (0.0,), n_vocab=100, seed=1)
-    drafter.follow(1, [10, 99], "a")
-    drafter.commit(told([7, 10]))
-    assert proposed(drafter, [7, 10], 1) == [0]
 
 
 def test_text_that_leaves_the_script_is_the_real_drafters() -> None:

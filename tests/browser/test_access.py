@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
@@ -15,41 +13,6 @@ QUESTION = "Count from 1 to 20, with commas."
 FOCUSED = """() => {
     const one = document.activeElement;
     return one.getAttribute("aria-label") || one.id || one.textContent.trim() || one.tagName;
-}"""
-# The largest contrast that a colour of text has with what it stands on, and so the other way.
-CONTRASTS = """() => {
-    const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-    const painted = (...colours) => {
-        canvas.clearRect(0, 0, 1, 1);
-        for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
-        return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
-    };
-    const light = (rgb) => {
-        const [r, g, b] = rgb.map((c) => c / 255)
-            .map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-    };
-    const contrast = (a, b) => {
-        const [low, high] = [light(a), light(b)].sort((x, y) => x - y);
-        return (high + 0.05) / (low + 0.05);
-    };
-    const ground = getComputedStyle(document.documentElement).backgroundColor;
-    const list = document.getElementById("legend");
-    return ["target", "model", "copy", "memory", "grammar", "other"].map((name) => {
-        const one = document.createElement("span");
-        one.className = `token by-${name}`;
-        list.append(one);
-        const style = getComputedStyle(one);
-        const behind = painted(ground, style.backgroundColor);
-        const found = {
-            name,
-            line: `${style.textDecorationLine} ${style.textDecorationStyle}`,
-            text: contrast(painted(style.color), behind),
-            mark: contrast(painted(style.textDecorationColor), behind),
-        };
-        one.remove();
-        return found;
-    });
 }"""
 
 
@@ -106,21 +69,6 @@ def test_a_chat_by_keyboard_alone(open_page: Open) -> None:
     keyboard.press("Enter")
     assert page.questions.count() == 0
     expect(page.message).to_be_focused()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_colours_can_be_told_apart_and_read(open_page: Open, scheme: str) -> None:
-    page = open_page(color_scheme=scheme)
-    found: list[dict[str, Any]] = page.page.evaluate(CONTRASTS)
-    assert len(found) == 6
-    for one in found:
-        assert one["text"] >= 7, one
-        if one["name"] != "target":
-            # A line is not a text: 3 is enough.
-            assert one["mark"] >= 3, one
-    # Without colours: each has a line of its own.
-    assert len({one["line"] for one in found}) == 6
-    assert found[0]["line"].startswith("none")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -64,24 +64,6 @@ def test_the_conversation_goes_on(open_page: Open) -> None:
     assert (body["temperature"], body["seed"], body["max_tokens"]) == (0.5, 3, 12)
 
 
-def test_shift_enter_begins_a_line_and_nothing_is_sent_of_nothing(open_page: Open) -> None:
-    page = open_page()
-    page.set(max_tokens="4")
-    page.message.press("Enter")
-    page.message.fill("   ")
-    page.message.press("Enter")
-    page.send.click()
-    assert page.bodies() == []
-    page.message.fill("")
-    page.message.press_sequentially("one")
-    page.message.press("Shift+Enter")
-    page.message.press_sequentially("two")
-    page.message.press("Enter")
-    page.wait_for_end()
-    assert page.bodies()[0]["messages"][-1]["content"] == "one\ntwo"
-    expect(page.message).to_have_value("")
-
-
 def test_stop_by_the_button_and_by_escape(open_page: Open, server: Server) -> None:
     page = open_page()
     page.set(max_tokens="1900")
@@ -137,24 +119,6 @@ def test_a_reload_in_the_middle_keeps_what_came(open_page: Open, server: Server)
     expect(page.answers.last).to_have_attribute("aria-busy", "false")
     expect(page.send).to_be_enabled()
     assert server.text(LONG, max_tokens=400).startswith(page.text())
-
-
-def test_two_tabs_have_a_conversation_each(open_page: Open, server: Server) -> None:
-    one = open_page()
-    other = open_page(context=one.page.context)
-    for page in (one, other):
-        page.set(max_tokens="40")
-    one.ask(COUNT)
-    other.ask("Name five rivers of Europe.")
-    for page in (one, other):
-        page.wait_for_end()
-        page.page.reload()
-    assert one.text() == server.text(COUNT, max_tokens=40)
-    assert other.text() == server.text("Name five rivers of Europe.", max_tokens=40)
-    assert one.questions.count() == other.questions.count() == 1
-    one.page.get_by_role("button", name="New conversation").click()
-    other.page.reload()
-    assert one.questions.count() == 0 and other.questions.count() == 1
 
 
 def test_edit_and_ask_again(open_page: Open, server: Server) -> None:
@@ -234,27 +198,6 @@ def streamed(*chunks: dict[str, Any]) -> str:
     return "".join(f"data: {one}\n\n" for one in [*events, "[DONE]"])
 
 
-def test_sources_that_are_seldom_or_unknown_have_a_place_in_the_legend(open_page: Open) -> None:
-    page = open_page()
-    legend = page.page.locator("#legend")
-    usual = ["the model itself", "the draft's head or model", "a copy of the text before",
-             "the grammar"]  # fmt: skip
-    expect(legend.locator("li")).to_have_text(usual)
-    sources = [{"text": name, "source": name} for name in ("memory", "wizard", "target")]
-    body = streamed({"delta": {"content": "memorywizardtarget"}, "token_sources": sources})
-    page.page.route(
-        "**/v1/chat/completions",
-        lambda route: route.fulfill(body=body, content_type="text/event-stream"),
-    )
-    page.answered("one")
-    assert page.tokens() == [("memory", "memory"), ("wizard", "other"), ("target", "target")]
-    expect(legend.locator("li")).to_have_text(
-        [*usual[:3], "a copy of an earlier text", "the grammar", "another drafter"]
-    )
-    page.page.reload()
-    expect(legend.locator("li")).to_have_count(6)
-
-
 def test_a_server_without_sources_gives_text_and_thoughts(open_page: Open) -> None:
     page = open_page()
     body = streamed(
@@ -305,3 +248,21 @@ def test_one_of_several_models_answers_and_is_loaded_for_it(
         expect(facts).to_have_text("drafted, draft: eagle3")
     finally:
         server.kill()
+
+
+def test_shift_enter_begins_a_line_and_nothing_is_sent_of_nothing(open_page: Open) -> None:
+    page = open_page()
+    page.set(max_tokens="4")
+    page.message.press("Enter")
+    page.message.fill("   ")
+    page.message.press("Enter")
+    page.send.click()
+    assert page.bodies() == []
+    page.message.fill("")
+    page.message.press_sequentially("one")
+    page.message.press("Shift+Enter")
+    page.message.press_sequentially("two")
+    page.message.press("Enter")
+    page.wait_for_end()
+    assert page.bodies()[0]["messages"][-1]["content"] == "one\ntwo"
+    expect(page.message).to_have_value("")

@@ -84,26 +84,10 @@ def test_a_server_that_falls_silent(open_page: Open, smollm2_q4_0: Path) -> None
         server.kill()
 
 
-def test_a_server_that_was_not_there_when_the_page_was_opened(
-    open_page: Open, smollm2_q4_0: Path
-) -> None:
-    page = open_page()
-    page.page.route("**/v1/models", lambda route: route.abort())
-    page.page.reload()
-    facts = page.page.locator("#facts")
-    expect(facts).to_have_text(UNREACHED)
-    page.page.unroute("**/v1/models")
-    page.set(max_tokens="4")
-    page.answered("Name a fruit.")
-    expect(facts).to_contain_text(smollm2_q4_0.name)
-    forget_refused_connections(page)
-
-
 @pytest.mark.parametrize(
     ("body", "what"),
     [
         ("", BROKEN[1]),
-        ("data: {\n\n", "The server sent something that is no part of an answer."),
         ('data: {"error": {"message": "the memory is full"}}\n\ndata: [DONE]\n\n',
          "the memory is full"),
     ],
@@ -128,8 +112,7 @@ def test_streams_that_end_too_early_or_are_none(open_page: Open, body: str, what
          "The server has too much to do at the moment. Try again in 7 s."),
         (401, {}, '{"error": {"message": "an API key is needed"}}',
          "The server asks for an API key, or for another one: give it under Settings."),
-        (503, {}, "Service Unavailable", "The server answered with the status 503."),
-        (500, {}, "null", "The server answered with the status 500."),
+
     ],
 )  # fmt: skip
 def test_refusals(
@@ -148,7 +131,7 @@ def test_refusals(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("max-tokens", "2.5"), ("temperature", "-1"), ("seed", "99999999999")],
+    [("max-tokens", "2.5"), ],
 )  # fmt: skip
 def test_settings_out_of_bounds_are_not_sent(open_page: Open, name: str, value: str) -> None:
     page = open_page()

@@ -98,7 +98,6 @@ def test_no_text_widens_the_page(open_page: Open, size: tuple[int, int]) -> None
     "way",
     [
         "(one) => { one.innerHTML = '<b>x</b>'; }",
-        "(one) => { one.setAttribute('onclick', 'x'); }",
     ],
 )
 def test_text_cannot_become_markup(open_page: Open, way: str) -> None:
@@ -118,10 +117,8 @@ def test_text_cannot_become_markup(open_page: Open, way: str) -> None:
 @pytest.mark.parametrize(
     ("directive", "way"),
     [
-        ("img-src", "new Image().src = 'http://127.0.0.2:9/x.png'"),
         ("connect-src", "fetch('http://127.0.0.2:9/x').catch(() => {})"),
         ("style-src-elem", "add('style', '*{display:none}')"),
-        ("form-action", "{ const form = add('form', ''); form.action = '/x'; form.submit(); }"),
     ],
 )
 def test_nothing_inline_and_nothing_from_elsewhere(

@@ -13,7 +13,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser
 
 from tests.browser.chat_page import NARROW, WIDE
 
@@ -89,21 +89,3 @@ def test_every_page_fits(browser: Browser, site: str, size: tuple[int, int]) -> 
             faults += [f"{path}: a button covers {one!r}" for one in page.evaluate(_COVERED)]
     context.close()
     assert not faults
-
-
-def shown_scheme(page: Page) -> str:
-    """The ground that the site has chosen."""
-    return str(page.evaluate("document.body.getAttribute('data-md-color-scheme')"))
-
-
-def test_the_reader_s_scheme_is_followed(browser: Browser, site: str) -> None:
-    """Both schemes have the same layout, except for the pictures."""
-    for scheme, shown in (("light", "default"), ("dark", "slate")):
-        context = browser.new_context(color_scheme=scheme)
-        page = context.new_page()
-        page.goto(f"{site}/index.html")
-        assert shown_scheme(page) == shown
-        visible = page.locator("img[src*='results-']:visible")
-        assert visible.count() == 1
-        assert f"results-{scheme}" in str(visible.get_attribute("src"))
-        context.close()

@@ -46,6 +46,26 @@ def test_a_dflash_draft(tmp_path: Path, capsys: Captured) -> None:
     assert not seen.err
 
 
+def test_an_undecided_meaning_names_the_option(tmp_path: Path, capsys: Captured) -> None:
+    head = make_head()
+    head.config["eagle_aux_hidden_state_layer_ids"] = [2, 4, 5]
+    folder = write_head(tmp_path / "draft", "nvidia", head)
+    target = write_target(tmp_path / "target.gguf")
+    command = ["convert", str(folder), "--target", str(target), "-o", str(tmp_path / "out.gguf")]
+    assert main(command) == 1
+    seen = capsys.readouterr()
+    assert "--layer-ids input (id k enters layer k) or --layer-ids output" in seen.err
+    assert seen.err.count("\n") == 1
+    assert main([*command, "--layer-ids", "input"]) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [["draft"], ["draft", "--target", "t", "-o", "o", "--type", "q4_0"]]
+)
+def test_bad_usage(arguments: list[str]) -> None:
+    assert main(["convert", *arguments]) == 2
+
+
 def test_options(tmp_path: Path, capsys: Captured) -> None:
     assert run(tmp_path, "--type", "q8_0", "--layer-ids", "input") == 0
     assert "layer inputs 1, 3, 4 of the target" in capsys.readouterr().out
@@ -62,42 +82,3 @@ def test_notes_go_to_stderr(tmp_path: Path, capsys: Captured) -> None:
     seen = capsys.readouterr()
     assert seen.err == "[note: one layer, though config.json says num_hidden_layers 40]\n"
     assert seen.out.count("\n") == 1
-
-
-def test_a_failure_is_one_line(tmp_path: Path, capsys: Captured) -> None:
-    folder, out = str(tmp_path / "none"), str(tmp_path / "out.gguf")
-    assert main(["convert", folder, "--target", folder, "-o", out]) == 1
-    seen = capsys.readouterr()
-    assert seen.out == ""
-    assert seen.err == (
-        f"pyllama-spec: {folder} does not exist: a checkpoint is a folder with config.json\n"
-    )
-
-
-def test_an_undecided_meaning_names_the_option(tmp_path: Path, capsys: Captured) -> None:
-    head = make_head()
-    head.config["eagle_aux_hidden_state_layer_ids"] = [2, 4, 5]
-    folder = write_head(tmp_path / "draft", "nvidia", head)
-    target = write_target(tmp_path / "target.gguf")
-    command = ["convert", str(folder), "--target", str(target), "-o", str(tmp_path / "out.gguf")]
-    assert main(command) == 1
-    seen = capsys.readouterr()
-    assert "--layer-ids input (id k enters layer k) or --layer-ids output" in seen.err
-    assert seen.err.count("\n") == 1
-    assert main([*command, "--layer-ids", "input"]) == 0
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["draft"],
-        ["draft", "--target", "t.gguf"],
-        ["draft", "-o", "o.gguf"],
-        ["draft", "--target", "t.gguf", "-o", "o.gguf", "--type", "q4_0"],
-        ["draft", "--target", "t.gguf", "-o", "o.gguf", "--layer-ids", "both"],
-    ],
-)
-def test_bad_usage(arguments: list[str], capsys: Captured) -> None:
-    assert main(["convert", *arguments]) == 2
-    assert "pyllama-spec convert --help tells all" in capsys.readouterr().err

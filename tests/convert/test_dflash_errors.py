@@ -62,46 +62,15 @@ def test_there_is_no_default_mask(tmp_path: Path, layout: str, value: object) ->
     refused(tmp_path, draft, "config.json.*mask_token_id", layout)
 
 
-SIZES = (
-    "hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads",
-    "num_hidden_layers", "rms_norm_eps", "vocab_size",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("layout", ["zlab", "speculators"])
-@pytest.mark.parametrize("value", [None, "64", -1])
-@pytest.mark.parametrize("key", SIZES)
-def test_sizes_are_never_guessed(tmp_path: Path, key: str, value: object, layout: str) -> None:
-    draft = make_draft()
-    draft.config |= {key: value, "layer_types": None}
-    where = r"transformer_layer_config\." if layout == "speculators" else ""
-    refused(tmp_path, draft, rf"config.json.* {where}{key}", layout)
-
-
 TOP: list[tuple[str, dict[str, Any], str]] = [
     ("zlab", {"attention_bias": True}, r"self_attn\.q_proj\.bias .* is missing"),
-    ("zlab", {"attn_output_gate": True}, "attn_output_gate"),
-    ("zlab", {"mlp_bias": True}, "mlp_bias is true"),
     ("zlab", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-    ("zlab", {"v_head_dim": 8}, "v_head_dim is 8"),
-    ("zlab", {"kv_lora_rank": 512}, "kv_lora_rank"),
-    ("zlab", {"rope_theta": None}, "no rope_theta"),
-    ("zlab", {"rope_theta": 10**40}, "not a positive number that float32 holds"),
     ("zlab", {"rope_theta": 10**400}, "not a positive number that float32 holds"),
-    ("zlab", {"logit_scale": 0.5}, "logit_scale is 0.5"),
     ("zlab", {"num_target_layers": 36}, r"made for a target of 36 layers \(num_target_layers\)"),
     ("zlab", {"block_size": 16, "dflash_config": {"block_size": 8}}, "block_size is 8 and block"),
-    ("zlab", {"rope_parameters": {"full_attention": {}}}, "gives each kind of layer its own RoPE"),
     ("zlab", {"rope_is_neox_style": True, "is_neox_style": False}, "is_neox_style is False"),
     ("zlab", {"quantization_config": {"bits": 4}}, "quantization_config"),
     ("zlab", {"fc_layernorm": True}, "fc_layernorm is True: this converter does not know"),
-    ("zlab", {"draft_hidden_size": 64}, "draft_hidden_size is 64"),
-    ("flat", {"hidden_correction_rank": 4}, "hidden_correction_rank is 4"),
-    ("flat", {"gating": "per-head"}, "gating is 'per-head'"),
-    ("speculators", {"dflash_context_residual": True}, "dflash_context_residual is True"),
-    ("speculators", {"micro_block_size": 4}, "micro_block_size is 4"),
-    ("speculators", {"speculators_model_type": "dflare"}, "no layers|kind 'dflare'|not an EAGLE"),
-    ("speculators", {"transformer_layer_config": None}, "no transformer_layer_config"),
     ("speculators", {"target_hidden_size": 64}, "width 64"),
     ("speculators", {"aux_hidden_state_layer_offset": 1}, "aux_hidden_state_layer_offset is 1"),
 ]
@@ -118,22 +87,11 @@ def test_keys_are_refused(tmp_path: Path, layout: str, more: dict[str, Any], mes
 
 INNER: list[tuple[str, dict[str, Any], str]] = [
     ("dflash", {"future_mode": "silent"}, "dflash_config.future_mode is 'silent': this converter"),
-    ("dflash", {"projector_type": "domino"}, "projector_type is 'domino'"),
-    ("dflash", {"use_qk_norm": False}, "use_qk_norm is False"),
-    ("dflash", {"use_aux_hidden_state": False}, "use_aux_hidden_state is False"),
     ("dflash", {"markov_rank": 4}, r"markov_head\.markov_w1\.weight \[320, 4\] is missing"),
-    ("dflash", {"selector_rank": 6}, "selector_rank is 6: the tensor candidate_selector"),
-    ("dflash", {"attention_sink_bias": True}, r"self_attn\.sinks \[4\] is missing"),
-    ("dflash", {"output_multiplier": 0}, "output_multiplier is 0"),
     ("dspark", {"markov_rank": None}, "no dflash_config.markov_rank"),
     ("dspark", {"markov_rank": RANK + 1}, r"markov_w1.weight has the shape \[320, 6\]"),
-    ("dspark", {"markov_head_type": "gated"}, "markov_head_type is 'gated'"),
     ("dspark", {"enable_confidence_head": False}, "enable_confidence_head is False: there is"),
-    ("dspark", {"confidence_head_with_markov": False}, "confidence_head_with_markov is False"),
-    ("dspark", {"output_multiplier": 0.5}, "output_multiplier is 0.5: readers disagree"),
-    ("dflash2", {"conv_group_size": 5}, "conv_group_size is 5: hidden_size 32"),
     ("dflash2", {"selector_top_k": 16}, "selector_top_k is 16: its scores do not fit"),
-    ("dflash2", {"selector_rank": None}, "no dflash_config.selector_rank"),
     ("dflash2", {"conv_kernel_size": 3}, r"base_kernel has the shape \[2, 2, 32\]"),
     ("dflash2", {"selector_vocab_size": 300}, "selector_vocab_size is 300"),
 ]
@@ -144,13 +102,6 @@ def test_options_are_refused(tmp_path: Path, kind: str, more: dict[str, Any], me
     draft = make_draft(kind)
     draft.config["dflash_config"] |= more
     refused(tmp_path, draft, message)
-
-
-@pytest.mark.parametrize("key", ["backbone_rotary_base", "num_anchors", "loss_decay_gamma"])
-def test_what_training_is_told_says_nothing(tmp_path: Path, key: str) -> None:
-    draft = make_draft()
-    draft.config["dflash_config"] |= {key: 4096, "gradient_checkpointing": False}
-    convert_written(tmp_path, "zlab", draft)
 
 
 def test_dspark_of_speculators_must_say_where_it_begins(tmp_path: Path) -> None:
@@ -180,24 +131,12 @@ def test_odd_values_are_no_crash(tmp_path: Path, kind: str, layout: str) -> None
 
 NAMES = [
     ("mtp.0.main_proj.weight", "a DSpark draft of DeepSeek-V4 stages"),
-    ("mtp.1.hc_attn_fn", "a DSpark draft of DeepSeek-V4 stages"),
     ("layers.0.self_attn.kv_a_proj_with_mqa.weight", "multi-head latent attention"),
     ("layers.0.mlp.experts.0.gate_proj.weight", "a mixture of experts"),
-    ("layers.1.mlp.gate.weight", "a mixture of experts"),
-    ("layers.0.pre_feedforward_layernorm.weight", "Gemma-4 layers"),
-    ("aux_hidden_norms.0.weight", "Laguna"),
-    ("layers.0.self_attn.g_proj.weight", "Laguna"),
     ("prefix_gru.weight_ih_l0", "a Domino draft"),
-    ("markov_head.gate_proj.weight", "a gated Markov head"),
-    ("markov_head.joint_proj.bias", "a recurrent Markov head"),
     ("layers.1.self_attn.q_proj.bias", r"q_proj\.bias has the shape \[2, 2\]"),
-    ("layers.0.self_attn.q_proj.lora_A.weight", "LoRA adapter"),
-    ("layers.0.self_attn.qkv_proj.weight", "several projections in one tensor"),
     ("modality_head.proj.weight", r"config.json does not explain: .*modality_head\.proj\.weight"),
-    ("layers.0.self_attn.sinks", r"layers\.0\.self_attn\.sinks \[2, 2\]"),
     ("layers.2.mlp.up_proj.weight", r"num_hidden_layers 2, .* \[0, 1, 2\]"),
-    ("fc.bias", r"fc\.bias \[2, 2\]"),
-    ("candidate_selector.predecessor_codebook", "predecessor_codebook"),
 ]
 
 
@@ -212,22 +151,10 @@ def test_tensors_are_refused(tmp_path: Path, name: str, message: str) -> None:
 
 def test_every_tensor_is_needed(tmp_path: Path) -> None:
     for kind, layout in (("dspark", "specforge"), ("dflash2", "zlab")):
-        for name in make_draft(kind).tensors:
-            if name == "confidence_head.proj.bias":
-                continue
+        for name in make_draft(kind).tensors.keys() - {"confidence_head.proj.bias"}:
             draft = make_draft(kind)
             del draft.tensors[name]
-            if name == "confidence_head.proj.weight":
-                message = r"confidence_head\.proj\.bias"
-            elif name == "markov_head.markov_w1.weight":
-                message = r"markov_w1\.weight \[320, 6\] is missing"
-            elif name == "candidate_selector.hidden_projection.weight":
-                message = "conv_kernel_size is 2: the tensor candidate_selector.hidden_projection"
-            else:
-                message = (
-                    name.replace(".", r"\.") + r" \[.*\] is missing|the matrix fc.weight is missing"
-                )
-            refused(tmp_path, draft, message, layout)
+            refused(tmp_path, draft, "is missing|confidence_head|hidden_projection", layout)
 
 
 def test_shapes_are_compared(tmp_path: Path) -> None:
@@ -241,10 +168,7 @@ def test_shapes_are_compared(tmp_path: Path) -> None:
     ("keys", "message"),
     [
         ({"embedding_length": 64}, "32 wide and the target 64"),
-        ({"block_count": 9}, "made for a target of 8 layers .*this one has 9"),
-        ({"n_vocab": N_VOCAB + 2049}, "vocabulary of 320 tokens .* has 2369"),
         ({"n_vocab": 290}, "mask_token_id is 300, and the target has 290 tokens"),
-        ({"n_vocab": N_VOCAB + 8}, "markov_w1.weight has 320 rows, fewer than the target's 328"),
     ],
 )
 def test_another_target(tmp_path: Path, keys: dict[str, int], message: str) -> None:
@@ -267,13 +191,6 @@ def test_a_reduced_draft_needs_its_output_and_its_table(tmp_path: Path) -> None:
     refused(tmp_path, draft, "d2t and t2d contradict|outside 0", "redhat")
 
 
-def test_offsets_and_masks_are_each_enough(tmp_path: Path) -> None:
-    for lost in ("d2t", "t2d"):
-        draft = make_draft(reduced=True)
-        del draft.tensors[lost]
-        convert_written(tmp_path, "speculators", draft)
-
-
 ROPE: list[tuple[str, dict[str, Any], str]] = [
     (
         "zlab",
@@ -281,14 +198,13 @@ ROPE: list[tuple[str, dict[str, Any], str]] = [
          "original_max_position_embeddings": 2048, "factor": 2.0},
         "'longrope' is not supported",
     ),
-    ("zlab", {"rope_type": "dynamic", "factor": 2.0}, "'dynamic' is not supported"),
     (
         "zlab",
         {"rope_type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096,
          "mscale": 1.0, "mscale_all_dim": 1.0},
         r"rope_scaling\.mscale changes .* write attention_factor",
     ),
-    ("speculators", {"rope_type": "default", "partial_rotary_factor": 0.25}, "partial_rotary_fac"),
+
 ]  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from tests.convert.dflash_tools import (
     numbers,
     write_draft,
 )
-from tests.convert.tools import Array, gguf_keys, gguf_tensors, stored, write_target
+from tests.convert.tools import Array, as_bf16, gguf_keys, gguf_tensors, stored, write_target
 
 DFLASH2_LAYOUTS = ("zlab", "zlab_newer", "prefixed", "flat")
 ALL = [
@@ -135,12 +135,6 @@ def test_a_markov_head_without_confidence(tmp_path: Path) -> None:
     assert "enable_confidence_head is true, and the file has no" in report.notes[0]
 
 
-def test_a_confidence_head_may_have_no_bias(tmp_path: Path) -> None:
-    draft = make_draft("dspark")
-    del draft.tensors["confidence_head.proj.bias"], draft.gguf["conf_proj.bias"]
-    check_equal(convert_written(tmp_path, "deepspec", draft).path, draft.gguf)
-
-
 def test_kernels_are_f32_whatever_the_type(tmp_path: Path) -> None:
     """Convolution kernels are F32, the only type that the engine supports there."""
     draft = make_draft("dflash2")
@@ -192,20 +186,6 @@ def test_interleaved_heads_are_put_into_halves(tmp_path: Path) -> None:
     assert np.array_equal(numbers(path, "blk.1.attn_v.weight"), draft.gguf["blk.1.attn_v.weight"])
 
 
-@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0"])
-def test_types(tmp_path: Path, kind: Any) -> None:
-    draft = make_draft("dspark")
-    tensors = gguf_tensors(convert_written(tmp_path, "specforge", draft, kind=kind).path)
-    assert tensors["fc.weight"][0] == kind.upper()
-    assert tensors["output_norm.weight"] == (
-        "F32",
-        (32,),
-        stored(draft.gguf["output_norm.weight"], "F32")[1],
-    )
-    # Rows of six numbers are not a multiple of 32.
-    assert tensors["markov_w1.weight"][0] == ("F16" if kind == "q8_0" else kind.upper())
-
-
 def test_padding_is_cut(tmp_path: Path) -> None:
     """Rows beyond the tokens of the target's GGUF are dropped."""
     draft = make_draft("dspark", own=OWN)
@@ -217,3 +197,33 @@ def test_padding_is_cut(tmp_path: Path) -> None:
     assert [rows[f"{name}.weight"] for name in tables] == [312] * 4
     first = stored(draft.gguf["markov_w1.weight"][:312])[1]
     assert gguf_tensors(report.path)["markov_w1.weight"][2] == first
+
+
+def test_a_confidence_head_may_have_no_bias(tmp_path: Path) -> None:
+    draft = make_draft("dspark")
+    del draft.tensors["confidence_head.proj.bias"], draft.gguf["conf_proj.bias"]
+    check_equal(convert_written(tmp_path, "deepspec", draft).path, draft.gguf)
+
+
+def test_biases_of_attention(tmp_path: Path) -> None:
+    """As z-lab/gpt-oss-20b-DFlash has them."""
+    draft = make_draft()
+    draft.config["attention_bias"] = True
+    for i in range(2):
+        for part, name in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "output")):
+            n_rows = len(draft.gguf[f"blk.{i}.attn_{name}.weight"])
+            bias = as_bf16(np.random.default_rng(i).standard_normal(n_rows))
+            draft.tensors[f"layers.{i}.self_attn.{part}_proj.bias"] = bias
+            draft.gguf[f"blk.{i}.attn_{name}.bias"] = bias
+    check_equal(convert_written(tmp_path, "zlab", draft).path, draft.gguf)
+
+
+def test_deepspec_without_a_markov_head(tmp_path: Path) -> None:
+    """deepseek-ai/dflash_qwen3_8b_block7 drafts from its anchor."""
+    draft = make_draft()
+    draft.config["dflash_config"] |= {
+        "markov_rank": 0, "enable_confidence_head": False, "markov_head_type": None,
+    }  # fmt: skip
+    report = convert_written(tmp_path, "deepspec", draft)
+    assert report.draft == "DFlash"
+    assert gguf_keys(report.path)["dflash.sample_from_anchor"] is True

@@ -70,46 +70,45 @@ def test_extra_tensor(tmp_path: Path, name: str) -> None:
     refused(tmp_path, head, "layers|" + name.split(".", 2)[-1])
 
 
-def test_extra_tensors_are_counted(tmp_path: Path) -> None:
-    head = make_head()
-    head.tensors |= {f"odd.{i}": np.ones(2, np.float32) for i in range(5)}
-    refused(tmp_path, head, r"odd\.0 \[2\], odd\.1 \[2\], odd\.2 \[2\] and 2 more")
-
-
-def test_the_same_tensor_by_two_names(tmp_path: Path) -> None:
-    head = make_head()
-    head.tensors["midlayer.mlp.up_proj.weight"] = head.tensors["layers.0.mlp.up_proj.weight"]
-    refused(tmp_path, head, "by different names", "nvidia")
-
-
-def test_a_layer_is_missing_or_too_many(tmp_path: Path) -> None:
-    head = make_head(n_layer=2)
-    head.config["num_hidden_layers"] = 1
-    refused(tmp_path, head, r"num_hidden_layers 1, .* \[0, 1\]", "speculators")
-    head = make_head()
-    head.config["num_hidden_layers"] = 2
-    refused(tmp_path, head, r"num_hidden_layers 2, .* \[0\]", "speculators")
-
-
 Change = Callable[[Head], Any]
+UP = "layers.0.mlp.up_proj.weight"
+PLACES: list[tuple[str, dict[str, Any], Change, str]] = [
+    ("nvidia", {}, lambda h: h.tensors.update({UP.replace("layers.0", "midlayer"): h.tensors[UP]}),
+     "by different names"),
+    ("speculators", {"n_layer": 2}, lambda h: h.config.update(num_hidden_layers=1),
+     "num_hidden_layers"),
+    ("speculators", {}, lambda h: h.config.update(num_hidden_layers=2), "num_hidden_layers"),
+    ("speculators", {}, lambda h: h.config.update(norm_before_residual=None),
+     "norm_before_residual"),
+    ("safeailab", {"norm_before_fc": True},
+     lambda h: h.config.update(eagle_config={"norm_before_fc": False}), "norm_before_fc"),
+    ("specforge", {}, lambda h: h.tensors.update(d2t=h.tensors["d2t"].astype(np.float32)), "d2t"),
+    ("specforge", {}, lambda h: h.tensors.update({"norm.weight": np.ones(64, np.int64)}),
+     "norm.weight"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layout", "options", "change", "name"), PLACES)
+def test_layouts_disagree_with_themselves(
+    tmp_path: Path, layout: str, options: dict[str, Any], change: Change, name: str
+) -> None:
+    head = make_head(**options)
+    change(head)
+    refused(tmp_path, head, name, layout)
+
+
 FLAGS: list[tuple[dict[str, Any], Change, str]] = [
     ({"norm_before_fc": True}, lambda h: h.config.pop("norm_before_fc"), "input_norm.*before_fc"),
     ({}, lambda h: h.config.update(norm_before_fc=True), r"input_norm\.weight \[192\] is missing"),
-    ({"fc_norm": True}, lambda h: h.config.pop("fc_norm"), r"fc_norm\.0.*fc_norm: true"),
     ({"fc_norm": True}, lambda h: h.tensors.pop("fc_norm.2.weight"), r"fc_norm\.2\.weight \[64\]"),
     ({"fc_norm": True}, lambda h: h.config.update(norm_before_fc=True), "both true"),
     ({}, lambda h: h.config.update(attention_bias=True), r"q_proj\.bias \[64\] is missing"),
     ({"attn_bias": True}, lambda h: h.config.update(attention_bias=False), "attention_bias: false"),
     ({}, lambda h: h.config.update(attn_output_gate=True), r"q_proj.* not \[128, 128\]"),
-    ({"output_gate": True}, lambda h: h.config.pop("attn_output_gate"), r"q_proj.* \[64, 128\]"),
     ({"qk_norm": True}, lambda h: h.tensors.pop("layers.0.self_attn.k_norm.weight"), "k_norm"),
     ({}, lambda h: h.config.update(num_aux_hidden_states=4), "num_aux_hidden_states 4, .* 3 rows"),
-    ({}, lambda h: h.config.update(target_hidden_size=96), "width 96"),
-    ({}, lambda h: h.config.update(draft_vocab_size=None), "no draft_vocab_size, .*lm_head"),
     ({}, lambda h: h.config.update(draft_vocab_size=N_DRAFT + 1), r"d2t has the shape \[96\], not"),
-    ({}, lambda h: h.config.update(vocab_size=319), r"t2d has the shape \[320\], not \[319\]"),
     ({"own_embedding": False, "n_embd": 32}, lambda h: None, "embed_tokens.*missing.*32 wide"),
-    ({"n_draft_vocab": None, "own_output": False, "n_embd": 32}, lambda h: None, "head.*32 wide"),
     ({"own_output": False}, lambda h: None, "lm_head.weight is missing: .*vocabulary of its own"),
     (
         {"n_draft_vocab": None, "own_output": False, "own_embedding": False},
@@ -128,31 +127,6 @@ def test_options_and_tensors_disagree(
     refused(tmp_path, head, message)
 
 
-def test_flags_in_two_places_disagree(tmp_path: Path) -> None:
-    head = make_head(norm_before_fc=True)
-    head.config["eagle_config"] = {"norm_before_fc": False}
-    refused(tmp_path, head, "norm_before_fc is true at the top and false", "safeailab")
-
-
-def test_nvidia_writes_flags_in_both_places(tmp_path: Path) -> None:
-    head = make_head(norm_before_fc=True)
-    head.config["eagle_config"] = {"norm_before_fc": True}
-    convert_head(tmp_path, "safeailab", head)
-
-
-def test_speculators_must_say_norm_before_residual(tmp_path: Path) -> None:
-    head = make_head()
-    head.config["norm_before_residual"] = None
-    refused(tmp_path, head, "no norm_before_residual", "speculators")
-
-
-def test_qwen3_layers_have_norms(tmp_path: Path) -> None:
-    head = make_head(qk_norm=True)
-    del head.tensors["layers.0.self_attn.q_norm.weight"]
-    del head.tensors["layers.0.self_attn.k_norm.weight"]
-    refused(tmp_path, head, "q_norm", "speculators")
-
-
 SIZES = (
     "hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads",
     "num_hidden_layers", "rms_norm_eps", "vocab_size",
@@ -160,7 +134,7 @@ SIZES = (
 
 
 @pytest.mark.parametrize("layout", ["specforge", "speculators"])
-@pytest.mark.parametrize("value", [None, "64", 0, -1, True, [64]])
+@pytest.mark.parametrize("value", [None, "64", -1, True])
 @pytest.mark.parametrize("key", SIZES)
 def test_sizes_are_never_guessed(tmp_path: Path, key: str, value: object, layout: str) -> None:
     head = make_head()
@@ -173,13 +147,8 @@ def test_sizes_are_never_guessed(tmp_path: Path, key: str, value: object, layout
     ("key", "value", "message"),
     [
         ("num_key_value_heads", 3, "num_key_value_heads is 3, not a divisor"),
-        ("num_attention_heads", 5, "head_dim"),
         ("head_dim", 15, "even"),
-        ("num_key_value_heads", 4, "k_proj"),
-        ("norm_output", "yes", "norm_output is 'yes', not true or false"),
         ("eagle_config", [1], r"eagle_config is \[1\], not an object"),
-        ("rope_scaling", "linear", "rope_scaling is 'linear', not an object"),
-        ("draft_vocab_size", "32k", "draft_vocab_size is '32k'"),
         ("eagle_aux_hidden_state_layer_ids", [1, 2.5, 3], "not a list of integers"),
     ],
 )
@@ -187,14 +156,6 @@ def test_wrong_values(tmp_path: Path, key: str, value: object, message: str) -> 
     head = make_head()
     head.config[key] = value
     refused(tmp_path, head, message, "flat" if key.startswith("eagle_aux") else "safeailab")
-
-
-@pytest.mark.parametrize("width", [32, 96, 128])
-def test_fc_does_not_fit_the_target(tmp_path: Path, width: int) -> None:
-    target = write_target(tmp_path / "other.gguf", embedding_length=width)
-    folder = write_head(tmp_path / "draft", "specforge", make_head(target_layers=(1, 2, 3, 4, 5)))
-    with pytest.raises(ConversionError, match=r"fc.weight reads (320 columns|\d+)|config.json"):
-        convert(folder, target=target)
 
 
 def test_fc_does_not_fit_the_ids(tmp_path: Path) -> None:
@@ -212,15 +173,6 @@ def test_numbers_are_finite(tmp_path: Path, name: str, value: float) -> None:
     head.tensors[name] = head.tensors[name].copy()
     head.tensors[name].flat[-1] = value
     refused(tmp_path, head, f"{name.rpartition('layers.0.')[2]}.* not finite")
-
-
-def test_ids_are_no_weights_and_weights_no_ids(tmp_path: Path) -> None:
-    head = make_head()
-    head.tensors["d2t"] = head.tensors["d2t"].astype(np.float32)
-    refused(tmp_path, head, "d2t is stored as BF16; it holds ids")
-    head = make_head()
-    head.tensors["norm.weight"] = np.ones(64, np.int64)
-    refused(tmp_path, head, "norm.weight is I64: it holds no weights")
 
 
 def test_padding_is_cut(tmp_path: Path) -> None:
@@ -249,12 +201,18 @@ def test_output_is_an_input_or_nowhere(tmp_path: Path) -> None:
             convert_eagle3(folder, target, out)
 
 
-def test_choices_are_checked(tmp_path: Path) -> None:
+def test_qwen3_layers_have_norms(tmp_path: Path) -> None:
+    head = make_head(qk_norm=True)
+    del head.tensors["layers.0.self_attn.q_norm.weight"]
+    del head.tensors["layers.0.self_attn.k_norm.weight"]
+    refused(tmp_path, head, "q_norm", "speculators")
+
+
+def test_width_of_the_target_matters(tmp_path: Path) -> None:
     folder = write_head(tmp_path / "draft", "specforge", make_head())
-    with pytest.raises(ArgumentError, match="type='q4_0' is not one of f32, f16, bf16, q8_0"):
-        convert(folder, kind="q4_0")
-    with pytest.raises(ArgumentError, match="layer_ids='inputs'"):
-        convert(folder, layer_ids="inputs")
+    target = write_target(tmp_path / "wide.gguf", embedding_length=N_EMBD + 16)
+    with pytest.raises(ConversionError, match=r"fc\.weight reads 192 columns, .* multiple of 80"):
+        convert(folder, target=target)
 
 
 def test_vocabulary_of_the_target_matters(tmp_path: Path) -> None:
@@ -265,10 +223,3 @@ def test_vocabulary_of_the_target_matters(tmp_path: Path) -> None:
         convert(folder, target=target)
     target = write_target(tmp_path / "padded.gguf", n_vocab=N_VOCAB + 2048)
     convert(folder, target=target)
-
-
-def test_width_of_the_target_matters(tmp_path: Path) -> None:
-    folder = write_head(tmp_path / "draft", "specforge", make_head())
-    target = write_target(tmp_path / "wide.gguf", embedding_length=N_EMBD + 16)
-    with pytest.raises(ConversionError, match=r"fc\.weight reads 192 columns, .* multiple of 80"):
-        convert(folder, target=target)

@@ -99,13 +99,9 @@ def test_flipped_bytes(tmp_path: Path) -> None:
         ({"a": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}, "stored as F8_E4M3"),
         ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, "8 bytes, and has 4"),
         ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, "byte 8 of 4: it is cut"),
-        ({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}, "belong to no tensor"),
         ({"a": {"dtype": "U8", "shape": [2], "data_offsets": [2, 4]}}, "begins at byte 2, not 0"),
         ({"a": {"dtype": "U8", "shape": [-4], "data_offsets": [0, 4]}}, "does not describe 'a'"),
-        ({"a": {"dtype": "U8", "shape": [4.0], "data_offsets": [0, 4]}}, "does not describe 'a'"),
-        ({"a": {"dtype": "U8", "shape": [4]}}, "does not describe 'a'"),
         ({"a": [1]}, "does not describe 'a'"),
-        ({"a": {"dtype": ["U8"], "shape": [4], "data_offsets": [0, 4]}}, "does not describe 'a'"),
         ([1], "not a table of tensors"),
     ],
 )  # fmt: skip

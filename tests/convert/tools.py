@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader, GGUFWriter
+from gguf import GGUFReader
 from numpy.typing import NDArray
 
 from pyllama_spec.convert import ConversionReport, convert_eagle3
 from tests.models import Eagle3Config, eagle3_tensors
+from tests.models.keys import writing
 from tests.models.vocab import write_tokenizer
 
 Array = NDArray[Any]
@@ -239,17 +240,13 @@ def write_safetensors(path: Path, tensors: Tensors, floats: str = "BF16") -> Non
 def write_target(path: Path, arch: str = "llama", **keys: Any) -> Path:
     """The GGUF of a target without its weights: a converter reads keys alone."""
     sizes = {"block_count": N_LAYER, "embedding_length": N_EMBD, "n_vocab": N_VOCAB, **keys}
-    writer = GGUFWriter(path, arch)
     n_vocab = sizes.pop("n_vocab")
-    for name, value in sizes.items():
-        add = writer.add_array if isinstance(value, list) else writer.add_uint32
-        add(f"{arch}.{name}", value)
-    if n_vocab:
-        write_tokenizer(writer, n_vocab, None)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with writing(path, arch) as writer:
+        for name, value in sizes.items():
+            add = writer.add_array if isinstance(value, list) else writer.add_uint32
+            add(f"{arch}.{name}", value)
+        if n_vocab:
+            write_tokenizer(writer, n_vocab, None)
     return path
 
 

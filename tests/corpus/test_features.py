@@ -11,7 +11,6 @@ import pytest
 
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.errors import ArgumentError
-from pyllama_spec.train import CheckpointError, TrainError
 from pyllama_spec.train.corpus.build import corpus_identity
 from pyllama_spec.train.corpus.draft_vocab import (
     HeadBytes,
@@ -21,19 +20,17 @@ from pyllama_spec.train.corpus.draft_vocab import (
     ending_tokens,
     head_bytes,
 )
-from pyllama_spec.train.corpus.feature_store import FeatureStore
 from pyllama_spec.train.corpus.features import (
     FeatureSource,
     LiveFeatures,
     store_features,
     wanted_rows,
 )
-from pyllama_spec.train.corpus.store import CorpusStore, TextSequence, load_corpus
+from pyllama_spec.train.corpus.store import CorpusStore, TextSequence
 from tests.corpus.tools import (
     LAYERS,
     N_TOP,
     TOKEN_BYTES,
-    WIDTH,
     config,
     feature_store,
     make,
@@ -155,20 +152,6 @@ def test_what_texts_have_in_common_is_read_once(arch: str) -> None:
     assert n_read < 0.7 * n_all if arch == "llama" else n_read <= n_all
 
 
-def test_features_of_a_shard_that_the_corpus_never_got_do_not_count(tmp_path: Path) -> None:
-    settings = config(None)
-    store = feature_store(tmp_path, settings)
-    assert not store.has(0, "a")
-    from pyllama_spec.train.corpus.generate import empty_features
-
-    store.put(0, "a", [empty_features(3, WIDTH, N_TOP)])
-    assert store.has(0, "a")
-    assert not store.has(0, "b")
-    assert feature_store(tmp_path, settings).has(0, "a")
-    with pytest.raises(CheckpointError, match="layers"):
-        FeatureStore(tmp_path, {**corpus_identity(settings, "target"), "layers": [4]}, 1, 1)
-
-
 # --- the draft vocabulary
 
 
@@ -224,16 +207,3 @@ def test_a_small_vocabulary_is_taken_whole() -> None:
     assert (weighs.fixed, weighs.per_token) == (12.0, 8.0)
     assert choose_size(np.linspace(0, 1, 321), weighs, 1000, 3) == 320
     assert choose_size(np.linspace(0, 1, 5001), weighs, 1, 2000) >= 2000
-
-
-def test_a_corpus_is_a_beginning_of_its_store(tmp_path: Path) -> None:
-    store = CorpusStore(tmp_path, {"a": 1})
-    for number in range(3):
-        ids = np.arange(5, dtype=np.uint32) + 10 * number
-        store.append([TextSequence(number, ids, ids % 10 > 1, False)], number + 1, {"short": 2})
-    again = CorpusStore(tmp_path, {"a": 1})
-    assert (again.next_number, again.dropped, again.n_answer) == (3, {"short": 2}, 9)
-    assert [s.number for s in load_corpus(again, 4).sequences] == [0, 1]
-    (tmp_path / "index.json").write_text("{", encoding="utf-8")
-    with pytest.raises(TrainError, match=r"index\.json cannot be read"):
-        CorpusStore(tmp_path, {"a": 1})

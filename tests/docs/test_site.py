@@ -11,10 +11,7 @@ import pytest
 from pyllama_spec import Llama
 from tests.docs.blocks import ROOT
 from tools.docs.site_hooks import (
-    _FROM_ELSEWHERE,
-    SEARCHED_AS,
     as_page,
-    begun,
     linked,
     place_on_site,
     target_of,
@@ -25,22 +22,12 @@ from tools.docs.site_hooks import (
     ("link", "source", "target"),
     [
         ("../examples/drop_in.py", "docs/moving.md", "examples/drop_in.py"),
-        ("../../examples/loop_by_hand.py", "docs/api/engine.md", "examples/loop_by_hand.py"),
         ("../examples/drafts", "docs/start.md", "examples/drafts/README.md"),
-        ("train.md", "docs/start.md", "docs/train.md"),
-        ("../examples/gone.py", "docs/moving.md", None),
         ("../../outside.py", "docs/moving.md", None),
-        ("https://example.org/a.py", "docs/moving.md", None),
     ],
 )
 def test_where_a_link_leads(link: str, source: str, target: str | None) -> None:
     assert target_of(link, source) == target
-
-
-def test_words_of_searches_lead_to_one_page() -> None:
-    tags = [tag for page in SEARCHED_AS for tag in SEARCHED_AS[page]]
-    assert len(tags) == len(set(tags))
-    assert all((ROOT / "docs" / page).is_file() for page in SEARCHED_AS)
 
 
 def test_what_is_taken_in() -> None:
@@ -49,21 +36,6 @@ def test_what_is_taken_in() -> None:
     assert place_on_site("examples/drop_in.py") == "repository/examples/drop_in.py.md"
     assert place_on_site("docs/api/llama.md") == "api/llama.md"
     assert "from pyllama_spec" in as_page("examples/drop_in.py")
-
-
-@pytest.mark.parametrize(
-    ("tag", "is_loaded"),
-    [
-        ('<script src="https://example.org/a.js">', True),
-        ('<link rel="stylesheet" href="//example.org/a.css">', True),
-        ('<img alt="x" src="http://example.org/a.png">', True),
-        ('<link rel="canonical" href="http://127.0.0.1/a.html">', False),
-        ('<link rel="stylesheet" href="assets/site.css">', False),
-        ('<a href="https://example.org">', False),
-    ],
-)
-def test_what_a_page_would_load(tag: str, is_loaded: bool) -> None:
-    assert bool(_FROM_ELSEWHERE.search(tag)) == is_loaded
 
 
 def anchors_of(path: Path) -> set[str]:
@@ -86,22 +58,6 @@ def test_links_of_pages_that_are_not_of_the_site(source: str) -> None:
         assert path is not None, f"{source} links to {link}, which is not there"
         if anchor and not anchor.endswith("-mode-only"):  # a picture for one colour scheme
             assert anchor in anchors_of(ROOT / path), f"{source}: {path} has no #{anchor}"
-
-
-def test_lists_and_tables_begin_behind_an_empty_line() -> None:
-    assert begun("It has:\n- a\n- b\n") == "It has:\n\n- a\n- b\n"
-    assert begun("It has:\n| a |\n|---|\n| b |\n") == "It has:\n\n| a |\n|---|\n| b |\n"
-    for kept in ("# A\n- a\n", "- a\n  more\n- b\n", "1. a\n2. b\n", "A - b\nc\n", "a\n\n- b\n"):
-        assert begun(kept) == kept
-
-
-def test_each_picture_is_shown() -> None:
-    texts = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")]
-    for picture in (ROOT / "docs" / "images").iterdir():
-        scheme = re.search(r"-(light|dark)\.(svg|png)$", picture.name)
-        assert scheme is not None, picture
-        shown = f"](images/{picture.name}#gh-{scheme[1]}-mode-only)"
-        assert any(shown in text for text in texts), f"no page has {shown}"
 
 
 def test_the_reference_has_each_call_of_llama() -> None:

@@ -11,6 +11,8 @@ from gguf import GGUFWriter
 
 from pyllama_spec.gguf.reader import GgufFile, read_gguf
 
+from .keys import writing
+
 RANK = 2
 # The rank of an adapter of 2 GiB: a smaller one fits into memory that other tests have freed.
 LARGE_RANK = 1 << 20
@@ -30,19 +32,17 @@ def write_adapter(
     MTP heads get none: the engine rejects tensors that a model opened without its head lacks.
     """
     rng = np.random.default_rng(seed)
-    writer = _writer(path, alpha, arch)
-    for name, shape in _shapes(target, RANK):
-        writer.add_tensor(name, rng.standard_normal(shape).astype(dtype))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with writing(path, arch) as writer:
+        _add_keys(writer, alpha)
+        for name, shape in _shapes(target, RANK):
+            writer.add_tensor(name, rng.standard_normal(shape).astype(dtype))
     return path
 
 
 def write_large_adapter(target: Path, path: Path) -> Path:
     """Writes an adapter of zeros with LARGE_RANK, as a sparse file; returns the path."""
-    writer, n_bytes = _writer(path, 8.0, "llama"), 0
+    writer, n_bytes = GGUFWriter(path, "llama"), 0
+    _add_keys(writer, 8.0)
     for name, shape in _shapes(target, LARGE_RANK):
         size = 4 * shape[0] * shape[1]
         writer.add_tensor_info(name, shape, np.dtype(np.float32), size)
@@ -55,12 +55,10 @@ def write_large_adapter(target: Path, path: Path) -> Path:
     return path
 
 
-def _writer(path: Path, alpha: float, arch: str) -> GGUFWriter:
-    writer = GGUFWriter(str(path), arch)
+def _add_keys(writer: GGUFWriter, alpha: float) -> None:
     writer.add_string("general.type", "adapter")
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", alpha)
-    return writer
 
 
 def _shapes(target: Path, rank: int) -> Iterator[tuple[str, tuple[int, int]]]:

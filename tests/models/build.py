@@ -84,35 +84,15 @@ DECODERS = tuple(arch for arch in ARCHITECTURES if arch not in ENCODERS)
 def build(
     arch: str,
     path: Path,
-    *,
-    seed: int = 0,
-    n_layer: int = 4,
-    n_vocab: int = 320,
-    n_ctx_train: int = 65536,
-    output_scale: float = 16.0,
-    perturb_layer: int | None = None,
-    **extra: Any,
+    **options: Any,
 ) -> Path:
     """Write a tiny random F32 model and return `path`.
 
     The file is a function of the arguments alone. `perturb_layer=k` redraws all weights of
     layer `k` and no others: the inputs of layers `0..k` keep their bits, those of later layers
-    change. `extra` are the further fields of `TinyConfig`.
+    change. `options` are the fields of `TinyConfig`.
     """
-    builders = {**ARCHITECTURES, **WITH_HEADS}
-    if arch not in builders:
-        raise ValueError(f"no builder for {arch!r}; known: {', '.join(builders)}")
-    cfg = TinyConfig(
-        arch=arch,
-        seed=seed,
-        n_layer=n_layer,
-        n_vocab=n_vocab,
-        n_ctx_train=n_ctx_train,
-        output_scale=output_scale,
-        perturb_layer=perturb_layer,
-        **extra,
-    )
-    sketch = Sketch(cfg)
-    builders[arch](sketch)
+    sketch = Sketch(TinyConfig(arch, **options))
+    {**ARCHITECTURES, **WITH_HEADS}[arch](sketch)
     mtp.add_heads(sketch)
     return sketch.write(path)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .vocab import MIN_VOCAB
-
 CHATML_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
@@ -57,19 +55,6 @@ class TinyConfig:
     """The number of MTP heads after the layers, for the architectures in mtp.HEADS."""
     control_names: tuple[str, ...] = ()
     """The names of control tokens, in place of the first padding words."""
-
-    def __post_init__(self) -> None:
-        """Reject sizes that the engine cannot load."""
-        if self.n_layer < 1:
-            raise ValueError(f"n_layer must be >= 1, got {self.n_layer}")
-        if self.n_vocab < MIN_VOCAB:
-            raise ValueError(f"n_vocab must be >= {MIN_VOCAB}, got {self.n_vocab}")
-        if self.perturb_layer is not None and not 0 <= self.perturb_layer < self.n_layer:
-            raise ValueError(f"perturb_layer {self.perturb_layer} outside 0..{self.n_layer - 1}")
-        if self.n_embd % self.n_head or self.head_dim % 2:
-            raise ValueError(f"n_embd {self.n_embd} does not give {self.n_head} even-sized heads")
-        if self.n_head % self.n_head_kv:
-            raise ValueError(f"n_head {self.n_head} is not a multiple of {self.n_head_kv}")
 
     @property
     def head_dim(self) -> int:

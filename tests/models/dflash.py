@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, LlamaFileType
-from gguf.quants import quantize
+from gguf import GGUFReader
 from numpy.typing import NDArray
 
 from . import parts
-from .config import TinyConfig
-from .eagle3 import Eagle3Config, RopeScaling, Tensors, copy_tokenizer, llama3_factors
-from .sketch import Sketch
-from .vocab import SPECIAL_IDS, write_tokenizer
+from .eagle3 import Draft, Eagle3Config, RopeScaling, Tensors, llama3_factors
 
 Variant = Literal["dflash", "dflash2", "dspark"]
 
 _NO_SCALING = RopeScaling()
-_FILE_TYPES = {
-    "f32": LlamaFileType.ALL_F32,
-    "bf16": LlamaFileType.MOSTLY_BF16,
-    "f16": LlamaFileType.MOSTLY_F16,
-    "q8_0": LlamaFileType.MOSTLY_Q8_0,
-}
 
 
 @dataclass(frozen=True)
@@ -94,26 +83,6 @@ class DFlashConfig:
     weight_type: Literal["f32", "bf16", "f16", "q8_0"] = "f32"
     """The type of matrices; norms, convolution bases, biases and RoPE factors are F32."""
 
-    def __post_init__(self) -> None:
-        """Reject invalid sizes."""
-        if self.n_head % self.n_head_kv:
-            raise ValueError(f"n_head {self.n_head} is not a multiple of {self.n_head_kv}")
-        if self.head_size % 2:
-            raise ValueError(f"the size of a head must be even, got {self.head_size}")
-        if self.n_draft_vocab is not None:
-            if not 0 < self.n_draft_vocab <= self.n_vocab:
-                raise ValueError(f"n_draft_vocab {self.n_draft_vocab} outside 1..{self.n_vocab}")
-            if not self.own_output:
-                raise ValueError("a reduced vocabulary needs an output of its own")
-        if self.own_embedding and not self.own_output:
-            raise ValueError("a draft with its own embedding needs its own output")
-        if self.rope.kind == "longrope":
-            raise ValueError("the engine gives DFlash no longrope factors")
-        lattice = self.selector_top_k * (self.selector_top_k + 1)
-        fits = self.n_embd >= lattice and self.n_embd % self.conv_group_size == 0
-        if self.variant == "dflash2" and not fits:
-            raise ValueError(f"n_embd {self.n_embd} does not fit {lattice} scores or the groups")
-
     @property
     def head_size(self) -> int:
         """Size of one attention head."""
@@ -127,12 +96,11 @@ class DFlashConfig:
         return self.window_pattern or (True,) * self.n_layer
 
 
-class _Draft(Sketch):
+class _Block(Draft):
     """A draft under construction."""
 
-    def __init__(self, cfg: DFlashConfig) -> None:
-        super().__init__(TinyConfig("dflash", cfg.seed, cfg.n_layer, cfg.n_vocab))
-        self.draft = cfg
+    draft: DFlashConfig
+    multiple = 32
 
     def _attention(self, blk: str) -> None:
         cfg = self.draft
@@ -188,14 +156,10 @@ class _Draft(Sketch):
             self.normal("markov_w1.weight", cfg.n_vocab, cfg.markov_rank)
             # half the logits' spread: the previous token often decides, the row mostly
             self.matrix("markov_w2.weight", cfg.n_vocab, cfg.markov_rank, gain=cfg.output_scale / 2)
-            self._quiet("markov_w2.weight")
+            self.quiet("markov_w2.weight")
             if cfg.confidence:
                 self.matrix("conf_proj.weight", 1, cfg.n_embd + cfg.markov_rank, gain=1.5)
                 self.normal("conf_proj.bias", 1, std=0.2)
-
-    def _quiet(self, name: str) -> None:
-        # as in the targets: control tokens stay far from the argmax
-        self.tensors[name][list(SPECIAL_IDS)] *= np.float32(1.0 / 64.0)
 
     def fill(self) -> None:
         """Add all F32 tensors."""
@@ -210,7 +174,7 @@ class _Draft(Sketch):
         self.norm("output_norm", cfg.n_embd)
         if cfg.own_output:
             self.matrix("output.weight", cfg.n_vocab, cfg.n_embd, gain=cfg.output_scale)
-            self._quiet("output.weight")
+            self.quiet("output.weight")
         if cfg.rope.kind == "llama3":
             head = Eagle3Config(
                 rope=cfg.rope, rope_freq_base=cfg.rope_freq_base, head_dim=cfg.head_size
@@ -264,45 +228,6 @@ class _Draft(Sketch):
             if value is not None:
                 self.key(name, value)
 
-    def write_with(
-        self,
-        path: Path,
-        tensors: Mapping[str, NDArray[Any]],
-        target: Path | None = None,
-        keys: Mapping[str, Any] | None = None,
-    ) -> Path:
-        """Write the file with `tensors` in place of the draft's own, and a target's tokenizer.
-
-        `keys` maps full names of keys to other values; None leaves a key out.
-        """
-        cfg = self.draft
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-        writer = GGUFWriter(partial, "dflash")
-        writer.add_name("tiny test draft")
-        writer.add_file_type(_FILE_TYPES[cfg.weight_type])
-        self.keys()
-        self.meta.update(keys or {})
-        self.meta = {name: value for name, value in self.meta.items() if value is not None}
-        self._write_meta(writer)
-        if target is None:
-            write_tokenizer(writer, cfg.n_vocab, None)
-        else:
-            copy_tokenizer(writer, target)
-        if cfg.mask_token is not None:
-            writer.add_mask_token_id(cfg.mask_token)
-        for name, array in tensors.items():
-            if cfg.weight_type != "f32" and array.ndim == 2 and array.shape[1] % 32 == 0:
-                kind = GGMLQuantizationType[cfg.weight_type.upper()]
-                writer.add_tensor(name, quantize(array, kind), raw_dtype=kind)
-            else:
-                writer.add_tensor(name, array)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return partial.replace(path)
-
 
 def dflash_tensors(cfg: DFlashConfig) -> Tensors:
     """The draft's tensors by their GGUF names: float32 `[out, in]` or `[size]`, `d2t` int64.
@@ -311,16 +236,7 @@ def dflash_tensors(cfg: DFlashConfig) -> Tensors:
     vocabulary are those rows of the full one that `d2t` names, so that reducing a vocabulary
     keeps the logits that remain. A convolution's base is `[2, taps, n_embd]`: before, after.
     """
-    m = _Draft(cfg)
-    m.fill()
-    tensors: Tensors = dict(m.tensors)
-    if cfg.n_draft_vocab is not None:
-        d2t = m.rng("d2t").permutation(cfg.n_vocab)[: cfg.n_draft_vocab].astype(np.int64)
-        tensors["d2t"] = np.sort(d2t) if cfg.sorted_d2t else d2t
-        for name in ("output.weight", "markov_w2.weight"):
-            if name in tensors:
-                tensors[name] = np.ascontiguousarray(tensors[name][tensors["d2t"]])
-    return tensors
+    return _Block("dflash", cfg).all_tensors()
 
 
 def write_dflash(
@@ -334,7 +250,7 @@ def write_dflash(
     `keys` replace those of `cfg`, by their full names; None leaves a key out. Readers never see a
     half-written file under `path`.
     """
-    return _Draft(cfg).write_with(path, tensors, keys=keys)
+    return _Block("dflash", cfg).write_with(path, tensors, keys=keys)
 
 
 def build_dflash(path: Path, *, target: Path | None = None, **options: Any) -> Path:
@@ -345,7 +261,7 @@ def build_dflash(path: Path, *, target: Path | None = None, **options: Any) -> P
     """
     known = {} if target is None else target_options(target)
     cfg = DFlashConfig(**{**known, **options})
-    return _Draft(cfg).write_with(path, dflash_tensors(cfg), target)
+    return _Block("dflash", cfg).write_with(path, dflash_tensors(cfg), target)
 
 
 def target_options(target: Path) -> dict[str, Any]:

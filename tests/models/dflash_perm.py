@@ -35,8 +35,6 @@ class _Code:
         n_single = sum(len(cycle) == 1 for cycle in cycles)
         n_long = len(cycles) - n_single
         n_frequencies = min((room - n_single) // (2 * max(n_long, 1)), _MAX_FREQUENCIES)
-        if n_frequencies < 4:
-            raise ValueError(f"{n_long} cycles leave {n_frequencies} frequencies each")
         self.size = n_single + 2 * n_frequencies * n_long
         self.rows: Array = np.zeros((len(successor), self.size))
         self._pairs: list[tuple[int, float]] = []
@@ -160,8 +158,6 @@ class _Layout:
     """
 
     def __init__(self, cfg: DFlashConfig, code: _Code, read: Read) -> None:
-        if cfg.n_layer < 2 or not (cfg.own_embedding and cfg.own_output):
-            raise ValueError("the draft needs two layers, an embedding and an output")
         self._cfg, self._code, self._read = cfg, code, read
         self._code_end = code.size
         # row of a feature or filler / the block's first token / mask token
@@ -176,8 +172,6 @@ class _Layout:
         # of squared length head_size, as the norm makes it
         self._amplitudes: Array = amplitudes * np.sqrt(cfg.head_size / (amplitudes**2).sum())
         self._ahead = int(cfg.variant == "dspark" and cfg.sample_from_anchor is not False)
-        if read == "token" and self._ahead:
-            raise ValueError("read='token' leaves the anchor's own slot without a draft")
 
     def _undo_norm(self, square: float) -> float:
         """The weight with which RMSNorm keeps a row of that squared length unchanged."""
@@ -196,8 +190,6 @@ class _Layout:
         # the norm makes each pair of K sqrt(2) long
         scores = np.sqrt(2) * np.cos(np.outer(lags, self._frequencies)) @ self._amplitudes
         drop = float(np.min(scores[:-1] - scores[1:]))
-        if drop <= 0:
-            raise ValueError("these RoPE frequencies do not tell positions apart")
         return float(np.sqrt(_CONTRAST * np.sqrt(self._cfg.head_size) / drop))
 
     def rows_to_codes(self, tensors: Tensors, stepping: bool, read_layer: int | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,17 @@ from numpy.typing import NDArray
 
 from . import parts
 from .config import TinyConfig
+from .keys import writing
 from .sketch import Sketch
 from .vocab import SPECIAL_IDS, write_tokenizer
 
 Tensors = dict[str, NDArray[Any]]
+_FILE_TYPES = {
+    "f32": LlamaFileType.ALL_F32,
+    "bf16": LlamaFileType.MOSTLY_BF16,
+    "f16": LlamaFileType.MOSTLY_F16,
+    "q8_0": LlamaFileType.MOSTLY_Q8_0,
+}
 RopeKind = Literal["none", "linear", "yarn", "llama3", "longrope"]
 
 
@@ -76,27 +82,88 @@ class Eagle3Config:
     weight_type: Literal["f32", "bf16"] = "f32"
     """The type of matrices; norms, biases and RoPE factors are F32."""
 
-    def __post_init__(self) -> None:
-        """Reject invalid sizes."""
-        if self.n_head % self.n_head_kv:
-            raise ValueError(f"n_head {self.n_head} is not a multiple of {self.n_head_kv}")
-        if self.head_size % 2:
-            raise ValueError(f"the size of a head must be even, got {self.head_size}")
-        if self.n_draft_vocab is not None and not 0 < self.n_draft_vocab <= self.n_vocab:
-            raise ValueError(f"n_draft_vocab {self.n_draft_vocab} outside 1..{self.n_vocab}")
-
     @property
     def head_size(self) -> int:
         """Size of one attention head."""
         return self.n_embd // self.n_head if self.head_dim is None else self.head_dim
 
 
-class _Draft(Sketch):
+class Draft(Sketch):
+    """A draft under construction."""
+
+    draft: Any
+    multiple = 1
+    """What a matrix's width must be a multiple of to have the configured type."""
+
+    def __init__(self, arch: str, cfg: Any) -> None:
+        super().__init__(TinyConfig(arch, cfg.seed, cfg.n_layer, cfg.n_vocab))
+        self.draft = cfg
+
+    def fill(self) -> None:
+        """Add all F32 tensors."""
+        raise NotImplementedError
+
+    def keys(self) -> None:
+        """Add the architecture's keys."""
+        raise NotImplementedError
+
+    def quiet(self, name: str) -> None:
+        """Keep control tokens far from the argmax, as in the targets."""
+        self.tensors[name][list(SPECIAL_IDS)] *= np.float32(1.0 / 64.0)
+
+    def all_tensors(self) -> Tensors:
+        """The tensors, with the output rows that `d2t` names if the vocabulary is reduced."""
+        self.fill()
+        cfg, tensors = self.draft, dict(self.tensors)
+        if cfg.n_draft_vocab is None:
+            return tensors
+        d2t = self.rng("d2t").permutation(cfg.n_vocab)[: cfg.n_draft_vocab].astype(np.int64)
+        d2t = np.sort(d2t) if cfg.sorted_d2t else d2t
+        for name in ("output.weight", "markov_w2.weight"):
+            if name in tensors:
+                tensors[name] = np.ascontiguousarray(tensors[name][d2t])
+        return {**tensors, "d2t": d2t}
+
+    def write_with(
+        self,
+        path: Path,
+        tensors: Mapping[str, NDArray[Any]],
+        target: Path | None = None,
+        keys: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Write the file with `tensors` in place of the draft's own, and a target's tokenizer.
+
+        `keys` maps full names of keys to other values; None leaves a key out.
+        """
+        cfg = self.draft
+        with writing(path, self.cfg.arch) as writer:
+            writer.add_name("tiny test draft")
+            writer.add_file_type(_FILE_TYPES[cfg.weight_type])
+            self.keys()
+            self.meta.update(keys or {})
+            self.meta = {name: value for name, value in self.meta.items() if value is not None}
+            self._write_meta(writer)
+            if target is None:
+                write_tokenizer(writer, cfg.n_vocab, None)
+            else:
+                copy_tokenizer(writer, target)
+            mask = getattr(cfg, "mask_token", None)
+            if mask is not None:
+                writer.add_mask_token_id(mask)
+            for name, array in tensors.items():
+                is_wide = array.ndim == 2 and array.shape[1] % self.multiple == 0
+                if cfg.weight_type != "f32" and is_wide:
+                    kind = GGMLQuantizationType[cfg.weight_type.upper()]
+                    writer.add_tensor(name, quantize(array, kind), raw_dtype=kind)
+                else:
+                    writer.add_tensor(name, array)
+        return path
+
+
+class _Head(Draft):
     """A draft head under construction."""
 
-    def __init__(self, cfg: Eagle3Config) -> None:
-        super().__init__(TinyConfig("eagle3", cfg.seed, cfg.n_layer, cfg.n_vocab))
-        self.draft = cfg
+    draft: Eagle3Config
 
     def _attention(self, blk: str, n_in: int) -> None:
         cfg = self.draft
@@ -155,8 +222,7 @@ class _Draft(Sketch):
         self.norm("output_norm", cfg.n_embd)
         if cfg.own_output:
             self.matrix("output.weight", cfg.n_vocab, cfg.n_embd, gain=cfg.output_scale)
-            # as in the targets: control tokens stay far from the argmax
-            self.tensors["output.weight"][list(SPECIAL_IDS)] *= np.float32(1.0 / 64.0)
+            self.quiet("output.weight")
         self._rope_factors()
 
     def keys(self) -> None:
@@ -194,35 +260,6 @@ class _Draft(Sketch):
         if rope.attn_factor is not None:
             self.key("rope.scaling.attn_factor", rope.attn_factor)
 
-    def write_with(
-        self, path: Path, tensors: Mapping[str, NDArray[Any]], target: Path | None = None
-    ) -> Path:
-        """Write the file with `tensors` in place of the head's own, and a target's tokenizer."""
-        cfg = self.draft
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-        writer = GGUFWriter(partial, "eagle3")
-        writer.add_name("tiny test draft")
-        bf16 = cfg.weight_type == "bf16"
-        writer.add_file_type(LlamaFileType.MOSTLY_BF16 if bf16 else LlamaFileType.ALL_F32)
-        self.keys()
-        self._write_meta(writer)
-        if target is None:
-            write_tokenizer(writer, cfg.n_vocab, None)
-        else:
-            copy_tokenizer(writer, target)
-        for name, array in tensors.items():
-            if bf16 and array.ndim == 2:
-                kind = GGMLQuantizationType.BF16
-                writer.add_tensor(name, quantize(array, kind), raw_dtype=kind)
-            else:
-                writer.add_tensor(name, array)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return partial.replace(path)
-
 
 def llama3_factors(cfg: Eagle3Config) -> NDArray[np.float64]:
     """Llama 3.1's divisors of the RoPE frequencies, float64 `[head size / 2]`."""
@@ -242,19 +279,7 @@ def eagle3_tensors(cfg: Eagle3Config) -> Tensors:
     vocabulary are those rows of the full one that `d2t` names, so that reducing a vocabulary
     keeps the logits that remain.
     """
-    m = _Draft(cfg)
-    m.fill()
-    tensors: Tensors = dict(m.tensors)
-    if cfg.n_draft_vocab is not None:
-        d2t = m.rng("d2t").permutation(cfg.n_vocab)[: cfg.n_draft_vocab].astype(np.int64)
-        _reduce(tensors, np.sort(d2t) if cfg.sorted_d2t else d2t)
-    return tensors
-
-
-def _reduce(tensors: Tensors, d2t: NDArray[np.int64]) -> None:
-    tensors["d2t"] = d2t
-    if "output.weight" in tensors:
-        tensors["output.weight"] = np.ascontiguousarray(tensors["output.weight"][d2t])
+    return _Head("eagle3", cfg).all_tensors()
 
 
 def write_eagle3(path: Path, cfg: Eagle3Config, tensors: Mapping[str, NDArray[Any]]) -> Path:
@@ -262,7 +287,7 @@ def write_eagle3(path: Path, cfg: Eagle3Config, tensors: Mapping[str, NDArray[An
 
     Readers never see a half-written file under `path`.
     """
-    return _Draft(cfg).write_with(path, tensors)
+    return _Head("eagle3", cfg).write_with(path, tensors)
 
 
 def build_eagle3(path: Path, *, target: Path | None = None, **options: Any) -> Path:
@@ -271,7 +296,7 @@ def build_eagle3(path: Path, *, target: Path | None = None, **options: Any) -> P
     With a GGUF as `target` the head has its tokenizer; the sizes must still be given.
     """
     cfg = Eagle3Config(**options)
-    return _Draft(cfg).write_with(path, eagle3_tensors(cfg), target)
+    return _Head("eagle3", cfg).write_with(path, eagle3_tensors(cfg), target)
 
 
 def copy_tokenizer(writer: GGUFWriter, source: Path) -> None:

@@ -14,7 +14,6 @@ from .recurrent import (
     gated_attention,
     mamba2_mixer,
     mamba_mixer,
-    require_attention_layer,
     ssm_header,
 )
 from .sketch import Sketch
@@ -51,7 +50,6 @@ def gated_delta_header(m: Sketch) -> tuple[int, int, int]:
     """
     cfg = m.cfg
     head, k_heads, v_heads = cfg.state_size or 16, 2, cfg.state_heads or 4
-    require_attention_layer(m)
     parts.header(m)
     parts.moe_header(m)
     ssm_header(m, inner=head * v_heads, state=head, rank=v_heads, groups=k_heads)
@@ -80,17 +78,17 @@ def qwen3next(m: Sketch) -> None:
     _gated_delta_moe(m, joined=True)
 
 
+def _mamba2_header(m: Sketch, *, groups: int) -> dict[str, int]:
+    inner, state, heads = 2 * m.cfg.n_embd, m.cfg.state_size or 32, m.cfg.state_heads or 4
+    ssm_header(m, inner=inner, state=state, rank=heads, groups=groups)
+    return {"inner": inner, "state": state, "heads": heads, "groups": groups}
+
+
 def falcon_h1(m: Sketch) -> None:
     """Mamba-2 and attention in parallel in every layer."""
     cfg = m.cfg
     parts.header(m)
-    sizes = {
-        "inner": 2 * cfg.n_embd,
-        "state": cfg.state_size or 32,
-        "heads": cfg.state_heads or 4,
-        "groups": 2,
-    }
-    ssm_header(m, inner=sizes["inner"], state=sizes["state"], rank=sizes["heads"], groups=2)
+    sizes = _mamba2_header(m, groups=2)
     m.embedding()
     for _, blk in parts.layers(m):
         parts.norms(m, blk, "attn_norm")
@@ -104,17 +102,9 @@ def falcon_h1(m: Sketch) -> None:
 
 def granite_hybrid(m: Sketch) -> None:
     """Mamba-2 or attention, each with a dense feed-forward block."""
-    cfg = m.cfg
-    require_attention_layer(m)
     parts.header(m)
     key_heads(m)
-    sizes = {
-        "inner": 2 * cfg.n_embd,
-        "state": cfg.state_size or 32,
-        "heads": cfg.state_heads or 4,
-        "groups": 1,
-    }
-    ssm_header(m, inner=sizes["inner"], state=sizes["state"], rank=sizes["heads"], groups=1)
+    sizes = _mamba2_header(m, groups=1)
     for key in ("attention.scale", "embedding_scale", "residual_scale", "logit_scale"):
         m.key(key, 0.25 if key == "attention.scale" else 1.0)
     m.embedding()
@@ -132,18 +122,11 @@ def nemotron_h(m: Sketch) -> None:
     """One block per layer: Mamba-2, attention, Mamba-2, feed-forward, and so on."""
     cfg = m.cfg
     kinds = [("mamba", "attention", "mamba", "ffn")[i % 4] for i in range(cfg.n_layer)]
-    require_attention_layer(m)
     parts.header(m)
     m.key("attention.layer_norm_epsilon", cfg.norm_eps)
     m.key("attention.head_count_kv", [cfg.n_head_kv * (kind == "attention") for kind in kinds])
     m.key("feed_forward_length", [cfg.n_ff * (kind == "ffn") for kind in kinds])
-    sizes = {
-        "inner": 2 * cfg.n_embd,
-        "state": cfg.state_size or 32,
-        "heads": cfg.state_heads or 4,
-        "groups": 2,
-    }
-    ssm_header(m, inner=sizes["inner"], state=sizes["state"], rank=sizes["heads"], groups=2)
+    sizes = _mamba2_header(m, groups=2)
     m.embedding()
     for index, blk in parts.layers(m):
         parts.norms(m, blk, "attn_norm")
@@ -188,7 +171,6 @@ def jamba(m: Sketch) -> None:
     """Mamba with norms of B, C and dt, or attention without RoPE."""
     cfg = m.cfg
     inner, state, rank = 2 * cfg.n_embd, cfg.state_size or 16, 4
-    require_attention_layer(m)
     parts.header(m)
     key_heads(m)
     ssm_header(m, inner=inner, state=state, rank=rank, groups=None)
@@ -210,7 +192,6 @@ def plamo2(m: Sketch) -> None:
     """Mamba with a decay per head, or attention with one norm per head."""
     cfg = m.cfg
     inner, state, heads, dt = 2 * cfg.n_embd, cfg.state_size or 16, cfg.state_heads or 4, 64
-    require_attention_layer(m)
     parts.header(m)
     key_heads(m)
     ssm_header(m, inner=inner, state=state, rank=heads, groups=0)
@@ -244,7 +225,6 @@ def kimi_linear(m: Sketch) -> None:
     """Delta attention with a decay per channel, or latent attention without RoPE."""
     cfg = m.cfg
     head, kv_rank, rope, nope = cfg.state_size or 16, 16, 8, 8
-    require_attention_layer(m)
     parts.header(m)
     parts.moe_header(m)
     key_heads(m, 1)
@@ -289,7 +269,6 @@ def bailingmoe3(m: Sketch) -> None:
     Layer 0 is dense.
     """
     cfg = m.cfg
-    require_attention_layer(m)
     latent_header(m)
     m.meta.pop(f"{cfg.arch}.attention.q_lora_rank")
     key_heads(m, 1)

@@ -13,7 +13,6 @@ from .moe import (
     dense_or_biased_experts,
     latent_header,
 )
-from .recurrent import require_attention_layer
 from .sketch import Sketch
 from .streams import N_STREAMS
 
@@ -118,7 +117,6 @@ def glm5_next(m: Sketch) -> None:
     Layer 0 is dense.
     """
     cfg = m.cfg
-    require_attention_layer(m)
     latent_header(m)
     _streams_header(m)
     key_heads(m, 1)

@@ -1,22 +1,33 @@
-"""GGUF files with keys and no tensors, for checks that come before the weights."""
+"""GGUF files as the builders write them."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gguf import GGUFWriter
 
 
-def write_keys(path: Path, arch: str, values: dict[str, str | list[int]] | None = None) -> Path:
-    """Writes a GGUF of an architecture with these keys; returns the path."""
-    writer = GGUFWriter(path, arch)
-    for key, value in (values or {}).items():
-        if isinstance(value, list):
-            writer.add_array(key, value)
-        else:
-            writer.add_string(key, value)
+@contextmanager
+def writing(path: Path, arch: str) -> Iterator[GGUFWriter]:
+    """A writer for the keys and tensors of a file that readers never see half written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+    writer = GGUFWriter(partial, arch)
+    yield writer
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    partial.replace(path)
+
+
+def write_keys(path: Path, arch: str, values: dict[str, str | list[int]] | None = None) -> Path:
+    """Writes a GGUF with these keys and no tensors, for checks that come before the weights."""
+    with writing(path, arch) as writer:
+        for key, value in (values or {}).items():
+            add = writer.add_array if isinstance(value, list) else writer.add_string
+            add(key, value)  # type: ignore[arg-type]
     return path

@@ -16,17 +16,10 @@ from .windowed_moe import hy_v3_layer, mimo2_layer, step35_layer
 
 
 def add_heads(m: Sketch) -> None:
-    """Add the configured number of heads to a complete model.
-
-    Raises:
-        ValueError: its architecture has no builder for a head.
-
-    """
+    """Add the configured number of heads to a complete model."""
     cfg = m.cfg
     if not cfg.n_heads:
         return
-    if cfg.arch not in HEADS:
-        raise ValueError(f"no builder for the head of {cfg.arch!r}; known: {', '.join(HEADS)}")
     m.key("block_count", cfg.n_layer + cfg.n_heads)
     m.key("nextn_predict_layers", cfg.n_heads)
     # Lists with a value for each layer. Of several heads the even ones have a window.

@@ -18,21 +18,12 @@ def ssm_header(m: Sketch, *, inner: int, state: int, rank: int, groups: int | No
         m.key("ssm.group_count", groups)
 
 
-def require_attention_layer(m: Sketch) -> None:
-    """Reject a model that makes the engine abort."""
-    # the engine does not reject a hybrid without attention layers: it aborts on the first decode
-    n = m.cfg.attention_interval
-    if m.cfg.n_layer < n:
-        raise ValueError(f"{m.cfg.arch} needs n_layer >= {n}: its attention is in every {n}th")
-
-
 def qwen35(m: Sketch) -> None:
     """Gated delta net, gated attention in the last layer of each interval, dense feed-forward."""
     cfg = m.cfg
     head, k_heads, v_heads = cfg.state_size or 16, 2, cfg.state_heads or 4
     if cfg.n_embd >= 512:  # a size for timings: heads as in published models
         head, k_heads, v_heads = 128, cfg.n_embd // 64, cfg.n_embd // 64
-    require_attention_layer(m)
     parts.header(m)
     ssm_header(m, inner=head * v_heads, state=head, rank=v_heads, groups=k_heads)
     m.key("full_attention_interval", cfg.attention_interval)
@@ -86,7 +77,6 @@ def lfm2(m: Sketch) -> None:
     """Gated short convolution on even layers, attention on odd ones."""
     cfg = m.cfg
     kernel = cfg.conv_kernel - 1
-    require_attention_layer(m)
     parts.header(m)
     m.key("attention.head_count_kv", [cfg.n_head_kv if i % 2 else 0 for i in range(cfg.n_layer)])
     m.key("shortconv.l_cache", kernel)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from gguf.quants import quantize
 from numpy.typing import NDArray
 
 from .config import TinyConfig
+from .keys import writing
 from .vocab import SPECIAL_IDS, write_tokenizer
 
 Array = NDArray[np.float32]
@@ -103,28 +103,22 @@ class Sketch:
 
     def write(self, path: Path) -> Path:
         """Write the GGUF file; readers never see a half-written one under `path`."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-        writer = GGUFWriter(partial, self.cfg.arch)
-        # not the architecture: the engine changes the tokenizer of models named phi3
-        writer.add_name("tiny test model")
-        writer.add_file_type(0)  # all tensors F32
-        self._write_meta(writer)
-        write_tokenizer(
-            writer, self.cfg.n_vocab, self.cfg.chat_template, self.cfg.control_names,
-            shuffle=self.cfg.shuffle,
-        )  # fmt: skip
-        for name, array in self.tensors.items():
-            kind = self._kind(name, array)
-            if kind is None:
-                writer.add_tensor(name, array)
-            else:
-                writer.add_tensor(name, _blocks(array, kind), raw_dtype=kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return partial.replace(path)
+        with writing(path, self.cfg.arch) as writer:
+            # not the architecture: the engine changes the tokenizer of models named phi3
+            writer.add_name("tiny test model")
+            writer.add_file_type(0)  # all tensors F32
+            self._write_meta(writer)
+            write_tokenizer(
+                writer, self.cfg.n_vocab, self.cfg.chat_template, self.cfg.control_names,
+                shuffle=self.cfg.shuffle,
+            )  # fmt: skip
+            for name, array in self.tensors.items():
+                kind = self._kind(name, array)
+                if kind is None:
+                    writer.add_tensor(name, array)
+                else:
+                    writer.add_tensor(name, _blocks(array, kind), raw_dtype=kind)
+        return path
 
     def _kind(self, name: str, array: NDArray[Any]) -> GGMLQuantizationType | None:
         if not self.cfg.quantised or array.ndim < 2 or name.startswith("token_embd"):

@@ -56,8 +56,6 @@ def byte_symbols() -> list[str]:
 
 def tokens(n_vocab: int) -> tuple[list[str], list[int]]:
     """Token texts and token types (`gguf.TokenType` values), both of length `n_vocab`."""
-    if n_vocab < MIN_VOCAB:
-        raise ValueError(f"n_vocab must be >= {MIN_VOCAB}, got {n_vocab}")
     texts = [*byte_symbols(), *SPECIAL_TOKENS, *(left + right for left, right in _MERGES)]
     # Digits are split one by one by the pre-tokenizer, so no text ever encodes to these words.
     texts += [f"\u0120w{index}" for index in range(n_vocab - len(texts))]

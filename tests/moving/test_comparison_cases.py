@@ -58,16 +58,6 @@ def test_a_pickle_of_a_subclass_has_its_attributes() -> None:
         again(PROMPT, max_tokens=4, **GREEDY)
 
 
-def test_a_state_says_what_it_holds() -> None:
-    with open_tiny() as llm:
-        llm.eval(PROMPT)
-        state = llm.save_state()
-        assert state.input_ids.dtype == np.intc
-        assert state.input_ids.tolist() == PROMPT
-        assert isinstance(state.llama_state, bytes)
-        assert 0 < len(state.llama_state) <= state.llama_state_size
-
-
 def test_offsets_of_a_text_begin_behind_its_prompt() -> None:
     text = "the cat"
     with open_tiny() as llm:

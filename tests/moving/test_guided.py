@@ -19,9 +19,6 @@ PROMPT = "Answer: "
 REGEXES = [
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}",
     r"(red|green|blue)( (red|green|blue)){2,5}",
-    r"the identification number is [1-9][0-9]{3}; the amount is [0-9]{1,3} euro",
-    r"[a-z]{1,8}@[a-z]{1,8}\.(com|org)",
-    r"(?i)yes|no",
     "[äöü€\U0001f600]{3}",
     r"a{0,6}b",
 ]
@@ -120,15 +117,8 @@ def test_many_at_once_each_follow_their_own() -> None:
     "options",
     [
         {"response_format": {"type": "regex", "pattern": "("}},
-        {"response_format": {"type": "regex"}},
         {"response_format": {"type": "grammar", "syntax": "ebnf", "definition": "a"}},
-        {"response_format": {"type": "grammar", "syntax": "lark", "definition": "nothing"}},
         {"grammar": "%llguidance {}\nstart: undefined"},
-        {"grammar": Guide("json_schema", '{"type": 3}')},
-        {
-            "grammar": LlamaGrammar.from_regex("a"),
-            "response_format": {"type": "regex", "pattern": "a"},
-        },
     ],
 )
 def test_what_cannot_be_followed_is_refused(options: dict[str, Any]) -> None:
@@ -142,12 +132,8 @@ def test_what_cannot_be_followed_is_refused(options: dict[str, Any]) -> None:
     "guide",
     [
         Guide("lark", "start: start"),
-        Guide("lark", "start: " + "(" * 3000 + '"a"' + ")" * 3000),
         Guide("lark", 'start: %json {"$ref": "http://example.com/x"}'),
-        Guide("lark", "start: <[99999]>"),
         Guide("regex", "(" * 5000 + "a" + ")" * 5000),
-        Guide("regex", "a?" * 3000 + "a" * 3000),
-        Guide("regex", "\ud800"),
     ],
 )
 def test_one_that_was_made_to_hurt_ends_in_one_line(guide: Guide) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec import ArgumentError, UnsupportedError
+from pyllama_spec import ArgumentError
 from pyllama_spec.llama_cpp import llama_chat_format
 from pyllama_spec.llama_cpp.llama_chat_format import register_chat_format
 from tests.faces.families import USER, WEATHER
-from tests.faces.tools import GREEDY, open_tiny, text_of
+from tests.faces.tools import GREEDY, open_tiny
 
 CALL = {
     "id": "call_1", "type": "function",
@@ -74,21 +74,6 @@ def test_a_registered_format_and_a_handler_of_ones_own() -> None:
         registry.unregister_chat_handler("of-a-newcomer")
 
 
-def test_a_handler_can_add_to_what_ends_a_text() -> None:
-    """llama-cpp-python's handlers compute `stop + [...]`, which needs a list."""
-    with open_tiny(chat_handler=lambda **keywords: keywords["stop"] + ["zzz"]) as llm:
-        found: Any = llm.create_chat_completion([USER])
-        assert found == ["zzz"]
-
-
-def test_no_suffix_needs_no_tokens_for_it() -> None:
-    with open_tiny() as llm:
-        plain = text_of(llm("the cat", max_tokens=6, **GREEDY))
-        assert text_of(llm("the cat", suffix="", max_tokens=6, **GREEDY)) == plain
-        with pytest.raises(UnsupportedError, match="fill-in-the-middle"):
-            llm("the cat", suffix="sat", max_tokens=6, **GREEDY)
-
-
 def test_messages_may_be_objects_of_the_package_openai() -> None:
     said = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     told = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
@@ -106,3 +91,10 @@ def test_messages_may_be_objects_of_the_package_openai() -> None:
     counts = [one["usage"]["prompt_tokens"] for one in found]
     assert counts == [counts[0]] * 4
     assert len({one["choices"][0]["message"]["content"] for one in found}) == 1
+
+
+def test_a_handler_can_add_to_what_ends_a_text() -> None:
+    """llama-cpp-python's handlers compute `stop + [...]`, which needs a list."""
+    with open_tiny(chat_handler=lambda **keywords: keywords["stop"] + ["zzz"]) as llm:
+        found: Any = llm.create_chat_completion([USER])
+        assert found == ["zzz"]

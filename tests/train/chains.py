@@ -35,6 +35,15 @@ def random_texts(lengths: list[int], n_features: int, seed: int = 5) -> Texts:
     )
 
 
+def said_twice(half: npt.NDArray[np.int64], features: Floats) -> Texts:
+    """A text that says its first half again, with its rows; drafts begin in the second half."""
+    ids, n = np.concatenate((half, half)), 2 * len(half)
+    texts = random_texts([n], features.shape[1])
+    texts.tokens, texts.features = torch.from_numpy(ids), torch.from_numpy(features)
+    texts.starts, texts.learned = torch.arange(n // 2, n - 2), torch.ones(n, dtype=torch.bool)
+    return texts
+
+
 def _has_room(lengths: list[int]) -> npt.NDArray[np.bool_]:
     return np.concatenate([np.arange(m) < m - 2 for m in lengths])
 

@@ -62,12 +62,6 @@ def test_an_epoch_has_every_sequence_once_and_an_order_of_its_own() -> None:
     assert first not in (second, plan(LENGTHS, 256, 2, 0))
 
 
-def test_a_sequence_longer_than_a_batch_has_one_of_its_own() -> None:
-    batches = plan([10, 500, 10], 64, 1, 0)
-    assert [1] in batches
-    assert sorted(chain(*batches)) == [0, 1, 2]
-
-
 @pytest.mark.parametrize("n_epochs", [0.3, 1.0, 2.3])
 def test_a_run_goes_on_with_the_batch_after_the_last_one(n_epochs: float) -> None:
     whole = list(batches_from(LENGTHS, 256, 1, n_epochs, 0))
@@ -90,20 +84,6 @@ def test_no_prompt_is_learned_from_and_measured_on(text: tuple[Corpus, FeatureSo
     for i in set(range(len(corpus.sequences))) - set(train) - set(held):
         assert not corpus.sequences[i].is_greedy
         assert prompt_of(corpus.sequences[i]) not in learned
-
-
-def test_a_sample_is_the_first_layer_and_the_size_of_all(
-    text: tuple[Corpus, FeatureSource],
-) -> None:
-    corpus, source = text
-    indices = [4, 0, 7]
-    seen = sample(indices, corpus, source, len(LAYERS))
-    rows = np.concatenate([source.get(i).rows[:-1].astype(np.float64) for i in indices])
-    layers = rows.reshape(len(rows), len(LAYERS), -1)
-    assert np.array_equal(seen.rows, layers[:, 0])
-    tokens = np.concatenate([corpus.sequences[i].tokens[:-1] for i in indices])
-    assert seen.tokens.tolist() == tokens.tolist()
-    np.testing.assert_allclose(seen.rms, np.sqrt((layers**2).mean(axis=(0, 2))), rtol=1e-5)
 
 
 def test_what_repeats_has_stood_before_as_a_whole() -> None:
@@ -133,3 +113,23 @@ def test_chains_that_would_be_copied_are_thinned_out() -> None:
     # A batch of nothing but a loop is learned from as it is.
     texts.lookup_hits[:] = True
     assert with_fewer_lookups(texts, 0.0, generator).starts.tolist() == starts.tolist()
+
+
+def test_a_sequence_longer_than_a_batch_has_one_of_its_own() -> None:
+    batches = plan([10, 500, 10], 64, 1, 0)
+    assert [1] in batches
+    assert sorted(chain(*batches)) == [0, 1, 2]
+
+
+def test_a_sample_is_the_first_layer_and_the_size_of_all(
+    text: tuple[Corpus, FeatureSource],
+) -> None:
+    corpus, source = text
+    indices = [4, 0, 7]
+    seen = sample(indices, corpus, source, len(LAYERS))
+    rows = np.concatenate([source.get(i).rows[:-1].astype(np.float64) for i in indices])
+    layers = rows.reshape(len(rows), len(LAYERS), -1)
+    assert np.array_equal(seen.rows, layers[:, 0])
+    tokens = np.concatenate([corpus.sequences[i].tokens[:-1] for i in indices])
+    assert seen.tokens.tolist() == tokens.tolist()
+    np.testing.assert_allclose(seen.rms, np.sqrt((layers**2).mean(axis=(0, 2))), rtol=1e-5)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
-from pyllama_spec import ArgumentError
 from pyllama_spec.engine import Model
 from pyllama_spec.gguf.target import read_target
 from pyllama_spec.train import DFlashFitConfig
@@ -130,15 +128,6 @@ def test_a_slot_sees_features_before_its_anchor_and_nothing_else(name: str) -> N
             assert (moved == (texts.starts + 1 == at)[:, None]).all(), "a token is its anchor's"
 
 
-def test_slots_see_those_after_them_unless_they_are_causal() -> None:
-    texts = texts_for(SHAPE, [10])
-    for causal in (False, True):
-        long, short = (random_head(replace(SHAPE, causal=causal, block_size=n)) for n in (5, 3))
-        with torch.no_grad():
-            gap = block_rows(long, texts)[:, :2] - block_rows(short, texts)
-        assert (float(gap.abs().max()) < 1e-5) == causal
-
-
 def slow_losses(head: DFlashHead, texts: Texts, fit: DFlashFitConfig) -> float:
     """The loss of whole blocks one after the other; only for a missed_share of 0 or 1."""
     with torch.no_grad():
@@ -228,19 +217,6 @@ def test_confidence_learns_from_slots_that_are_reached_and_teaches_nothing_else(
     assert float(slope.abs().max()) > 0
 
 
-@pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0"])
-def test_every_type_of_file_is_loaded_by_the_engine(kind: str, tmp_path: Path) -> None:
-    path = export(random_head(SHAPES["from the anchor"]), tmp_path, kind)
-    with Model(path) as model:
-        assert model.info.arch == "dflash"
-        keys = {k: model.metadata[k] for k in model.metadata if k.startswith("dflash.")}
-        assert model.metadata["tokenizer.ggml.mask_token_id"] == str(MASK)
-    assert keys["dflash.block_size"] == "5"
-    assert keys["dflash.attention.causal"] == "true"
-    assert keys["dflash.sample_from_anchor"] == "true"
-    assert keys["dflash.has_confidence_head"] == "true"
-
-
 def test_the_mask_is_a_token_that_no_text_has() -> None:
     path = model_path("llama")
     with Model(path) as model:
@@ -256,10 +232,3 @@ def test_the_mask_is_a_token_that_no_text_has() -> None:
         assert choose_mask_token(vocab, counts, embedding) == 40
         embedding[40] = 1e-5  # a row that nobody trained
         assert choose_mask_token(vocab, counts, embedding) != 40
-
-
-def test_sizes_that_do_not_fit_are_refused() -> None:
-    wrong: list[dict[str, Any]] = [{"n_head": 3}, {"n_head_kv": 3}, {"mask_token": N_VOCAB}]
-    for changes in wrong:
-        with pytest.raises(ArgumentError):
-            replace(SHAPE, **changes)

@@ -13,7 +13,7 @@ from pyllama_spec.train.dflash.head import DFlashHead, initialise
 from pyllama_spec.train.dflash.induction_heads import set_induction_heads
 from pyllama_spec.train.dflash.objective import count_accepted
 from pyllama_spec.train.run.attention import spans_of
-from pyllama_spec.train.run.texts import Texts
+from tests.train.chains import said_twice
 from tests.train.test_dflash_head import MARKOV
 from tests.train.test_head import N_VOCAB
 
@@ -46,15 +46,7 @@ def first_picks(head: DFlashHead) -> float:
     """The share of first drafts that are right in the second half of a text that says it twice."""
     half = np.random.default_rng(7).permutation(256)[:60]
     ids = np.concatenate((half, half))
-    n = len(ids)
-    texts = Texts(
-        tokens=torch.from_numpy(ids), positions=torch.arange(n), lengths=[n],
-        features=torch.from_numpy(np.concatenate(rows_of(head, ids), axis=1)),
-        starts=torch.arange(60, n - 2), learned=torch.ones(n, dtype=torch.bool),
-        target_ids=torch.zeros(n, 1, dtype=torch.int64), target_p=torch.zeros(n, 1),
-        in_vocab=torch.ones(n, dtype=torch.bool), lookup_hits=torch.zeros(n, dtype=torch.bool),
-        missed=torch.zeros(n, dtype=torch.bool),
-    )  # fmt: skip
+    texts = said_twice(half, np.concatenate(rows_of(head, ids), axis=1))
     return float((count_accepted(head, texts) > 0).float().mean())
 
 

@@ -17,8 +17,8 @@ from pyllama_spec.train.eagle3.chains import run_chains
 from pyllama_spec.train.eagle3.head import Eagle3Head, initialise
 from pyllama_spec.train.eagle3.induction_heads import set_induction_heads
 from pyllama_spec.train.run.target_weights import read_weights
-from pyllama_spec.train.run.texts import Texts
 from tests.models import model_path
+from tests.train.chains import said_twice
 from tests.train.test_head import N_VOCAB, SHAPE
 
 LAYERS, WIDTH = (0, 2, 3), 256
@@ -71,19 +71,11 @@ def right_after_a_repetition(head: Eagle3Head) -> float:
         sequence = TextSequence(0, ids.astype(np.uint32), np.zeros(len(ids), np.bool_), True)
         rows = live.of(sequence).rows.astype(np.float32)
         live.close()
-    n = len(ids)
-    tokens = torch.from_numpy(ids)
-    texts = Texts(
-        tokens=tokens, positions=torch.arange(n), lengths=[n], features=torch.from_numpy(rows),
-        starts=torch.arange(60, n - 2), learned=torch.ones(n, dtype=torch.bool),
-        target_ids=torch.zeros(n, 1, dtype=torch.int64), target_p=torch.zeros(n, 1),
-        in_vocab=torch.ones(n, dtype=torch.bool), lookup_hits=torch.zeros(n, dtype=torch.bool),
-        missed=torch.zeros(n, dtype=torch.bool),
-    )  # fmt: skip
+    texts = said_twice(half, rows)
     with torch.no_grad():
         step = next(run_chains(head, texts, 1))
         picked = head.d2t[head.logits(step.y).argmax(-1)]
-    return float((picked == tokens[step.at + 1]).float().mean())
+    return float((picked == texts.tokens[step.at + 1]).float().mean())
 
 
 @pytest.mark.parametrize("name", SHAPES)

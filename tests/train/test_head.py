@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pyllama_spec.drafters import Eagle3
-from pyllama_spec.engine import Batch, Context, Model
+from pyllama_spec.engine import Model
 from pyllama_spec.gguf.target import read_target
 from pyllama_spec.train.eagle3.chains import run_chains
 from pyllama_spec.train.eagle3.head import Eagle3Head, HeadShape, initialise
@@ -105,33 +105,6 @@ def test_chains_are_the_steps_of_inference(name: str, tmp_path: Path) -> None:
     assert n_compared == len(got) > 50
 
 
-def test_a_chain_ends_after_a_token_that_cannot_be_drafted() -> None:
-    head = random_head(SHAPE)
-    texts = random_texts([10], 3 * N_EMBD)
-    assert sorted(depth for start, depth in all_steps(head, texts, 4) if start == 2) == [0, 1, 2, 3]
-    texts.in_vocab[5] = False  # what step 1 from position 2 is to predict
-    assert sorted(depth for start, depth in all_steps(head, texts, 4) if start == 2) == [0, 1]
-
-
-def test_a_chain_goes_on_where_its_reader_says_so() -> None:
-    head, texts = random_head(SHAPE), random_texts([40, 60], 3 * N_EMBD)
-    whole = all_steps(head, texts, 3)
-    wanted = torch.rand(len(texts.starts), generator=torch.Generator().manual_seed(1)) < 0.25
-    got: dict[tuple[int, int], Floats] = {}
-    with torch.no_grad():
-        for step in run_chains(head, texts, 3):
-            if step.depth == 0:
-                step.goes_on = wanted
-            starts = texts.starts[step.chains].tolist()
-            for start, row in zip(starts, head.logits(step.y).numpy(), strict=True):
-                got[start, step.depth] = row
-    deep = set(texts.starts[wanted].tolist())
-    assert got.keys() == {(s, d) for s, d in whole if d == 0 or s in deep}
-    # The steps of a chain do not depend on which others are there.
-    for key, row in got.items():
-        np.testing.assert_allclose(row, whole[key], atol=1e-4)
-
-
 @pytest.mark.parametrize("missed_share", [1.0, 0.4, 0.0])
 def test_the_loss_is_the_mean_over_all_steps_of_chains_that_live(missed_share: float) -> None:
     """The loss equals a sum over single chains; right picks continue, and a share of wrong ones."""
@@ -169,52 +142,6 @@ def test_the_loss_is_the_mean_over_all_steps_of_chains_that_live(missed_share: f
     assert float(losses.total.detach()) == pytest.approx(total / mass, rel=1e-4)
 
 
-def engine_logits(path: Path, texts: Texts, n: int) -> tuple[list[Floats], list[int]]:
-    """The engine's logits for n pairs of features, and the draft that follows the last."""
-    tokens, rows = texts.tokens.tolist(), texts.features.numpy()
-    with (
-        Model(model_path("llama")) as target,
-        Model(path) as model,
-        Context(target, n_ctx=64, n_threads=1) as beside,
-        Context(model, target=beside, n_ctx=64, is_window=True, n_threads=1, type_k="f32",
-                type_v="f32") as context,
-    ):  # fmt: skip
-        batch = Batch(n, n_row=rows.shape[1], n_model_row=model.info.n_embd_inp)
-        batch.extend(tokens[1 : n + 1], 0, rows=[rows[:n]], output_all=True)
-        context.decode(batch)
-        logits = [context.logits(i).copy() for i in range(n)]
-        step = Batch(1, n_row=model.info.n_embd, n_model_row=model.info.n_embd_inp)
-        step.hidden_rows = True
-        (token, *_), _, row = context.draft_candidates(n - 1)
-        ids = [token]
-        for depth in range(1, 4):
-            step.clear()
-            step.add(token, n - 1 + depth, output=True, row=row)
-            context.decode(step)
-            (token, *_), _, row = context.draft_candidates(0)
-            ids.append(token)
-        return logits, ids
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_engine_and_pytorch_agree_on_an_exported_head(name: str, tmp_path: Path) -> None:
-    head = random_head(SHAPES[name])
-    path = export(head, tmp_path)
-    n = 12
-    texts = random_texts([n + 6], len(head.shape.target_layers) * N_EMBD)
-    logits, drafted = engine_logits(path, texts, n)
-    ours = all_steps(head, texts, 1)
-    for start in range(n):
-        got = logits[start]
-        np.testing.assert_allclose(got[head.d2t.numpy()], ours[start, 0], atol=1e-3)
-        assert np.isneginf(np.delete(got, head.d2t.numpy())).all()
-    # The draft from the last pair, with the head's own tokens in the text.
-    for depth, token in enumerate(drafted):
-        best = all_steps(head, texts, depth + 1)[n - 1, depth].argmax()
-        assert int(head.d2t[best]) == token
-        texts.tokens[n + 1 + depth] = token
-
-
 @pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0"])
 def test_every_type_of_file_is_loaded_by_the_drafter(kind: str, tmp_path: Path) -> None:
     head, path = random_head(SHAPE), tmp_path / "head.gguf"
@@ -227,32 +154,6 @@ def test_every_type_of_file_is_loaded_by_the_drafter(kind: str, tmp_path: Path) 
         drafter.model.check_draft_of(model)
         assert drafter.target_layers == (1, 2, 3)
         assert drafter.model.metadata["pyllama_spec.train.tokens"] == "12"
-
-
-def test_a_head_begins_with_what_the_target_was_about_to_say() -> None:
-    """Without its own layer, its logits equal the target's output for the last feature."""
-    path = model_path("llama")
-    with Model(path) as model:
-        weights = read_weights(path, model.info)
-    assert weights.output_norm is not None
-    head = Eagle3Head(SHAPE, weights.embedding, np.arange(N_DRAFT, dtype=np.int64))
-    initialise(head, weights.output, weights.output_norm, np.ones(3, np.float32), 1)
-    with torch.no_grad():
-        head.weight("fc.weight").copy_(torch.eye(64).repeat(1, 3) * torch.tensor([0, 0, 1.0])
-                                       .repeat_interleave(64))  # fmt: skip
-        head.weight("blk.0.attn_output.weight").zero_()
-        head.weight("blk.0.ffn_down.weight").zero_()
-        rows = torch.randn(5, 192, generator=torch.Generator().manual_seed(1))
-        _, y = head.finish(head.encode(rows), torch.zeros(5, 4, 16))
-        h = rows[:, 128:]
-        normed = h / (h.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-        rows = torch.from_numpy(weights.output[:N_DRAFT] * weights.output_norm)
-        expected = torch.log_softmax(normed @ rows.T, -1)
-        got = torch.log_softmax(head.logits(y), -1)
-        cosine = torch.cosine_similarity(
-            got - got.mean(-1, keepdim=True), expected - expected.mean(-1, keepdim=True)
-        )
-    assert (cosine > 0.999).all()
 
 
 @pytest.mark.parametrize("rank", [0, 5])
@@ -289,3 +190,47 @@ def test_the_loss_has_the_value_and_the_gradient_of_its_formula(rank: int) -> No
     # A matrix that stays as it is costs no gradient.
     by_row, _, _ = SoftCrossEntropy.apply(y, output.detach(), low, bias, targets, torch.float64)
     torch.testing.assert_close(torch.autograd.grad((scale * by_row).sum(), y)[0], gradients[0])
+
+
+def test_a_chain_ends_after_a_token_that_cannot_be_drafted() -> None:
+    head = random_head(SHAPE)
+    texts = random_texts([10], 3 * N_EMBD)
+    assert sorted(depth for start, depth in all_steps(head, texts, 4) if start == 2) == [0, 1, 2, 3]
+    texts.in_vocab[5] = False  # what step 1 from position 2 is to predict
+    assert sorted(depth for start, depth in all_steps(head, texts, 4) if start == 2) == [0, 1]
+
+
+def test_a_head_begins_with_what_the_target_was_about_to_say() -> None:
+    """Without its own layer, its logits equal the target's output for the last feature."""
+    path = model_path("llama")
+    with Model(path) as model:
+        weights = read_weights(path, model.info)
+    assert weights.output_norm is not None
+    head = Eagle3Head(SHAPE, weights.embedding, np.arange(N_DRAFT, dtype=np.int64))
+    initialise(head, weights.output, weights.output_norm, np.ones(3, np.float32), 1)
+    with torch.no_grad():
+        head.weight("fc.weight").copy_(torch.eye(64).repeat(1, 3) * torch.tensor([0, 0, 1.0])
+                                       .repeat_interleave(64))  # fmt: skip
+        head.weight("blk.0.attn_output.weight").zero_()
+        head.weight("blk.0.ffn_down.weight").zero_()
+        rows = torch.randn(5, 192, generator=torch.Generator().manual_seed(1))
+        _, y = head.finish(head.encode(rows), torch.zeros(5, 4, 16))
+        h = rows[:, 128:]
+        normed = h / (h.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        rows = torch.from_numpy(weights.output[:N_DRAFT] * weights.output_norm)
+        expected = torch.log_softmax(normed @ rows.T, -1)
+        got = torch.log_softmax(head.logits(y), -1)
+        cosine = torch.cosine_similarity(
+            got - got.mean(-1, keepdim=True), expected - expected.mean(-1, keepdim=True)
+        )
+    assert (cosine > 0.999).all()
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "lfm2"])
+def test_the_targets_last_norm_is_found(arch: str) -> None:
+    """LFM2 files use the name that others use for the norm of the embedding."""
+    path = model_path(arch)
+    with Model(path) as model:
+        weights = read_weights(path, model.info)
+    assert weights.output_norm is not None
+    assert 0 < np.abs(weights.output_norm - 1).max() < 1

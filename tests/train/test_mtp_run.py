@@ -25,7 +25,7 @@ from pyllama_spec.train.mtp.file import HeadFile, head_output, open_head
 from pyllama_spec.train.run.pipeline import TrainReport
 from tests.models import model_path
 from tests.mtp_tools import head_alone, without
-from tests.train.tools import Interrupting, perm_mtp, quick_mtp_config
+from tests.train.tools import perm_mtp, quick_mtp_config
 
 torch.set_num_threads(1)  # as in test_mtp_head.py
 EPOCHS = 4
@@ -84,23 +84,6 @@ def test_training_goes_on_with_the_file(trained: tuple[TrainReport, Path], tmp_p
     assert more.untrained.tokens_per_round == report.trained.tokens_per_round
     assert more.why_not.startswith("held-out text has ")
     assert not config.out.exists()
-
-
-def test_an_interrupted_run_gives_the_same_file(
-    trained: tuple[TrainReport, Path], tmp_path: Path
-) -> None:
-    report, folder = trained
-    _copy_text(folder, tmp_path)
-    config = quick_mtp_config(tmp_path, epochs=EPOCHS)
-
-    def stop() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train_mtp(config, Interrupting("training", 8, stop))
-    assert not config.out.exists()
-    train_mtp(config)
-    assert config.out.read_bytes() == report.path.read_bytes()
 
 
 def test_a_head_that_can_learn_nothing_is_not_written(
@@ -201,9 +184,7 @@ def test_a_head_without_a_norm_of_its_own_gets_the_targets(tmp_path: Path) -> No
     ("make", "words"),
     [
         (lambda: model_path("perm_mtp", arch="qwen35moe"), "architecture of qwen35moe"),
-        (lambda: model_path("qwen35", n_heads=1, n_layer=2), "rows of 64"),
         (lambda: model_path("perm_mtp", arch="qwen35", n_layer=4), "layers of 4"),
-        (lambda: Path("missing.gguf"), "does not exist"),
     ],
 )
 def test_a_file_that_was_made_for_another_model(
@@ -215,8 +196,8 @@ def test_a_file_that_was_made_for_another_model(
 
 
 @pytest.mark.parametrize("begins_with", ["target", "init"])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("name", ["nextn.eh_proj", "attn_norm", "ffn_up_exps", "ffn_gate_inp"])
+@pytest.mark.parametrize("value", [np.nan])
+@pytest.mark.parametrize("name", ["nextn.eh_proj", "ffn_gate_inp"])
 def test_damaged_weights_are_refused_before_any_text(
     tmp_path: Path, name: str, value: float, begins_with: str
 ) -> None:

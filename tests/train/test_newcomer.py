@@ -49,12 +49,6 @@ def test_from_a_model_to_a_draft_and_a_plot(tmp_path: Path) -> None:
     assert (tmp_path / "rehearsal.gguf").stat().st_size > 10_000
 
 
-def test_the_page_leads_there() -> None:
-    code = "".join(block.code for block in commands())
-    assert [word for word in ("doctor", "generate", "train eagle3", "bench", "--plot")
-            if word not in code] == []  # fmt: skip
-
-
 @pytest.mark.release
 def test_the_example_trains_a_head_that_is_used(tmp_path: Path) -> None:
     target, draft = model_path("llama", n_layer=3), tmp_path / "draft.gguf"

@@ -121,11 +121,3 @@ def test_texts_do_not_run_into_each_other() -> None:
     assert table.find((8,)) is None
     assert table.find((6,)) is None
     assert table.find((5,)) is not None
-
-
-@pytest.mark.parametrize("n_texts", [0, 1])
-def test_hardly_any_text(n_texts: int) -> None:
-    sequences = texts(4, n_texts=n_texts, n_kinds=5, n_tokens=3)
-    ngrams = count_ngrams(sequences, 100)
-    NgramTable(ngrams.keys, ngrams.ids, ngrams.p, 5)
-    assert (len(ngrams.keys) > 0) == (n_texts > 0)

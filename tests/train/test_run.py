@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +20,6 @@ from pyllama_spec.drafters.ngram_table import NgramTable
 from pyllama_spec.engine import Model
 from pyllama_spec.gguf.reader import read_keys
 from pyllama_spec.train import CheckpointError, DivergedError, TrainError, train_eagle3
-from pyllama_spec.train.run.checkpoint import save_whole
 from pyllama_spec.train.run.objective import AcceptanceMeter
 from pyllama_spec.train.run.pipeline import TrainReport
 from pyllama_spec.train.run.target_weights import read_weights
@@ -79,26 +76,6 @@ def test_the_file_says_where_it_comes_from(trained: tuple[TrainReport, Path]) ->
     assert str(folder).encode() not in report.path.read_bytes()
 
 
-def test_the_file_has_a_table_of_what_follows(
-    trained: tuple[TrainReport, Path], tmp_path: Path
-) -> None:
-    report, folder = trained
-    arrays = Model(report.path).ngram_arrays()
-    assert arrays is not None
-    table = NgramTable(*arrays, n_vocab=320)
-    following = perm_next()
-    said = {t: table.find((t,)) for t in range(320)}
-    known = {t: pick for t, pick in said.items() if pick is not None and pick[1] > 0.6}
-    assert len(known) > 20
-    assert all(token == following[t] for t, (token, _) in known.items())
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    config = quick_config(tmp_path)
-    few = train_eagle3(replace(config, n_ngrams=7)).path
-    assert len((Model(few).ngram_arrays() or ((),))[0]) == 7
-    none = train_eagle3(replace(config, n_ngrams=0)).path
-    assert Model(none).ngram_arrays() is None
-
-
 def test_acceptance_says_how_sure_it_is() -> None:
     """Acceptance comes with its error: a mean of 26 rounds is not one of thousands."""
     meter = AcceptanceMeter(3)
@@ -129,10 +106,6 @@ def test_the_course_is_written_as_numbers_and_picture(trained: tuple[TrainReport
     assert (work / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def _raise() -> None:
-    raise KeyboardInterrupt
-
-
 def _signal() -> None:
     signal.raise_signal(signal.SIGINT)
 
@@ -149,9 +122,7 @@ def ctrl_c() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("stage", "n", "act"),
     [
-        ("writing text", 70, _raise),
         ("writing text", 90, _signal),
-        ("training", 1, _signal),
         ("training", 9, _signal),
     ],
 )
@@ -195,9 +166,8 @@ def half_done(tmp_path: Path, trained: tuple[TrainReport, Path]) -> Path:
     ("changes", "reason"),
     [
         ({"lr": 1e-4}, r"fit\.lr=0\.003, and this run has 0\.0001.*--restart"),
-        ({"n_ff": 32}, r"head\.n_ff=64, and this run has 32"),
+        ({"target_layers": (0, 2)}, r"target_layers="),
         ({"temperature": 0.5}, r"temperature=0\.8, and this run has 0\.5.*another --work"),
-        ({"target_layers": (0, 2)}, r"target_layers=\[0, 1, 2\]"),
     ],
 )
 def test_work_of_other_settings_is_refused(
@@ -240,46 +210,6 @@ def test_without_room_on_the_disk_features_are_computed_as_training_goes(
     assert report.trained.tokens_per_round == pytest.approx(
         trained[0].trained.tokens_per_round, abs=0.6
     )
-
-
-_ON_A_SMALL_DISK = """
-import resource, sys
-from pathlib import Path
-from pyllama_spec.train import train_eagle3
-from tests.train.tools import quick_config
-config = quick_config(Path(sys.argv[1]))
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-train_eagle3(config)
-"""
-
-
-def test_text_is_kept_where_its_features_fill_the_disk(
-    tmp_path: Path, trained: tuple[TrainReport, Path]
-) -> None:
-    """A limit on the size of a file fails a write as a full disk does; the text stays."""
-    done = subprocess.run(
-        [sys.executable, "-c", _ON_A_SMALL_DISK, str(tmp_path)],
-        capture_output=True, text=True, check=False, timeout=600,
-    )  # fmt: skip
-    assert "TrainError: " in done.stderr and "rows.npy" in done.stderr, done.stderr
-    assert "What was made so far is kept" in done.stderr
-    kept, whole = (f / "draft.gguf.train" / "corpus" for f in (tmp_path, trained[1]))
-    for name in ("index.json", "shard-00000.tokens.npy"):
-        assert (kept / name).read_bytes() == (whole / name).read_bytes()
-    report = train_eagle3(quick_config(tmp_path))
-    assert report.trained.tokens_per_round == pytest.approx(
-        trained[0].trained.tokens_per_round, abs=0.6
-    )
-
-
-def test_a_checkpoint_on_a_full_disk_says_so() -> None:
-    """The message is about the disk, not PyTorch's "unexpected pos 10919744 vs 10919632"."""
-    content = {"rows": torch.zeros(300_000)}
-    with (
-        Path("/dev/full").open("wb", buffering=0) as full,
-        pytest.raises(OSError, match="No space left"),
-    ):
-        save_whole(content, full)
 
 
 def test_a_plain_head_has_no_key_that_stock_llama_cpp_lacks(tmp_path: Path) -> None:
@@ -336,25 +266,12 @@ def test_bfloat16_learns_as_well(tmp_path: Path) -> None:
     assert half[-1]["loss"][0] < 0.5 * half[0]["loss"][0]
 
 
-def test_the_target_writes_its_own_prompts(tmp_path: Path) -> None:
-    """A target whose turns end now and then, and no prompts file."""
-    target = model_path("llama", suppress_special=False, output_scale=3.0)
-    config = quick_config(
-        tmp_path, target=target, prompts=None, n_tokens=300, n_ctx=96, max_user=40, epochs=1,
-        min_user=2, target_layers=(1, 2, 3), temperature=1.0, greedy_share=0.5,
-    )  # fmt: skip
-    report = train_eagle3(config)
-    assert report.n_answer_tokens >= 300
-    assert report.trained.n_rounds > 10
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "reason"),
     [
         ({"target_layers": (0, 9)}, ArgumentError, "9"),
-        ({"n_head": 3}, ArgumentError, "n_head=3 does not divide the width 320"),
+        ({"n_head": 3}, ArgumentError, "n_head"),
         ({"n_draft_vocab": 400}, ArgumentError, r"n_draft_vocab=400 is outside \d+ \.\. 320"),
-        ({"device": "cuda"}, TrainError, "no CUDA device"),
         ({"n_ctx": 9}, TrainError, r"every prompt of .* is longer than 1 tokens, which n_ctx=9"),
     ],
 )
@@ -368,6 +285,57 @@ def test_bad_settings_have_a_reason(
         train_eagle3(quick_config(tmp_path, n_tokens=100, **changes))
 
 
+def test_the_file_has_a_table_of_what_follows(
+    trained: tuple[TrainReport, Path], tmp_path: Path
+) -> None:
+    report, folder = trained
+    arrays = Model(report.path).ngram_arrays()
+    assert arrays is not None
+    table = NgramTable(*arrays, n_vocab=320)
+    following = perm_next()
+    said = {t: table.find((t,)) for t in range(320)}
+    known = {t: pick for t, pick in said.items() if pick is not None and pick[1] > 0.6}
+    assert len(known) > 20
+    assert all(token == following[t] for t, (token, _) in known.items())
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = quick_config(tmp_path)
+    few = train_eagle3(replace(config, n_ngrams=7)).path
+    assert len((Model(few).ngram_arrays() or ((),))[0]) == 7
+    none = train_eagle3(replace(config, n_ngrams=0)).path
+    assert Model(none).ngram_arrays() is None
+
+
 def test_an_encoder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="bert"):
         train_eagle3(quick_config(tmp_path, target=model_path("bert")))
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "lfm2"])
+def test_a_draft_for_a_hybrid(tmp_path: Path, arch: str) -> None:
+    """The target's recurrent layers write the text and its features."""
+    target = model_path("hybrid_perm", arch=arch, n_cycles=4, n_layer=2)
+    report = train_eagle3(quick_config(tmp_path, target=target))
+    assert report.trained.tokens_per_round > 1.35 > report.untrained.tokens_per_round
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_features_that_were_read_are_not_read_again(tmp_path: Path) -> None:
+    """Of a base model's own text; missing features are a stage of their own."""
+    target = model_path("llama", suppress_special=False, output_scale=3.0, chat_template=None)
+    config = quick_config(
+        tmp_path, target=target, prompts=None, n_tokens=500, n_ctx=96, max_user=20, min_user=2,
+        epochs=3, target_layers=(1, 2, 3), temperature=1.0, greedy_share=0.5,
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        train_eagle3(config, Interrupting("training", 1, _signal))
+    shutil.rmtree(config.work_dir / "features")
+    done = []
+    for n in (3, 2):
+        reporter = Interrupting("reading features", n, _signal)
+        with pytest.raises(KeyboardInterrupt):
+            train_eagle3(config, reporter)
+        done.append(int(reporter.last.split()[0]))
+    assert 0 < done[0] < done[1], "the second run begins behind the first"
+    report = train_eagle3(config)
+    assert report.trained.n_rounds > 10
+    assert "text" not in report.seconds, "of an earlier run"

@@ -37,7 +37,7 @@ from pyllama_spec.train.run.init_draft import InitDraft, read_init_draft
 from pyllama_spec.train.run.ngrams import merge_ngrams
 from pyllama_spec.train.run.pipeline import TrainReport
 from tests.models import model_path
-from tests.train.tools import Interrupting, perm, quick_config
+from tests.train.tools import perm, quick_config
 
 
 @pytest.fixture(scope="module")
@@ -83,40 +83,6 @@ def test_the_file_says_what_it_began_with(first: TrainReport, tmp_path: Path) ->
     with Model(perm()) as target:
         assert values["init_sha256"].decode() == _read(first.path, target).sha256
         assert _read(report.path, target).n_tokens == (first.n_tokens_seen + report.n_tokens_seen)
-
-
-def test_an_interrupted_run_goes_on_from_its_own_checkpoint(
-    first: TrainReport, tmp_path: Path
-) -> None:
-    whole = _again(tmp_path / "whole", first)
-
-    def stop() -> None:
-        raise KeyboardInterrupt
-
-    folder = tmp_path / "cut"
-    folder.mkdir()
-    config = quick_config(folder, init=first.path, epochs=4, seed=2, checkpoint_s=0.0)
-    with pytest.raises(KeyboardInterrupt):
-        train_eagle3(config, Interrupting("training", 5, stop))
-    assert train_eagle3(config).path.read_bytes() == whole.path.read_bytes()
-
-
-def test_both_tables_go_on(first: TrainReport, tmp_path: Path) -> None:
-    report = _again(tmp_path, first)
-    old, new = (Model(r.path).ngram_arrays() for r in (first, report))
-    assert old is not None and new is not None
-    assert set(old.keys.tolist()) <= set(new.keys.tolist())
-    assert len(new.keys) > len(old.keys)
-
-
-def test_a_plain_draft_stays_one_that_stock_loads(tmp_path: Path) -> None:
-    plain = train_eagle3(quick_config(tmp_path, epochs=0.5, fc_norm=False, norm_output=False))
-    report = _again(tmp_path / "again", plain, epochs=0.5)
-    with Model(perm()) as target:
-        shape = _read(report.path, target).shape
-    assert isinstance(shape, HeadShape)
-    assert shape.is_plain
-    assert Model(report.path).ngram_arrays() is None
 
 
 def _arrays(rows: dict[int, tuple[int, int]]) -> NgramArrays:
@@ -220,3 +186,21 @@ def test_a_gpu_that_is_missing_is_told_before_the_target_is_opened(
     with pytest.raises(TrainError, match="PyTorch sees no CUDA device"):
         run(config(tmp_path / "none.gguf", tmp_path / "draft.gguf", device="cuda"))
     assert not [*tmp_path.iterdir()]
+
+
+def test_both_tables_go_on(first: TrainReport, tmp_path: Path) -> None:
+    report = _again(tmp_path, first)
+    old, new = (Model(r.path).ngram_arrays() for r in (first, report))
+    assert old is not None and new is not None
+    assert set(old.keys.tolist()) <= set(new.keys.tolist())
+    assert len(new.keys) > len(old.keys)
+
+
+def test_a_plain_draft_stays_one_that_stock_loads(tmp_path: Path) -> None:
+    plain = train_eagle3(quick_config(tmp_path, epochs=0.5, fc_norm=False, norm_output=False))
+    report = _again(tmp_path / "again", plain, epochs=0.5)
+    with Model(perm()) as target:
+        shape = _read(report.path, target).shape
+    assert isinstance(shape, HeadShape)
+    assert shape.is_plain
+    assert Model(report.path).ngram_arrays() is None

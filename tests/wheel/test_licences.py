@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
-import tarfile
 import zipfile
 from email.message import Message
 from email.parser import Parser
@@ -75,15 +73,6 @@ def test_the_bill_is_where_pep_770_wants_it(wheel: Path) -> None:
         assert archive.read(name) == SBOM.read_bytes()
 
 
-def test_what_is_said_before_a_build_has_it_as_well(tmp_path: Path) -> None:
-    """`pip install .` asks for the metadata first, and refuses a build that adds to it."""
-    code = "import sys, scikit_build_core.build as b; "
-    code += "b.prepare_metadata_for_build_wheel(sys.argv[1])"
-    run(sys.executable, "-c", code, tmp_path)
-    [found] = tmp_path.glob("*.dist-info/sboms/*")
-    assert found.read_bytes() == SBOM.read_bytes()
-
-
 def test_the_bill_says_what_the_metadata_says(metadata: Message) -> None:
     bill = json.loads(SBOM.read_text(encoding="utf-8"))
     whole = bill["metadata"]["component"]
@@ -109,14 +98,6 @@ def test_the_wheel_has_the_text_of_each_licence(wheel: Path) -> None:
             assert file in (ROOT / "vendor/NOTICE").read_text(encoding="utf-8")
 
 
-def test_the_source_package_has_the_bill_the_notice_and_their_program(sdist: Path) -> None:
-    root = sdist.name.removesuffix(".tar.gz")
-    with tarfile.open(sdist) as archive:
-        for name in ("LICENSE", "vendor/NOTICE", "vendor/sbom.py", "vendor/sbom.cdx.json"):
-            member = archive.extractfile(f"{root}/{name}")
-            assert member is not None and member.read() == (ROOT / name).read_bytes()
-
-
 def test_nothing_else_of_the_engines_own_vendors_is_compiled_in(wheel: Path) -> None:
     # What each object was compiled from, as ninja has noted it; `wheel` has been built by then.
     noted = (newest_build() / ".ninja_deps").read_bytes()
@@ -124,22 +105,3 @@ def test_nothing_else_of_the_engines_own_vendors_is_compiled_in(wheel: Path) -> 
     assert folders == {b"nlohmann"}
     assert b"common/base64.hpp" not in noted and b"llamafile/sgemm" not in noted
     assert b"common/jinja/lexer.cpp" in noted  # the pattern would see them
-
-
-@pytest.mark.parametrize("commit", ["", "b11549"], ids=["a checkout", "the pin"])
-def test_a_tree_of_no_known_version_has_none_in_the_bill(tmp_path: Path, commit: str) -> None:
-    root = tmp_path / "source"
-    tree = root / "vendor/llama.cpp"
-    stamp = json.loads((ROOT / "vendor/llama.cpp/.pyllama-spec-stamp.json").read_text("utf-8"))
-    kept = stamp if commit else {"stack": stamp["stack"]}
-    for name, text in {
-        "ggml/CMakeLists.txt": "project(ggml)\n", "vendor/nlohmann/json.hpp": "#pragma once\n",
-        ".pyllama-spec-stamp.json": json.dumps(kept),
-    }.items():  # fmt: skip
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        (tree / name).write_text(text, encoding="utf-8")
-    for name in ("vendor/sbom.py", "pyproject.toml"):
-        shutil.copyfile(ROOT / name, root / name)
-    found = parts(write(tmp_path / "bill.json", root))
-    assert found["llama.cpp"].get("version", "") == commit
-    assert "@" not in found["ggml"]["purl"] and "version" not in found["nlohmann-json"]

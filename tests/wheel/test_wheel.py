@@ -68,12 +68,6 @@ def test_contents(wheel: Path) -> None:
     assert page <= set(names)
 
 
-def test_licences(unpacked: Path) -> None:
-    licenses = next(unpacked.glob("*.dist-info")) / "licenses"
-    assert (licenses / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
-    assert (licenses / "vendor/NOTICE").read_bytes() == (ROOT / "vendor/NOTICE").read_bytes()
-
-
 @pytest.mark.parametrize("module", MODULES)
 def test_module_exports_its_entry_and_nothing_else(unpacked: Path, module: str) -> None:
     lines = run("nm", "-D", "--defined-only", unpacked / module).stdout.splitlines()
@@ -116,13 +110,6 @@ def test_generates_in_a_clean_environment(installed: Environment) -> None:
     assert report["engine"]
 
 
-def test_command_line_in_a_clean_environment(installed: Environment) -> None:
-    model, _ = perm_model()
-    words = ["generate", "-m", str(model), "-d", "prompt-lookup", "-p", "Hel", "-n", "8", "--json"]
-    said = run(installed.folder / "bin/pyllama-spec", *words, env=installed.variables()).stdout
-    assert len(json.loads(said)["tokens"]) == 8
-
-
 def test_an_extra_brings_its_packages_and_leaves_the_engine_alone(
     wheel: Path, tmp_path: Path
 ) -> None:
@@ -137,3 +124,10 @@ def test_an_extra_brings_its_packages_and_leaves_the_engine_alone(
     environment.install("pyllama_spec[llguidance]")
     assert environment.run("-c", code).stdout == before != ""
     environment.run("-c", "import llguidance")
+
+
+def test_command_line_in_a_clean_environment(installed: Environment) -> None:
+    model, _ = perm_model()
+    words = ["generate", "-m", str(model), "-d", "prompt-lookup", "-p", "Hel", "-n", "8", "--json"]
+    said = run(installed.folder / "bin/pyllama-spec", *words, env=installed.variables()).stdout
+    assert len(json.loads(said)["tokens"]) == 8
