@@ -74,7 +74,6 @@ class Vote:
         token: the token's id.
         p: its probability.
         weight: its weight in the mixture; the draft model's own distribution has 1.
-
     """
 
     token: int
@@ -180,16 +179,7 @@ _MAX_NAME = 40
 
 
 def name_of_code(code: object) -> str:
-    """The default name of a drafter or controller: its class's or function's name.
-
-    Args:
-        code: a class, a function or a callable object, which gets the name of its class.
-
-    Returns:
-        At most 40 characters, each of which can be printed. "custom" where the code has no name
-        that says anything, as a lambda, or is called "none", which is the name of no drafter.
-
-    """
+    """The default name of a drafter or controller: its class's or function's name."""
     while isinstance(code, partial):
         code = code.func
     given = getattr(code, "__name__", None) or type(code).__name__
@@ -439,18 +429,7 @@ def overrides(drafter: Drafter, method: str, base: type[Drafter]) -> bool:
 
 @contextlib.contextmanager
 def named_failure(called: object, what: str, role: str = "drafter") -> Iterator[None]:
-    """Around a call of a drafter that is not the package's: what it raises is one line.
-
-    Args:
-        called: the drafter, or another object, that is called.
-        what: the name of the method.
-        role: what the object is, in messages.
-
-    Raises:
-        ArgumentError: the call raised another error than one of this package; that error is the
-            cause.
-
-    """
+    """Around a call of a drafter that is not the package's: what it raises is one line."""
     try:
         yield
     except PyllamaSpecError:

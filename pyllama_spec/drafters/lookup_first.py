@@ -54,7 +54,6 @@ class NgramPrior:
     Args:
         read_text: returns the end of the text, [n]; called once, when a vote is first needed.
         table: the n-gram table of a draft, or None.
-
     """
 
     def __init__(
@@ -252,10 +251,6 @@ def _what_followed(text: npt.NDArray[np.int32], tail: Sequence[int]) -> tuple[in
     Args:
         text: [n] the text.
         tail: the tokens to look for, the last one last. They may be the end of the text itself.
-
-    Returns:
-        The token, and the number of equal tokens before it: 2, 3 or 4; None for fewer.
-
     """
     if len(tail) < 2 or len(text) < 3:
         return None

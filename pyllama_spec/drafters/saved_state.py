@@ -23,7 +23,6 @@ def pack(facts: Mapping[str, object], parts: Sequence[bytes]) -> bytes:
     Args:
         facts: values that JSON can hold.
         parts: any bytes; unpack() gives them back in the same order.
-
     """
     text = json.dumps({**facts, "parts": [len(part) for part in parts]}).encode()
     whole = bytearray(HEADER_BYTES)
@@ -37,7 +36,6 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
 
     Raises:
         ArgumentError: the bytes are damaged or were not written by pack().
-
     """
     body = bytes(unseal(data, _MAGIC, _VERSION, "a drafter's state"))
     at = _LENGTH.size + _LENGTH.unpack_from(body)[0]
@@ -50,13 +48,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def fingerprint(model: Model, *settings: object) -> str:
-    """A digest of a draft's sizes, samples of its file, and settings.
-
-    Args:
-        model: the draft.
-        settings: further values that a saved state depends on.
-
-    """
+    """A digest of a draft's sizes, samples of its file, and settings."""
     import hashlib  # loads a library of its own
 
     about = repr((sorted(model.metadata.items()), model.info, *settings))

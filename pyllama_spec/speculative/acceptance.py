@@ -31,14 +31,7 @@ class TokenSampler(Protocol):
     def sample_chain(self, context: Context, row: int, draft: Sequence[int]) -> list[int]:
         """Calls sample() and accept() at row, row + 1, ... while the tokens equal the draft.
 
-        Args:
-            context: the context that computed the batch.
-            row: the row of the pending token.
-            draft: the verified tokens after it.
-
-        Returns:
-            The tokens. If an error is raised, its partial_tokens has those before it.
-
+        If an error is raised, its partial_tokens has the tokens before it.
         """
         ...
 

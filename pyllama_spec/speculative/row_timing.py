@@ -28,7 +28,6 @@ def measure_rows(target: Context, max_rows: int, budget_s: float = _BUDGET_S) ->
 
     Returns:
         The seconds by number of rows.
-
     """
     max_rows = min(max_rows, target.n_batch, target.n_ctx_seq)
     batch, token = Batch(max_rows), target.model.vocab.bos or 0

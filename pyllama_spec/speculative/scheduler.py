@@ -33,8 +33,59 @@ from pyllama_spec.speculative.controller.base import (
 )
 from pyllama_spec.speculative.controller.choice import controller_name
 from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound
-from pyllama_spec.speculative.prompt_pace import PromptPace
 from pyllama_spec.speculative.sequence import SequenceRun
+
+
+
+# How long generating requests may pause for another request's prompt.
+MAX_PAUSE_S = 0.5
+# Parts are multiples of it, which is what products are computed in.
+_STEP = 32
+# Before anything is known: 64 tokens take less than the bound on a slow machine too.
+_FIRST = 64
+# How much the newest part counts: other programs come and go.
+_NEWEST = 0.5
+
+
+class PromptPace:
+    """Learns the seconds per prompt token.
+
+    Args:
+        max_part: the maximum number of tokens of a part.
+        max_pause_s: the maximum seconds that a part should take.
+
+    Attributes:
+        token_s: the seconds per token of a prompt; None before the first part was read.
+    """
+
+    def __init__(self, max_part: int, max_pause_s: float = MAX_PAUSE_S) -> None:
+        self._max_part, self._max_pause_s = max_part, max_pause_s
+        self.token_s: float | None = None
+
+    @property
+    def n_part(self) -> int:
+        """The number of prompt tokens per part while others wait; never too few."""
+        if self.token_s is None:
+            return min(_FIRST, self._max_part)
+        n_most = self._max_pause_s / max(self.token_s, 1e-9)
+        n = self._max_part if n_most >= self._max_part else int(n_most) // _STEP * _STEP
+        return max(min(n, self._max_part), min(_STEP, self._max_part))
+
+    def learn(self, n_tokens: int, seconds: float) -> None:
+        """Learns the seconds of a part.
+
+        Args:
+            n_tokens: the number of tokens of the part. A few are no measure: a decode takes some
+                time whatever it computes.
+            seconds: its seconds, including the drafter's commit().
+        """
+        if n_tokens < min(_STEP, self._max_part):
+            return
+        token_s = seconds / n_tokens
+        if self.token_s is not None:
+            token_s = _NEWEST * token_s + (1 - _NEWEST) * self.token_s
+        self.token_s = token_s
+
 
 # How many rows one more pass over the weights costs. Two cores without AVX-512, SmolLM2-135M: a row
 # more costs 1.8 ms of 11.5 for the first one in BF16, 1.4 of 4.5 in Q4_0.
@@ -110,7 +161,6 @@ class Decode:
         spans: the spans in the order of the batch.
         fill: idle sequences that get `n_fill` tokens each.
         n_fill: see fill.
-
     """
 
     spans: Sequence[Span]
@@ -397,13 +447,6 @@ def n_passes(ids: Sequence[int], rows: Sequence[int], keeps_whole: bool = False)
 
     Each time it takes the first sequence that has tokens left and those whose ids follow it, and of
     each as many tokens as the one with the fewest has (llama_batch_allocr::split_equal).
-
-    Args:
-        ids: numbers of the sequences, ascending.
-        rows: the number of tokens of each sequence.
-        keeps_whole: see Rollback; of the sequences together, then the first ones that end together,
-            or the first one alone.
-
     """
     left = dict(zip(ids, rows, strict=True))
     n = 0

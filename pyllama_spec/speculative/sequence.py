@@ -54,7 +54,6 @@ class SavedSequence(NamedTuple):
         tokens, n_decoded, n_given, adapters: see SequenceState.
         memory: the engine's bytes; b"" if nothing was decoded.
         drafter: the drafter's bytes; None if it saved none and is told the tokens again.
-
     """
 
     tokens: tuple[int, ...]

@@ -13,7 +13,60 @@ from pyllama_spec.speculative.draft_sources import (
     source_of,
     sources_as_dict,
 )
-from pyllama_spec.speculative.realised_gain import RealisedGain
+
+
+import math
+from dataclasses import dataclass
+
+
+# The quantile of 97.5% of Student's distribution for 1, 2, 3 ... degrees of freedom. The last one
+# holds for all further ones: they have smaller quantiles, down to 1.96.
+_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+@dataclass(slots=True)
+class RealisedGain:
+    """The gain of some rounds, in rounds of plain decoding.
+
+    Attributes:
+        n_rounds: the number of measured rounds.
+        total: the sum of their gains.
+        squares: the sum of the gains' squares.
+    """
+
+    n_rounds: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def count(self, gain: float) -> None:
+        """Counts a round."""
+        self.n_rounds += 1
+        self.total += gain
+        self.squares += gain * gain
+
+    def add(self, other: RealisedGain) -> None:
+        """Adds the rounds of another text."""
+        self.n_rounds += other.n_rounds
+        self.total += other.total
+        self.squares += other.squares
+
+    @property
+    def standard_error(self) -> float | None:
+        """The standard error of a round's mean gain; None for fewer than two rounds."""
+        n = self.n_rounds
+        if n < 2:
+            return None
+        return math.sqrt(max(self.squares - self.total * self.total / n, 0.0) / (n - 1) / n)
+
+    @property
+    def known(self) -> float | None:
+        """The total gain; None until its sign is certain, as the module's docstring says."""
+        error = self.standard_error
+        if error is None:
+            return None
+        quantile = _QUANTILES[min(self.n_rounds - 1, len(_QUANTILES)) - 1]
+        return self.total if abs(self.total) / self.n_rounds > quantile * error else None
+
 
 # Drafted tokens without one that was accepted: no accident any more.
 _ALWAYS = 64
@@ -33,7 +86,6 @@ class RoundCounts(NamedTuple):
         who: "model"; "copy" for a copy of the text itself or of the request's prediction; "memory"
             for a copy of an earlier text; "grammar" for forced text; or "nobody" if nothing was
             proposed.
-
     """
 
     n_requested: int

@@ -23,7 +23,6 @@ class DecodeCounts:
         n_decodes: decodes of prompts and of rounds.
         n_sequences: the sum of the sequences in each of them.
         max_tokens: the most tokens that a sequence had, drafted ones aside.
-
     """
 
     n_decodes: int = 0
@@ -34,12 +33,8 @@ class DecodeCounts:
 class TargetBatch:
     """Builds and decodes target batches with padding.
 
-    Args:
-        target: the target's context.
-
     Attributes:
         counts: of its decodes.
-
     """
 
     def __init__(self, target: Context) -> None:
@@ -51,16 +46,7 @@ class TargetBatch:
         self.counts = DecodeCounts()
 
     def compute(self, decode: Decode, runs: Mapping[int, SequenceRun]) -> None:
-        """Decodes a batch. Rolls back idle sequences that were used for padding.
-
-        Args:
-            decode: the batch that the scheduler planned.
-            runs: the run of each sequence.
-
-        Raises:
-            PyllamaSpecError: whatever Context.decode raises.
-
-        """
+        """Decodes a batch. Rolls back idle sequences that were used for padding."""
         batch = self._batch
         batch.clear()
         if not decode.fill:

@@ -26,7 +26,7 @@ from pyllama_spec.drafters import (
     SmallModel,
     Suffix,
 )
-from pyllama_spec.drafters.grammar_only import GrammarOnly
+from pyllama_spec.drafters.registry import GrammarOnly
 from pyllama_spec.errors import ArgumentError
 from tests.drafters.tools import Moody, requests
 from tests.faces.tools import GREEDY, open_tiny

@@ -44,7 +44,6 @@ class Place(NamedTuple):
     Attributes:
         match_length: the number of equal tokens before it, up to MAX_MATCH.
         at: the index of the token after the equal ones.
-
     """
 
     match_length: int
@@ -76,7 +75,6 @@ class TokenIndex:
     Attributes:
         tokens: [capacity] int32, of which the first n count.
         n: the number of tokens. Places from there on are never returned.
-
     """
 
     def __init__(
@@ -231,15 +229,7 @@ class TokenIndex:
     # ---- reading
 
     def places(self, tail: Sequence[int]) -> list[Place]:
-        """The places where the text has the tokens of `tail`, those with the longest match only.
-
-        Args:
-            tail: the end of a text, the last token last. At most MAX_MATCH tokens are used.
-
-        Returns:
-            The newest first; [] if fewer tokens are equal than the least of ORDERS.
-
-        """
+        """The places where the text has the tokens of `tail`, those with the longest match only."""
         for k in ORDERS:
             if len(tail) >= k:
                 places = self._follow(k, tail)

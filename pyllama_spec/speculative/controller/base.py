@@ -28,7 +28,6 @@ class ControllerLimits:
         max_rows: the maximum number of rows of a verify batch.
         step_share: the cost of drafting a token in decodes of one row, if it is known before the
             first draft (Drafter.step_share); else 0.
-
     """
 
     max_draft: int
@@ -69,7 +68,6 @@ class DraftGain(NamedTuple):
         gain_expected: the expected gain of asking for a draft, once the draft is there, in plain
             rounds.
         gain_realised: the measured gain, in plain rounds; None if it was not measured.
-
     """
 
     n_expected: float = 0.0
@@ -164,7 +162,6 @@ class Spent:
         verify_s: the seconds in verify batches of the target.
         rest_s: the seconds of the rest: sampling, bookkeeping, commit().
         is_pure: whether the round computed only these sequences, and read no prompt.
-
     """
 
     draft_s: float
@@ -186,7 +183,6 @@ class KnownCosts:
         verify: the seconds of a verify batch, by its rows.
         draft: the seconds of a draft, by its tokens.
         rest: the seconds of the rest of a round, by the number of sequences.
-
     """
 
     verify: dict[int, float]

@@ -34,7 +34,7 @@ from pyllama_spec.speculative.controller.prices import (
     lengths_together,
     thresholds,
 )
-from pyllama_spec.speculative.controller.reading_hope import ReadingHope
+from pyllama_spec.speculative.controller.gain_estimate import ReadingHope
 from pyllama_spec.speculative.controller.round_costs import RoundCosts
 from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound
 
@@ -110,7 +110,6 @@ class _Sequence:
         patience: the number of plain rounds that the model may lose before it is disabled.
         is_trial: whether it is enabled, or was asked, for a retry that has not paid yet.
         stop: the stop function of the chain that is being drafted.
-
     """
 
     text: TextState = field(default_factory=TextState)
