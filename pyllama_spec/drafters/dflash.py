@@ -18,6 +18,7 @@ one of the slot before, and is read from left to right.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Sequence
@@ -28,21 +29,13 @@ from pyllama_spec.drafters.base import NO_DRAFT, Draft, Drafter, DraftRequest, S
 from pyllama_spec.drafters.choice import Choice, choose
 from pyllama_spec.drafters.model_drafter import ModelDrafter, add_lookup, passed
 from pyllama_spec.drafters.options import DraftOptions
+from pyllama_spec.drafters.row_memory import RowMemory, SequenceMemory
+from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import Model, Progress
 from pyllama_spec.engine.model_info import DraftBlock
-from pyllama_spec.errors import ArgumentError, EngineError
-
-
-import contextlib
-from collections.abc import Sequence
-
-from pyllama_spec.drafters.row_memory import RowMemory, SequenceMemory
-from pyllama_spec.engine.batch import Batch
-from pyllama_spec.engine.context import Context
-from pyllama_spec.engine.model_info import DraftBlock
-from pyllama_spec.errors import PyllamaSpecError
+from pyllama_spec.errors import ArgumentError, EngineError, PyllamaSpecError
 
 
 class DFlashMemory(RowMemory):

@@ -19,18 +19,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyllama_spec.drafters.base import Drafter
-from pyllama_spec.drafters.chain import ChainDrafter
+from pyllama_spec.drafters.chain import ChainDrafter, ChainMemory
 from pyllama_spec.drafters.model_drafter import add_lookup
 from pyllama_spec.drafters.options import DraftOptions
-from pyllama_spec.engine.context import Context
-from pyllama_spec.engine.model import Model, Progress
-
-
-from collections.abc import Sequence
-
-from pyllama_spec.drafters.chain import ChainMemory
 from pyllama_spec.drafters.row_memory import SequenceMemory
 from pyllama_spec.engine.batch import Batch
+from pyllama_spec.engine.context import Context
+from pyllama_spec.engine.model import Model, Progress
 
 
 class Eagle3Memory(ChainMemory):

@@ -52,7 +52,7 @@ class FeatureRows:
             self._buffer = grown
 
     def view(self, first: int, end: int) -> Rows:
-        """The rows of positions first .. end - 1, [end - first, n_features], valid until a change."""
+        """Rows first .. end - 1, [end - first, n_features], valid until a change."""
         if not self.start <= first <= end <= self.end:
             raise IndexError(f"rows {first} .. {end} asked for, {self.start} .. {self.end} held")
         return self._buffer[first - self.start : end - self.start]

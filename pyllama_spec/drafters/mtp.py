@@ -17,44 +17,25 @@ Model gives it as HEAD_ROWS. Which pairs stay, and what a draft costs: drafters/
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
-from pyllama_spec.drafters.base import Drafter
-from pyllama_spec.drafters.chain import Chain, ChainDrafter
-from pyllama_spec.drafters.draft_weights import note_of_few_bits
-from pyllama_spec.drafters.model_drafter import add_lookup
-from pyllama_spec.drafters.options import DraftOptions
-from pyllama_spec.engine.context import Context
-from pyllama_spec.engine.model import HEAD_ROWS, Model, Progress
-from pyllama_spec.errors import ArgumentError
-
-
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyllama_spec.drafters.base import Committed
+import numpy as np
+
+from pyllama_spec.drafters.base import Committed, Drafter
+from pyllama_spec.drafters.chain import Chain, ChainDrafter, ChainMemory
 from pyllama_spec.drafters.choice import Choice
+from pyllama_spec.drafters.draft_weights import note_of_few_bits
 from pyllama_spec.drafters.feature_rows import Rows
+from pyllama_spec.drafters.model_drafter import add_lookup
+from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.row_memory import KEEP_ROWS, SequenceMemory
 from pyllama_spec.drafters.saved_state import pack, unpack
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context
+from pyllama_spec.engine.model import HEAD_ROWS, Model, Progress
 from pyllama_spec.errors import ArgumentError
-
-
-from collections.abc import Sequence
-
-import numpy as np
-
-from pyllama_spec.drafters.base import Committed
-from pyllama_spec.drafters.chain import ChainMemory
-from pyllama_spec.drafters.feature_rows import Rows
-from pyllama_spec.drafters.row_memory import SequenceMemory
-from pyllama_spec.engine.batch import Batch
-from pyllama_spec.engine.context import Context
-
 
 # Rows of a prompt that have waited for its end are fed then from this many on; fewer wait for a
 # draft.
@@ -157,6 +138,20 @@ class Guesses(NamedTuple):
 
 class HeadsMemory:
     """The pairs of all sequences once per head, in lanes of one context.
+
+    Each head has a layer of its own and remembers a text of its own. The pairs that are committed
+    are those of MtpMemory for all of them, with rows of the target. Where head k is asked, the
+    pairs after the pending token are the guesses of the heads before it:
+
+        position          n            n+1          n+2
+        token          pending         d[1]         d[2]
+        row of      x[n-1], target   head 0's     head 1's
+        head 0         -> d[1]
+        head 1           fed          -> d[2]
+        head 2           fed           fed         -> d[3]
+
+    What a head has not been fed yet waits until it is asked, and is fed in the same call: a draft
+    of n tokens is n calls, and a head that is never asked costs the feeding of prompts alone.
 
     The engine's memory has places for tokens, and each place a part for the layer of each head: two
     heads cannot take turns at the same places, since what one head feeds again may come to lie

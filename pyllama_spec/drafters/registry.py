@@ -9,21 +9,16 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
 from pyllama_spec.drafters.attributes import check_proposes
-from pyllama_spec.drafters.base import Drafter, NoDrafter
+from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, DraftRequest, NoDrafter
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
 from pyllama_spec.engine.checks import meant
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError, shown
-
-
-from collections.abc import Sequence
-
-from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, DraftRequest
 
 
 class GrammarOnly(Drafter):

@@ -19,7 +19,7 @@ from pyllama_spec.errors import ArgumentError
 # before, then needs no row again.
 KEEP_ROWS = 32
 # Rows that are kept of the ends of prompts and of borders between them, two of each: a recurrent
-# target has checkpoints there (speculative/checkpoints.py), however long the answer was.
+# target has checkpoints there (speculative/rollback.py), however long the answer was.
 _KEEP_PINNED = 12
 # A draft is paused if drafts were asked for in less than this share of the last rounds, of which
 # each counts half after 44 more. A paused draft notes rows and feeds none, so that a controller

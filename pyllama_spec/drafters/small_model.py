@@ -2,57 +2,40 @@
 
 It reads the text itself and needs no row of the target. Each drafted token is a decode of it, and
 the first of them reads what the last round added: n drafted tokens are n decodes, however many
-sequences draft together. What it has read of accepted guesses stays in its memory (memory.py). The
-vocabularies may differ (vocab_map.py). A chat template in its file is never used: it continues the
+sequences draft together. What it has read of accepted guesses stays in TokenMemory. The
+vocabularies may differ (VocabMap). A chat template in its file is never used: it continues the
 text that the target reads. For a request with DraftRequest.draws its tokens are drawn from its own
 distribution, each with a call of its own.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
-from pyllama_spec.drafters.base import Draft, Drafter, DraftRequest
-from pyllama_spec.drafters.chain import Chain, ChainDrafter
-from pyllama_spec.drafters.choice import Choice
-from pyllama_spec.drafters.draft_weights import note_of_few_bits, step_share, type_of_weights
-from pyllama_spec.drafters.model_drafter import add_lookup, passed
-from pyllama_spec.drafters.options import DraftOptions
-from pyllama_spec.engine.batch import Batch
-from pyllama_spec.engine.context import Context
-from pyllama_spec.engine.load_errors import UnknownArchitectureError
-from pyllama_spec.engine.model import Model, Progress
-from pyllama_spec.errors import UnsupportedError
-
-
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-
-from pyllama_spec.drafters.base import Committed
-from pyllama_spec.drafters.choice import Choice
-from pyllama_spec.drafters.draws import TokenDraws
-from pyllama_spec.drafters.saved_state import pack, unpack
-from pyllama_spec.engine.batch import Batch
-from pyllama_spec.engine.context import Context
-from pyllama_spec.engine.distribution import Distribution
-from pyllama_spec.errors import ArgumentError, EngineError
-
-
-from collections.abc import Iterable, Sequence
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.drafters.base import Committed, Draft, Drafter, DraftRequest
+from pyllama_spec.drafters.chain import Chain, ChainDrafter
+from pyllama_spec.drafters.choice import Choice
+from pyllama_spec.drafters.draft_weights import note_of_few_bits, step_share, type_of_weights
+from pyllama_spec.drafters.draws import TokenDraws
+from pyllama_spec.drafters.model_drafter import add_lookup, passed
+from pyllama_spec.drafters.options import DraftOptions
+from pyllama_spec.drafters.saved_state import pack, unpack
+from pyllama_spec.engine.batch import Batch
+from pyllama_spec.engine.context import Context
+from pyllama_spec.engine.distribution import Distribution
+from pyllama_spec.engine.load_errors import UnknownArchitectureError
+from pyllama_spec.engine.model import Model, Progress
 from pyllama_spec.engine.vocab import Vocab
-from pyllama_spec.errors import ArgumentError
-
+from pyllama_spec.errors import ArgumentError, EngineError, UnsupportedError
 
 # Ids by which vocabularies of one family are padded differently, as in the engine's own pairing.
 MAX_PADDING = 128
@@ -64,6 +47,12 @@ _ROLES = ("bos", "eos", "eot", "sep", "pad", "fim_pre", "fim_suf", "fim_mid")
 
 class VocabMap:
     """The map between the vocabularies of a target and a draft model.
+
+    Two models of one family have the same ids, but for padding at the end. Others have the same
+    texts under other ids, as far as they have them at all: an id of the one stands for the id of
+    the other whose token has the same bytes. What the draft lacks is put into its text as several
+    of its tokens; what the target lacks ends a draft. A wrong guess only costs a row of a verify
+    batch, so that the map has to be good and not perfect.
 
     Attributes:
         target: the vocabulary of the target.
@@ -200,6 +189,17 @@ class SequenceText:
 
 class TokenMemory:
     """The texts of all sequences, in a draft model's context.
+
+        the text           x[0] ... x[n-1]                    committed, the last one pending
+        the model holds    x[0] ... x[n-1] d[1] ... d[k-1]    after a draft d[1] ... d[k]
+        accepted are       d[1] ... d[a], then the target's own token t
+
+    Accepted guesses stay in its memory, since they are tokens of the text now: it rolls back to
+    where its memory and the text differ, and decodes the missing tokens in one batch, the first
+    step of the next draft. A recurrent state cannot be cut: a copy is taken of it where the text
+    ended, before the first guess, and what was accepted is read again after it, in the same batch.
+
+    It decodes nothing before the first draft, so a text without drafts costs nothing.
 
     Attributes:
         n_calls: the number of decodes, for callers that count the cost.

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from operator import index
 from pathlib import Path
-from typing import Literal, TypeVar
+from types import CodeType
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pyllama_spec.drafters.attributes import attribute, check_proposes
 from pyllama_spec.drafters.base import (
@@ -24,17 +28,6 @@ from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.errors import ArgumentError, shown, warn
 from pyllama_spec.speculative.draft_bound import drafter_bound
 from pyllama_spec.speculative.stats import plural
-
-
-import inspect
-import traceback
-from functools import partial
-from pathlib import Path
-from types import CodeType
-from typing import Any, NamedTuple
-
-from pyllama_spec.drafters.base import Drafter
-
 
 _PACKAGE = Path(__file__).parents[1]
 # The most drafters inside one another that are told apart: one may say that it is inside itself.

@@ -120,10 +120,10 @@ class PrefixStore:
     def closest(
         self, tokens: Ids, key: AdaptersKey, reach: Callable[[StoredPrefix, int], int]
     ) -> tuple[StoredPrefix | None, int, int]:
-        """The copy with the most reusable tokens, or None; how many it restores; the longest prefix.
+        """The copy with the most reusable tokens, or None, and how many it restores.
 
-        That is the longest common prefix with any copy, usable or not. reach says how many tokens
-        a copy can restore, given it and the length of its common prefix.
+        And the longest common prefix with any copy, usable or not. reach says how many tokens a
+        copy can restore, given it and the length of its common prefix.
         """
         best: StoredPrefix | None = None
         n_best = n_known = 0

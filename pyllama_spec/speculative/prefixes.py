@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pyllama_spec.engine import Context
 from pyllama_spec.engine.memory_settings import adapters_key
-from pyllama_spec.errors import PyllamaSpecError
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.prefix_store import (
     AdaptersKey,
@@ -22,14 +22,8 @@ from pyllama_spec.speculative.prefix_store import (
     as_ids,
 )
 from pyllama_spec.speculative.rollback import Rollback
-from pyllama_spec.speculative.sequence import Adapters, SequenceRun, SequenceState, n_common
-
-
-from pyllama_spec.engine import Context
-from pyllama_spec.errors import ArgumentError
-from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
-from pyllama_spec.speculative.rollback import Rollback
 from pyllama_spec.speculative.sequence import (
+    Adapters,
     SavedSequence,
     SequenceRun,
     SequenceState,
@@ -341,7 +335,12 @@ class Prefixes:
 
 
 class HeldSequences:
-    """The sequences of a context between decodes."""
+    """The sequences of a context between decodes.
+
+    A request begins on what its sequence holds of the prompt. A sequence's content can be rolled
+    back after a failure, copied to another one or to the host's memory, and put away for later
+    prompts.
+    """
 
     def __init__(
         self, target: Context, rollback: Rollback, drafter: IsolatedDrafter, prefixes: Prefixes

@@ -8,20 +8,12 @@ after a failure. No caller depends on the kind of a model's memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from pyllama_spec.engine import Batch, Context
-from pyllama_spec.errors import PyllamaSpecError
-from pyllama_spec.speculative.draft_bound import SNAPSHOTS
-from pyllama_spec.speculative.sequence import SequenceState
-
-
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from pyllama_spec.engine import Context
+from pyllama_spec.engine import Batch, Context
 from pyllama_spec.errors import PyllamaSpecError, UnsupportedError
+from pyllama_spec.speculative.draft_bound import SNAPSHOTS
 from pyllama_spec.speculative.sequence import SequenceState
-
 
 # Fewer tokens are read again rather than copied for.
 _MIN_PART = 64
@@ -45,6 +37,10 @@ class Checkpoint(NamedTuple):
 
 class Checkpoints:
     """The last few checkpoints of each sequence.
+
+    A prompt of a later turn often leaves the text in the middle of the last answer: a chat template
+    drops what was thought, or an answer is asked for again. A memory of positions is cut there. A
+    recurrent state goes back to where it was copied, and the text after it is read again.
 
     Args:
         target: the target's context.

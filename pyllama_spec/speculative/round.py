@@ -46,14 +46,12 @@ from pyllama_spec.speculative.controller.base import (
     Spent,
 )
 from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound, drafter_bound, step_share
-from pyllama_spec.speculative.prefixes import HeldSequences
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.prefix_store import PrefixStore
-from pyllama_spec.speculative.prefixes import Prefixes
-from pyllama_spec.speculative.scheduler import PromptPace
+from pyllama_spec.speculative.prefixes import HeldSequences, Prefixes
 from pyllama_spec.speculative.rejection import DrawnFrom, accept
 from pyllama_spec.speculative.rollback import rollback_of
-from pyllama_spec.speculative.scheduler import Decode, Limits, Scheduler, verify_width
+from pyllama_spec.speculative.scheduler import Decode, Limits, PromptPace, Scheduler, verify_width
 from pyllama_spec.speculative.sequence import (
     Adapters,
     SavedSequence,

@@ -35,8 +35,6 @@ from pyllama_spec.speculative.controller.choice import controller_name
 from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound
 from pyllama_spec.speculative.sequence import SequenceRun
 
-
-
 # How long generating requests may pause for another request's prompt.
 MAX_PAUSE_S = 0.5
 # Parts are multiples of it, which is what products are computed in.
@@ -49,6 +47,12 @@ _NEWEST = 0.5
 
 class PromptPace:
     """Learns the seconds per prompt token.
+
+    A part of a prompt is a decode of its own, and whoever generates beside it pauses for as long.
+    Large parts are read faster, small ones are hardly noticed: a part is as large as keeps the
+    pause within a bound on this machine, by the clock. That changes no number where a row of a
+    batch is, to the bit, what it is alone, and nothing else than such contexts has a pace;
+    elsewhere parts have one size.
 
     Args:
         max_part: the maximum number of tokens of a part.

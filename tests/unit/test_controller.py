@@ -30,9 +30,8 @@ from pyllama_spec.speculative.controller.calibration import (
     TextState,
     survivals_in,
 )
-from pyllama_spec.speculative.controller.round_costs import Curve, VerifyCosts
 from pyllama_spec.speculative.controller.prices import Prices, lengths_together, thresholds
-from pyllama_spec.speculative.controller.round_costs import RoundCosts
+from pyllama_spec.speculative.controller.round_costs import Curve, RoundCosts, VerifyCosts
 from pyllama_spec.speculative.row_timing import in_order
 from tests.controller_world import Costs, made_up, simulate
 

@@ -2,15 +2,17 @@
 
 Each place with the longest match that continues alike has a vote, token by token, as in
 SuffixDecoding (arXiv 2411.04975); the winner's chance is learnt by the length of the match
-and the number of places that agree (chances.py). A draft ends where it is no longer likely, and a
-copy resumes after a difference between both texts (gap.py).
+and the number of places that agree. A draft ends where it is no longer likely, and a
+copy resumes after a difference between both texts.
 """
 
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 from weakref import ref
@@ -32,20 +34,6 @@ from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import ArgumentError
-
-
-from collections.abc import Sequence
-from typing import NamedTuple
-
-from pyllama_spec.drafters.suffix.memory import Source
-from pyllama_spec.drafters.suffix.token_index import TokenIndex
-
-
-from bisect import bisect_right
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import NamedTuple
-
 
 _MATCH_EDGES = (4, 5, 6, 7, 8, 10, 13, 17, 22, 32, 48)
 # How many places there are that have the same beginning, and the share that continues this way.
@@ -87,7 +75,14 @@ class CopyKind(NamedTuple):
 
 
 class Chances:
-    """Counts of right copied tokens by kind, over all the drafter's texts."""
+    """Counts of right copied tokens by kind, over all the drafter's texts.
+
+    A drafter that only knows that two texts were alike for eight tokens cannot say how likely the
+    ninth is: that depends on the owner's texts. So the drafter counts. A kind of copy that was
+    never seen starts with Laplace's rule of succession: what held m times holds again with chance
+    (m + 1) / (m + 2). That is too high where little has held: three equal tokens are often equal by
+    chance, and after a difference no token is known to be equal.
+    """
 
     def __init__(self) -> None:
         # By cell: how many there were, and how many of them were right, both faded.
@@ -144,6 +139,11 @@ class Lengths(NamedTuple):
 
 class Gap(NamedTuple):
     """A difference between a text and the text it was copied from.
+
+    After a difference no n-gram matches until some tokens are equal again, though the text often
+    continues as the copied one does. So the drafter remembers the difference for some tokens, and
+    resumes the copy: after the next equal tokens, or, before there are any, after as many tokens as
+    the last difference had. Chances counts the acceptance of such copies as of any other.
 
     Attributes:
         source: the text that was copied from; None for the text itself.

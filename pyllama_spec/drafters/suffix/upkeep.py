@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,20 +21,14 @@ from pyllama_spec.engine.checks import real
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import ArgumentError
 
-
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
-
-import numpy as np
-import numpy.typing as npt
-
-from pyllama_spec.drafters.suffix.memory import RememberedText
-from pyllama_spec.drafters.suffix.token_index import MAX_MATCH
-
-
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _LEAD_BYTES = MAX_MATCH * np.dtype(np.int32).itemsize
 
+
+# A store holds a conversation in parts: what a turn added, behind the MAX_MATCH tokens that lead on
+# to it. Where a turn goes on from the middle of a text, behind its whole question, the rest of that
+# text was taken back, as the thoughts of an answer are. Where it does within the question, two
+# conversations begin alike, as with a system prompt.
 
 # By the place of a text: see parents_of().
 Parents = dict[int, tuple[int, int] | None]

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from pyllama_spec.speculative.controller.prices import Prices
-
-
 from collections import deque
+from dataclasses import dataclass
 
 from pyllama_spec.speculative.controller.prices import Prices
 

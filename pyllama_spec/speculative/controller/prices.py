@@ -66,7 +66,7 @@ class Prices:
         return 1.0 - least_s / plain
 
     def reading_s(self, n_tokens: int, step_share: float) -> float:
-        """The seconds that a draft needs to read n tokens at once, from the target's cost of rows."""
+        """The seconds that a draft needs to read n tokens at once, by the target's cost of rows."""
         n_rows = len(self.verify) - 1
         row_s = (self.verify[-1] - self.verify[0]) / n_rows if n_rows else 0.0
         return n_tokens * row_s * step_share

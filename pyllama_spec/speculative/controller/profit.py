@@ -27,14 +27,13 @@ from pyllama_spec.speculative.controller.calibration import (
     next_kind,
     survivals_in,
 )
-from pyllama_spec.speculative.controller.gain_estimate import GainEstimate, prior_gain
+from pyllama_spec.speculative.controller.gain_estimate import GainEstimate, ReadingHope, prior_gain
 from pyllama_spec.speculative.controller.prices import (
     FREE_SHARE,
     Prices,
     lengths_together,
     thresholds,
 )
-from pyllama_spec.speculative.controller.gain_estimate import ReadingHope
 from pyllama_spec.speculative.controller.round_costs import RoundCosts
 from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from pyllama_spec.speculative.controller.base import ControllerLimits, KnownCosts, Span, Spent
 
-
-from collections import deque
-from collections.abc import Callable, Collection, Mapping
-
-
 # Samples of a median: odd, and enough that two outliers in a row do not move it.
 _N_SAMPLES = 9
-# Samples from which on a size is known.
+# Samples from which on a size is known; drafts from which on a slow one does not count.
 _N_OFTEN = 3
 # Clocks may stand still, or be set back.
 _LEAST_S = 1e-9
@@ -248,8 +244,6 @@ class VerifyCosts:
         self.n_samples += 1
 
 
-# Drafts from which on a slow one among them does not count.
-_N_OFTEN = 3
 # While fewer were timed, a step takes no more than so many times what was told of it beforehand.
 _N_FEW, _MOST_TOLD = 4, 2.0
 # Tokens that no text gains while a drafter is off for the first time: they are those of a prompt.
