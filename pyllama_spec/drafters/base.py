@@ -38,7 +38,6 @@ class Draft(NamedTuple):
         distributions: [len(ids)] if the ids were drawn with DraftRequest.draws, the distribution of
             each one, given those before it; else None. `probabilities` then has the probability of
             the likeliest id at each position.
-
     """
 
     ids: Sequence[int] = ()
@@ -68,13 +67,7 @@ NO_DRAFT = Draft()
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A second opinion on the next token of a draft.
-
-    Attributes:
-        token: the token's id.
-        p: its probability.
-        weight: its weight in the mixture; the draft model's own distribution has 1.
-    """
+    """A second opinion on the next token of a draft; the model's own distribution weighs 1."""
 
     token: int
     p: float
@@ -131,7 +124,6 @@ class DraftRequest(NamedTuple):
         draws: the random numbers to draw tokens with, for a request that accepts by rejection
             sampling or draws by shared noise; None to draft the likeliest tokens. For drafters with
             draws_tokens; drafts that are not drawn are correct too. See drafters/draws.py.
-
     """
 
     seq: int
@@ -162,7 +154,6 @@ class Committed(NamedTuple):
             rows that are needed to resume there.
         n_chosen: how many of the tokens, counted from the end, the target chose in this request;
             those before them were given. 0 if that is no longer known.
-
     """
 
     seq: int
@@ -207,7 +198,6 @@ class SequenceErrors(PyllamaSpecError):  # noqa: N818 - several of them
     Attributes:
         errors: the exception of each sequence that failed.
         drafts: the drafts of the other sequences, from propose().
-
     """
 
     def __init__(
@@ -255,7 +245,6 @@ class Drafter(Closeable):
             loaded: Model(load_mtp=True).
         draws_tokens: whether it knows the distribution of its tokens, and obeys DraftRequest.draws.
         note: a remark in results, such as why draft="auto" chose it; "" for none.
-
     """
 
     name: str = name_of_class()
@@ -276,7 +265,6 @@ class Drafter(Closeable):
 
         Raises:
             NotImplementedError: the class has only propose(), or neither of the two.
-
         """
         raise NotImplementedError(self._lacks("propose_one", "propose", "requests"))
 
@@ -297,7 +285,6 @@ class Drafter(Closeable):
 
         Raises:
             NotImplementedError: the class has only commit(): call that.
-
         """
         if overrides(self, "commit", Drafter):
             raise NotImplementedError(self._lacks("commit_one", "commit", "done"))
@@ -324,7 +311,6 @@ class Drafter(Closeable):
             remember: whether its text may be kept for later requests.
             user: the user who made the request; "" if that was not given. Text of one user must not
                 be proposed to another one, unless they share a named store.
-
         """
 
     def end_request(self, seq: int) -> None:
@@ -345,7 +331,6 @@ class Drafter(Closeable):
 
         Raises:
             ArgumentError: it was made for another target; the message names the first difference.
-
         """
 
     def attach(self, target: Context) -> None:

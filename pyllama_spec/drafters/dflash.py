@@ -139,7 +139,6 @@ class DFlash(ModelDrafter[DFlashMemory]):
 
     Attributes:
         block: the layout of its blocks.
-
     """
 
     def __init__(
@@ -187,12 +186,7 @@ class DFlash(ModelDrafter[DFlashMemory]):
         return memory
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """Feeds the rows committed since the last draft, then decodes a block.
-
-        Raises:
-            SequenceErrors: with the drafts of those sequences that did not fail.
-
-        """
+        """Feeds the rows committed since the last draft, then decodes a block."""
         memory = self.memory_or_fail()
         errors: dict[int, Exception] = {}
         # A draft may lack the target's last ids: nothing is guessed after one, and others continue.

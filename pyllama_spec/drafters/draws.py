@@ -29,11 +29,7 @@ _CUTS = (
 
 
 class TokenDraws:
-    """The random numbers of one request, and the sampler cuts of its drafts.
-
-    Attributes:
-        verifies_all: whether every drawn token has to be verified, with its distribution.
-    """
+    """The random numbers of one request, and the sampler cuts of its drafts."""
 
     verifies_all = True
 

@@ -90,7 +90,6 @@ class Eagle3(ChainDrafter[Eagle3Memory]):
     Raises:
         ModelLoadError: the file cannot be read, or its parts contradict each other.
         ArgumentError: the file is not an EAGLE-3 head, or a number is out of range.
-
     """
 
     def __init__(

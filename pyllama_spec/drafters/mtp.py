@@ -156,9 +156,6 @@ class HeadsMemory:
     The engine's memory has places for tokens, and each place a part for the layer of each head: two
     heads cannot take turns at the same places, since what one head feeds again may come to lie
     elsewhere. So a head has sequences of its own, its lane.
-
-    Attributes:
-        n_calls: the number of decodes, to count the cost.
     """
 
     def __init__(
@@ -317,7 +314,6 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
     Raises:
         ModelLoadError: the file cannot be read, or its parts contradict each other.
         ArgumentError: the file has no head that this version knows, or a number is out of range.
-
     """
 
     can_be_target = True
@@ -370,25 +366,14 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
         self.max_draft = self._max_draft if n_heads == 1 else min(self._max_draft, n_heads)
 
     def attach(self, target: Context) -> None:
-        """Opens the head's context, which shares the target's threads.
-
-        Raises:
-            ArgumentError: the target has no head, or the head was made for another one.
-            OutOfMemoryError: there is not enough memory for its context.
-
-        """
+        """Opens the head's context, which shares the target's threads."""
         if self.wants_head and isinstance(target, Context):
             self.check(target.model)
             self._model = target.model
         super().attach(target)
 
     def open_memory(self, target: Context) -> MtpMemory | HeadsMemory:
-        """Opens room for as many pairs as the target has tokens, and for guesses after them.
-
-        Raises:
-            ArgumentError: there are several heads, and too many sequences for them.
-
-        """
+        """Opens room for as many pairs as the target has tokens, and for guesses after them."""
         n_heads, n_seqs = self.model.info.n_heads, target.params.n_seq_max
         if n_heads > 1 and n_seqs * n_heads > _MAX_SEQUENCES:
             raise ArgumentError(

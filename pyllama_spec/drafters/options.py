@@ -35,7 +35,6 @@ class DraftOptions:
 
     Raises:
         ArgumentError: a number is out of range, or there is a memory and no lookup to use it.
-
     """
 
     max_draft: int | None = None
@@ -85,7 +84,6 @@ class DraftOptions:
         Args:
             own: the kind's default.
             adaptive: the kind's default if a controller ends drafts that do not pay.
-
         """
         if self.max_draft is not None:
             return max(self.max_draft, 1)

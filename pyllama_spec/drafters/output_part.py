@@ -51,13 +51,7 @@ Step = Callable[[int], None]
 
 
 class OutputRows:
-    """Rows of the output matrix, as stored in the model's file.
-
-    Args:
-        path: the GGUF file.
-        name: the name of the matrix in it.
-        row_bytes: the length of a row.
-    """
+    """Rows of the output matrix, as stored in the model's file."""
 
     def __init__(self, path: Path, name: str, row_bytes: int) -> None:
         from pyllama_spec.gguf.reader import read_table
@@ -66,11 +60,7 @@ class OutputRows:
         self._offset = read_table(path).tensors[name].offset
 
     def read(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
-        """Reads rows of the matrix.
-
-        Returns:
-            [n, row_bytes] uint8 rows.
-        """
+        """Reads rows of the matrix, [n, row_bytes] uint8."""
         out = np.empty((len(ids), self._row_bytes), np.uint8)
         order = np.argsort(ids, kind="stable")
         apart = np.flatnonzero(np.diff(ids[order]) != 1) + 1
@@ -91,12 +81,7 @@ class OutputRows:
 
 
 class DraftIds:
-    """The ids that have a slot, and whether the draft chooses among them or among all ids.
-
-    Attributes:
-        missing: the share of the target's recent choices that had no slot.
-        in_use: whether the draft chooses among the slots.
-    """
+    """The ids that have a slot, and whether the draft chooses among them or among all ids."""
 
     def __init__(self, context: Context, target: Model, rows: OutputRows, n_slots: int) -> None:
         self._context, self._rows = context, rows

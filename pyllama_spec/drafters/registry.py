@@ -107,7 +107,6 @@ def register(arch: str, opener: Opener) -> None:
     Args:
         arch: the value of general.architecture in its files.
         opener: makes the drafter of a file.
-
     """
     _KINDS[arch] = opener
 
@@ -182,7 +181,6 @@ def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None
         ArgumentError: there is no such file, and the text looks like a name.
         ModelLoadError: it is not a readable GGUF.
         UnsupportedError: this version has no drafter for its architecture.
-
     """
     _check_name(os.fspath(path))
     return _resolved(_opener_of(Path(path)))(Path(path), options or DraftOptions())

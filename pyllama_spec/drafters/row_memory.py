@@ -72,11 +72,7 @@ class SequenceMemory:
 
 
 class RowMemory(ABC):
-    """The rows of all sequences in a draft's context.
-
-    Attributes:
-        n_calls: the number of decodes, for callers that count the cost.
-    """
+    """The rows of all sequences in a draft's context."""
 
     def __init__(
         self, context: Context, n_features: int, n_window: int, *, lane: int = 0, n_lanes: int = 1

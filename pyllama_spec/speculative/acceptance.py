@@ -82,7 +82,6 @@ def sample_and_match(
         out: takes the committed tokens: the accepted ones and one of the target's own, or those up
             to the first one that ends the generation.
         observe: called with each row and its token.
-
     """
     if observe is not None:
         match_by_steps(sampler, target, row, draft, out, observe)

@@ -16,12 +16,7 @@ _ROWS = "the number of rows that a decode verifies (n_batch, n_outputs_max or ma
 
 
 class DraftBound(NamedTuple):
-    """The maximum number of tokens that a sequence may draft in a round.
-
-    Attributes:
-        max_draft: the bound, at least 0.
-        reason: what sets the bound, in words, as a singular noun.
-    """
+    """The maximum number of tokens that a sequence may draft in a round."""
 
     max_draft: int
     reason: str

@@ -37,13 +37,7 @@ _ONE = {"propose": "propose_one", "commit": "commit_one"}
 
 
 class Blame(NamedTuple):
-    """The drafter that an error is attributed to.
-
-    Attributes:
-        author: the name of the class or function, with its module.
-        module: the name of that module.
-        place: the file and the line, from 1; None if Python knows neither, as for compiled code.
-    """
+    """The drafter that an error is attributed to; place is None where Python knows no line."""
 
     author: str
     module: str
@@ -122,13 +116,7 @@ _MOST = 1.0 + 1e-4
 
 
 class DrafterFailure(Exception):  # noqa: N818 - it is a record, never raised
-    """The error that disabled a drafter.
-
-    Attributes:
-        reason: why the drafter is disabled, in words.
-        error: what the drafter raised, with its traceback.
-        what: the method that failed.
-    """
+    """The error that disabled a drafter."""
 
     def __init__(self, reason: str, error: Exception, what: str) -> None:
         super().__init__(reason)

@@ -59,14 +59,7 @@ class StoredPrefix:
 
 
 class PrefixStore:
-    """Copies of sequences in order of last use, the newest last.
-
-    Args:
-        max_bytes: the maximum size of all copies together; 0 to keep none.
-
-    Raises:
-        ArgumentError: max_bytes is not an integer of at least 0.
-    """
+    """Copies of sequences in order of last use, the newest last."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = count(max_bytes, "max_bytes", 0, sys.maxsize)

@@ -22,12 +22,7 @@ _N_BORDERS = 2
 
 
 class Checkpoint(NamedTuple):
-    """The state of a sequence after its first n_tokens.
-
-    Attributes:
-        is_part: whether the sequence's prompt continued there.
-        is_border: whether another prompt continued differently there.
-    """
+    """The state of a sequence after its first n_tokens."""
 
     n_tokens: int
     data: memoryview

@@ -54,10 +54,6 @@ class PromptPace:
     batch is, to the bit, what it is alone, and nothing else than such contexts has a pace;
     elsewhere parts have one size.
 
-    Args:
-        max_part: the maximum number of tokens of a part.
-        max_pause_s: the maximum seconds that a part should take.
-
     Attributes:
         token_s: the seconds per token of a prompt; None before the first part was read.
     """
@@ -76,12 +72,9 @@ class PromptPace:
         return max(min(n, self._max_part), min(_STEP, self._max_part))
 
     def learn(self, n_tokens: int, seconds: float) -> None:
-        """Learns the seconds of a part.
+        """Learns the seconds of a part, the drafter's commit() included.
 
-        Args:
-            n_tokens: the number of tokens of the part. A few are no measure: a decode takes some
-                time whatever it computes.
-            seconds: its seconds, including the drafter's commit().
+        A few tokens are no measure: a decode takes some time whatever it computes.
         """
         if n_tokens < min(_STEP, self._max_part):
             return
@@ -129,7 +122,6 @@ class Limits:
             reads once for all of them.
         has_streams: whether each sequence has its own stream in the memory.
         needs_equal_rows, keeps_whole, goes_alone, can_fill: see Rollback.
-
     """
 
     n_ctx: int
@@ -159,13 +151,7 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class Decode:
-    """The spans and padding of one target decode.
-
-    Attributes:
-        spans: the spans in the order of the batch.
-        fill: idle sequences that get `n_fill` tokens each.
-        n_fill: see fill.
-    """
+    """The spans and padding of one target decode."""
 
     spans: Sequence[Span]
     fill: Sequence[int] = ()
@@ -179,7 +165,6 @@ class Scheduler:
         limits: the limits of every round.
         controller: decides how long drafts are; None for as long as the limits allow.
         pace: decides how much of prompts is read beside texts; None for max_chunk.
-
     """
 
     def __init__(
@@ -241,7 +226,6 @@ class Scheduler:
             span: the span.
             tokens: the tokens of the sequence.
             draws: the random numbers that the tokens are drawn with; None for the likeliest tokens.
-
         """
         decision = span.decision
         assert decision is not None
@@ -273,7 +257,6 @@ class Scheduler:
 
         Returns:
             The spans that the controller decided on, with its expected gains.
-
         """
         decided = [span for span in spans if span.decision is not None]
         if not decided:

@@ -32,7 +32,6 @@ class SequenceState:
         n_given: the number of those that were given to the caller; None for all. A draft may go
             past a stop string, or past the place where the caller stopped reading.
         adapters: the adapters that its memory was computed with.
-
     """
 
     seq_id: int = 0
@@ -84,7 +83,6 @@ class Step(NamedTuple):
             continue, and None where there is an error.
         error: the error that ended the request; the tokens before it are committed.
         who: the source of the draft, as in RoundCounts.
-
     """
 
     tokens: tuple[int, ...]
@@ -132,7 +130,6 @@ class SequenceRun:
         ready_row: without a sampler, the row of the last batch that follows the prompt, until
             another batch is decoded; else None.
         finish_reason, error: see Step; of the last one.
-
     """
 
     state: SequenceState

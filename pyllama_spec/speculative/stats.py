@@ -30,11 +30,6 @@ class RealisedGain:
     degrees of freedom where the mean is truly 0. Beyond that distribution's quantile of 97.5%, a
     sign that is wrong has a chance of 2.5% at most. The rule adapts to the noise: equal gains need
     two rounds, and one slow round among few makes the sum unknown.
-
-    Attributes:
-        n_rounds: the number of measured rounds.
-        total: the sum of their gains.
-        squares: the sum of the gains' squares.
     """
 
     n_rounds: int = 0
@@ -149,7 +144,6 @@ class SpeculationStats:
             verified.
         off_since: the number of rounds after which it was disabled to the end, 0 for from the
             beginning; None if it was not, and in the sum of several requests.
-
     """
 
     drafter: str = "none"
@@ -224,7 +218,6 @@ class SpeculationStats:
             reason: see reason_off.
             is_plain: whether the round verified nothing and asked the drafter only for copies, or
                 for a retry.
-
         """
         self.rounds_off += is_plain and self.off_since is not None
         if reason is None:
@@ -466,7 +459,6 @@ class Timing:
         queue_s: the seconds from the call to the start of its computation: waiting for other
             requests, and for a stream also for its reader.
         first_token_s: the seconds from the call to the first token; 0 until there is one.
-
     """
 
     load_s: float = 0.0

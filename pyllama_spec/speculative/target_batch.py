@@ -17,13 +17,7 @@ from pyllama_spec.speculative.sequence import SequenceRun
 
 @dataclass(slots=True)
 class DecodeCounts:
-    """Counts of the target's decodes since its context was opened.
-
-    Attributes:
-        n_decodes: decodes of prompts and of rounds.
-        n_sequences: the sum of the sequences in each of them.
-        max_tokens: the most tokens that a sequence had, drafted ones aside.
-    """
+    """Counts of the target's decodes since its context was opened."""
 
     n_decodes: int = 0
     n_sequences: int = 0
@@ -31,11 +25,7 @@ class DecodeCounts:
 
 
 class TargetBatch:
-    """Builds and decodes target batches with padding.
-
-    Attributes:
-        counts: of its decodes.
-    """
+    """Builds and decodes target batches with padding."""
 
     def __init__(self, target: Context) -> None:
         self._target = target

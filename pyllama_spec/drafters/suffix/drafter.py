@@ -157,13 +157,7 @@ class Gap(NamedTuple):
 
 
 class ResumePoint(NamedTuple):
-    """A position at which a copy may resume.
-
-    Attributes:
-        at: the index of the next token in the copied text.
-        n_equal: the number of equal tokens before it, after the difference.
-        lengths: the lengths of the difference if the copy is right to resume here.
-    """
+    """A position at which a copy may resume."""
 
     at: int
     n_equal: int
@@ -302,7 +296,6 @@ class Suffix(Drafter):
 
     Raises:
         ArgumentError: a number is below 1, or min_match below 3, the least that an index has.
-
     """
 
     name = "suffix"
@@ -336,13 +329,7 @@ class Suffix(Drafter):
     # ---- the target
 
     def check(self, target: Model) -> None:
-        """Opens the store if there is one.
-
-        Raises:
-            ArgumentError: the store was made with another vocabulary.
-            ModelLoadError: the file cannot be opened, is not a store, or is damaged.
-
-        """
+        """Opens the store if there is one."""
         if self._store_path is None:
             return
         from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest

@@ -298,11 +298,7 @@ def entry_of(
 class Room(NamedTuple):
     """The replacement for an index that is too small.
 
-    Attributes:
-        texts: the texts that it begins with; their ids are views of the index before.
-        capacity: the number of tokens that fit.
-        is_full: whether it cannot grow: other texts were dropped, and the counts of uses of these
-            halved.
+    Where it is_full, other texts were dropped, and the counts of uses of these are halved.
     """
 
     texts: list[RememberedText]

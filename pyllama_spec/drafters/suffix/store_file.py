@@ -37,13 +37,7 @@ _LEAST_CAPACITY = 1 << 10
 
 
 class Facts(NamedTuple):
-    """The facts in the header.
-
-    Attributes:
-        capacity: the number of tokens that fit.
-        max_tokens: the number of tokens to which it may grow.
-        digest: the digest of the vocabulary.
-    """
+    """The facts in the header."""
 
     capacity: int
     max_tokens: int
@@ -64,9 +58,6 @@ class _Held:
 
     It knows nothing of the StoreFile: the index has it, and a circle would keep a file that was
     replaced mapped, and on the disk.
-
-    Attributes:
-        number: the file descriptor; -1 once it is closed.
     """
 
     def __init__(self, number: int) -> None:
@@ -97,13 +88,7 @@ class _Held:
 
 
 class StoreFile:
-    """An open, mapped store file.
-
-    Attributes:
-        facts: the header of the file.
-        index: the index in the file, as written at the last refresh().
-        has_holes: whether the file was sparse when it was opened.
-    """
+    """An open, mapped store file."""
 
     def __init__(self, number: int, path: Path, *, is_writable: bool) -> None:
         self.number, self.path = number, path

@@ -39,12 +39,7 @@ Held = Callable[[int, int], Sequence[tuple[int, int]]]
 
 
 class Place(NamedTuple):
-    """A place in a text, with the length of its match.
-
-    Attributes:
-        match_length: the number of equal tokens before it, up to MAX_MATCH.
-        at: the index of the token after the equal ones.
-    """
+    """A place in a text, with the length of its match."""
 
     match_length: int
     at: int

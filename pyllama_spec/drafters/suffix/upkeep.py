@@ -144,13 +144,7 @@ Told = Callable[[list[int], int], Iterable[Committed]]
 
 
 class Played(NamedTuple):
-    """The result of a drafter on known answers.
-
-    Attributes:
-        n_rounds: the number of rounds.
-        n_drafted: the number of drafted tokens.
-        n_accepted: the number of correct ones among them.
-    """
+    """The result of a drafter on known answers."""
 
     n_rounds: int = 0
     n_drafted: int = 0
@@ -172,12 +166,7 @@ class Played(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The files that the user named.
-
-    Attributes:
-        files: the files that were named, or lie in named folders; in order.
-        n_links: the number of links in the folders, to files or folders; they are left out.
-    """
+    """The files that the user named."""
 
     files: list[Path]
     n_links: int

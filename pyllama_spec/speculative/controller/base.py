@@ -47,7 +47,6 @@ class DraftDecision(NamedTuple):
         lookup_only: whether only drafts without a model call are wanted.
         is_retry: whether the drafter was disabled and is tried again.
         reason: why the drafter's model is not asked though it is not disabled; "" for no reason.
-
     """
 
     n_requested: int = 0
@@ -104,7 +103,6 @@ class Span:
         n_pad: the number of padding tokens after those.
         first_row: the span's first row in the batch.
         tokens: the tokens that the round committed; () for a prompt, and after a failure.
-
     """
 
     seq: int
@@ -200,7 +198,6 @@ class Controller:
         name: its name in the statistics; by default that of its class.
         wants_costs: whether learn_costs() is called with the costs of verify batches when a target
             is opened.
-
     """
 
     name: str = name_of_class()
@@ -250,7 +247,6 @@ class Controller:
         Returns:
             For each span the expected and measured gain of its draft, for the statistics; None or
             an empty sequence if the controller estimates no gain.
-
         """
         return None
 

@@ -205,12 +205,7 @@ class Watched:
 
 @dataclass(slots=True)
 class TextState:
-    """The statistics of one sequence's text.
-
-    Attributes:
-        watched: the drafts that continue beyond the committed tokens.
-        model, lookups: how good the two kinds of drafts are in this text.
-    """
+    """The statistics of one sequence's text."""
 
     watched: deque[Watched] = field(default_factory=lambda: deque(maxlen=4))
     model: Local = field(default_factory=Local)

@@ -396,12 +396,6 @@ class ProfitController(Controller):
         costs cannot tell it from one that is slow. Copies come in many rounds, so that one in some
         is tried. A model whose drafts are not verified is soon disabled, so that each is tried
         where it drafts for a single sequence; several together have too many widths to time.
-
-        Args:
-            spans: all spans of the round.
-            survivals_of: the survivals of each span that has a draft.
-            chosen: for each of these, the number of tokens that pay.
-
         """
         drafts = [span.draft for span in spans if span.draft.ids]
         copies = [i for i, draft in enumerate(drafts) if draft.match_length]

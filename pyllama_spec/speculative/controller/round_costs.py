@@ -360,13 +360,7 @@ class RoundCosts:
         self._last_rows = rows
 
     def learn(self, spans: Sequence[Span], spent: Spent, n_waiting: Sequence[int]) -> None:
-        """Learns the seconds of a round.
-
-        Args:
-            spans: all spans of the round.
-            spent: the seconds of the round.
-            n_waiting: for each span, the number of tokens since its model was asked.
-        """
+        """Learns the seconds of a round."""
         n_seqs = len(spans)
         n_past = _mean_past(spans)
         rows = self._n_rows(n_seqs, [span.n_verified for span in spans])
