@@ -165,18 +165,12 @@ class Committed(NamedTuple):
     n_chosen: int = 0
 
 
-# A name is a word in a line of figures and in messages.
-_MAX_NAME = 40
-
-
 def name_of_code(code: object) -> str:
     """The default name of a drafter or controller: its class's or function's name."""
     while isinstance(code, partial):
         code = code.func
-    given = getattr(code, "__name__", None) or type(code).__name__
-    printable = "".join(c if c.isprintable() else "?" for c in str(given)[: _MAX_NAME + 1])
-    name = printable if len(printable) <= _MAX_NAME else f"{printable[: _MAX_NAME - 3]}..."
-    return "custom" if name in ("", "none", "<lambda>") else name
+    name: str = getattr(code, "__name__", None) or type(code).__name__
+    return "custom" if name in ("none", "<lambda>") else name  # "none" is the name of no drafter
 
 
 class NameOfClass:

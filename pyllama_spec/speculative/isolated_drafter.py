@@ -30,8 +30,6 @@ from pyllama_spec.speculative.draft_bound import drafter_bound
 from pyllama_spec.speculative.stats import plural
 
 _PACKAGE = Path(__file__).parents[1]
-# The most drafters inside one another that are told apart: one may say that it is inside itself.
-_MOST_INNER = 8
 # The two forms of what a drafter is called for: for one sequence, and for several.
 _ONE = {"propose": "propose_one", "commit": "commit_one"}
 
@@ -67,13 +65,10 @@ def blame(drafter: Drafter, what: str, error: Exception) -> Blame:
 
 
 def chain_of(drafter: Drafter) -> list[object]:
-    """The drafter and those it wraps, from the outside to the inside, at most _MOST_INNER."""
+    """The drafter and those it wraps, from the outside to the inside."""
     chain: list[object] = [drafter]
-    while isinstance(chain[-1], Drafter) and len(chain) < _MOST_INNER:
-        try:
-            one = chain[-1].passes_on_to()
-        except Exception:  # noqa: BLE001 - a user's method: what it hides is not told
-            break
+    while isinstance(chain[-1], Drafter):
+        one = chain[-1].passes_on_to()
         while isinstance(one, partial):
             one = one.func
         if one is None:
@@ -107,8 +102,8 @@ _MAX_FOREIGN = 3
 _IS_TOLD_AGAIN = ("save", "restore", "end_request")
 # Characters of a reason that a warning has.
 _MAX_REASON = 500
-# What a drafter says of itself stands in every result.
-_MAX_NAME, _MAX_NOTE, _MAX_ERROR = 100, 1000, 2000
+# Characters of an error's message in results.
+_MAX_ERROR = 2000
 # A match that is longer than any text.
 _MOST_MATCH = 2**31
 # Probabilities of float32 may be rounded to a little more than 1.
@@ -140,7 +135,7 @@ class IsolatedDrafter:
         check_proposes(drafter)
         self._drafter = drafter
         # Called with the borrower of the target, then with None: a drafter may only read it.
-        self.name = _bounded(attribute(drafter, "name"), _MAX_NAME)
+        self.name: str = attribute(drafter, "name")
         self._lend, self._borrower = lend, f"the drafter {self.name}"
         self._n_vocab = n_vocab
         self._failures: dict[int, DrafterFailure] = {}
@@ -153,7 +148,7 @@ class IsolatedDrafter:
         # Sequences whose begin_request() failed: the drafter does not know whose text it is told.
         self._unbegun: set[int] = set()
         self._has_warned = False
-        self.note = _bounded(attribute(drafter, "note"), _MAX_NOTE)
+        self.note: str = attribute(drafter, "note")
         # The layer inputs to give it.
         self.target_layers: tuple[int, ...] = attribute(drafter, "target_layers")
         self.is_stepwise: bool = attribute(drafter, "is_stepwise")
@@ -457,7 +452,8 @@ class IsolatedDrafter:
             self._fail(seq, what, failed.errors.get(seq, failed))
 
     def _fail(self, seq: int, what: str, error: Exception) -> None:
-        said = f": {_said(error)[:_MAX_ERROR]}".removesuffix(": ")
+        said = " ".join(str(error).split())[:_MAX_ERROR]
+        said = f": {said}" if said else ""
         why = f"failed in {what}(): {type(error).__name__}{said}"
         self._failures[seq] = DrafterFailure(f"the drafter {why}", error, what)
         self._n_known.pop(seq, None)
@@ -591,16 +587,3 @@ def _distributions(draft: Draft, n: int) -> list[Distribution] | None:
     for one in found:
         instance(one, Distribution, "a distribution of a draft")
     return found
-
-
-def _bounded(text: object, n: int) -> str:
-    """At most n characters, without control characters."""
-    return "".join(c if c.isprintable() else "?" for c in str(text)[:n])
-
-
-def _said(error: Exception) -> str:
-    """The message of an error on one line, even if its str() raises."""
-    try:
-        return "".join(c if c.isprintable() else " " for c in str(error))
-    except Exception as again:  # noqa: BLE001
-        return f"(its text raises {type(again).__name__})"

@@ -203,16 +203,6 @@ def test_attributes_are_those_of_the_inner_one(kind: str) -> None:
     assert wrapper.is_closed is inner.is_closed
 
 
-def test_a_class_attribute_is_its_own() -> None:
-    class Named(DrafterWrapper):
-        name = "named"
-        max_draft = 2
-
-    wrapper = Named(PromptLookup(6))
-    assert (wrapper.name, wrapper.max_draft, Named.max_draft) == ("named", 2, 2)
-    assert DrafterWrapper.max_draft == Drafter.max_draft
-
-
 def test_it_passes_on_whatever_a_drafter_has() -> None:
     """A wrapper overrides every method of Drafter, new ones included."""
     of_its_own = {"__repr__", "__init__"}
