@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pyllama_spec.drafters import Committed, Drafter, Features
 from pyllama_spec.drafters.choice import Choice
-from pyllama_spec.drafters.small_model.memory import TokenMemory
+from pyllama_spec.drafters.small_model import TokenMemory
 from pyllama_spec.engine import Batch
 
 Rows = npt.NDArray[np.float32]

@@ -23,15 +23,7 @@ _MAX_LAYERS = 4096
 
 
 def attribute(drafter: Drafter, name: str) -> Any:
-    """The value of a drafter's attribute. It may be another one, or raise, at each read.
-
-    Returns:
-        The value, of the type that Drafter says; max_draft and step_share are not checked further.
-
-    Raises:
-        ArgumentError: reading it raises, or it has another type.
-
-    """
+    """The value of a drafter's attribute. It may be another one, or raise, at each read."""
     value, place = value_and_place(drafter, name)
     if name in _FLAGS:
         return boolean(value, place)
@@ -45,17 +37,7 @@ def attribute(drafter: Drafter, name: str) -> Any:
 
 
 def value_and_place(owner: object, name: str, role: str = "drafter") -> tuple[Any, str]:
-    """The value of an attribute, and the words that name it in messages.
-
-    Args:
-        owner: the drafter, or another object whose class may be anyone's.
-        name: the attribute.
-        role: what the object is, in messages.
-
-    Raises:
-        ArgumentError: reading it raises, or it is a method.
-
-    """
+    """The value of an attribute, and the words that name it in messages."""
     value = _read(owner, name, role)
     place = f"the {role} {type(owner).__name__} cannot be used: {name}"
     if callable(value):
@@ -64,14 +46,7 @@ def value_and_place(owner: object, name: str, role: str = "drafter") -> tuple[An
 
 
 def check_proposes(drafter: Drafter) -> None:
-    """Raises unless the drafter has propose() or propose_one().
-
-    Raises:
-        ArgumentError: its class has neither propose_one() nor propose(), and max_draft does not
-            say that it drafts nothing; it names more target_layers than a model has; one of its
-            attributes raises; or one has another type than Drafter says.
-
-    """
+    """Raises unless the drafter has propose() or propose_one()."""
     kind = type(drafter).__name__
     methods = {name: _read(drafter, name) for name in _METHODS}
     for name, method in methods.items():
@@ -92,13 +67,7 @@ def check_proposes(drafter: Drafter) -> None:
 
 
 def check_attachable(drafter: Drafter, target: Context) -> None:
-    """Raises unless a round on the context can ask the drafter.
-
-    Raises:
-        ArgumentError: it is no Drafter, or the context does not keep the layer inputs that it
-            wants.
-
-    """
+    """Raises unless a round on the context can ask the drafter."""
     if not isinstance(drafter, Drafter):
         raise ArgumentError(
             f"the drafter {drafter!r:.60} is not a Drafter; let its class inherit from "
@@ -114,12 +83,7 @@ def check_attachable(drafter: Drafter, target: Context) -> None:
 
 
 def _read(owner: object, name: str, role: str = "drafter") -> Any:
-    """The value of an attribute, of any type.
-
-    Raises:
-        ArgumentError: reading it raises.
-
-    """
+    """The value of an attribute, of any type."""
     try:
         value = getattr(owner, name)
         if name in ("name", "note") and not callable(value):
@@ -136,12 +100,7 @@ def _read(owner: object, name: str, role: str = "drafter") -> Any:
 
 
 def _layers(value: Any, place: str) -> tuple[int, ...]:
-    """The numbers of layers in target_layers.
-
-    Raises:
-        ArgumentError: it is not a tuple of ints, or has more than a model.
-
-    """
+    """The numbers of layers in target_layers."""
     try:
         layers = listed(value, place, _MAX_LAYERS)
     except ArgumentError:

@@ -40,14 +40,7 @@ _HEAD_PREFIX = "mtp-"
 
 
 def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:
-    """Whether the draft needs the target loaded with its MTP head.
-
-    Args:
-        draft: see Llama.
-        target: path of the target's GGUF. For "auto" its keys say whether it has an MTP head that
-            can draft.
-
-    """
+    """Whether the draft needs the target loaded with its MTP head."""
     if isinstance(draft, Drafter):
         return bool(attribute(draft, "wants_head"))
     if is_named(draft, MTP):
@@ -62,18 +55,7 @@ def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:
 def check_head(
     target: str | os.PathLike[str], instead: str = INSTEAD, whose: str = f'draft="{MTP}"'
 ) -> None:
-    """Raises unless a file's keys show an MTP head to draft with. Loads nothing.
-
-    Args:
-        target: path of the target's GGUF.
-        instead: the remedy in the message.
-        whose: the start of the message: what asks for the head.
-
-    Raises:
-        ArgumentError: the target has no MTP head, or one that this version does not know.
-        ModelLoadError: the file is missing, damaged or not a GGUF.
-
-    """
+    """Raises unless a file's keys show an MTP head to draft with. Loads nothing."""
     path = Path(target)
     fault = _head_fault(path)
     if fault:
@@ -81,18 +63,7 @@ def check_head(
 
 
 def check_before(draft: object, target: str | os.PathLike[str]) -> None:
-    """Raises if the files' keys rule out the draft. Loads nothing.
-
-    Args:
-        draft: see Llama.
-        target: path of the target's GGUF.
-
-    Raises:
-        ArgumentError: the target has no MTP head to draft with, or there is no such draft.
-        ModelLoadError: a file is missing, damaged or not a GGUF.
-        UnsupportedError: this version has no drafter for the draft's architecture.
-
-    """
+    """Raises if the files' keys rule out the draft. Loads nothing."""
     if is_named(draft, MTP) or (isinstance(draft, Drafter) and draft.wants_head):
         check_head(target)
     elif isinstance(draft, (str, os.PathLike)) and needs_file(os.fspath(draft)):
@@ -108,16 +79,6 @@ def open_before(
     """The drafter of `draft=` for a target that is not loaded yet; None for "auto".
 
     A large target takes minutes to load, so a fault of the draft is reported before that.
-
-    Args:
-        draft: see Llama.
-        target: path of the target's GGUF.
-        options: the options of the drafter.
-        instead: the remedy in the message about a missing head.
-
-    Raises:
-        PyllamaSpecError: whatever make_drafter() and check_head() raise. Nothing stays open then.
-
     """
     if is_named(draft, AUTO):
         return None
@@ -148,12 +109,7 @@ def _head_fault(path: Path) -> str:
 
 
 def make_drafter_for(target: Model, draft: object, options: DraftOptions) -> Drafter:
-    """The drafter of `draft=` for an open target; see make_drafter().
-
-    Raises:
-        PyllamaSpecError: whatever make_drafter() raises.
-
-    """
+    """The drafter of `draft=` for an open target; see make_drafter()."""
     if not is_named(draft, AUTO):
         return make_drafter(draft, options)
     if target.info.has_head:

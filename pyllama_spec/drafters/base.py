@@ -38,7 +38,6 @@ class Draft(NamedTuple):
         distributions: [len(ids)] if the ids were drawn with DraftRequest.draws, the distribution of
             each one, given those before it; else None. `probabilities` then has the probability of
             the likeliest id at each position.
-
     """
 
     ids: Sequence[int] = ()
@@ -68,14 +67,7 @@ NO_DRAFT = Draft()
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A second opinion on the next token of a draft.
-
-    Attributes:
-        token: the token's id.
-        p: its probability.
-        weight: its weight in the mixture; the draft model's own distribution has 1.
-
-    """
+    """A second opinion on the next token of a draft; the model's own distribution weighs 1."""
 
     token: int
     p: float
@@ -132,7 +124,6 @@ class DraftRequest(NamedTuple):
         draws: the random numbers to draw tokens with, for a request that accepts by rejection
             sampling or draws by shared noise; None to draft the likeliest tokens. For drafters with
             draws_tokens; drafts that are not drawn are correct too. See drafters/draws.py.
-
     """
 
     seq: int
@@ -163,7 +154,6 @@ class Committed(NamedTuple):
             rows that are needed to resume there.
         n_chosen: how many of the tokens, counted from the end, the target chose in this request;
             those before them were given. 0 if that is no longer known.
-
     """
 
     seq: int
@@ -175,27 +165,12 @@ class Committed(NamedTuple):
     n_chosen: int = 0
 
 
-# A name is a word in a line of figures and in messages.
-_MAX_NAME = 40
-
-
 def name_of_code(code: object) -> str:
-    """The default name of a drafter or controller: its class's or function's name.
-
-    Args:
-        code: a class, a function or a callable object, which gets the name of its class.
-
-    Returns:
-        At most 40 characters, each of which can be printed. "custom" where the code has no name
-        that says anything, as a lambda, or is called "none", which is the name of no drafter.
-
-    """
+    """The default name of a drafter or controller: its class's or function's name."""
     while isinstance(code, partial):
         code = code.func
-    given = getattr(code, "__name__", None) or type(code).__name__
-    printable = "".join(c if c.isprintable() else "?" for c in str(given)[: _MAX_NAME + 1])
-    name = printable if len(printable) <= _MAX_NAME else f"{printable[: _MAX_NAME - 3]}..."
-    return "custom" if name in ("", "none", "<lambda>") else name
+    name: str = getattr(code, "__name__", None) or type(code).__name__
+    return "custom" if name in ("none", "<lambda>") else name  # "none" is the name of no drafter
 
 
 class NameOfClass:
@@ -217,7 +192,6 @@ class SequenceErrors(PyllamaSpecError):  # noqa: N818 - several of them
     Attributes:
         errors: the exception of each sequence that failed.
         drafts: the drafts of the other sequences, from propose().
-
     """
 
     def __init__(
@@ -265,7 +239,6 @@ class Drafter(Closeable):
             loaded: Model(load_mtp=True).
         draws_tokens: whether it knows the distribution of its tokens, and obeys DraftRequest.draws.
         note: a remark in results, such as why draft="auto" chose it; "" for none.
-
     """
 
     name: str = name_of_class()
@@ -286,7 +259,6 @@ class Drafter(Closeable):
 
         Raises:
             NotImplementedError: the class has only propose(), or neither of the two.
-
         """
         raise NotImplementedError(self._lacks("propose_one", "propose", "requests"))
 
@@ -307,7 +279,6 @@ class Drafter(Closeable):
 
         Raises:
             NotImplementedError: the class has only commit(): call that.
-
         """
         if overrides(self, "commit", Drafter):
             raise NotImplementedError(self._lacks("commit_one", "commit", "done"))
@@ -334,7 +305,6 @@ class Drafter(Closeable):
             remember: whether its text may be kept for later requests.
             user: the user who made the request; "" if that was not given. Text of one user must not
                 be proposed to another one, unless they share a named store.
-
         """
 
     def end_request(self, seq: int) -> None:
@@ -355,7 +325,6 @@ class Drafter(Closeable):
 
         Raises:
             ArgumentError: it was made for another target; the message names the first difference.
-
         """
 
     def attach(self, target: Context) -> None:
@@ -439,18 +408,7 @@ def overrides(drafter: Drafter, method: str, base: type[Drafter]) -> bool:
 
 @contextlib.contextmanager
 def named_failure(called: object, what: str, role: str = "drafter") -> Iterator[None]:
-    """Around a call of a drafter that is not the package's: what it raises is one line.
-
-    Args:
-        called: the drafter, or another object, that is called.
-        what: the name of the method.
-        role: what the object is, in messages.
-
-    Raises:
-        ArgumentError: the call raised another error than one of this package; that error is the
-            cause.
-
-    """
+    """Around a call of a drafter that is not the package's: what it raises is one line."""
     try:
         yield
     except PyllamaSpecError:

@@ -90,13 +90,7 @@ class Chain:
 
 
 class ChainDrafter(ModelDrafter[_Pairs]):
-    """Drafts with a head in a chain: each drafted token costs a call.
-
-    Args:
-        max_draft: the maximum number of tokens of a draft.
-        how: further arguments of ModelDrafter.
-
-    """
+    """Drafts with a head in a chain: each drafted token costs a call."""
 
     is_stepwise = True
 
@@ -108,17 +102,7 @@ class ChainDrafter(ModelDrafter[_Pairs]):
     def open_head(
         self, target: Context, *, is_own: bool = False, n_lanes: int = 1
     ) -> tuple[Context, int]:
-        """Opens the head's context, with room for the target's tokens and for guesses.
-
-        Args:
-            target: the target's context.
-            is_own: whether the head lies in the target's own file.
-            n_lanes: the number of sequences of the draft's context for each sequence of the target.
-
-        Returns:
-            The context, and the number of pairs that it keeps of each sequence.
-
-        """
+        """Opens the head's context, with room for the target's tokens and for guesses."""
         params = target.params
         n_window = min(self._n_ctx or target.n_ctx_seq, target.n_ctx_seq)
         n_seqs = params.n_seq_max * n_lanes
@@ -150,10 +134,6 @@ class ChainDrafter(ModelDrafter[_Pairs]):
         """Feeds the pairs committed since the last draft, then drafts.
 
         One call of the head feeds all sequences, and one more drafts each further token of all.
-
-        Raises:
-            SequenceErrors: with the drafts of those sequences that did not fail.
-
         """
         pairs = self.memory_or_fail()
         errors: dict[int, Exception] = {}

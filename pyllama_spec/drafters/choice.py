@@ -24,7 +24,6 @@ class Choice:
         row: float32, further outputs for the token: see Context.draft_candidates().
         drawn_from: if the token was drawn at random, its distribution. `p` is then the probability
             of the likeliest token, which does not depend on the drawn one.
-
     """
 
     ids: Sequence[int]
@@ -43,10 +42,6 @@ def choose(choice: Choice, prior: TokenPrior | None, drafted: Sequence[int]) -> 
 
     With a prior it is the likeliest of a linear mixture, of which the model's distribution is known
     at its likeliest tokens: another one is hardly ever chosen.
-
-    Raises:
-        EngineError: the model computed NaN.
-
     """
     token, p = choice.ids[0], choice.p[0]
     if math.isnan(p):

@@ -29,15 +29,7 @@ def step_share(draft: Model, target: Model) -> float:
 def head_share(head: Model, target: Model, n_choices: int | None = None) -> float:
     """The cost of a head's step relative to a target row, by the weights that each reads.
 
-    Args:
-        head: an EAGLE-3 draft, or a model with MTP heads, of which a step uses one.
-        target: the target.
-        n_choices: the number of ids that the head chooses among; None for all rows of its output
-            matrix.
-
-    Returns:
-        The share; 0 if it is unknown, such as when a table cannot be read.
-
+    0 if it is unknown, such as when a table cannot be read.
     """
     info = head.info
     try:
@@ -74,15 +66,7 @@ def type_of_weights(model: Model) -> MainType | None:
 
 
 def note_of_few_bits(what: str, kind: str, bits: float, less: str) -> str:
-    """A remark on a draft with low-bit weights, for results; "" for others.
-
-    Args:
-        what: the name of the part, such as "the head".
-        kind: the type of its weights.
-        bits: the bits per weight.
-        less: what so few bits may cost.
-
-    """
+    """A remark on a draft with low-bit weights, for results; "" for others."""
     if bits >= FEW_BITS:
         return ""
     return f"the weights of {what} are {kind}: below {FEW_BITS} bits {less}"

@@ -29,16 +29,7 @@ _CUTS = (
 
 
 class TokenDraws:
-    """The random numbers of one request, and the sampler cuts of its drafts.
-
-    Args:
-        params: the parameters of the request, with a temperature above 0.
-        seed: the seed of the random numbers, which differ from those of the target's sampler.
-
-    Attributes:
-        verifies_all: whether every drawn token has to be verified, with its distribution.
-
-    """
+    """The random numbers of one request, and the sampler cuts of its drafts."""
 
     verifies_all = True
 
@@ -56,25 +47,14 @@ class TokenDraws:
         """Begins a draft: the next choice() is for the place after the pending token."""
 
     def choice(self, q: Distribution) -> tuple[int, float]:
-        """Draws the token of the next place.
+        """Draws the token of the next place; returns it and how sure the draft is.
 
-        Args:
-            q: the draft's distribution at this position, over the target's ids.
-
-        Returns:
-            The token, and how sure the draft is: the probability of the likeliest token, since it
-            must not depend on the drawn one.
-
+        That is the probability of the likeliest token, since it must not depend on the drawn one.
         """
         return q.draw(self.uniform()), q.largest
 
     def distribution(self, context: Context, row: int) -> Distribution:
-        """The draft model's distribution at a row of its last batch, after the request's cuts.
-
-        Raises:
-            PyllamaSpecError: the row has no logits, or some of them are NaN.
-
-        """
+        """The draft model's distribution at a row of its last batch, after the request's cuts."""
         model = context.model
         if self._sampler is None or self._sampler.model is not model:
             self.close()
@@ -89,13 +69,7 @@ class TokenDraws:
 
 
 class SharedNoise(TokenDraws):
-    """Draws with the noise that the target's sampler will draw with, so that both often agree.
-
-    Args:
-        params: the parameters of the request, with shared_noise.
-        sampler: the sampler of the request, which counts the tokens of the answer.
-
-    """
+    """Draws with the noise that the target's sampler will draw with, so that both often agree."""
 
     verifies_all = False
 
@@ -110,14 +84,10 @@ class SharedNoise(TokenDraws):
     def choice(self, q: Distribution) -> tuple[int, float]:
         """The id with the largest sum of log-probability and noise at the next place.
 
-        Args:
-            q: the draft's distribution at this position, over the target's ids.
-
         Returns:
             The id, and how sure the draft is. The target chooses another one if its log-probability
             differs by more than the largest sum is ahead of the second; the farther ahead it is,
             the less likely that is: 1 - exp(-ahead) / 2, which is 1/2 for two equal sums.
-
         """
         ids = np.ascontiguousarray(q.ids)
         scores = np.log(q.p) + shared_noise(self._target.seed, self._place, ids)

@@ -13,12 +13,7 @@ Rows = npt.NDArray[np.float32]
 
 
 class FeatureRows:
-    """The feature rows of positions start .. end - 1, without a gap.
-
-    Args:
-        n_features: the width of a row: the target's width times the number of target layers.
-
-    """
+    """The feature rows of positions start .. end - 1, without a gap."""
 
     def __init__(self, n_features: int) -> None:
         self.n_features = n_features
@@ -32,7 +27,6 @@ class FeatureRows:
         Args:
             position: the position of the first row.
             features: one array per target layer.  # [n_rows, n_embd] float32
-
         """
         if position != self.end:
             self.start = self.end = position
@@ -58,12 +52,7 @@ class FeatureRows:
             self._buffer = grown
 
     def view(self, first: int, end: int) -> Rows:
-        """The rows of positions first .. end - 1, [end - first, n_features], valid until a change.
-
-        Raises:
-            IndexError: some of the rows are missing.
-
-        """
+        """Rows first .. end - 1, [end - first, n_features], valid until a change."""
         if not self.start <= first <= end <= self.end:
             raise IndexError(f"rows {first} .. {end} asked for, {self.start} .. {self.end} held")
         return self._buffer[first - self.start : end - self.start]

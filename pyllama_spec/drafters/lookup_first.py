@@ -49,13 +49,7 @@ _REACH = 1 << 15
 
 
 class NgramPrior:
-    """Votes of n-grams on the next token after a text and its drafted tokens.
-
-    Args:
-        read_text: returns the end of the text, [n]; called once, when a vote is first needed.
-        table: the n-gram table of a draft, or None.
-
-    """
+    """Votes of n-grams on the next token after a text and its drafted tokens."""
 
     def __init__(
         self, read_text: Callable[[], npt.NDArray[np.int32]], table: NgramTable | None
@@ -95,7 +89,6 @@ class LookupFirst(DrafterWrapper):
 
     Raises:
         ArgumentError: min_ngram is below 1.
-
     """
 
     has_lookup = True
@@ -205,16 +198,7 @@ class LookupFirst(DrafterWrapper):
         return pack({}, [state, tokens.tobytes()])
 
     def restore(self, seq: int, data: bytes) -> int:
-        """Restores a state of save().
-
-        Returns:
-            The number of tokens of the sequence that both know now.
-
-        Raises:
-            ArgumentError: the state is damaged, or of another draft. The sequence is forgotten
-                then.
-
-        """
+        """Restores a state of save()."""
         self._lookup.truncate(seq, 0)
         _, parts = unpack(data)
         n = self.drafter.restore(seq, parts[0])
@@ -247,16 +231,7 @@ def _copies(max_draft: int, min_ngram: int) -> PromptLookup | Suffix:
 
 
 def _what_followed(text: npt.NDArray[np.int32], tail: Sequence[int]) -> tuple[int, int] | None:
-    """The token after the newest place with the longest match, and the match's length.
-
-    Args:
-        text: [n] the text.
-        tail: the tokens to look for, the last one last. They may be the end of the text itself.
-
-    Returns:
-        The token, and the number of equal tokens before it: 2, 3 or 4; None for fewer.
-
-    """
+    """The token after the newest place with the longest match, and the match's length."""
     if len(tail) < 2 or len(text) < 3:
         return None
     # Where such a place ends; after the last token of the text there is nothing yet.

@@ -87,26 +87,8 @@ _Item = TypeVar("_Item", bound=_HasSeq)
 class ModelDrafter(Drafter, Generic[_Memory]):
     """The common part of drafters with a model: the model, its context, and the fed tokens.
 
-    Args:
-        model: the draft, or the path of its GGUF; None for the target itself, which attach() gives.
-        name: the drafter's name, and the architecture that the draft must have.
-        kind: the kind of draft in messages, such as "an EAGLE-3 draft".
-        n_ctx: the number of rows of each sequence that it remembers; None for as many as are of
-            use. With fewer, it drops the oldest rows and continues.
-        p_min: end a draft before a token with a lower probability.
-        n_output: the number of vocabulary ids that it chooses among; those of the text are always
-            among them (output_part.py). 0 for all; None for a part if attach() measures that to be
-            cheaper.
-        n_gpu_layers, devices, rpc_servers, progress: arguments of Model, for a draft given as a
-            path.
-
-    Raises:
-        ModelLoadError: the file cannot be read, or its parts contradict each other.
-        ArgumentError: the file is a draft of another kind, or a number is out of range.
-
     Attributes:
         can_be_target: whether the draft may lie in the target's own file.
-
     """
 
     can_be_target = False
@@ -170,12 +152,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
     @property
     def model(self) -> Model:
-        """The draft model.
-
-        Raises:
-            ArgumentError: the draft is the target itself, and attach() was not called yet.
-
-        """
+        """The draft model."""
         if self._model is None:
             raise ArgumentError(f"the drafter {self.name!r} is not attached to a target yet")
         return self._model
@@ -204,12 +181,6 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
         Opens none if a server with the draft's layers was lost: their addresses, sent over the
         target's new connection, would have the new server close it.
-
-        Raises:
-            ArgumentError: the draft was made for another target; the message names the first
-                difference.
-            OutOfMemoryError: there is not enough memory for its context.
-
         """
         instance(target, Context, "target")
         self.check(target.model)
@@ -243,18 +214,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self, target: Context, n_window: int, n_guesses: int, n_batch: int, n_outputs: int,
         *, n_lanes: int = 1, is_head: bool = False,
     ) -> Context:  # fmt: skip
-        """Opens a context of the draft beside the target's.
-
-        Args:
-            target: the target's context.
-            n_window: the number of rows of a sequence that it has to hold.
-            n_guesses: the number of guesses of a sequence after those rows.
-            n_batch: the maximum number of tokens of a decode.
-            n_outputs: the maximum number of those tokens with an output.
-            n_lanes: the number of sequences of the draft's context for each sequence of the target.
-            is_head: whether the context is for an MTP head.
-
-        """
+        """Opens a context of the draft beside the target's."""
         params = target.params
         n_ctx = n_window * params.n_seq_max
         if params.kv_unified:  # together they have no more tokens than the target has room for
@@ -274,17 +234,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             raise no_room(str(error), what, smaller) from None
 
     def choose_among_part(self, context: Context, target: Context, step: Step) -> None:
-        """Limits the draft's choice to a part of the vocabulary, if asked for or cheaper.
-
-        Args:
-            context: the draft's context, without tokens. It is closed if this fails.
-            target: the target's context.
-            step: runs a step of the draft.
-
-        Raises:
-            ArgumentError, UnsupportedError, ModelLoadError: see reduced_output().
-
-        """
+        """Limits the draft's choice to a part of the vocabulary, if asked for or cheaper."""
         with closed_on_failure(context):
             self._draft_ids = reduced_output(context, self._n_output, target.model, step)
 
@@ -340,13 +290,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             self.add_note(self._told_choice)
 
     def memory_or_fail(self) -> _Memory:
-        """The object that tracks the draft's context.
-
-        Raises:
-            ArgumentError: attach() was not called.
-            RemoteError: a server with the draft's layers was lost.
-
-        """
+        """The object that tracks the draft's context."""
         if self._is_lost:
             raise RemoteError(
                 "a server with the draft's layers was lost; open the draft again, for a new Llama"
@@ -375,12 +319,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self.memory_or_fail().commit(done)
 
     def can_draft(self, request: DraftRequest) -> bool:
-        """Whether tokens are requested and there is a row to draft from.
-
-        Raises:
-            ArgumentError: the request is not of the text that was committed.
-
-        """
+        """Whether tokens are requested and there is a row to draft from."""
         tokens = self.memory_or_fail().of(request.seq).tokens
         if request.n_requested < 1 or len(tokens) < 2:
             return False
@@ -413,16 +352,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         return self.memory_or_fail().save(seq, self._fingerprint)
 
     def restore(self, seq: int, data: bytes) -> int:
-        """Restores a state of save().
-
-        Returns:
-            The number of tokens of the sequence that it knows now.
-
-        Raises:
-            ArgumentError: the state is damaged, or of another draft or other settings. The sequence
-                is forgotten then.
-
-        """
+        """Restores a state of save()."""
         memory = self.memory_or_fail()
         n = memory.restore(seq, data, self._fingerprint)
         if self._draft_ids is not None:
@@ -467,14 +397,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
 
 def add_lookup(draft: ModelDrafter[Any], options: DraftOptions) -> Drafter:
-    """Adds lookups and n-grams to the draft, unless options.lookup is 0.
-
-    Raises:
-        ModelLoadError: the n-gram table of its file is damaged. The draft is closed then.
-        ArgumentError: options.lookup is below the minimum match of a store. The draft is closed
-            then.
-
-    """
+    """Adds lookups and n-grams to the draft, unless options.lookup is 0."""
     match_length = MIN_NGRAM if options.lookup is None else options.lookup
     if not match_length:
         return draft

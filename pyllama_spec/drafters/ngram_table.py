@@ -27,13 +27,6 @@ def context_keys(newest_first: Iterable[int]) -> list[int]:
     """The keys of the contexts that end with the same token, shortest first.
 
     A key is the upper half of a 64-bit hash, a polynomial in the ids plus one.
-
-    Args:
-        newest_first: the last tokens, from the last one backwards.
-
-    Returns:
-        One key, 0 .. 2^32 - 1, for each length.
-
     """
     keys, h = [], 0
     for token in newest_first:
@@ -65,10 +58,6 @@ class NgramTable:
         ids: [n] int32: the likeliest next token of each context.
         p: [n] int8: its probability in 1/127.
         n_vocab: the size of the target's vocabulary.
-
-    Raises:
-        ArgumentError: the arrays do not fit each other, or hold impossible values.
-
     """
 
     def __init__(
@@ -101,12 +90,7 @@ class NgramTable:
         return len(self.keys)
 
     def find(self, tokens: Sequence[int]) -> tuple[int, float] | None:
-        """The entry of the longest known context that the tokens end with.
-
-        Returns:
-            The likeliest next token and its probability; None if not even the last token is known.
-
-        """
+        """The entry of the longest known context that the tokens end with."""
         if not len(self.keys) or not tokens:
             return None
         keys = np.array(context_keys(tokens[: -MAX_CONTEXT - 1 : -1]), dtype=np.uint32)

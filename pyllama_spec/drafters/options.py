@@ -35,7 +35,6 @@ class DraftOptions:
 
     Raises:
         ArgumentError: a number is out of range, or there is a memory and no lookup to use it.
-
     """
 
     max_draft: int | None = None
@@ -85,7 +84,6 @@ class DraftOptions:
         Args:
             own: the kind's default.
             adaptive: the kind's default if a controller ends drafts that do not pay.
-
         """
         if self.max_draft is not None:
             return max(self.max_draft, 1)
@@ -100,13 +98,7 @@ def draft_place(
 ) -> dict[str, Any]:
     """The devices of a draft's layers, as keywords of DraftOptions.
 
-    Args:
-        n_gpu_layers: the number of the target's layers on the GPU.
-        draft_gpu_layers: the number of the draft's layers on the GPU; None for the target's number,
-            and for none beside servers, since a step of a draft is short and runs here.
-        devices: the devices of the target.
-        rpc_servers: of the target.
-
+    A draft has the target's number on the GPU, and beside servers none: its step is short.
     """
     n = draft_gpu_layers
     if n is None:

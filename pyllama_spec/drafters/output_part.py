@@ -51,18 +51,7 @@ Step = Callable[[int], None]
 
 
 class OutputRows:
-    """Rows of the output matrix, as stored in the model's file.
-
-    Args:
-        path: the GGUF file.
-        name: the name of the matrix in it.
-        row_bytes: the length of a row.
-
-    Raises:
-        ModelLoadError: the file cannot be read.
-        KeyError: the file has no such matrix, such as the first file of several.
-
-    """
+    """Rows of the output matrix, as stored in the model's file."""
 
     def __init__(self, path: Path, name: str, row_bytes: int) -> None:
         from pyllama_spec.gguf.reader import read_table
@@ -71,15 +60,7 @@ class OutputRows:
         self._offset = read_table(path).tensors[name].offset
 
     def read(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
-        """Reads rows of the matrix.
-
-        Returns:
-            [n, row_bytes] uint8 rows.
-
-        Raises:
-            OSError: the file is gone, or was cut off.
-
-        """
+        """Reads rows of the matrix, [n, row_bytes] uint8."""
         out = np.empty((len(ids), self._row_bytes), np.uint8)
         order = np.argsort(ids, kind="stable")
         apart = np.flatnonzero(np.diff(ids[order]) != 1) + 1
@@ -100,22 +81,7 @@ class OutputRows:
 
 
 class DraftIds:
-    """The ids that have a slot, and whether the draft chooses among them or among all ids.
-
-    Args:
-        context: the draft's context, with n_slots slots.
-        target: the target, whose ids the tokens have.
-        rows: reads the rows of the output matrix.
-        n_slots: the number of slots.
-
-    Raises:
-        OSError: the file cannot be read.
-
-    Attributes:
-        missing: the share of the target's recent choices that had no slot.
-        in_use: whether the draft chooses among the slots.
-
-    """
+    """The ids that have a slot, and whether the draft chooses among them or among all ids."""
 
     def __init__(self, context: Context, target: Model, rows: OutputRows, n_slots: int) -> None:
         self._context, self._rows = context, rows
@@ -161,24 +127,13 @@ class DraftIds:
         self.in_use, self._n_away = False, 0
 
     def use_again(self) -> None:
-        """Lets the draft choose among the ids with a slot again.
-
-        Raises:
-            OSError: the file is gone.
-            OutOfMemoryError: there is not enough memory for the rows.
-
-        """
+        """Lets the draft choose among the ids with a slot again."""
         self._context.draft_output(len(self._slots))
         self.in_use, self._wait = True, 2 * self._wait
         self._put(list(self._slots), list(self._slots.values()))
 
     def see(self, ids: Iterable[int]) -> None:
-        """Assigns slots to the ids of a text.
-
-        Raises:
-            OSError: the file is gone.
-
-        """
+        """Assigns slots to the ids of a text."""
         slots, new = self._slots, []
         for id_ in dict.fromkeys(ids):
             if id_ >= self._n_vocab:
@@ -206,23 +161,8 @@ def reduced_output(
 ) -> DraftIds | None:
     """Limits the draft's choice to a part of the vocabulary, where that is cheaper.
 
-    Args:
-        context: the draft's context, without tokens.
-        n_slots: the number of ids; None for a number by SHARE, if a step is faster with that; 0 for
-            all.
-        target: the model that it drafts for.
-        step: the step that is timed.
-
-    Returns:
-        None if the whole vocabulary stays: it is small, the draft cannot use a part of it, or the
-        steps took as long.
-
-    Raises:
-        ArgumentError: n_slots is larger than the vocabulary.
-        UnsupportedError: n_slots was given, and the draft cannot use a part of the matrix, or the
-            matrix is not in the file of its model.
-        ModelLoadError: n_slots was given, and the file cannot be read.
-
+    None if all of it stays: it is small, the draft cannot use a part, or steps took as long.
+    n_slots is None for a number by SHARE, if a step is faster with that.
     """
     if n_slots == 0:
         return None

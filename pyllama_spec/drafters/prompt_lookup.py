@@ -77,7 +77,6 @@ class PromptLookup(Drafter):
 
     Raises:
         ArgumentError: the sizes are not 1 <= min_ngram <= max_ngram, or max_draft is below 1.
-
     """
 
     name = "prompt-lookup"

@@ -9,17 +9,34 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
 from pyllama_spec.drafters.attributes import check_proposes
-from pyllama_spec.drafters.base import Drafter, NoDrafter
-from pyllama_spec.drafters.grammar_only import GrammarOnly
+from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, DraftRequest, NoDrafter
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
 from pyllama_spec.engine.checks import meant
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError, shown
+
+
+class GrammarOnly(Drafter):
+    """Proposes nothing; the round itself drafts the text that a grammar forces."""
+
+    name = "grammar"
+
+    def __init__(self, max_draft: int = 8) -> None:
+        super().__init__()
+        self.max_draft = max_draft
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        """Proposes nothing."""
+        return [NO_DRAFT] * len(requests)
+
+    def commit(self, done: Sequence[Committed]) -> None:
+        """Ignores the tokens."""
+
 
 NONE, PROMPT_LOOKUP, GRAMMAR, MTP = "none", "prompt-lookup", "grammar", "mtp"
 SUFFIX = "suffix"
@@ -90,7 +107,6 @@ def register(arch: str, opener: Opener) -> None:
     Args:
         arch: the value of general.architecture in its files.
         opener: makes the drafter of a file.
-
     """
     _KINDS[arch] = opener
 
@@ -125,20 +141,7 @@ def needs_file(name: str) -> bool:
 
 
 def make_drafter(draft: object, options: DraftOptions) -> Drafter:
-    """The drafter of `draft=`.
-
-    Args:
-        draft: None, "none", "prompt-lookup", "suffix", "grammar", "mtp", the path of a GGUF, or a
-            Drafter; "auto" is for automatic.make_drafter_for().
-        options: the options of the drafter that is made here.
-
-    Raises:
-        ArgumentError: it is not one of these, with a suggestion, or an option is not for
-            it, or its class proposes nothing.
-        ModelLoadError: the path is not a readable GGUF.
-        UnsupportedError: this version has no drafter for the file.
-
-    """
+    """The drafter of `draft=`."""
     check_draft(draft, options)
     if isinstance(draft, str) and draft in _NAMED:
         return _NAMED[draft](options)
@@ -151,12 +154,7 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
 
 
 def check_draft(draft: object, options: DraftOptions) -> None:
-    """Checks what make_drafter() takes, as far as that needs no file.
-
-    Raises:
-        ArgumentError: it is no draft, or an option is not for it.
-
-    """
+    """Checks what make_drafter() takes, as far as that needs no file."""
     if not (draft is None or isinstance(draft, (str, os.PathLike, Drafter))):
         raise ArgumentError(_hint(draft))
     is_name = isinstance(draft, str) and draft in _NAMED
@@ -183,7 +181,6 @@ def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None
         ArgumentError: there is no such file, and the text looks like a name.
         ModelLoadError: it is not a readable GGUF.
         UnsupportedError: this version has no drafter for its architecture.
-
     """
     _check_name(os.fspath(path))
     return _resolved(_opener_of(Path(path)))(Path(path), options or DraftOptions())
@@ -196,12 +193,7 @@ def check_draft_file(path: str | os.PathLike[str]) -> None:
 
 
 def _check_name(name: str) -> None:
-    """Refuses what Path() would make another name of.
-
-    Raises:
-        ArgumentError: it is empty, or the address of a file elsewhere.
-
-    """
+    """Refuses what Path() would make another name of."""
     if not name:
         raise ArgumentError('draft="" is not a file name; give None for no draft')
     if "://" in name:
@@ -250,12 +242,7 @@ def _opener_of(file: Path) -> Opener | str:
 
 
 def holds_head_alone(file: Path) -> bool:
-    """Whether a file has an MTP head and no layers before it.
-
-    Raises:
-        ModelLoadError: it is not a readable GGUF.
-
-    """
+    """Whether a file has an MTP head and no layers before it."""
     from pyllama_spec.gguf.reader import read_gguf
 
     read = read_gguf(file, lambda name: name.endswith(".nextn_predict_layers"))

@@ -19,7 +19,7 @@ from pyllama_spec.errors import ArgumentError
 # before, then needs no row again.
 KEEP_ROWS = 32
 # Rows that are kept of the ends of prompts and of borders between them, two of each: a recurrent
-# target has checkpoints there (speculative/checkpoints.py), however long the answer was.
+# target has checkpoints there (speculative/rollback.py), however long the answer was.
 _KEEP_PINNED = 12
 # A draft is paused if drafts were asked for in less than this share of the last rounds, of which
 # each counts half after 44 more. A paused draft notes rows and feeds none, so that a controller
@@ -44,7 +44,6 @@ class SequenceMemory:
         n_skipped: the rows of positions 0 .. n_skipped - 1 were dropped in a pause of the draft.
         ahead: the token after the kept ones, before truncate() removed it.
         pinned: the last two rows of each of the last prompts, by position.
-
     """
 
     tokens: list[int]
@@ -73,19 +72,7 @@ class SequenceMemory:
 
 
 class RowMemory(ABC):
-    """The rows of all sequences in a draft's context.
-
-    Args:
-        context: the draft's context.
-        n_features: the width of a feature row.
-        n_window: the number of rows of a sequence that fit.
-        lane: the index of the head, for a draft with several heads that each remember a text.
-        n_lanes: the number of heads.
-
-    Attributes:
-        n_calls: the number of decodes, for callers that count the cost.
-
-    """
+    """The rows of all sequences in a draft's context."""
 
     def __init__(
         self, context: Context, n_features: int, n_window: int, *, lane: int = 0, n_lanes: int = 1
@@ -190,13 +177,7 @@ class RowMemory(ABC):
         return self.n_ready(s) - s.n_fed > (0 if is_in_prompt else self._batch.n_max)
 
     def feed(self, seqs: Iterable[int], read: ReadLast | None = None) -> None:
-        """Feeds all rows of some sequences that are ready.
-
-        Args:
-            seqs: numbers of the sequences.
-            read: called for the last row of each sequence; None if no output is wanted.
-
-        """
+        """Feeds all rows of some sequences that are ready."""
         left = sorted(seqs)
         for seq in left:
             s = self._sequences[seq]
@@ -219,10 +200,8 @@ class RowMemory(ABC):
     def _fill(self, left: list[int], is_read: bool) -> list[tuple[int, int, int | None]]:
         """Fills the batch with rows of these sequences, in order.
 
-        Returns:
-            For each sequence in the batch its number, the number of its rows, and the index of the
-            last row in the batch if no row of it is left, else None.
-
+        Returns for each sequence its number, how many it has in the batch, and the row of its last
+        one where none is left, else None.
         """
         batch = self._batch
         batch.clear()
@@ -331,12 +310,7 @@ class RowMemory(ABC):
         return pack(facts, [tokens.tobytes(), rows.tobytes(), memory, pinned])
 
     def restore(self, seq: int, data: bytes, fingerprint: str) -> int:
-        """Restores a state of save() with an equal fingerprint; returns the number of tokens.
-
-        Raises:
-            ArgumentError: the state is damaged, or of another draft. The sequence is forgotten.
-
-        """
+        """Restores a state of save() with an equal fingerprint; returns the number of tokens."""
         facts, parts = unpack(data)
         self.forget(seq)
         if facts["draft"] != fingerprint:

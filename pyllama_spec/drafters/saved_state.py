@@ -18,13 +18,7 @@ _N_SAMPLES, _SAMPLE_BYTES = 16, 4096
 
 
 def pack(facts: Mapping[str, object], parts: Sequence[bytes]) -> bytes:
-    """Packs facts and parts into one block of bytes.
-
-    Args:
-        facts: values that JSON can hold.
-        parts: any bytes; unpack() gives them back in the same order.
-
-    """
+    """Packs facts and parts into one block of bytes."""
     text = json.dumps({**facts, "parts": [len(part) for part in parts]}).encode()
     whole = bytearray(HEADER_BYTES)
     for part in (_LENGTH.pack(len(text)), text, *parts):
@@ -33,12 +27,7 @@ def pack(facts: Mapping[str, object], parts: Sequence[bytes]) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
-    """Unpacks the facts and parts of pack().
-
-    Raises:
-        ArgumentError: the bytes are damaged or were not written by pack().
-
-    """
+    """Unpacks the facts and parts of pack()."""
     body = bytes(unseal(data, _MAGIC, _VERSION, "a drafter's state"))
     at = _LENGTH.size + _LENGTH.unpack_from(body)[0]
     facts = json.loads(body[_LENGTH.size : at])
@@ -50,13 +39,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def fingerprint(model: Model, *settings: object) -> str:
-    """A digest of a draft's sizes, samples of its file, and settings.
-
-    Args:
-        model: the draft.
-        settings: further values that a saved state depends on.
-
-    """
+    """A digest of a draft's sizes, samples of its file, and settings."""
     import hashlib  # loads a library of its own
 
     about = repr((sorted(model.metadata.items()), model.info, *settings))

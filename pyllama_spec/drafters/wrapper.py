@@ -57,7 +57,6 @@ class DrafterWrapper(Drafter):
 
     Raises:
         ArgumentError: it is not a Drafter.
-
     """
 
     name: str = _of_the_inner()

@@ -31,14 +31,7 @@ class TokenSampler(Protocol):
     def sample_chain(self, context: Context, row: int, draft: Sequence[int]) -> list[int]:
         """Calls sample() and accept() at row, row + 1, ... while the tokens equal the draft.
 
-        Args:
-            context: the context that computed the batch.
-            row: the row of the pending token.
-            draft: the verified tokens after it.
-
-        Returns:
-            The tokens. If an error is raised, its partial_tokens has those before it.
-
+        If an error is raised, its partial_tokens has the tokens before it.
         """
         ...
 
@@ -89,7 +82,6 @@ def sample_and_match(
         out: takes the committed tokens: the accepted ones and one of the target's own, or those up
             to the first one that ends the generation.
         observe: called with each row and its token.
-
     """
     if observe is not None:
         match_by_steps(sampler, target, row, draft, out, observe)

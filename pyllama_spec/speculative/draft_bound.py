@@ -16,35 +16,19 @@ _ROWS = "the number of rows that a decode verifies (n_batch, n_outputs_max or ma
 
 
 class DraftBound(NamedTuple):
-    """The maximum number of tokens that a sequence may draft in a round.
-
-    Attributes:
-        max_draft: the bound, at least 0.
-        reason: what sets the bound, in words, as a singular noun.
-
-    """
+    """The maximum number of tokens that a sequence may draft in a round."""
 
     max_draft: int
     reason: str
 
 
 def drafter_bound(drafter: Drafter) -> DraftBound:
-    """The drafter's own maximum, which a user may have set.
-
-    Raises:
-        ArgumentError: it is not an integer of at least 0, or reading it raises.
-
-    """
+    """The drafter's own maximum, which a user may have set."""
     return DraftBound(count(*_number(drafter, "max_draft"), 0), "max_draft of the drafter")
 
 
 def step_share(drafter: Drafter) -> float:
-    """The drafter's own step_share.
-
-    Raises:
-        ArgumentError: it is not a finite number of at least 0, or reading it raises.
-
-    """
+    """The drafter's own step_share."""
     return real(*_number(drafter, "step_share"), 0.0)
 
 
@@ -69,22 +53,6 @@ def draft_bound(
 
     n_snapshots and snapshots hold as long as a context is open, n_seqs, n_left and n_free for one
     round.
-
-    Args:
-        bound: the bound so far: the drafter's own, or that of the context.
-        n_draft: the caller's limit, of the context or of a request.
-        n_snapshots: the number of tokens that a recurrent state can roll back (Rollback.max_draft).
-        snapshots: the reason for that limit, in words (Rollback.max_draft_reason).
-        n_rows: the rows of a verify batch: those that are exact, that have logits, and that a batch
-            takes (Limits.width). The pending token needs one.
-        n_seqs: the number of sequences that share those rows.
-        n_left: the number of tokens that the request may still generate. A round commits one more
-            than it accepts.
-        n_free: the number of free positions of the context. The pending token needs one.
-
-    Raises:
-        ArgumentError: n_draft is not an integer of at least 0.
-
     """
     max_draft, reason = bound
     if n_draft is not None and (n := count(n_draft, "n_draft", 0)) < max_draft:

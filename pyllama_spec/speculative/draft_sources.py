@@ -21,7 +21,6 @@ class SourceCounts:
         proposed: the number of tokens of these drafts.
         drafted: the number of those tokens that the target verified.
         accepted: the number of those that equal the target's own choice.
-
     """
 
     rounds: int = 0
@@ -71,15 +70,7 @@ def sources_as_dict(by_source: Mapping[str, SourceCounts]) -> dict[str, dict[str
 
 
 def sources_in_words(by_source: Mapping[str, Mapping[str, Any]]) -> str:
-    """Accepted of drafted tokens by source: "copy 26 of 28, model 2 of 12".
-
-    Args:
-        by_source: the result of sources_as_dict().
-
-    Returns:
-        "" if all drafts came from the model, or nothing was verified: the sum says it then.
-
-    """
+    """Accepted of drafted tokens by source: "copy 26 of 28, model 2 of 12"."""
     verified = {name: one for name, one in by_source.items() if one["drafted"]}
     if not verified.keys() - {"model"}:
         return ""

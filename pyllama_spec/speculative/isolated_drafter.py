@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from operator import index
 from pathlib import Path
-from typing import Literal, TypeVar
+from types import CodeType
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pyllama_spec.drafters.attributes import attribute, check_proposes
 from pyllama_spec.drafters.base import (
@@ -23,8 +27,72 @@ from pyllama_spec.engine.checks import boolean, count, instance, integer
 from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.errors import ArgumentError, shown, warn
 from pyllama_spec.speculative.draft_bound import drafter_bound
-from pyllama_spec.speculative.drafter_blame import Blame, blame, chain_of
 from pyllama_spec.speculative.stats import plural
+
+_PACKAGE = Path(__file__).parents[1]
+# The two forms of what a drafter is called for: for one sequence, and for several.
+_ONE = {"propose": "propose_one", "commit": "commit_one"}
+
+
+class Blame(NamedTuple):
+    """The drafter that an error is attributed to; place is None where Python knows no line."""
+
+    author: str
+    module: str
+    place: tuple[str, int] | None
+
+
+def blame(drafter: Drafter, what: str, error: Exception) -> Blame:
+    """Attributes an error to the drafter, or to the wrapped drafter or callable inside."""
+    frames = [
+        (frame.filename, frame.lineno or 1)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not _is_ours(frame.filename)
+    ]
+    chain = chain_of(drafter)
+    one, code = next(
+        ((one, code) for one in chain for code in _codes(one, what)), (chain[-1], None)
+    )
+    named: Any = one if hasattr(one, "__qualname__") else type(one)
+    module = str(named.__module__)
+    author = f"{module}.{named.__qualname__}"
+    if code is None:
+        return Blame(author, module, frames[-1] if frames else None)
+    # The innermost line of the author's own file: an error of a library has its cause there.
+    own = [frame for frame in frames if frame[0] == code.co_filename]
+    place = (own or frames or [(code.co_filename, code.co_firstlineno)])[-1]
+    return Blame(author, module, place)
+
+
+def chain_of(drafter: Drafter) -> list[object]:
+    """The drafter and those it wraps, from the outside to the inside."""
+    chain: list[object] = [drafter]
+    while isinstance(chain[-1], Drafter):
+        one = chain[-1].passes_on_to()
+        while isinstance(one, partial):
+            one = one.func
+        if one is None:
+            break
+        chain.append(one)
+    return chain
+
+
+def _codes(one: object, what: str) -> list[CodeType]:
+    """The code objects of the methods that may have been called, in Python outside this package."""
+    methods: list[object]
+    if isinstance(one, Drafter):
+        methods = [getattr(one, name, None) for name in (what, _ONE.get(what, what))]
+    else:
+        methods = [one, inspect.getattr_static(type(one), "__call__", None)]
+    codes = [
+        getattr(inspect.unwrap(method), "__code__", None) for method in methods if callable(method)
+    ]
+    return [c for c in codes if isinstance(c, CodeType) and not _is_ours(c.co_filename)]
+
+
+def _is_ours(file: str) -> bool:
+    return _PACKAGE in Path(file).parents
+
 
 _T = TypeVar("_T")
 
@@ -34,8 +102,8 @@ _MAX_FOREIGN = 3
 _IS_TOLD_AGAIN = ("save", "restore", "end_request")
 # Characters of a reason that a warning has.
 _MAX_REASON = 500
-# What a drafter says of itself stands in every result.
-_MAX_NAME, _MAX_NOTE, _MAX_ERROR = 100, 1000, 2000
+# Characters of an error's message in results.
+_MAX_ERROR = 2000
 # A match that is longer than any text.
 _MOST_MATCH = 2**31
 # Probabilities of float32 may be rounded to a little more than 1.
@@ -43,14 +111,7 @@ _MOST = 1.0 + 1e-4
 
 
 class DrafterFailure(Exception):  # noqa: N818 - it is a record, never raised
-    """The error that disabled a drafter.
-
-    Attributes:
-        reason: why the drafter is disabled, in words.
-        error: what the drafter raised, with its traceback.
-        what: the method that failed.
-
-    """
+    """The error that disabled a drafter."""
 
     def __init__(self, reason: str, error: Exception, what: str) -> None:
         super().__init__(reason)
@@ -74,7 +135,7 @@ class IsolatedDrafter:
         check_proposes(drafter)
         self._drafter = drafter
         # Called with the borrower of the target, then with None: a drafter may only read it.
-        self.name = _bounded(attribute(drafter, "name"), _MAX_NAME)
+        self.name: str = attribute(drafter, "name")
         self._lend, self._borrower = lend, f"the drafter {self.name}"
         self._n_vocab = n_vocab
         self._failures: dict[int, DrafterFailure] = {}
@@ -87,7 +148,7 @@ class IsolatedDrafter:
         # Sequences whose begin_request() failed: the drafter does not know whose text it is told.
         self._unbegun: set[int] = set()
         self._has_warned = False
-        self.note = _bounded(attribute(drafter, "note"), _MAX_NOTE)
+        self.note: str = attribute(drafter, "note")
         # The layer inputs to give it.
         self.target_layers: tuple[int, ...] = attribute(drafter, "target_layers")
         self.is_stepwise: bool = attribute(drafter, "is_stepwise")
@@ -122,14 +183,7 @@ class IsolatedDrafter:
         return bool(self._failures)
 
     def resume_at(self, seq: int, n_keep: int, tokens: Sequence[int]) -> int:
-        """How many of the first n_keep tokens the target need not decode again for the drafter.
-
-        Args:
-            seq: the sequence, which begins a request: a failure of the last one is forgotten.
-            n_keep: the number of tokens that the target could keep.
-            tokens: those tokens.
-
-        """
+        """How many of the first n_keep tokens the target need not decode again for the drafter."""
         if seq in self._unbegun:
             return n_keep
         self._failures.pop(seq, None)
@@ -205,12 +259,6 @@ class IsolatedDrafter:
 
         The state of another kind of drafter is not passed on. A state that the drafter refuses is
         not a failure: the tokens are committed again.
-
-        Args:
-            seq: the sequence.
-            state: the result of save(), or None for no state.
-            n_tokens: the number of tokens of the saved text.
-
         """
         if state is None or seq in self._unbegun:
             return
@@ -365,10 +413,7 @@ class IsolatedDrafter:
     def _note_foreign(self, seq: int, token: int) -> None:
         """Counts a draft without any valid id, in a text without other drafts.
 
-        Raises:
-            ValueError: there were too many: such a drafter costs as much as it did before, and
-                gives nothing.
-
+        Raises at too many: such a drafter costs as much as it did before, and gives nothing.
         """
         if seq not in self._n_foreign:
             return
@@ -407,7 +452,8 @@ class IsolatedDrafter:
             self._fail(seq, what, failed.errors.get(seq, failed))
 
     def _fail(self, seq: int, what: str, error: Exception) -> None:
-        said = f": {_said(error)[:_MAX_ERROR]}".removesuffix(": ")
+        said = " ".join(str(error).split())[:_MAX_ERROR]
+        said = f": {said}" if said else ""
         why = f"failed in {what}(): {type(error).__name__}{said}"
         self._failures[seq] = DrafterFailure(f"the drafter {why}", error, what)
         self._n_known.pop(seq, None)
@@ -455,12 +501,7 @@ def _warn(drafter: Drafter, name: str, why: str, what: str, error: Exception) ->
 
 
 def _ids(given: Sequence[int], n: int) -> list[int]:
-    """At most the first n ids of a draft, in a list of its own.
-
-    Raises:
-        TypeError: it is not a list.
-
-    """
+    """At most the first n ids of a draft, in a list of its own."""
     try:
         ids = iter(given)
     except TypeError:
@@ -469,14 +510,7 @@ def _ids(given: Sequence[int], n: int) -> list[int]:
 
 
 def _match_length(match_length: object, is_remembered: object) -> int:
-    """The match_length of a draft, checked with what says whose text was copied.
-
-    Raises:
-        TypeError: it is not an int.
-        ValueError: it is below 0.
-        ArgumentError: is_remembered is not a bool.
-
-    """
+    """The match_length of a draft, checked with what says whose text was copied."""
     n = match_length if type(match_length) is int else _index(match_length, "match_length")
     if not 0 <= n <= _MOST_MATCH:
         what = "below 0" if n < 0 else f"above {_MOST_MATCH}"
@@ -487,12 +521,7 @@ def _match_length(match_length: object, is_remembered: object) -> int:
 
 
 def _index(value: object, name: str) -> int:
-    """An int of a draft, of Python or NumPy.
-
-    Raises:
-        TypeError: it is not an int.
-
-    """
+    """An int of a draft, of Python or NumPy."""
     try:
         return index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -501,13 +530,7 @@ def _index(value: object, name: str) -> int:
 
 
 def _check_one_each(proposed: Sequence[Draft], n: int) -> None:
-    """Raises unless propose() returned a draft for each of n requests.
-
-    Raises:
-        TypeError: it returned a Draft, which is a tuple too, or what has no length.
-        ValueError: there are not as many drafts.
-
-    """
+    """Raises unless propose() returned a draft for each of n requests."""
     remedy = "return a list with one Draft for each request"
     # A Draft has a length too: it is a tuple with names.
     if hasattr(proposed, "ids") or not hasattr(proposed, "__len__"):
@@ -520,12 +543,7 @@ def _check_one_each(proposed: Sequence[Draft], n: int) -> None:
 
 
 def _probabilities(given: Sequence[float], n: int) -> list[float]:
-    """The first n of a draft's probabilities.
-
-    Raises:
-        ValueError: there are fewer, or one is not from 0 to 1.
-
-    """
+    """The first n of a draft's probabilities."""
     p = [float(one) for one in islice(given, n)]
     if len(p) < n:
         raise ValueError(f"a draft of {n} tokens has {len(p)} probabilities; give one each")
@@ -538,13 +556,7 @@ def _probabilities(given: Sequence[float], n: int) -> list[float]:
 
 
 def _check_candidates(given: Sequence[Sequence[tuple[int, float]]], n: int) -> None:
-    """Raises unless there are candidates for each of n tokens.
-
-    Raises:
-        ValueError: there are fewer, or a probability is not from 0 to 1.
-        TypeError: an element is not a list of pairs.
-
-    """
+    """Raises unless there are candidates for each of n tokens."""
     if len(given) < n:
         raise ValueError(f"a draft of {n} tokens has candidates for {len(given)}; give all")
     for i, place in enumerate(islice(given, n)):
@@ -566,13 +578,7 @@ def _is_candidate(token: int, p: float) -> bool:
 
 
 def _distributions(draft: Draft, n: int) -> list[Distribution] | None:
-    """The distributions of a draft's first n ids; None if they were not drawn.
-
-    Raises:
-        ValueError: there are not as many.
-        ArgumentError: one is not a Distribution.
-
-    """
+    """The distributions of a draft's first n ids; None if they were not drawn."""
     if draft.distributions is None:
         return None
     found = list(islice(draft.distributions, n))
@@ -581,16 +587,3 @@ def _distributions(draft: Draft, n: int) -> list[Distribution] | None:
     for one in found:
         instance(one, Distribution, "a distribution of a draft")
     return found
-
-
-def _bounded(text: object, n: int) -> str:
-    """At most n characters, without control characters."""
-    return "".join(c if c.isprintable() else "?" for c in str(text)[:n])
-
-
-def _said(error: Exception) -> str:
-    """The message of an error on one line, even if its str() raises."""
-    try:
-        return "".join(c if c.isprintable() else " " for c in str(error))
-    except Exception as again:  # noqa: BLE001
-        return f"(its text raises {type(again).__name__})"

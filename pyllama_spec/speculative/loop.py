@@ -29,7 +29,6 @@ class SpeculativeLoop:
     Raises:
         ArgumentError: the context does not keep the layer inputs that the drafter wants, or the
             drafter was made for another target.
-
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class SpeculativeLoop:
         Raises:
             ContextFullError: the prompt does not fit the context.
             ArgumentError: the prompt is empty, or an id is outside the vocabulary.
-
         """
         run = SequenceRun(seq, prompt, remember=remember)
         self.round.begin(run)
@@ -124,7 +122,6 @@ class SpeculativeLoop:
         Raises:
             ArgumentError: prefill() was not called for this sequence last, or max_tokens is below
                 1.
-
         """
         run = self._run
         if run.state is not seq or run.sampler is not None:
@@ -150,7 +147,6 @@ class SpeculativeLoop:
 
         Raises:
             ArgumentError: the two numbers are equal, or the context has no such sequence.
-
         """
         return self.round.sequences.fork(seq, seq_id)
 

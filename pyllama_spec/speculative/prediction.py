@@ -20,13 +20,7 @@ _MAX_MATCH = 24
 
 
 class Prediction:
-    """See the module's docstring.
-
-    Args:
-        tokens: the ids of the predicted text.
-        n_prompt: the number of tokens of the sequence before the request's own text.
-
-    """
+    """See the module's docstring."""
 
     def __init__(self, tokens: Sequence[int], n_prompt: int) -> None:
         self._tokens = list(tokens)

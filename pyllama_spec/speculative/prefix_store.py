@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine.checks import count
-from pyllama_spec.speculative.checkpoints import Checkpoint
+from pyllama_spec.speculative.rollback import Checkpoint
 
 Ids = npt.NDArray[np.int32]
 # What sequences are computed with, beside model and settings: engine/memory_settings.py.
@@ -36,7 +36,6 @@ class StoredPrefix:
         memory: the engine's bytes of it.
         drafter: the drafter's bytes; None if the drafter is told the tokens again.
         checkpoints: earlier checkpoints of a recurrent state.
-
     """
 
     tokens: Ids
@@ -60,15 +59,7 @@ class StoredPrefix:
 
 
 class PrefixStore:
-    """Copies of sequences in order of last use, the newest last.
-
-    Args:
-        max_bytes: the maximum size of all copies together; 0 to keep none.
-
-    Raises:
-        ArgumentError: max_bytes is not an integer of at least 0.
-
-    """
+    """Copies of sequences in order of last use, the newest last."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = count(max_bytes, "max_bytes", 0, sys.maxsize)
@@ -122,18 +113,10 @@ class PrefixStore:
     def closest(
         self, tokens: Ids, key: AdaptersKey, reach: Callable[[StoredPrefix, int], int]
     ) -> tuple[StoredPrefix | None, int, int]:
-        """The copy with the most reusable tokens.
+        """The copy with the most reusable tokens, or None, and how many it restores.
 
-        Args:
-            tokens: the tokens of a prompt.
-            key: the key of the settings that it is computed with.
-            reach: returns the number of tokens that a copy can restore, given the copy and the
-                length of the common prefix.
-
-        Returns:
-            The copy or None; the number of tokens that it restores; and the longest common prefix
-            of the prompt with any copy, usable or not.
-
+        And the longest common prefix with any copy, usable or not. reach says how many tokens a
+        copy can restore, given it and the length of its common prefix.
         """
         best: StoredPrefix | None = None
         n_best = n_known = 0

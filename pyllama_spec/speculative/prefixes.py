@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pyllama_spec.engine import Context
 from pyllama_spec.engine.memory_settings import adapters_key
-from pyllama_spec.errors import PyllamaSpecError
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.prefix_store import (
     AdaptersKey,
@@ -22,7 +22,13 @@ from pyllama_spec.speculative.prefix_store import (
     as_ids,
 )
 from pyllama_spec.speculative.rollback import Rollback
-from pyllama_spec.speculative.sequence import Adapters, SequenceRun, SequenceState, n_common
+from pyllama_spec.speculative.sequence import (
+    Adapters,
+    SavedSequence,
+    SequenceRun,
+    SequenceState,
+    n_common,
+)
 
 # Fewer tokens are not worth a wait, a place in the store, or a copy from it.
 MIN_TOKENS = 32
@@ -42,7 +48,6 @@ class _Holder:
         order: the number of requests that began before that one.
         source: the run that computes the prefix that the request waits for; None if it does not
             wait.
-
     """
 
     state: SequenceState
@@ -70,7 +75,6 @@ class _Beginning:
         n: the number of tokens that can be kept.
         holder, entry: who holds these tokens; both None for the own sequence.
         n_known: the number of the prompt's tokens that are held anywhere, usable or not.
-
     """
 
     n: int
@@ -80,16 +84,7 @@ class _Beginning:
 
 
 class Prefixes:
-    """Finds prefixes of prompts in a context's sequences and in its store.
-
-    Args:
-        target: the target's context.
-        rollback: the rollback of its memory.
-        drafter: the drafter, whose state of a sequence is copied too.
-        store: keeps beginnings that no sequence holds any more; None to reuse only the own
-            sequence's.
-
-    """
+    """Finds prefixes of prompts in a context's sequences and in its store."""
 
     def __init__(
         self,
@@ -110,12 +105,6 @@ class Prefixes:
 
         Afterwards the sequence holds what it says, and shares as much of the prompt's beginning as
         any sequence does.
-
-        Args:
-            run: the run; this is called again for one that has waited.
-            beside: the runs of the round if the run has waited: it may wait for another one of
-                them.
-
         """
         state = run.state
         mine = self._holders.get(state.seq_id)
@@ -343,3 +332,98 @@ class Prefixes:
         """Whether a run waits for another one to read their common prefix."""
         holder = self._holders.get(run.seq_id)
         return holder is not None and holder.run is run and holder.source is not None
+
+
+class HeldSequences:
+    """The sequences of a context between decodes.
+
+    A request begins on what its sequence holds of the prompt. A sequence's content can be rolled
+    back after a failure, copied to another one or to the host's memory, and put away for later
+    prompts.
+    """
+
+    def __init__(
+        self, target: Context, rollback: Rollback, drafter: IsolatedDrafter, prefixes: Prefixes
+    ) -> None:
+        self._target, self._rollback = target, rollback
+        self._drafter, self._prefixes = drafter, prefixes
+
+    def cut_for(self, run: SequenceRun) -> None:
+        """Cuts a run's sequence at the first token that differs from the prompt."""
+        prompt, state = run.prompt, run.state
+        n_keep = n_common(state.tokens[: state.n_decoded], prompt[:-1])
+        n_keep = n_keep if run.max_held is None else min(n_keep, run.max_held)
+        n_keep = self._keep(state, n_keep)
+        state.tokens[n_keep:] = prompt[n_keep:]
+        state.n_decoded, state.n_given, run.n_cached = n_keep, None, n_keep
+        self._drafter.truncate(state.seq_id, n_keep)
+
+    def _keep(self, state: SequenceState, n_keep: int) -> int:
+        """Keeps as much of the first n_keep tokens as target and drafter can use."""
+        while True:
+            n_keep = self._drafter.resume_at(state.seq_id, n_keep, state.tokens)
+            n_held = self._rollback.keep(state, n_keep)
+            if n_held == 0:
+                self._target.memory.remove(state.seq_id)
+            if n_held == n_keep:
+                return n_keep
+            state.n_decoded = n_keep = n_held  # the drafter may need an earlier one still
+
+    def recover(self, state: SequenceState) -> None:
+        """Restores memory and drafter to a sequence's committed tokens, after an interruption."""
+        self._rollback.recover(state)
+        # The drafter knows the pending token too, and is not told again; of a prompt it knows less,
+        # and it is told again of text that the memory has lost.
+        n_keep = state.n_decoded
+        is_whole = 0 < n_keep == len(state.tokens) - 1
+        self._drafter.truncate(state.seq_id, n_keep + is_whole)
+
+    def forget(self, state: SequenceState) -> None:
+        """Empties a sequence in the target's memory and in the drafter."""
+        self._prefixes.forget(state.seq_id)
+        self._rollback.forget(state)
+        self._drafter.truncate(state.seq_id, 0)
+
+    def put_away(self, state: SequenceState) -> None:
+        """Empties a sequence, and stores a copy for later prompts with the same prefix."""
+        self._prefixes.shelve(state)
+        self.forget(state)
+
+    def fork(self, state: SequenceState, seq_id: int) -> SequenceState:
+        """Copies a sequence to another number."""
+        if seq_id == state.seq_id:
+            raise ArgumentError(f"sequence {seq_id} cannot be copied onto itself")
+        memory = self._target.memory
+        self._prefixes.forget(seq_id)
+        memory.remove(seq_id)
+        memory.copy(state.seq_id, seq_id)
+        self._rollback.fork(state.seq_id, seq_id)
+        self._drafter.copy(state.seq_id, seq_id)
+        return SequenceState(
+            seq_id, list(state.tokens), state.n_decoded, state.n_given, state.adapters
+        )
+
+    def save(self, state: SequenceState) -> SavedSequence:
+        """Copies a sequence to the host's memory."""
+        memory = self._target.memory.save(state.seq_id) if state.n_decoded else b""
+        drafter = self._drafter.save(state.seq_id)
+        return SavedSequence(
+            tuple(state.tokens), state.n_decoded, state.n_given, memory, drafter, state.adapters
+        )
+
+    def restore(self, state: SequenceState, saved: SavedSequence) -> None:
+        """Restores a copy of save(), of this or another sequence.
+
+        Raises:
+            ArgumentError: the bytes are damaged, or from a context that differs from this one;
+                the sequence is empty then.
+        """
+        self.forget(state)
+        state.n_given = None
+        if saved.n_decoded:
+            self._target.memory.restore(state.seq_id, saved.memory)
+        state.tokens[:] = saved.tokens
+        state.n_decoded, state.n_given = saved.n_decoded, saved.n_given
+        state.adapters = saved.adapters
+        self._drafter.restore(state.seq_id, saved.drafter, len(saved.tokens))
+        self._prefixes.hold(state)

@@ -27,14 +27,7 @@ BY_GRAMMAR = "a grammar may refuse a token after it is drawn"
 
 
 def why_exact(params: SamplerParams, acceptance: str = "distribution") -> str | None:
-    """The reason why a request accepts exactly in spite of its option; None without one.
-
-    Args:
-        params: the parameters of the request.
-        acceptance: the request's `acceptance`: "distribution", or "noise", which works with
-            grammars too.
-
-    """
+    """The reason why a request accepts exactly in spite of its option; None without one."""
     if params.is_greedy:
         return "at temperature 0 there is nothing to draw"
     if params.mirostat:
@@ -47,15 +40,7 @@ def why_exact(params: SamplerParams, acceptance: str = "distribution") -> str | 
 def accepting_sampler(
     model: Model, params: SamplerParams, acceptance: str, why: str | None
 ) -> tuple[Sampler, RejectionSampling | None, SharedNoise | None]:
-    """A request's sampler, and what accepts drafts or draws them if that is not exact.
-
-    Args:
-        model: the target.
-        params: the parameters of the request.
-        acceptance: "exact", "noise" or "distribution".
-        why: the reason to accept drafts exactly all the same; None for no reason.
-
-    """
+    """A request's sampler, and what accepts drafts or draws them if that is not exact."""
     if acceptance == "exact" or why is not None:
         return Sampler(model, params), None, None
     if acceptance == "noise":
@@ -71,16 +56,8 @@ def accept_or_redraw(
 ) -> tuple[int, bool]:
     """Accepts a drawn token, or draws the target's token in its place.
 
-    Args:
-        p: the target's distribution.
-        q: the distribution that the token was drawn from.
-        token: the drawn token.
-        u: a random number in [0, 1) that decides whether it is accepted.
-        v: a random number in [0, 1) that draws another token if it is not.
-
-    Returns:
-        The token, and whether it is the drawn one. Over q, u and v it has the distribution p.
-
+    u decides whether it is accepted, v draws another one. Over q, u and v the token has the
+    distribution p. Also says whether it is the drawn one.
     """
     if u * q.of(token) < p.of(token):
         return token, True
@@ -90,13 +67,7 @@ def accept_or_redraw(
 
 
 class RejectionSampling:
-    """Accepts the drafts of one request by rejection sampling.
-
-    Args:
-        sampler: the sampler of the request; why_exact() of its parameters is None.
-        draws: the random numbers that its drafts are drawn with.
-
-    """
+    """Accepts the drafts of one request by rejection sampling."""
 
     def __init__(self, sampler: Sampler, draws: TokenDraws) -> None:
         self._sampler, self.draws = sampler, draws
@@ -120,7 +91,6 @@ class RejectionSampling:
             out: takes the accepted tokens and one of the target's own, or the accepted ones up to
                 the first that ends the generation.
             observe: called with each row and its token.
-
         """
         is_eog, draws = target.model.vocab.is_eog, self.draws
         for i in range(len(draft) + 1):

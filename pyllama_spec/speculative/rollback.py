@@ -8,12 +8,125 @@ after a failure. No caller depends on the kind of a model's memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pyllama_spec.engine import Batch, Context
-from pyllama_spec.errors import PyllamaSpecError
-from pyllama_spec.speculative.checkpoints import Checkpoint, Checkpoints
+from pyllama_spec.errors import PyllamaSpecError, UnsupportedError
 from pyllama_spec.speculative.draft_bound import SNAPSHOTS
 from pyllama_spec.speculative.sequence import SequenceState
+
+# Fewer tokens are read again rather than copied for.
+_MIN_PART = 64
+# The number of borders that a sequence keeps: places where other prompts differ.
+_N_BORDERS = 2
+
+
+class Checkpoint(NamedTuple):
+    """The state of a sequence after its first n_tokens."""
+
+    n_tokens: int
+    data: memoryview
+    is_part: bool = False
+    is_border: bool = False
+
+
+class Checkpoints:
+    """The last few checkpoints of each sequence.
+
+    A prompt of a later turn often leaves the text in the middle of the last answer: a chat template
+    drops what was thought, or an answer is asked for again. A memory of positions is cut there. A
+    recurrent state goes back to where it was copied, and the text after it is read again.
+
+    Args:
+        target: the target's context.
+        n_kept: the number of checkpoints of each sequence; each takes ModelInfo.state_bytes, and
+            the contents of sliding-window layers.
+    """
+
+    def __init__(self, target: Context, n_kept: int) -> None:
+        self._memory, self._has_snapshots = target.memory, target.n_rs_seq > 0
+        self._n_kept = n_kept
+        self._kept: dict[int, list[Checkpoint]] = {}
+
+    def add(self, state: SequenceState) -> None:
+        """Copies a state at the end of a prompt.
+
+        One token before it, where a snapshot allows: the same prompt can begin there again, since
+        its last token has to be decoded for its logits.
+        """
+        if self._n_kept == 0:
+            return
+        seq, n = state.seq_id, state.n_decoded
+        try:
+            checkpoint = Checkpoint(n - 1, self._memory.checkpoint(seq, back=1))
+        except UnsupportedError:
+            checkpoint = Checkpoint(n, self._memory.checkpoint(seq))
+        kept = [one for one in self._kept.get(seq, ()) if one.n_tokens < checkpoint.n_tokens]
+        self._kept[seq] = self._last([*kept, checkpoint])
+
+    def add_part(self, state: SequenceState) -> None:
+        """Copies a state within a prompt if no snapshot reaches back beyond the prompt's end.
+
+        The same prompt continues from the last such place, in the same pieces as before.
+        """
+        if self._n_kept == 0 or self._has_snapshots:
+            return
+        seq, n = state.seq_id, state.n_decoded
+        kept = [one for one in self._kept.get(seq, ()) if one.n_tokens < n]
+        if kept and kept[-1].is_part:  # of the same prompt: an end stands after those of others
+            kept.pop()
+        if n - (kept[-1].n_tokens if kept else 0) >= _MIN_PART:
+            checkpoint = Checkpoint(n, self._memory.checkpoint(seq), is_part=True)
+            self._kept[seq] = self._last([*kept, checkpoint])
+
+    def add_border(self, state: SequenceState) -> None:
+        """Copies a state within a prompt at which another prompt continues differently."""
+        seq, n = state.seq_id, state.n_decoded
+        kept = [one for one in self._kept.get(seq, ()) if one.n_tokens != n]
+        if self._n_kept:
+            kept.append(Checkpoint(n, self._memory.checkpoint(seq), is_border=True))
+        self._kept[seq] = self._last(sorted(kept, key=lambda one: one.n_tokens))
+
+    def of(self, seq: int) -> list[Checkpoint]:
+        """The checkpoints of a sequence, by position."""
+        return list(self._kept.get(seq, ()))
+
+    def replace(self, seq: int, checkpoints: Sequence[Checkpoint]) -> None:
+        """Replaces a sequence's checkpoints by those of the sequence it copies."""
+        self._kept[seq] = list(checkpoints)
+
+    def _last(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
+        """The last ends of prompts, the checkpoints between them, and the last borders."""
+        borders = [i for i, one in enumerate(checkpoints) if one.is_border]
+        ends = [i for i, one in enumerate(checkpoints) if not (one.is_part or one.is_border)]
+        n_over = len(ends) - self._n_kept
+        first = ends[n_over - 1] + 1 if n_over > 0 else 0
+        return [
+            one for i, one in enumerate(checkpoints)
+            if (i in borders[-_N_BORDERS:] if one.is_border else i >= first)
+        ]  # fmt: skip
+
+    def drop(self, seq: int, n_keep: int) -> None:
+        """Drops the checkpoints after the first n_keep tokens."""
+        self._kept[seq] = [one for one in self._kept.get(seq, ()) if one.n_tokens <= n_keep]
+
+    def copy(self, source: int, target: int) -> None:
+        """Copies the checkpoints of a copied sequence."""
+        self._kept[target] = list(self._kept.get(source, ()))
+
+    def return_to(self, seq: int, n_keep: int) -> int:
+        """Restores the last checkpoint within n_keep tokens; returns its position, or 0."""
+        for one in reversed(self._kept.get(seq, ())):
+            if 0 < one.n_tokens <= n_keep:
+                try:
+                    self._memory.return_to(seq, one.data, one.n_tokens)
+                except PyllamaSpecError:
+                    return 0
+                # A caller may have emptied the rest of the sequence's memory.
+                is_there = self._memory.positions(seq)[1] + 1 == one.n_tokens
+                return one.n_tokens if is_there else 0
+        return 0
+
 
 _N_CHECKPOINTS = 3
 # Tokens of a physical batch that has room for a snapshot.
@@ -37,7 +150,6 @@ class Rollback:
         can_pad: whether padding after a draft is rolled back at no cost.
         can_fill: whether padding in an idle sequence can be rolled back.
         saves_whole: whether a restored copy of a sequence gives the same rows as the original.
-
     """
 
     max_draft: int | None = None
@@ -59,12 +171,7 @@ class Rollback:
         """Called before a decode of which some tokens may be rolled back."""
 
     def undo(self, state: SequenceState) -> None:
-        """Rolls back the tokens after the last committed one that was decoded.
-
-        Raises:
-            PyllamaSpecError: the engine refuses it.
-
-        """
+        """Rolls back the tokens after the last committed one that was decoded."""
         if not self._target.memory.rollback(state.seq_id, state.n_decoded):
             arch = self._target.model.info.arch
             raise PyllamaSpecError(
@@ -77,22 +184,12 @@ class Rollback:
         return False
 
     def mark(self, state: SequenceState, *, is_end: bool = True, is_border: bool = False) -> None:
-        """Called at the end of a prompt or of a part: a later request may start here.
-
-        Args:
-            state: the sequence.
-            is_end: whether this is the end of the prompt.
-            is_border: whether another prompt is known to continue differently here.
-
-        """
+        """Called at the end of a prompt or of a part: a later request may start here."""
 
     def keep(self, state: SequenceState, n_keep: int) -> int:
-        """Rolls the memory back to the first n_keep tokens.
+        """Rolls the memory back to the first n_keep tokens; returns how many it holds now.
 
-        Returns:
-            The number of tokens that it holds now: n_keep, or fewer if it can only roll back
-            further, or 0 if it holds too little; then it has to be emptied.
-
+        Fewer than n_keep if it can only roll back further; 0 if it has to be emptied.
         """
         memory = self._target.memory
         first, last = memory.positions(state.seq_id)
@@ -105,15 +202,7 @@ class Rollback:
         return first == 0
 
     def reach(self, first: int, n_decoded: int, n: int, checkpoints: Sequence[Checkpoint]) -> int:
-        """The number of the first n tokens that a copy of a sequence can keep.
-
-        Args:
-            first: the first position that the sequence holds.
-            n_decoded: the number of tokens that it holds.
-            n: the number of wanted tokens, at most n_decoded.
-            checkpoints: the result of checkpoints_of() for it.
-
-        """
+        """The number of the first n tokens that a copy of a sequence can keep."""
         return n if self._is_whole(first, n) else 0
 
     def checkpoints_of(self, seq: int) -> list[Checkpoint]:
@@ -124,13 +213,7 @@ class Rollback:
         """Called after a copy of a sequence's memory was put into another one."""
 
     def recover(self, state: SequenceState, *, is_computed: bool = False) -> None:
-        """Restores a sequence after a failed round: to its committed tokens, or before, or to 0.
-
-        Args:
-            state: the sequence; n_decoded is set to the number of tokens that it holds.
-            is_computed: whether the last decode succeeded, and a later step failed.
-
-        """
+        """Restores a sequence after a failed round: to its committed tokens, or before, or to 0."""
         try:
             if not self._recover(state, is_computed):
                 self._target.memory.remove(state.seq_id)
@@ -164,14 +247,7 @@ class WindowRollback(Rollback):
 
 
 class StateRollback(Rollback):
-    """The rollback of a recurrent state, which recomputes from a checkpoint where it must.
-
-    Args:
-        target: the target's context.
-        n_checkpoints: the number of copies of a sequence's state that are kept, at the ends of
-            prompts.
-
-    """
+    """The rollback of a recurrent state, which recomputes from a checkpoint where it must."""
 
     is_cut = False
     can_fill = False

@@ -46,14 +46,12 @@ from pyllama_spec.speculative.controller.base import (
     Spent,
 )
 from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound, drafter_bound, step_share
-from pyllama_spec.speculative.held_sequences import HeldSequences
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.prefix_store import PrefixStore
-from pyllama_spec.speculative.prefixes import Prefixes
-from pyllama_spec.speculative.prompt_pace import PromptPace
+from pyllama_spec.speculative.prefixes import HeldSequences, Prefixes
 from pyllama_spec.speculative.rejection import DrawnFrom, accept
 from pyllama_spec.speculative.rollback import rollback_of
-from pyllama_spec.speculative.scheduler import Decode, Limits, Scheduler, verify_width
+from pyllama_spec.speculative.scheduler import Decode, Limits, PromptPace, Scheduler, verify_width
 from pyllama_spec.speculative.sequence import (
     Adapters,
     SavedSequence,
@@ -96,7 +94,6 @@ class Round:
     Raises:
         ArgumentError: the context does not keep the layer inputs that the drafter wants, the
             drafter was made for another target, or it is no Drafter.
-
     """
 
     def __init__(
@@ -180,7 +177,6 @@ class Round:
         Raises:
             ContextFullError: the prompt does not fit the context.
             ArgumentError: the prompt is empty, or an id is outside the vocabulary.
-
         """
         prompt, state = run.prompt, run.state
         if not prompt:
@@ -218,7 +214,6 @@ class Round:
 
         Raises:
             ArgumentError: see HeldSequences.restore().
-
         """
         state = run.state
         self.prefixes.shelve_held(seq_id, unless=state)
@@ -244,7 +239,6 @@ class Round:
             ArgumentError: a sequence has not begun, is over, or waits for draw_first().
             BaseException: an error that no sequence caused, such as Ctrl-C. Every sequence is as it
                 was before the round, or after it.
-
         """
         for run in runs:
             if run.is_over or not (run.n_generated or run.n_missing):
@@ -296,7 +290,6 @@ class Round:
 
         Returns:
             The seconds of propose(), of the drafter, and of the target.
-
         """
         try:
             if self.max_draft:
@@ -374,7 +367,6 @@ class Round:
 
         Returns:
             The seconds of the target and of the drafter after it; none of a failed decode.
-
         """
         self._forget_rows()
         spans, runs = decode.spans, self._runs
@@ -481,7 +473,6 @@ class Round:
 
         Raises:
             ArgumentError: the target's last batch did not end with this prompt.
-
         """
         row = run.ready_row
         if row is None or run.sampler is None:

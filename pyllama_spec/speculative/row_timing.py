@@ -14,21 +14,12 @@ _BUDGET_S = 0.3
 
 
 def measure_rows(target: Context, max_rows: int, budget_s: float = _BUDGET_S) -> dict[int, float]:
-    """Times decodes of 1 to max_rows rows in an empty context, and empties it.
+    """Seconds of decodes of 1 to max_rows rows in an empty context, which is emptied.
 
     The two ends come first, so that widths between them can be interpolated where time is short.
     Each width is decoded twice, the first of which makes the engine's graph; while time is left all
     are timed again. Of each the quickest counts: what else runs on a machine makes a decode slower
     and never quicker.
-
-    Args:
-        target: a context without any tokens.
-        max_rows: the number of rows of the widest batch.
-        budget_s: the seconds after which no further width is timed.
-
-    Returns:
-        The seconds by number of rows.
-
     """
     max_rows = min(max_rows, target.n_batch, target.n_ctx_seq)
     batch, token = Batch(max_rows), target.model.vocab.bos or 0

@@ -33,8 +33,56 @@ from pyllama_spec.speculative.controller.base import (
 )
 from pyllama_spec.speculative.controller.choice import controller_name
 from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound
-from pyllama_spec.speculative.prompt_pace import PromptPace
 from pyllama_spec.speculative.sequence import SequenceRun
+
+# How long generating requests may pause for another request's prompt.
+MAX_PAUSE_S = 0.5
+# Parts are multiples of it, which is what products are computed in.
+_STEP = 32
+# Before anything is known: 64 tokens take less than the bound on a slow machine too.
+_FIRST = 64
+# How much the newest part counts: other programs come and go.
+_NEWEST = 0.5
+
+
+class PromptPace:
+    """Learns the seconds per prompt token.
+
+    A part of a prompt is a decode of its own, and whoever generates beside it pauses for as long.
+    Large parts are read faster, small ones are hardly noticed: a part is as large as keeps the
+    pause within a bound on this machine, by the clock. That changes no number where a row of a
+    batch is, to the bit, what it is alone, and nothing else than such contexts has a pace;
+    elsewhere parts have one size.
+
+    Attributes:
+        token_s: the seconds per token of a prompt; None before the first part was read.
+    """
+
+    def __init__(self, max_part: int, max_pause_s: float = MAX_PAUSE_S) -> None:
+        self._max_part, self._max_pause_s = max_part, max_pause_s
+        self.token_s: float | None = None
+
+    @property
+    def n_part(self) -> int:
+        """The number of prompt tokens per part while others wait; never too few."""
+        if self.token_s is None:
+            return min(_FIRST, self._max_part)
+        n_most = self._max_pause_s / max(self.token_s, 1e-9)
+        n = self._max_part if n_most >= self._max_part else int(n_most) // _STEP * _STEP
+        return max(min(n, self._max_part), min(_STEP, self._max_part))
+
+    def learn(self, n_tokens: int, seconds: float) -> None:
+        """Learns the seconds of a part, the drafter's commit() included.
+
+        A few tokens are no measure: a decode takes some time whatever it computes.
+        """
+        if n_tokens < min(_STEP, self._max_part):
+            return
+        token_s = seconds / n_tokens
+        if self.token_s is not None:
+            token_s = _NEWEST * token_s + (1 - _NEWEST) * self.token_s
+        self.token_s = token_s
+
 
 # How many rows one more pass over the weights costs. Two cores without AVX-512, SmolLM2-135M: a row
 # more costs 1.8 ms of 11.5 for the first one in BF16, 1.4 of 4.5 in Q4_0.
@@ -74,7 +122,6 @@ class Limits:
             reads once for all of them.
         has_streams: whether each sequence has its own stream in the memory.
         needs_equal_rows, keeps_whole, goes_alone, can_fill: see Rollback.
-
     """
 
     n_ctx: int
@@ -104,14 +151,7 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class Decode:
-    """The spans and padding of one target decode.
-
-    Attributes:
-        spans: the spans in the order of the batch.
-        fill: idle sequences that get `n_fill` tokens each.
-        n_fill: see fill.
-
-    """
+    """The spans and padding of one target decode."""
 
     spans: Sequence[Span]
     fill: Sequence[int] = ()
@@ -125,7 +165,6 @@ class Scheduler:
         limits: the limits of every round.
         controller: decides how long drafts are; None for as long as the limits allow.
         pace: decides how much of prompts is read beside texts; None for max_chunk.
-
     """
 
     def __init__(
@@ -187,7 +226,6 @@ class Scheduler:
             span: the span.
             tokens: the tokens of the sequence.
             draws: the random numbers that the tokens are drawn with; None for the likeliest tokens.
-
         """
         decision = span.decision
         assert decision is not None
@@ -219,7 +257,6 @@ class Scheduler:
 
         Returns:
             The spans that the controller decided on, with its expected gains.
-
         """
         decided = [span for span in spans if span.decision is not None]
         if not decided:
@@ -397,13 +434,6 @@ def n_passes(ids: Sequence[int], rows: Sequence[int], keeps_whole: bool = False)
 
     Each time it takes the first sequence that has tokens left and those whose ids follow it, and of
     each as many tokens as the one with the fewest has (llama_batch_allocr::split_equal).
-
-    Args:
-        ids: numbers of the sequences, ascending.
-        rows: the number of tokens of each sequence.
-        keeps_whole: see Rollback; of the sequences together, then the first ones that end together,
-            or the first one alone.
-
     """
     left = dict(zip(ids, rows, strict=True))
     n = 0

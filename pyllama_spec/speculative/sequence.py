@@ -32,7 +32,6 @@ class SequenceState:
         n_given: the number of those that were given to the caller; None for all. A draft may go
             past a stop string, or past the place where the caller stopped reading.
         adapters: the adapters that its memory was computed with.
-
     """
 
     seq_id: int = 0
@@ -54,7 +53,6 @@ class SavedSequence(NamedTuple):
         tokens, n_decoded, n_given, adapters: see SequenceState.
         memory: the engine's bytes; b"" if nothing was decoded.
         drafter: the drafter's bytes; None if it saved none and is told the tokens again.
-
     """
 
     tokens: tuple[int, ...]
@@ -85,7 +83,6 @@ class Step(NamedTuple):
             continue, and None where there is an error.
         error: the error that ended the request; the tokens before it are committed.
         who: the source of the draft, as in RoundCounts.
-
     """
 
     tokens: tuple[int, ...]
@@ -133,7 +130,6 @@ class SequenceRun:
         ready_row: without a sampler, the row of the last batch that follows the prompt, until
             another batch is decoded; else None.
         finish_reason, error: see Step; of the last one.
-
     """
 
     state: SequenceState

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,7 +14,57 @@ from pyllama_spec.speculative.draft_sources import (
     source_of,
     sources_as_dict,
 )
-from pyllama_spec.speculative.realised_gain import RealisedGain
+
+# The quantile of 97.5% of Student's distribution for 1, 2, 3 ... degrees of freedom. The last one
+# holds for all further ones: they have smaller quantiles, down to 1.96.
+_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+@dataclass(slots=True)
+class RealisedGain:
+    """The gain of some rounds, in rounds of plain decoding.
+
+    The seconds of one round are noisy: another program takes the core, a page is read from the
+    disk. The gain of a text is the sum of its rounds' gains, and is reported once its sign is
+    certain: the mean of n gains, over its standard error, has Student's distribution with n - 1
+    degrees of freedom where the mean is truly 0. Beyond that distribution's quantile of 97.5%, a
+    sign that is wrong has a chance of 2.5% at most. The rule adapts to the noise: equal gains need
+    two rounds, and one slow round among few makes the sum unknown.
+    """
+
+    n_rounds: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def count(self, gain: float) -> None:
+        """Counts a round."""
+        self.n_rounds += 1
+        self.total += gain
+        self.squares += gain * gain
+
+    def add(self, other: RealisedGain) -> None:
+        """Adds the rounds of another text."""
+        self.n_rounds += other.n_rounds
+        self.total += other.total
+        self.squares += other.squares
+
+    @property
+    def standard_error(self) -> float | None:
+        """The standard error of a round's mean gain; None for fewer than two rounds."""
+        n = self.n_rounds
+        if n < 2:
+            return None
+        return math.sqrt(max(self.squares - self.total * self.total / n, 0.0) / (n - 1) / n)
+
+    @property
+    def known(self) -> float | None:
+        """The total gain; None until its sign is certain."""
+        error = self.standard_error
+        if error is None:
+            return None
+        quantile = _QUANTILES[min(self.n_rounds - 1, len(_QUANTILES)) - 1]
+        return self.total if abs(self.total) / self.n_rounds > quantile * error else None
+
 
 # Drafted tokens without one that was accepted: no accident any more.
 _ALWAYS = 64
@@ -33,7 +84,6 @@ class RoundCounts(NamedTuple):
         who: "model"; "copy" for a copy of the text itself or of the request's prediction; "memory"
             for a copy of an earlier text; "grammar" for forced text; or "nobody" if nothing was
             proposed.
-
     """
 
     n_requested: int
@@ -94,7 +144,6 @@ class SpeculationStats:
             verified.
         off_since: the number of rounds after which it was disabled to the end, 0 for from the
             beginning; None if it was not, and in the sum of several requests.
-
     """
 
     drafter: str = "none"
@@ -169,7 +218,6 @@ class SpeculationStats:
             reason: see reason_off.
             is_plain: whether the round verified nothing and asked the drafter only for copies, or
                 for a retry.
-
         """
         self.rounds_off += is_plain and self.off_since is not None
         if reason is None:
@@ -411,7 +459,6 @@ class Timing:
         queue_s: the seconds from the call to the start of its computation: waiting for other
             requests, and for a stream also for its reader.
         first_token_s: the seconds from the call to the first token; 0 until there is one.
-
     """
 
     load_s: float = 0.0

@@ -17,14 +17,7 @@ from pyllama_spec.speculative.sequence import SequenceRun
 
 @dataclass(slots=True)
 class DecodeCounts:
-    """Counts of the target's decodes since its context was opened.
-
-    Attributes:
-        n_decodes: decodes of prompts and of rounds.
-        n_sequences: the sum of the sequences in each of them.
-        max_tokens: the most tokens that a sequence had, drafted ones aside.
-
-    """
+    """Counts of the target's decodes since its context was opened."""
 
     n_decodes: int = 0
     n_sequences: int = 0
@@ -32,15 +25,7 @@ class DecodeCounts:
 
 
 class TargetBatch:
-    """Builds and decodes target batches with padding.
-
-    Args:
-        target: the target's context.
-
-    Attributes:
-        counts: of its decodes.
-
-    """
+    """Builds and decodes target batches with padding."""
 
     def __init__(self, target: Context) -> None:
         self._target = target
@@ -51,16 +36,7 @@ class TargetBatch:
         self.counts = DecodeCounts()
 
     def compute(self, decode: Decode, runs: Mapping[int, SequenceRun]) -> None:
-        """Decodes a batch. Rolls back idle sequences that were used for padding.
-
-        Args:
-            decode: the batch that the scheduler planned.
-            runs: the run of each sequence.
-
-        Raises:
-            PyllamaSpecError: whatever Context.decode raises.
-
-        """
+        """Decodes a batch. Rolls back idle sequences that were used for padding."""
         batch = self._batch
         batch.clear()
         if not decode.fill:

@@ -41,12 +41,6 @@ def behind(drafter: Drafter, text: Sequence[int], n: int = 4) -> list[int]:
     return list(draft.ids)
 
 
-def test_the_longest_match_counts_and_not_the_newest() -> None:
-    same = [1, 2, 3, 4, 5]
-    text = [70, *same, 80, 81, 82, 83, 71, *same, 90, 91, 92, 93, 70, *same]
-    assert behind(LookupFirst(Model()), text) == [80, 81, 82, 83]
-
-
 @pytest.mark.parametrize("n_ways", [2, 3, 6])
 def test_where_places_disagree_the_model_is_asked(n_ways: int) -> None:
     same = [1, 2, 3, 4, 5]

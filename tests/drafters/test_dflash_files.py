@@ -12,29 +12,9 @@ import pytest
 
 from pyllama_spec import ArgumentError, Llama
 from pyllama_spec.drafters import DFlash
-from pyllama_spec.engine import Context, Model
 from tests.dflash_tools import KINDS
 from tests.models import model_path
 from tests.models.dflash import DFlashConfig, dflash_tensors, write_dflash
-from tests.oracles import tiny
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_embd": 128}, "rows of width 128, this one has 64"),
-    ],
-)
-def test_a_draft_for_another_target(options: dict[str, Any], message: str) -> None:
-    path = model_path("dflash", **options)
-    with pytest.raises(ArgumentError, match=message):
-        Llama(model_path("llama"), draft=path, n_threads=1)
-    # The engine's room says it too, to who opens contexts by hand.
-    with Context(tiny("llama"), n_ctx=32, n_threads=1) as target, Model(path) as draft:
-        with pytest.raises(ArgumentError, match=message):
-            Context(draft, target=target, n_ctx=32)
-        with pytest.raises(ArgumentError, match=message):
-            draft.check_draft_of(tiny("llama"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

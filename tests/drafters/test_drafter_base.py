@@ -99,15 +99,6 @@ def test_a_class_with_propose_one_alone() -> None:
             assert stats.accepted == stats.drafted > N_TOKENS / 2
 
 
-def test_a_class_with_propose_one_alone_side_by_side() -> None:
-    texts = plain_texts()
-    with three_sequences() as context:
-        for run, text in zip(side_by_side(context, OnlyProposeOne(texts)), texts, strict=True):
-            assert run.state.tokens == text
-            assert run.stats.reason_off is None
-            assert run.stats.accepted == run.stats.drafted > N_TOKENS / 2
-
-
 def test_a_class_with_the_list_forms() -> None:
     texts = plain_texts()
     drafter = ListForms(texts)
@@ -153,23 +144,6 @@ class _Says(Drafter):
 
     def propose(self, requests: Sequence[DraftRequest]) -> Any:
         return self.answer
-
-
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [
-        ([[1, 2]], "expected Draft(ids), not [1, 2]"),
-        ([None], "expected Draft(ids), not None"),
-        ([Draft([1])] * 2, "propose() returned 2 drafts for 1 request; return a list with one"),
-        ([], "propose() returned 0 drafts for 1 request; return a list with one Draft for each"),
-        (Draft([1]), "propose() returned Draft(ids=[1]"),
-        (None, "propose() returned None; return a list with one Draft for each request"),
-    ],
-)
-def test_answers_that_are_no_drafts(answer: Any, why: str) -> None:
-    with open_tiny(_Says(answer)) as llm:
-        found = llm(PROMPT, max_tokens=5, **GREEDY)
-    assert why in found["speculation"]["reason_off"]
 
 
 @pytest.mark.parametrize("most", ["4", -1, 1.5, None])
@@ -273,31 +247,3 @@ def test_a_view_shows_the_newest_tokens() -> None:
     assert not hasattr(view, "append")
     with pytest.raises(TypeError):
         view[0] = 5  # type: ignore[index]
-
-
-class OldProtocol:
-    """A drafter of the old interface: no base, and other arguments."""
-
-    name, target_layers, max_draft = "old", (), 4
-
-    def begin(self, seq: int, tokens: Sequence[int], features: Any) -> None:
-        """Takes a part of a prompt."""
-
-    def propose(self, seq: int, pending: int, n: int) -> Draft:
-        """Proposes nothing."""
-        return NO_DRAFT
-
-    def commit(self, seq: int, tokens: Sequence[int], features: Any) -> None:
-        """Takes tokens."""
-
-
-def test_objects_of_the_old_protocol_are_refused_with_a_hint() -> None:
-    with pytest.raises(
-        ArgumentError, match=r"has a propose\(\), but is not a Drafter; let its class"
-    ):
-        open_tiny(OldProtocol())  # type: ignore[arg-type]
-    with (
-        three_sequences() as context,
-        pytest.raises(ArgumentError, match=r"inherit from pyllama_spec\.Drafter"),
-    ):
-        Round(context, OldProtocol())  # type: ignore[arg-type]

@@ -178,27 +178,6 @@ def test_d2t_that_points_nowhere(
         Llama(model_path("llama"), draft=path, n_threads=1)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"target_n_embd": 128}, "rows of width 128, this one has 64"),
-        ({"n_embd": 32, "own_embedding": False}, "no token_embd.weight of its own and is 32 wide"),
-        ({"n_embd": 32, "own_output": False}, "no output.weight of its own and is 32 wide"),
-    ],
-)
-def test_a_draft_for_another_target(options: dict[str, Any], message: str) -> None:
-    path = model_path("eagle3", **options)
-    with pytest.raises(ArgumentError, match=message):
-        Llama(model_path("llama"), draft=path, n_threads=1)
-    # The engine's room says it too, to who opens contexts by hand.
-    model = tiny("llama")
-    with Context(model, n_ctx=32, n_threads=1) as target, Model(path) as draft:
-        with pytest.raises(ArgumentError, match=message):
-            Context(draft, target=target, n_ctx=32)
-        with pytest.raises(ArgumentError, match=message):
-            draft.check_draft_of(model)
-
-
 def test_a_padded_vocabulary_is_taken() -> None:
     path = model_path("eagle3", n_vocab=400, output_scale=1.0)
     with Llama(model_path("llama"), draft=path, controller="fixed", n_threads=1) as llm:

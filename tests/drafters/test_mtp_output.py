@@ -16,10 +16,9 @@ from pyllama_spec.drafters.output_part import DraftIds, OutputRows
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
-from tests.models import model_path, perm_continuation, perm_next
+from tests.models import model_path
 from tests.mtp_tools import ARCHS, mtp_context, with_head, without
-from tests.oracles import LoopRun, generate, tiny
-from tests.perm_tools import check_restored_is_drafted
+from tests.oracles import generate, tiny
 from tests.tiers import release_except
 
 N_SLOTS = 64
@@ -104,84 +103,6 @@ def test_the_ids_that_were_not_seen_for_longest_make_room() -> None:
         assert {i for i in range(320) if i in ids} == set(range(284, 300))
 
 
-def perm_run(drafter: Mtp, prompt: list[int], n: int) -> tuple[LoopRun, LoopRun]:
-    """The same prompt twice, on PERM of short cycles."""
-    options = {"arch": "qwen35", "n_cycles": 16}
-    model = with_head("perm_mtp", **options)
-    with mtp_context(model, drafter) as context:
-        loop, seq = SpeculativeLoop(context, drafter), SequenceState()
-        runs = generate(loop, seq, prompt, n), generate(loop, seq, prompt, n)
-        successor = perm_next(n_cycles=16)
-        for run in runs:
-            assert run.tokens == perm_continuation(prompt[-1], n, successor)
-            assert run.stats.reason_off is None
-        drafter.close()
-    return runs
-
-
-def test_what_a_text_has_said_is_drafted() -> None:
-    first, second = perm_run(Mtp(max_draft=4, n_output=N_SLOTS), [150, 151, 152], 60)
-    assert 0 < first.stats.accepted < first.stats.drafted, "its tokens are new at first"
-    assert second.stats.accepted == second.stats.drafted > 0
-    whole, _ = perm_run(Mtp(max_draft=4, n_output=0), [150, 151, 152], 60)
-    assert whole.stats.accepted == whole.stats.drafted
-
-
-@pytest.fixture
-def by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fifth of the tests' small vocabulary is chosen, whatever the steps take."""
-    values = {"LEAST_VOCAB": 1, "SHARE": 5, "_WORTH_IT": 1e9, "_N_COUNTED": 16}
-    for name, value in values.items():
-        monkeypatch.setattr(output_part, name, value)
-
-
-@pytest.mark.usefixtures("by_itself")
-def test_a_text_with_too_few_slots_is_drafted_over_all_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter = Mtp(max_draft=4)
-    first, second = perm_run(drafter, [150, 151, 152], 60)
-    part, _ = perm_run(Mtp(max_draft=4, n_output=N_SLOTS), [150, 151, 152], 60)
-    assert part.stats.accepted < first.stats.accepted < first.stats.drafted
-    assert second.stats.accepted == second.stats.drafted > 0
-    assert "the draft chooses among all ids: a part of them did not have" in drafter.note
-    monkeypatch.setattr(output_part, "MOST_MISSING", 1.0)
-    drafter = Mtp(max_draft=4)
-    first, _ = perm_run(drafter, [150, 151, 152], 60)
-    assert first.stats.accepted == part.stats.accepted
-    assert drafter.note == ""
-
-
-@pytest.mark.usefixtures("by_itself")
-def test_the_part_is_used_again_when_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_part, "_N_AWAY", 16)
-    drafter = Mtp(max_draft=4)
-    choices: list[int] = []
-    with mtp_context(with_head("perm_mtp", arch="qwen35", n_cycles=16), drafter) as context:
-        loop, seq = SpeculativeLoop(context, drafter), SequenceState()
-        for last in (152, 152, 153):  # 153 is in another cycle
-            run = generate(loop, seq, [150, 151, last], 120)
-            assert run.tokens == perm_continuation(last, 120, perm_next(n_cycles=16))
-            choices.append(drafter.n_choices)
-        drafter.close()
-    assert choices[:2] == [64, 64]
-    assert drafter.note.count("the draft chooses among") == 1
-
-
-@pytest.mark.usefixtures("by_itself")
-def test_a_number_of_slots_that_was_given_stays() -> None:
-    drafter = Mtp(max_draft=4, n_output=N_SLOTS)
-    perm_run(drafter, [150, 151, 152], 60)
-    assert drafter.note == ""
-
-
-@pytest.mark.usefixtures("by_itself")
-def test_what_was_given_does_not_count() -> None:
-    """No miss is counted for ids of the prompt, which all have a slot once the text uses them."""
-    drafter, prompt = Mtp(max_draft=4), [150, *perm_continuation(150, 30, perm_next(n_cycles=16))]
-    first, _ = perm_run(drafter, prompt, 30)
-    assert first.stats.accepted == first.stats.drafted > 0
-    assert drafter.note == ""
-
-
 def test_rows_are_read_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adjacent rows are read in one call."""
     monkeypatch.setattr(output_part, "_N_READ", 7)
@@ -192,23 +113,6 @@ def test_rows_are_read_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     for ids in ([], [5], [319, 0], [9, 8, 7], [4, 4, 5], range(320), rng.permutation(320)[:200]):
         chosen = np.array(ids, np.int32)
         np.testing.assert_array_equal(rows.read(chosen), whole[chosen])
-
-
-def test_what_a_prompt_says_is_drafted() -> None:
-    successor = perm_next(n_cycles=16)
-    prompt = [150, *perm_continuation(150, 30, successor)]
-    first, _ = perm_run(Mtp(max_draft=4, n_output=N_SLOTS), prompt, 30)
-    assert first.stats.accepted == first.stats.drafted > 0
-
-
-def test_a_restored_text_is_drafted() -> None:
-    path = model_path("perm_mtp", arch="qwen35", n_cycles=16)
-
-    def opened() -> Llama:
-        drafter = Mtp(max_draft=3, n_output=N_SLOTS)
-        return Llama(path, draft=drafter, n_ctx=256, controller="fixed", n_threads=1)
-
-    check_restored_is_drafted(opened)
 
 
 def test_several_heads_share_it() -> None:

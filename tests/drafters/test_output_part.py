@@ -1,24 +1,23 @@
-"""EAGLE-3 and DFlash drafts that choose among a part of the vocabulary.
-
-For MTP heads, see test_mtp_output.py.
-"""
+"""Drafts that choose among a part of the vocabulary; for the numbers of MTP, test_mtp_output.py."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pyllama_spec import Llama
-from pyllama_spec.drafters import DFlash, Eagle3, output_part
+from pyllama_spec.drafters import DFlash, Eagle3, Mtp, output_part
 from pyllama_spec.drafters.output_part import DraftIds, reduced_output
-from pyllama_spec.engine import Batch, Context
+from pyllama_spec.engine import Batch
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.dflash_tools import add_block
 from tests.eagle3_tools import target_context
 from tests.models import ENDOFTEXT, model_path, perm_continuation, perm_next
+from tests.mtp_tools import mtp_context, with_head
 from tests.oracles import LoopRun, generate, tiny
 from tests.perm_tools import check_restored_is_drafted
 from tests.tiers import release_except
@@ -126,8 +125,20 @@ def test_what_has_no_slot_is_never_chosen(kind: str) -> None:
         draft.close()
 
 
-def perm_draft(kind: str, n_output: int | None) -> Draft:
+FOR_PERM = pytest.mark.parametrize("kind", ["eagle3", "dflash", "mtp"])
+
+
+def perm_path(kind: str) -> Path:
+    """A target of PERM with short cycles; of MTP with its head."""
+    if kind == "mtp":
+        return model_path("perm_mtp", arch="qwen35", n_cycles=16)
+    return model_path("perm", n_cycles=16)
+
+
+def perm_draft(kind: str, n_output: int | None) -> Eagle3 | DFlash | Mtp:
     """A draft that is right for PERM with short cycles."""
+    if kind == "mtp":
+        return Mtp(max_draft=4, n_output=n_output)
     if kind == "eagle3":
         path = model_path("perm_eagle3", n_cycles=16)
         return Eagle3(path, 4, n_output=n_output)
@@ -135,9 +146,14 @@ def perm_draft(kind: str, n_output: int | None) -> Draft:
     return DFlash(path, 4, n_output=n_output)
 
 
-def perm_runs(draft: Draft, prompt: list[int], n: int) -> tuple[LoopRun, LoopRun]:
+def perm_runs(draft: Eagle3 | DFlash | Mtp, prompt: list[int], n: int) -> tuple[LoopRun, LoopRun]:
     """The same prompt twice."""
-    with target_context(tiny("perm", n_cycles=16), draft) as context:
+    if isinstance(draft, Mtp):
+        model = with_head("perm_mtp", arch="qwen35", n_cycles=16)
+        opened_context = mtp_context(model, draft)
+    else:
+        opened_context = target_context(tiny("perm", n_cycles=16), draft)
+    with opened_context as context:
         loop, seq = SpeculativeLoop(context, draft), SequenceState()
         runs = generate(loop, seq, prompt, n), generate(loop, seq, prompt, n)
         for run in runs:
@@ -147,7 +163,15 @@ def perm_runs(draft: Draft, prompt: list[int], n: int) -> tuple[LoopRun, LoopRun
     return runs
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+@pytest.fixture
+def by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth of the tests' small vocabulary is chosen, whatever the steps take."""
+    values = {"LEAST_VOCAB": 1, "SHARE": 5, "_WORTH_IT": 1e9, "_N_COUNTED": 16}
+    for name, value in values.items():
+        monkeypatch.setattr(output_part, name, value)
+
+
+@FOR_PERM
 def test_what_a_text_has_said_is_drafted(kind: str) -> None:
     first, second = perm_runs(perm_draft(kind, N_SLOTS), [150, 151, 152], 60)
     assert 0 < first.stats.accepted < first.stats.drafted, "its tokens are new at first"
@@ -156,26 +180,48 @@ def test_what_a_text_has_said_is_drafted(kind: str) -> None:
     assert whole.stats.accepted == whole.stats.drafted
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+@FOR_PERM
+@pytest.mark.usefixtures("by_itself")
 def test_a_text_with_too_few_slots_is_drafted_over_all_ids(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values = {"LEAST_VOCAB": 1, "SHARE": 5, "_WORTH_IT": 1e9, "_N_COUNTED": 16}
-    for name, value in values.items():
-        monkeypatch.setattr(output_part, name, value)
     draft = perm_draft(kind, None)
     first, second = perm_runs(draft, [150, 151, 152], 60)
     part, _ = perm_runs(perm_draft(kind, N_SLOTS), [150, 151, 152], 60)
     assert part.stats.accepted < first.stats.accepted < first.stats.drafted
     assert second.stats.accepted == second.stats.drafted > 0
     assert "the draft chooses among all ids: a part of them did not have" in draft.note
+    monkeypatch.setattr(output_part, "MOST_MISSING", 1.0)
+    draft = perm_draft(kind, None)
+    first, _ = perm_runs(draft, [150, 151, 152], 60)
+    assert (first.stats.accepted, draft.note) == (part.stats.accepted, "")
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+@FOR_PERM
+@pytest.mark.usefixtures("by_itself")
+def test_a_number_of_slots_that_was_given_stays(kind: str) -> None:
+    draft = perm_draft(kind, N_SLOTS)
+    perm_runs(draft, [150, 151, 152], 60)
+    assert draft.note == ""
+
+
+@FOR_PERM
+@pytest.mark.usefixtures("by_itself")
+def test_what_was_given_does_not_count(kind: str) -> None:
+    """No miss is counted for ids of the prompt, which all have a slot once the text uses them."""
+    draft, prompt = (
+        perm_draft(kind, None),
+        [150, *perm_continuation(150, 30, perm_next(n_cycles=16))],
+    )
+    first, _ = perm_runs(draft, prompt, 30)
+    assert first.stats.accepted == first.stats.drafted > 0
+    assert draft.note == ""
+
+
+@FOR_PERM
+@pytest.mark.usefixtures("by_itself")
 def test_the_part_is_used_again_when_it_fits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    values = {"LEAST_VOCAB": 1, "SHARE": 5, "_WORTH_IT": 1e9, "_N_COUNTED": 16, "_N_AWAY": 16}
-    for name, value in values.items():
-        monkeypatch.setattr(output_part, name, value)
+    monkeypatch.setattr(output_part, "_N_AWAY", 16)
     draft = perm_draft(kind, None)
     _, second = perm_runs(draft, [150, 151, 152], 120)
     assert draft.note == "the draft chooses among a part of the ids again"
@@ -215,10 +261,9 @@ def test_a_switch_back_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -
         draft.close()
 
 
+@pytest.mark.usefixtures("by_itself")
 def test_a_file_that_cannot_be_read_leaves_all_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = {"LEAST_VOCAB": 1, "SHARE": 5, "_WORTH_IT": 1e9, "_N_COUNTED": 16, "_N_AWAY": 16}
-    for name, value in values.items():
-        monkeypatch.setattr(output_part, name, value)
+    monkeypatch.setattr(output_part, "_N_AWAY", 16)
 
     def fail(*_: object) -> None:
         raise OSError("the file is gone")
@@ -230,18 +275,18 @@ def test_a_file_that_cannot_be_read_leaves_all_ids(monkeypatch: pytest.MonkeyPat
     assert second.stats.accepted == second.stats.drafted > 0
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+@FOR_PERM
 def test_what_a_prompt_says_is_drafted(kind: str) -> None:
     prompt = [150, *perm_continuation(150, 30, perm_next(n_cycles=16))]
     first, _ = perm_runs(perm_draft(kind, N_SLOTS), prompt, 30)
     assert first.stats.accepted == first.stats.drafted > 0
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+@FOR_PERM
 def test_a_restored_text_is_drafted(kind: str) -> None:
     def open_llama() -> Llama:
         return Llama(
-            model_path("perm", n_cycles=16), draft=perm_draft(kind, N_SLOTS), n_ctx=256,
+            perm_path(kind), draft=perm_draft(kind, N_SLOTS), n_ctx=256,
             controller="fixed", n_threads=1,
         )  # fmt: skip
 
@@ -317,30 +362,3 @@ def test_a_selector_has_choices() -> None:
         opened("eagle3", -1)
     with pytest.raises(ArgumentError, match="n_output=-1"):
         opened("dflash", -1)
-
-
-@pytest.mark.slow
-def test_a_large_vocabulary() -> None:
-    """The text equals plain decoding, whatever the steps cost."""
-    options = {"n_vocab": 70000}
-    texts = []
-    for kind in (None, "eagle3", "dflash"):
-        draft = None if kind is None else opened(kind, **options)
-        with Llama(
-            model_path("llama", output_scale=3.0, **options), draft=draft, n_ctx=256, n_threads=1,
-            controller="fixed",
-        ) as llm:  # fmt: skip
-            answer = llm.create_completion("Hello there,", max_tokens=12, temperature=0)
-            texts.append(answer["choices"][0]["text"])
-            if draft is not None:
-                assert answer["speculation"]["reason_off"] is None
-                assert draft.n_choices in (17500, 70000)
-    assert texts[0] == texts[1] == texts[2]
-
-
-def test_contexts_that_are_no_drafts() -> None:
-    with (
-        Context(tiny("llama"), n_ctx=32, n_threads=1) as context,
-        pytest.raises(UnsupportedError, match="no draft that could choose"),
-    ):
-        context.draft_output(8)

@@ -62,17 +62,6 @@ def test_it_finds_what_a_search_finds(n_kinds: int, min_ngram: int, max_ngram: i
     assert n_found > 0 or n_kinds == 40
 
 
-def test_longest_suffix_first() -> None:
-    tokens = [1, 2, 3, 4, 90, 9, 3, 4, 91, 7, 1, 2, 3, 4]
-    assert proposal(told(tokens), tokens, 1) == [90]
-    assert proposal(told(tokens, PromptLookup(max_ngram=2, min_ngram=2)), tokens, 1) == [91]
-
-
-def test_most_recent_occurrence() -> None:
-    tokens = [1, 2, 50, 1, 2, 60, 1, 2]
-    assert proposal(told(tokens), tokens, 2) == [60, 1]
-
-
 def test_a_short_period_is_proposed_at_full_length() -> None:
     for period in ([5], [5, 6], [5, 6, 7]):
         tokens = period * 4
@@ -124,23 +113,6 @@ def test_truncate_gives_the_state_of_a_fresh_one(min_ngram: int, max_ngram: int)
                 again = told(texts[i], fresh(), seq=i)
                 assert same_state(drafter, again, i)
                 assert proposal(drafter, texts[i], 6, i) == proposal(again, texts[i], 6, i)
-
-
-def test_truncate_to_nothing_forgets_everything() -> None:
-    drafter = told([1, 2, 3, 1, 2, 3])
-    drafter.truncate(0, 0)
-    assert same_state(drafter, eager())
-    assert drafter._sequences[0].after == {}
-
-
-def test_a_copy_goes_its_own_way() -> None:
-    drafter = told([1, 2, 3, 1, 2])
-    drafter.copy(0, 3)
-    drafter.commit([Committed(3, [3, 9, 1, 2], 5)])
-    assert proposal(drafter, [1, 2], 2) == [3, 1]
-    assert proposal(drafter, [1, 2], 2, seq=3) == [3, 9]
-    drafter.truncate(0, 0)
-    assert proposal(drafter, [1, 2], 2, seq=3) == [3, 9]
 
 
 def test_a_copy_onto_itself_changes_nothing() -> None:

@@ -22,17 +22,25 @@ from tests.scripted import proposed, told
 each_file = pytest.mark.parametrize("name", OWN_FILES)
 
 
-@each_file
+OF_EACH: list[tuple[dict[str, Any], str]] = [
+    ({"target_layers": (1, 2, 5)}, "the input of layer 5, the target has the layer inputs 0"),
+    ({"n_vocab": 512}, "a vocabulary of 512, this one has 320"),
+    (
+        {"n_vocab": 321, "own_embedding": False, "own_output": False},
+        "a vocabulary of 321, this one has 320",
+    ),
+]
+OF_ONE: list[tuple[str, dict[str, Any], str]] = [
+    ("dflash", {"n_embd": 128}, "rows of width 128"),
+    ("eagle3", {"target_n_embd": 128}, "rows of width 128"),
+    ("eagle3", {"n_embd": 32, "own_embedding": False}, "no token_embd.weight of its own"),
+    ("eagle3", {"n_embd": 32, "own_output": False}, "no output.weight of its own"),
+]
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"target_layers": (1, 2, 5)}, "the input of layer 5, the target has the layer inputs 0"),
-        ({"n_vocab": 512}, "a vocabulary of 512, this one has 320"),
-        (
-            {"n_vocab": 321, "own_embedding": False, "own_output": False},
-            "a vocabulary of 321, this one has 320",
-        ),
-    ],
+    ("name", "options", "message"),
+    [*OF_ONE, *((name, *case) for name in OWN_FILES for case in OF_EACH)],
 )
 def test_a_draft_for_another_target(name: str, options: dict[str, Any], message: str) -> None:
     path = model_path(name, **options)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from pyllama_spec.drafters import Committed, DraftRequest, Suffix
-from pyllama_spec.drafters.suffix.chances import Chances, CopyKind
+from pyllama_spec.drafters.suffix.drafter import Chances, CopyKind
 from pyllama_spec.drafters.suffix.memory import HEADER_TOKENS, Memory, texts_of
 from pyllama_spec.errors import ArgumentError
 from tests.suffix_tools import knowing, proposal, teach, tell

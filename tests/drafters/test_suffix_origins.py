@@ -125,16 +125,6 @@ def test_damaged_ones_are_none(path: Path, damage: str) -> None:
     assert second.origins.tolist() == origins_of(2)
 
 
-def test_a_store_without_them_is_read_and_written_as_before(path: Path) -> None:
-    """The log of a text without origins equals that of earlier versions."""
-    store = Store(path, DIGEST)
-    store.add(fresh(1))
-    store.write_all([fresh(2)])
-    head = [text.at for text in store.texts()]
-    assert head == [4, 4 + 60 + 4]
-    assert store.index.n == 2 * 64
-
-
 class _Guessing(PromptLookup):
     """Guesses what it is told to."""
 

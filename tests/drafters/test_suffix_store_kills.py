@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from pyllama_spec.drafters.suffix.store import Store
+from pyllama_spec.errors import BusyError
 
 DIGEST = bytes(range(32))
 N_KILLS = [5, pytest.param(40, marks=pytest.mark.slow)]
@@ -86,6 +88,25 @@ def test_a_store_that_grows_and_is_opened_again(tmp_path: Path, n_kills: int) ->
         done = there
         sizes.add(path.stat().st_size)
     assert len(sizes) > 1
+
+
+def test_two_processes_that_write(tmp_path: Path) -> None:
+    path, children = tmp_path / "a.memory", []
+    for first in (0, 1000):
+        child = os.fork()
+        if not child:
+            store = Store(path, DIGEST)
+            for seed in range(first, first + 30):
+                while True:
+                    with contextlib.suppress(BusyError):
+                        store.write_all([text(seed)])
+                        break
+            os._exit(0)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+    texts = held(path)
+    assert sorted(one[0] - 100_000 for one in texts) == [*range(30), *range(1000, 1030)]
+    assert all(one == text(one[0] - 100_000) for one in texts)
 
 
 def in_files(folder: Path, seed: int) -> bool:

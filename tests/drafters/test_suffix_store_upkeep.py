@@ -147,18 +147,6 @@ def test_a_file_that_was_replaced_is_released_at_once(tmp_path: Path) -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize("max_tokens", [1024, 4000, 8191])
-def test_a_store_with_more_room_than_it_may_have_is_refused(
-    tmp_path: Path, max_tokens: int
-) -> None:
-    path = tmp_path / "a.memory"
-    Store(path, DIGEST).close()
-    with path.open("r+b") as file:
-        file.write(header(1 << 13, max_tokens))
-    with pytest.raises(ModelLoadError, match=f"grow to {max_tokens} tokens"):
-        Store(path, DIGEST)
-
-
 def test_what_a_process_with_this_number_left_is_deleted(tmp_path: Path) -> None:
     """Files left by an earlier process with this pid are deleted: containers reuse the number."""
     path = tmp_path / "a.memory"
@@ -370,42 +358,27 @@ def test_who_may_not_read_is_told_so(open_folder: Path, is_folder: bool) -> None
     folder.chmod(0o755)
 
 
-def test_build_names_what_this_user_may_not_read(open_folder: Path) -> None:
-    path = open_folder / "a.txt"
-    path.write_text("words")
-    path.chmod(0)
-
-    def run() -> int:
-        if not os.getuid():
-            os.setuid(65534)
-        try:
-            upkeep.files_below([path])
-        except ArgumentError as error:
-            return 0 if "a.txt cannot be read by this user" in str(error) else 2
-        return 3
-
-    assert in_a_child(run) == 0
-
-
 @pytest.mark.parametrize(
-    ("head", "said"),
+    "head",
     [
-        (b"\x7fELF1234" * 600, r"it begins with b'\\x7fELF1234' and not with b'PLMEMORY'"),
-        (b"", "it begins with b'' and not with b'PLMEMORY'"),
-        (header(1 << 13, 1 << 20, version=7), "has version 7, and this program reads version 1"),
-        (header(0, 1 << 20), "damaged: its header says that it has room for 0 tokens"),
-        (header(1 << 31, 1 << 31), "room for 2147483648 tokens, and 1073741824 are the most"),
+        b"\x7fELF1234" * 600,
+        b"",
+        header(1 << 13, 1 << 20, version=7),
+        header(0, 1 << 20),
+        header(1 << 31, 1 << 31),
+        *(header(1 << 13, n) for n in (0, 1023, 8191, store_file.MAX_CAPACITY + 1, 2**63)),
     ],
 )
-def test_a_file_that_is_no_store_is_refused_with_what_it_has(
-    tmp_path: Path, head: bytes, said: str
-) -> None:
+def test_a_file_that_is_no_store_is_refused(tmp_path: Path, head: bytes) -> None:
     path = tmp_path / "a.memory"
-    path.write_bytes(head + bytes(4096 if head else 0))
-    with pytest.raises(ModelLoadError, match=said) as raised:
+    Store(path, DIGEST).close()
+    if head[:8] == b"PLMEMORY":
+        with path.open("r+b") as file:
+            file.write(head)
+    else:
+        path.write_bytes(head)
+    with pytest.raises(ModelLoadError, match=r"a\.memory"):
         Store(path, DIGEST)
-    assert "\n" not in str(raised.value)
-    assert str(path) in str(raised.value)
 
 
 def test_a_store_that_grows_keeps_its_own_draft_whatever_the_clock_says(

@@ -26,7 +26,7 @@ from pyllama_spec.drafters import (
     SmallModel,
     Suffix,
 )
-from pyllama_spec.drafters.grammar_only import GrammarOnly
+from pyllama_spec.drafters.registry import GrammarOnly
 from pyllama_spec.errors import ArgumentError
 from tests.drafters.tools import Moody, requests
 from tests.faces.tools import GREEDY, open_tiny
@@ -201,16 +201,6 @@ def test_attributes_are_those_of_the_inner_one(kind: str) -> None:
     assert inner.name != "mine"
     wrapper.close()
     assert wrapper.is_closed is inner.is_closed
-
-
-def test_a_class_attribute_is_its_own() -> None:
-    class Named(DrafterWrapper):
-        name = "named"
-        max_draft = 2
-
-    wrapper = Named(PromptLookup(6))
-    assert (wrapper.name, wrapper.max_draft, Named.max_draft) == ("named", 2, 2)
-    assert DrafterWrapper.max_draft == Drafter.max_draft
 
 
 def test_it_passes_on_whatever_a_drafter_has() -> None:

@@ -17,8 +17,7 @@ import pytest
 from pyllama_spec import Llama
 from pyllama_spec.drafters import Committed, Draft, Drafter, DraftRequest, SequenceErrors, Vote
 from pyllama_spec.drafters.lookup_first import LookupFirst
-from pyllama_spec.drafters.small_model import SmallModel
-from pyllama_spec.drafters.small_model.vocab_map import VocabMap
+from pyllama_spec.drafters.small_model import SmallModel, VocabMap
 from pyllama_spec.engine import Batch
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import ProfitController, Round, SequenceState, SpeculativeLoop

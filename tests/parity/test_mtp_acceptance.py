@@ -14,7 +14,7 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.drafters import Committed, Draft, DraftRequest, Features, Mtp
-from pyllama_spec.drafters.mtp.heads import HeadsMemory
+from pyllama_spec.drafters.mtp import HeadsMemory
 from pyllama_spec.engine import Batch, Context
 from pyllama_spec.speculative import Round, SequenceState, SpeculativeLoop
 from tests.models import model_path, perm_continuation

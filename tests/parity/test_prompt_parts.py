@@ -1,7 +1,7 @@
 """A prompt gives the same memory and the same row, bit by bit, for every batch size.
 
 The part of a prompt that a round reads beside texts depends on the clock
-(speculative/prompt_pace.py): no text may depend on it.
+(PromptPace): no text may depend on it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from pyllama_spec.speculative.controller.calibration import (
     TextState,
     survivals_in,
 )
-from pyllama_spec.speculative.controller.costs import Curve, VerifyCosts
 from pyllama_spec.speculative.controller.prices import Prices, lengths_together, thresholds
 from tests.controller_world import Costs, made_up, simulate
 

@@ -10,8 +10,7 @@ import pytest
 
 from pyllama_spec.speculative import Limits, Scheduler, SequenceRun, SequenceState
 from pyllama_spec.speculative.controller import Span
-from pyllama_spec.speculative.prompt_pace import MAX_PAUSE_S, PromptPace
-from pyllama_spec.speculative.scheduler import _MAX_PASSED
+from pyllama_spec.speculative.scheduler import _MAX_PASSED, MAX_PAUSE_S, PromptPace
 
 N_LONG, MAX_CHUNK = 3000, 512
 

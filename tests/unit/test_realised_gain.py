@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from pyllama_spec.speculative.realised_gain import RealisedGain
+from pyllama_spec.speculative.stats import RealisedGain
 
 
 def _of(gains: Sequence[float]) -> RealisedGain:

@@ -64,7 +64,6 @@ class RememberedText:
         minute: the time when it was added, in minutes since 1970.
         n_used: the number of its tokens that were copied and accepted.
         packed_origins: the origins of its tokens as stored in the log; empty if all were given.
-
     """
 
     ids: npt.NDArray[np.int32]
@@ -249,14 +248,7 @@ def most_useful(texts: Iterable[RememberedText], n_tokens: int) -> list[Remember
 
 
 def fill(index: TokenIndex, texts: Sequence[RememberedText], *, ages: bool) -> None:
-    """Writes texts into an empty index.
-
-    Args:
-        index: the index to write to.
-        texts: the texts to add.
-        ages: whether their counts of uses are halved.
-
-    """
+    """Writes texts into an empty index."""
     if texts:
         parts = [with_header(t.ids, t.minute, t.n_used >> ages, t.packed_origins) for t in texts]
         index.append(np.concatenate(parts))
@@ -284,15 +276,7 @@ def entry_of(
 ) -> npt.NDArray[np.int32]:
     """The new part of a text in the log's format; empty for none.
 
-    Args:
-        index: the index to write to.
-        ids: the tokens of the text. Of a text longer than a quarter of the memory only the end is
-            added.
-        max_tokens: the maximum number of tokens, headers included.
-        minute: the time of the text, in minutes since 1970; None for now.
-        n_used: the number of its tokens that were copied and accepted.
-        origins: [len(ids)] TokenOrigin of each token; () if all were given.
-
+    Of a text longer than a quarter of the memory only the end is added.
     """
     room = int(_NEWEST_SHARE * max_tokens) - HEADER_TOKENS
     if len(origins):
@@ -314,12 +298,7 @@ def entry_of(
 class Room(NamedTuple):
     """The replacement for an index that is too small.
 
-    Attributes:
-        texts: the texts that it begins with; their ids are views of the index before.
-        capacity: the number of tokens that fit.
-        is_full: whether it cannot grow: other texts were dropped, and the counts of uses of these
-            halved.
-
+    Where it is_full, other texts were dropped, and the counts of uses of these are halved.
     """
 
     texts: list[RememberedText]
@@ -332,12 +311,7 @@ def room_for(
 ) -> Room | None:
     """A larger index for more tokens, or one with the most useful texts; None if they fit.
 
-    Args:
-        index: the present index. Its recorded size may be forged, so its texts are counted.
-        n_more: the number of tokens to add.
-        max_tokens: the maximum number of tokens, headers included.
-        is_due: whether the index is replaced even if they fit.
-
+    The size that an index records may be forged, so its texts are counted.
     """
     if index.n + n_more <= index.capacity and not is_due:
         return None
@@ -350,12 +324,7 @@ def room_for(
 
 
 class Memory:
-    """Texts in this process's memory; they are lost when it ends.
-
-    Args:
-        max_tokens: the maximum number of tokens, headers included.
-
-    """
+    """Texts in this process's memory; they are lost when it ends."""
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens

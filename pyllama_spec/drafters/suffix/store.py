@@ -98,12 +98,6 @@ class Store:
         max_bytes: the size to which a new store may grow; None for DEFAULT_BYTES, 256 MiB.
         is_read_only: whether the file is opened for reading only.
         whose: the owner of the vocabulary, for messages.
-
-    Raises:
-        ArgumentError: the store was made for another vocabulary, or there is no store and no digest
-            for a new one.
-        ModelLoadError: the file cannot be opened or made, is not a store, or is damaged.
-
     """
 
     def __init__(
@@ -248,13 +242,7 @@ class Store:
         self._uses.append((at, n))
 
     def add(self, ids: Sequence[int], origins: Sequence[int] = ()) -> None:
-        """Adds the text of an ended request; it may be written later, or never.
-
-        Args:
-            ids: the tokens of the text.
-            origins: [len(ids)] TokenOrigin of each token; () if they are unknown.
-
-        """
+        """Adds the text of an ended request; it may be written later, or never."""
         if self._is_read_only:
             return
         self._waiting.append((list(ids), list(origins)))
@@ -280,16 +268,7 @@ class Store:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the lock, which excludes other writers.
-
-        Raises:
-            ArgumentError: the store was opened read-only, or this user may only read it.
-            BusyError: another process is writing.
-            ForkedError: the store was opened before this process was forked: the parent has its
-                lock.
-            OSError, ModelLoadError: the file is gone, or another file has its name.
-
-        """
+        """Holds the lock, which excludes other writers."""
         import fcntl  # on systems that have it
 
         if os.getpid() != self._pid:
@@ -357,30 +336,13 @@ class Store:
     # ---- for its owner
 
     def write_all(self, texts: Sequence[Sequence[int]]) -> None:
-        """Writes texts now.
-
-        Raises:
-            BusyError: another process is writing.
-            OSError: the disk is full.
-
-        """
+        """Writes texts now."""
         with self.locked():
             for ids in texts:
                 self._write(ids)
 
     def take(self, texts: Iterable[RememberedText]) -> int:
-        """Writes texts of other stores of the same vocabulary now, all or none.
-
-        Returns:
-            The number of new texts.
-
-        Raises:
-            BusyError: another process is writing.
-            OSError: the disk is full.
-            Exception: what iterating `texts` raised. The store is unchanged then, as after the
-                others.
-
-        """
+        """Writes texts of other stores of the same vocabulary now, all or none."""
         with self.locked():
             self._delete_left_behind()
             limit, n_new = self.max_tokens, 0
@@ -430,7 +392,6 @@ class Store:
         Raises:
             ArgumentError: the file has a second name, a hard link; replacing it would lose all
                 texts there.
-
         """
         n_names = self.path.stat().st_nlink
         if n_names > 1:

@@ -37,14 +37,7 @@ _LEAST_CAPACITY = 1 << 10
 
 
 class Facts(NamedTuple):
-    """The facts in the header.
-
-    Attributes:
-        capacity: the number of tokens that fit.
-        max_tokens: the number of tokens to which it may grow.
-        digest: the digest of the vocabulary.
-
-    """
+    """The facts in the header."""
 
     capacity: int
     max_tokens: int
@@ -65,10 +58,6 @@ class _Held:
 
     It knows nothing of the StoreFile: the index has it, and a circle would keep a file that was
     replaced mapped, and on the disk.
-
-    Attributes:
-        number: the file descriptor; -1 once it is closed.
-
     """
 
     def __init__(self, number: int) -> None:
@@ -99,22 +88,7 @@ class _Held:
 
 
 class StoreFile:
-    """An open, mapped store file.
-
-    Args:
-        number: the file descriptor, which this object owns from here on.
-        path: the path of the file, for messages.
-        is_writable: whether it was opened for writing.
-
-    Raises:
-        ModelLoadError: the file is not a store, or is damaged.
-
-    Attributes:
-        facts: the header of the file.
-        index: the index in the file, as written at the last refresh().
-        has_holes: whether the file was sparse when it was opened.
-
-    """
+    """An open, mapped store file."""
 
     def __init__(self, number: int, path: Path, *, is_writable: bool) -> None:
         self.number, self.path = number, path
@@ -220,10 +194,6 @@ def reserves_room(path: Path, digest: bytes) -> bool:
     """Whether the disk reserves a new store's room at once; creates and deletes one to see.
 
     File systems that compress, or never overwrite, do not.
-
-    Raises:
-        OSError: as create_file().
-
     """
     number = create_file(path, Facts(_LEAST_CAPACITY, _LEAST_CAPACITY, digest))
     try:
@@ -267,15 +237,7 @@ def _read_header(head: bytes, path: Path) -> Facts:
 
 
 def create_file(path: Path, facts: Facts) -> int:
-    """Creates an empty store and reserves all its room: a full disk raises here.
-
-    Returns:
-        The file descriptor.
-
-    Raises:
-        OSError: the file exists, cannot be made, or the disk is full. No file is left then.
-
-    """
+    """Creates an empty store and reserves all its room: a full disk raises here."""
     number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
     try:
         size = HEADER_BYTES + index_bytes(facts.capacity)
@@ -299,12 +261,7 @@ def create_file(path: Path, facts: Facts) -> int:
 
 
 def capacity_of(n_bytes: int) -> int:
-    """The number of tokens that a store of n bytes has room for.
-
-    Raises:
-        ArgumentError: the size is too small for a store.
-
-    """
+    """The number of tokens that a store of n bytes has room for."""
     low, high = 0, MAX_CAPACITY
     while low < high:
         middle = (low + high + 1) // 2

@@ -39,13 +39,7 @@ Held = Callable[[int, int], Sequence[tuple[int, int]]]
 
 
 class Place(NamedTuple):
-    """A place in a text, with the length of its match.
-
-    Attributes:
-        match_length: the number of equal tokens before it, up to MAX_MATCH.
-        at: the index of the token after the equal ones.
-
-    """
+    """A place in a text, with the length of its match."""
 
     match_length: int
     at: int
@@ -76,7 +70,6 @@ class TokenIndex:
     Attributes:
         tokens: [capacity] int32, of which the first n count.
         n: the number of tokens. Places from there on are never returned.
-
     """
 
     def __init__(
@@ -231,15 +224,7 @@ class TokenIndex:
     # ---- reading
 
     def places(self, tail: Sequence[int]) -> list[Place]:
-        """The places where the text has the tokens of `tail`, those with the longest match only.
-
-        Args:
-            tail: the end of a text, the last token last. At most MAX_MATCH tokens are used.
-
-        Returns:
-            The newest first; [] if fewer tokens are equal than the least of ORDERS.
-
-        """
+        """The places where the text has the tokens of `tail`, those with the longest match only."""
         for k in ORDERS:
             if len(tail) >= k:
                 places = self._follow(k, tail)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest
-from pyllama_spec.drafters.suffix.conversations import Parents, parents_of, with_their_conversations
 from pyllama_spec.drafters.suffix.drafter import Suffix
 from pyllama_spec.drafters.suffix.memory import RememberedText, most_useful
 from pyllama_spec.drafters.suffix.memory import now_minute as now
@@ -20,6 +20,112 @@ from pyllama_spec.drafters.suffix.token_index import MAX_MATCH
 from pyllama_spec.engine.checks import real
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import ArgumentError
+
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_LEAD_BYTES = MAX_MATCH * np.dtype(np.int32).itemsize
+
+
+# A store holds a conversation in parts: what a turn added, behind the MAX_MATCH tokens that lead on
+# to it. Where a turn goes on from the middle of a text, behind its whole question, the rest of that
+# text was taken back, as the thoughts of an answer are. Where it does within the question, two
+# conversations begin alike, as with a system prompt.
+
+# By the place of a text: see parents_of().
+Parents = dict[int, tuple[int, int] | None]
+
+
+def parents_of(texts: Sequence[RememberedText], chosen: set[int]) -> Parents:
+    """The parents of some texts, and their parents, up to the first text.
+
+    By its place the place of the text before and how many tokens of that count, the leading
+    ones included; None for one that begins a conversation.
+    """
+    leads = [text.ids[:MAX_MATCH].tobytes() for text in texts]
+    ends: dict[bytes, list[int]] = {}
+    for i, text in enumerate(texts):
+        if len(text.ids) > MAX_MATCH:
+            ends.setdefault(text.ids[-MAX_MATCH:].tobytes(), []).append(i)
+    first = _first_places(texts, set(leads))
+    parents: Parents = {}
+    for i in sorted(chosen):
+        at: int | None = i
+        while at is not None and at not in parents:
+            # The newest conversation that ended so; else the first text that had it.
+            ended = ends.get(leads[at], [])
+            n_ended, known = bisect_left(ended, at), first.get(leads[at])
+            parents[at] = None
+            if n_ended:
+                parents[at] = ended[n_ended - 1], len(texts[ended[n_ended - 1]].ids)
+            elif known is not None and known[0] < at:
+                parents[at] = known
+            parent = parents[at]
+            at = None if parent is None else parent[0]
+    return parents
+
+
+def with_their_conversations(
+    texts: Sequence[RememberedText],
+    parents: Parents,
+    found: set[int],
+    is_before: Callable[[int, int], bool],
+) -> set[int]:
+    """Some texts of a store with the other parts of their conversations.
+
+    A beginning that others share is of the conversation that had it first, and stays with that.
+    """
+    # Of a shorter text than what leads on, what continues it has all.
+    short = {t.ids.tobytes(): i for i, t in enumerate(texts) if len(t.ids) <= MAX_MATCH}
+    parts: dict[int, set[int]] = {i: {i} for i in range(len(texts))}
+
+    def join(i: int, j: int) -> None:
+        if parts[i] is not parts[j]:
+            parts[i] |= parts[j]
+            for k in parts[j]:
+                parts[k] = parts[i]
+
+    have_read, goes_on = set(), set()
+    for j, text in enumerate(texts):
+        parent = parents[j]
+        if parent is None:
+            for n in range(1, min(MAX_MATCH, len(text.ids) - 1) + 1):
+                i = short.get(text.ids[:n].tobytes())
+                if i is not None and i < j:
+                    join(i, j)
+            continue
+        i, end = parent
+        is_whole = end == len(texts[i].ids) or texts[i].origins[: end + 1].any()
+        if is_whole or i in goes_on:
+            join(i, j)
+            goes_on.add(j)
+        elif i in have_read or (i in found and is_before(i, end)):
+            have_read.add(j)
+    return set().union(*(parts[i] for i in found | have_read))
+
+
+def _first_places(
+    texts: Sequence[RememberedText], leads: set[bytes]
+) -> dict[bytes, tuple[int, int]]:
+    """The first text with each of some n-grams, and the number of its tokens up to the n-gram."""
+    whole = [lead for lead in leads if len(lead) == _LEAD_BYTES]
+    hashes = np.array([_hashes(np.frombuffer(lead, np.int32))[0] for lead in whole], np.uint64)
+    out: dict[bytes, tuple[int, int]] = {}
+    for i, text in enumerate(texts):
+        own_hashes = _hashes(text.ids)
+        for at in np.flatnonzero(np.isin(own_hashes, hashes)).tolist():
+            gram = text.ids[at : at + MAX_MATCH].tobytes()
+            if gram in leads:
+                out.setdefault(gram, (i, at + MAX_MATCH))
+    return out
+
+
+def _hashes(ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
+    """The hash of each n-gram of MAX_MATCH tokens."""
+    n = max(len(ids) - MAX_MATCH + 1, 0)
+    values, out = ids.astype(np.uint64), np.zeros(n, np.uint64)
+    for k in range(MAX_MATCH):
+        out = out * _FACTOR + values[k : k + n]
+    return out
+
 
 # A file's text is remembered in parts of so many tokens.
 PART_TOKENS = 1 << 14
@@ -38,14 +144,7 @@ Told = Callable[[list[int], int], Iterable[Committed]]
 
 
 class Played(NamedTuple):
-    """The result of a drafter on known answers.
-
-    Attributes:
-        n_rounds: the number of rounds.
-        n_drafted: the number of drafted tokens.
-        n_accepted: the number of correct ones among them.
-
-    """
+    """The result of a drafter on known answers."""
 
     n_rounds: int = 0
     n_drafted: int = 0
@@ -67,13 +166,7 @@ class Played(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The files that the user named.
-
-    Attributes:
-        files: the files that were named, or lie in named folders; in order.
-        n_links: the number of links in the folders, to files or folders; they are left out.
-
-    """
+    """The files that the user named."""
 
     files: list[Path]
     n_links: int
@@ -83,10 +176,6 @@ def files_below(paths: Iterable[Path]) -> Found:
     """The named files, and those in named folders except hidden ones.
 
     A link that is named is followed. One in a folder is not: it may lead out of what was named.
-
-    Raises:
-        ArgumentError: a file or folder does not exist, or this user may not read it.
-
     """
     found: list[Path] = []
     n_links = 0
@@ -137,23 +226,7 @@ def ids_of(vocab: Vocab, text: str) -> list[list[int]]:
 def build(
     store: Store, vocab: Vocab, files: Sequence[Path], progress: Progress
 ) -> tuple[int, Played | None]:
-    """Adds files to a store; measures it on every tenth file before adding those.
-
-    Args:
-        store: the store to write to.
-        vocab: the vocabulary of the ids.
-        files: the result of files_below().
-        progress: called with 0.0 .. 1.0.
-
-    Returns:
-        The number of files with text, and what the store would have drafted of the first tokens of
-        every tenth file; None if there are too few files to hold any out.
-
-    Raises:
-        BusyError: another process is writing to the store.
-        OSError: the disk is full.
-
-    """
+    """Adds files to a store; measures it on every tenth file before adding those."""
     n_texts = 0
     held_out: list[list[int]] = []
     for i, path in enumerate(files):
@@ -173,16 +246,7 @@ def build(
 def play(
     drafter: Drafter, prompt: Sequence[int], answer: Sequence[int], told: Told | None = None
 ) -> Played:
-    """Replays a known answer with a drafter, as if a target generated it.
-
-    Args:
-        drafter: the drafter to ask; it may learn from this text.
-        prompt: the tokens before the answer.
-        answer: one token or more, of which the prompt gives the first.
-        told: what it is told as tokens are committed; None for a drafter that reads no rows, which
-            is told the tokens.
-
-    """
+    """Replays a known answer with a drafter, as if a target generated it."""
 
     def commit(tokens: list[int], start: int) -> None:
         for done in (Committed(0, tokens, start),) if told is None else told(tokens, start):
@@ -281,14 +345,9 @@ def borders_of(
 ) -> Iterator[tuple[int, int, int, int]]:
     """The borders at which one text of a store continues in another.
 
-    Args:
-        texts: all texts of a store, oldest first.
-        parents: the result of parents_of() for all of them.
-
     Yields:
         The places of both, and how many tokens of the first come before the border and how many of
         the second before it again.
-
     """
     for j, text in enumerate(texts):
         parent = parents[j]
@@ -342,15 +401,6 @@ def forget(store: Store, vocab: Vocab, text: str) -> tuple[int, int]:
 
     What lies in the text as a whole goes too, and parts of a file or a conversation that have it
     together.
-
-    Returns:
-        The number of texts that had it, and of other texts that were parts of the same
-        conversations.
-
-    Raises:
-        ArgumentError: the text is empty.
-        BusyError: another process is writing to the store.
-
     """
     wanted = text.encode()
     if not wanted:
@@ -376,19 +426,7 @@ def bytes_of(vocab: Vocab, ids: npt.NDArray[np.int32]) -> bytes:
 
 
 def prune(store: Store, *, max_tokens: int | None = None, days: float | None = None) -> int:
-    """Removes old texts, then the least useful until the rest fits; returns how many.
-
-    Args:
-        store: the store to reduce.
-        max_tokens: the maximum number of tokens from now on, headers included; None for as many as
-            before.
-        days: drop texts older than this many days; None to drop none by age.
-
-    Raises:
-        ArgumentError: days is not a finite number of at least 0: it would take out everything.
-        BusyError: another process is writing to the store.
-
-    """
+    """Removes old texts, then the least useful until the rest fits; returns how many."""
     if days is not None:
         real(days, "days", 0.0)
     with store.locked():

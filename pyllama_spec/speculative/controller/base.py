@@ -28,7 +28,6 @@ class ControllerLimits:
         max_rows: the maximum number of rows of a verify batch.
         step_share: the cost of drafting a token in decodes of one row, if it is known before the
             first draft (Drafter.step_share); else 0.
-
     """
 
     max_draft: int
@@ -48,7 +47,6 @@ class DraftDecision(NamedTuple):
         lookup_only: whether only drafts without a model call are wanted.
         is_retry: whether the drafter was disabled and is tried again.
         reason: why the drafter's model is not asked though it is not disabled; "" for no reason.
-
     """
 
     n_requested: int = 0
@@ -69,7 +67,6 @@ class DraftGain(NamedTuple):
         gain_expected: the expected gain of asking for a draft, once the draft is there, in plain
             rounds.
         gain_realised: the measured gain, in plain rounds; None if it was not measured.
-
     """
 
     n_expected: float = 0.0
@@ -106,7 +103,6 @@ class Span:
         n_pad: the number of padding tokens after those.
         first_row: the span's first row in the batch.
         tokens: the tokens that the round committed; () for a prompt, and after a failure.
-
     """
 
     seq: int
@@ -164,7 +160,6 @@ class Spent:
         verify_s: the seconds in verify batches of the target.
         rest_s: the seconds of the rest: sampling, bookkeeping, commit().
         is_pure: whether the round computed only these sequences, and read no prompt.
-
     """
 
     draft_s: float
@@ -186,7 +181,6 @@ class KnownCosts:
         verify: the seconds of a verify batch, by its rows.
         draft: the seconds of a draft, by its tokens.
         rest: the seconds of the rest of a round, by the number of sequences.
-
     """
 
     verify: dict[int, float]
@@ -204,7 +198,6 @@ class Controller:
         name: its name in the statistics; by default that of its class.
         wants_costs: whether learn_costs() is called with the costs of verify batches when a target
             is opened.
-
     """
 
     name: str = name_of_class()
@@ -254,7 +247,6 @@ class Controller:
         Returns:
             For each span the expected and measured gain of its draft, for the statistics; None or
             an empty sequence if the controller estimates no gain.
-
         """
         return None
 

@@ -158,14 +158,7 @@ class LookupCalibration:
         self._first_sure = [Cell() for _ in _MIDDLES]
 
     def rate(self, match_length: int, p: float | None = None, *, is_first: bool = False) -> float:
-        """The chance that the token after match_length equal ones is accepted.
-
-        Args:
-            match_length: the number of equal tokens, those of the draft included.
-            p: the copy's own probability of the token; None if it has none.
-            is_first: whether it is the first token of its draft.
-
-        """
+        """The chance that the token after match_length equal ones is accepted."""
         if p is not None:
             i = _bin(p)
             rate = self._sure[i].rate(p)
@@ -201,7 +194,6 @@ class Watched:
         probabilities: the draft's own probabilities, also those of a copy; None for none.
         match_length: the match length of a copy; 0 for a model's draft.
         n_met: the number of tokens that have been compared with the text and were right.
-
     """
 
     ids: Sequence[int]
@@ -213,13 +205,7 @@ class Watched:
 
 @dataclass(slots=True)
 class TextState:
-    """The statistics of one sequence's text.
-
-    Attributes:
-        watched: the drafts that continue beyond the committed tokens.
-        model, lookups: how good the two kinds of drafts are in this text.
-
-    """
+    """The statistics of one sequence's text."""
 
     watched: deque[Watched] = field(default_factory=lambda: deque(maxlen=4))
     model: Local = field(default_factory=Local)
@@ -232,12 +218,6 @@ def survivals_in(rates: Sequence[float], text: TextState, draft: Draft) -> list[
     Where copies go wrong more often than expected, the next ones are taken for worse. Where they go
     wrong less often, they are not taken for better: nearly every token of a copy is right, and a
     row of right ones hardly predicts when the text will differ.
-
-    Args:
-        rates: the rate of each token, given those before it, over all texts.
-        text: the state of the text.
-        draft: the draft with these tokens.
-
     """
     ratio = min(text.lookups.ratio, 1.0) if draft.match_length else text.model.ratio
     survival = 1.0

@@ -21,17 +21,7 @@ NAMES: Mapping[str, Callable[[], Controller]] = {
 
 
 def make_controller(choice: ControllerChoice, p_min: float | None = None) -> Controller:
-    """The controller of `controller=`.
-
-    Args:
-        choice: see ControllerChoice.
-        p_min: the caller's p_min; a given one says where drafts end.
-
-    Raises:
-        ArgumentError: the name is unknown, the value is not a Controller, or an attribute of it
-            has a wrong type or raises.
-
-    """
+    """The controller of `controller=`."""
     if choice is None:
         return ProfitController() if p_min is None else FixedLength()
     if isinstance(choice, Controller):
@@ -46,20 +36,10 @@ def make_controller(choice: ControllerChoice, p_min: float | None = None) -> Con
 
 
 def controller_name(controller: Controller) -> str:
-    """The name of a controller, which results and messages repeat.
-
-    Raises:
-        ArgumentError: it is not a str that has an encoding, or reading it raises.
-
-    """
+    """The name of a controller, which results and messages repeat."""
     return text(*value_and_place(controller, "name", "controller"))
 
 
 def wants_costs(controller: Controller) -> bool:
-    """Whether a controller wants learn_costs().
-
-    Raises:
-        ArgumentError: it is not a bool, or reading it raises.
-
-    """
+    """Whether a controller wants learn_costs()."""
     return boolean(*value_and_place(controller, "wants_costs", "controller"))

@@ -31,7 +31,6 @@ class Prices:
         n_requested: the number of tokens of a block to ask for.
         lookup_s: the seconds of a lookup, whether it hits or not.
         knows_plain: whether verify[0] was timed so often that one slow sample counts for little.
-
     """
 
     verify: Sequence[float]
@@ -67,13 +66,7 @@ class Prices:
         return 1.0 - least_s / plain
 
     def reading_s(self, n_tokens: int, step_share: float) -> float:
-        """The seconds that a draft needs to read n tokens at once, from the target's cost of rows.
-
-        Args:
-            n_tokens: the number of tokens of the prompt.
-            step_share: see ControllerLimits.
-
-        """
+        """The seconds that a draft needs to read n tokens at once, by the target's cost of rows."""
         n_rows = len(self.verify) - 1
         row_s = (self.verify[-1] - self.verify[0]) / n_rows if n_rows else 0.0
         return n_tokens * row_s * step_share
@@ -91,7 +84,6 @@ class Prices:
                 accepted. The draft is there: its cost does not count.
             switch_s: the additional seconds of a batch whose width differs from the one before.
             last: the number of drafted tokens in the batch before.
-
         """
         verify, value = self.verify, self.token_s
         # The baseline is the cost without any verified token.
@@ -111,12 +103,6 @@ class Prices:
 
         A longer one costs more to draft, and may be cut where it turns out to be unsure: how often
         that is, the last drafts say.
-
-        Args:
-            drafts: the survivals of the tokens of the last drafts.
-            means: the acceptance rate of each token, given that those before it are accepted; used
-                for tokens that a draft was too short for, and without drafts for all.
-
         """
         max_draft = len(means)
         gains, n_drafts = [0.0] * (max_draft + 1), 0
@@ -146,13 +132,6 @@ def thresholds(
     Extending a draft from i to m tokens at survival P saves P * A seconds, A = token_s times the
     sum of chance, chance ** 2, ..., and costs verify[m] - verify[i] + draft[m] - draft[i]. It pays
     for some m if P is at least the smallest quotient of cost and A.
-
-    Args:
-        verify: see Prices.
-        draft: see Prices.
-        token_s: see Prices.
-        chance: the probability that each further token is accepted, given that those before it are.
-
     """
     n = len(verify) - 1
     out: list[float] = []
@@ -172,18 +151,7 @@ def thresholds(
 def lengths_together(
     prices: Prices, drafts: Sequence[Sequence[float]], n_seqs: int, limits: ControllerLimits
 ) -> list[int]:
-    """The lengths for sequences that share a batch: the likeliest tokens of all come first.
-
-    Args:
-        prices: the prices for n_seqs sequences.
-        drafts: the survivals of each sequence that has a draft.
-        n_seqs: the number of sequences in the batch.
-        limits: says whether they are padded.
-
-    Returns:
-        The number of tokens of each draft to verify.
-
-    """
+    """The lengths for sequences that share a batch: the likeliest tokens of all come first."""
     curve, best_gain = prices.verify, 0.0
     if limits.is_padded:
         # All are as long as the longest: what is as deep costs the others nothing.

@@ -27,14 +27,13 @@ from pyllama_spec.speculative.controller.calibration import (
     next_kind,
     survivals_in,
 )
-from pyllama_spec.speculative.controller.gain_estimate import GainEstimate, prior_gain
+from pyllama_spec.speculative.controller.gain_estimate import GainEstimate, ReadingHope, prior_gain
 from pyllama_spec.speculative.controller.prices import (
     FREE_SHARE,
     Prices,
     lengths_together,
     thresholds,
 )
-from pyllama_spec.speculative.controller.reading_hope import ReadingHope
 from pyllama_spec.speculative.controller.round_costs import RoundCosts
 from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound
 
@@ -110,7 +109,6 @@ class _Sequence:
         patience: the number of plain rounds that the model may lose before it is disabled.
         is_trial: whether it is enabled, or was asked, for a retry that has not paid yet.
         stop: the stop function of the chain that is being drafted.
-
     """
 
     text: TextState = field(default_factory=TextState)
@@ -398,12 +396,6 @@ class ProfitController(Controller):
         costs cannot tell it from one that is slow. Copies come in many rounds, so that one in some
         is tried. A model whose drafts are not verified is soon disabled, so that each is tried
         where it drafts for a single sequence; several together have too many widths to time.
-
-        Args:
-            spans: all spans of the round.
-            survivals_of: the survivals of each span that has a draft.
-            chosen: for each of these, the number of tokens that pay.
-
         """
         drafts = [span.draft for span in spans if span.draft.ids]
         copies = [i for i, draft in enumerate(drafts) if draft.match_length]

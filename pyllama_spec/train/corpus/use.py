@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.drafters.suffix.conversations import parents_of
 from pyllama_spec.drafters.suffix.memory import RememberedText, TokenOrigin
 from pyllama_spec.drafters.suffix.token_index import MAX_MATCH
+from pyllama_spec.drafters.suffix.upkeep import parents_of
 from pyllama_spec.train.corpus.quality import fingerprint
 from pyllama_spec.train.corpus.store import TextSequence
 

@@ -18,6 +18,7 @@ one of the slot before, and is read from left to right.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Sequence
@@ -26,14 +27,90 @@ from typing import Any
 
 from pyllama_spec.drafters.base import NO_DRAFT, Draft, Drafter, DraftRequest, SequenceErrors
 from pyllama_spec.drafters.choice import Choice, choose
-from pyllama_spec.drafters.dflash.memory import DFlashMemory
 from pyllama_spec.drafters.model_drafter import ModelDrafter, add_lookup, passed
 from pyllama_spec.drafters.options import DraftOptions
+from pyllama_spec.drafters.row_memory import RowMemory, SequenceMemory
+from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import Model, Progress
 from pyllama_spec.engine.model_info import DraftBlock
-from pyllama_spec.errors import ArgumentError, EngineError
+from pyllama_spec.errors import ArgumentError, EngineError, PyllamaSpecError
+
+
+class DFlashMemory(RowMemory):
+    """The rows of all sequences in a draft's context, and the blocks after them."""
+
+    def __init__(self, context: Context, n_features: int, n_window: int, block: DraftBlock) -> None:
+        super().__init__(context, n_features, n_window)
+        self._block = block
+        self._slots = Batch(context.n_seq_max * block.n_slots)
+        self._slots.logits = False
+
+    def n_ready(self, s: SequenceMemory) -> int:
+        """Every row: none needs a token beside it."""
+        return s.rows.end
+
+    def put(self, batch: Batch, seq: int, s: SequenceMemory, n: int, is_read: bool) -> None:
+        """Adds rows; they give no output."""
+        batch.extend(None, s.n_fed, seq, rows=[s.rows.view(s.n_fed, s.n_fed + n)])
+
+    def guess(self, seqs: Sequence[int], n: int) -> list[int]:
+        """Feeds the waiting rows, then decodes a block after the rows of each sequence.
+
+        The slots are forgotten at once: their keys and values are of guesses. What was guessed can
+        be read until the next decode.
+        """
+        self.note_asked(len(seqs))
+        waiting = [seq for seq in seqs if self._has_waiting(self.of(seq))]
+        if waiting:
+            self.feed(waiting)
+        slots, mask = self._slots, self._block.mask_id
+        slots.clear()
+        rows = []
+        for seq in seqs:
+            s = self.of(seq)
+            position = len(s.tokens) - 1
+            rows.append(slots.n_tokens + (not self._block.guesses_behind))
+            slots.add(s.tokens[-1], position, seq, output=self._block.guesses_behind)
+            n_masks = n - 1 if self._block.guesses_behind else n
+            slots.extend([mask] * n_masks, position + 1, seq, output_all=True)
+        try:
+            self.decode(slots)
+        except BaseException:
+            with contextlib.suppress(PyllamaSpecError):  # such as of a context that is lost
+                self._forget_guesses(seqs)
+            raise
+        self._forget_guesses(seqs)
+        return rows
+
+    def try_block(self, _: int) -> None:
+        """Decodes a block of an empty sequence, for timing."""
+        slots, guesses_behind = self._slots, self._block.guesses_behind
+        slots.clear()
+        slots.add(0, 0, 0, output=guesses_behind)
+        slots.extend([self._block.mask_id] * (self._block.n_slots - 1), 1, 0, output_all=True)
+        self.context.decode(slots)
+        self.context.memory.remove(0)
+
+    def _forget_guesses(self, seqs: Sequence[int]) -> None:
+        for seq in seqs:
+            self.context.memory.rollback(seq, self.of(seq).n_fed)
+
+    def _has_waiting(self, s: SequenceMemory) -> bool:
+        return s.rows.end > s.n_fed
+
+    def known(self, s: SequenceMemory, n_keep: int) -> int:
+        """How many of the first n_keep tokens have rows that were fed, or wait."""
+        n_known = s.rows.end if s.rows.start <= s.n_fed else s.n_fed
+        return min(n_keep, max(n_known, s.n_fed))
+
+    @property
+    def n_seen(self) -> int:
+        """At most the window of its layers."""
+        n = super().n_seen
+        return n if self._block.n_window is None else min(n, self._block.n_window)
+
 
 _DEFAULT_MAX_DRAFT = 15
 
@@ -62,7 +139,6 @@ class DFlash(ModelDrafter[DFlashMemory]):
 
     Attributes:
         block: the layout of its blocks.
-
     """
 
     def __init__(
@@ -110,12 +186,7 @@ class DFlash(ModelDrafter[DFlashMemory]):
         return memory
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """Feeds the rows committed since the last draft, then decodes a block.
-
-        Raises:
-            SequenceErrors: with the drafts of those sequences that did not fail.
-
-        """
+        """Feeds the rows committed since the last draft, then decodes a block."""
         memory = self.memory_or_fail()
         errors: dict[int, Exception] = {}
         # A draft may lack the target's last ids: nothing is guessed after one, and others continue.
@@ -167,10 +238,6 @@ def open_dflash(path: Path, options: DraftOptions) -> Drafter:
     """Opens a draft, with lookups and n-grams beside it unless options.lookup is 0.
 
     More tokens than a block was trained with are not guessed, however many are asked for.
-
-    Raises:
-        ModelLoadError: the file cannot be read, or its parts contradict each other.
-
     """
     draft = DFlash(path, **options.of_file())
     if options.max_draft is not None:

@@ -1,34 +1,157 @@
-"""The tokens that a draft model has processed, and the rollback of wrong guesses.
+"""A small model of any text architecture drafts for a larger one (arXiv 2211.17192).
 
-    the text           x[0] ... x[n-1]                    committed, the last one pending
-    the model holds    x[0] ... x[n-1] d[1] ... d[k-1]    after a draft d[1] ... d[k]
-    accepted are       d[1] ... d[a], then the target's own token t
-
-Accepted guesses stay in its memory, since they are tokens of the text now: it rolls back to
-where its memory and the text differ, and decodes the missing tokens in one batch, the first step of
-the next draft. A recurrent state cannot be cut: a copy is taken of it where the text ended, before
-the first guess, and what was accepted is read again after it, in the same batch.
-
-It decodes nothing before the first draft, so a text without drafts costs nothing.
+It reads the text itself and needs no row of the target. Each drafted token is a decode of it, and
+the first of them reads what the last round added: n drafted tokens are n decodes, however many
+sequences draft together. What it has read of accepted guesses stays in TokenMemory. The
+vocabularies may differ (VocabMap). A chat template in its file is never used: it continues the
+text that the target reads. For a request with DraftRequest.draws its tokens are drawn from its own
+distribution, each with a call of its own.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from pyllama_spec.drafters.base import Committed
+from pyllama_spec.drafters.base import Committed, Draft, Drafter, DraftRequest
+from pyllama_spec.drafters.chain import Chain, ChainDrafter
 from pyllama_spec.drafters.choice import Choice
+from pyllama_spec.drafters.draft_weights import note_of_few_bits, step_share, type_of_weights
 from pyllama_spec.drafters.draws import TokenDraws
+from pyllama_spec.drafters.model_drafter import add_lookup, passed
+from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.saved_state import pack, unpack
-from pyllama_spec.drafters.small_model.vocab_map import VocabMap
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.distribution import Distribution
-from pyllama_spec.errors import ArgumentError, EngineError
+from pyllama_spec.engine.load_errors import UnknownArchitectureError
+from pyllama_spec.engine.model import Model, Progress
+from pyllama_spec.engine.vocab import Vocab
+from pyllama_spec.errors import ArgumentError, EngineError, UnsupportedError
+
+# Ids by which vocabularies of one family are padded differently, as in the engine's own pairing.
+MAX_PADDING = 128
+# The minimum share of the target's tokens with a counterpart.
+_LEAST_SHARE = 0.05
+# End tokens have another name in each family: where the names differ, roles are compared.
+_ROLES = ("bos", "eos", "eot", "sep", "pad", "fim_pre", "fim_suf", "fim_mid")
+
+
+class VocabMap:
+    """The map between the vocabularies of a target and a draft model.
+
+    Two models of one family have the same ids, but for padding at the end. Others have the same
+    texts under other ids, as far as they have them at all: an id of the one stands for the id of
+    the other whose token has the same bytes. What the draft lacks is put into its text as several
+    of its tokens; what the target lacks ends a draft. A wrong guess only costs a row of a verify
+    batch, so that the map has to be good and not perfect.
+
+    Attributes:
+        target: the vocabulary of the target.
+        is_identity: whether the ids are equal, except for padding.
+        n_target: the number of the target's ids.
+        n_shared: the number of the target's ids with a counterpart in the draft.
+    """
+
+    def __init__(self, target: Vocab, draft: Vocab) -> None:
+        self.target, self._draft = target, draft
+        self.n_target = target.n_tokens
+        n_common = min(target.n_tokens, draft.n_tokens)
+        self.is_identity = abs(target.n_tokens - draft.n_tokens) <= MAX_PADDING and all(
+            target.piece(i, special=True) == draft.piece(i, special=True) for i in range(n_common)
+        )
+        self._to_target: Sequence[int] = ()
+        self._to_draft: list[tuple[int, ...] | None] = []
+        if self.is_identity:
+            self._n_draft = n_common
+            self.n_shared = n_common
+        else:
+            self._n_draft = draft.n_tokens
+            self._map()
+
+    def _map(self) -> None:
+        target, draft = self.target, self._draft
+        of_key: dict[tuple[bytes, bytes], int] = {}
+        for i in range(draft.n_tokens):
+            of_key.setdefault(_key(draft, i), i)  # of several with the same bytes the first is used
+        to_target = [-1] * draft.n_tokens
+        self._to_draft = [None] * target.n_tokens
+        roles = {target.special(role): draft.special(role) for role in _ROLES}
+        # From behind, so that of several with the same bytes the first is what a guess becomes.
+        for i in reversed(range(target.n_tokens)):
+            key = _key(target, i)
+            other = of_key.get(key) if any(key) else None
+            if other is None:
+                other = roles.get(i)
+            if other is not None:
+                self._to_draft[i] = (other,)
+                to_target[other] = i
+        self._to_target = to_target
+        self.n_shared = sum(ids is not None for ids in self._to_draft)
+
+    @property
+    def coverage(self) -> float:
+        """The share of the target's ids that have a counterpart."""
+        return self.n_shared / self.n_target
+
+    def check(self, name: str) -> None:
+        """Raises unless enough of the target's ids have a counterpart."""
+        if self.coverage < _LEAST_SHARE:
+            raise ArgumentError(
+                f"{name} shares {self.n_shared} of the target's {self.n_target} tokens, too few to "
+                "draft for it; give a model of the target's family"
+            )
+
+    def of_draft(self, token: int) -> int:
+        """The target's id of a draft id; -1 for none."""
+        if self.is_identity:
+            return token if token < self.n_shared else -1
+        return self._to_target[token]
+
+    @cached_property
+    def counterparts(self) -> npt.NDArray[np.int32] | None:
+        """[draft ids] int32, of_draft() of each; None if the map is the identity."""
+        n = self._draft.n_tokens
+        if self.is_identity and n == self.n_shared:
+            return None
+        return np.array([self.of_draft(i) for i in range(n)], np.int32)
+
+    def to_draft(self, token: int) -> tuple[int, ...]:
+        """The draft's ids of a target id: one, or those of its text; () for none."""
+        if self.is_identity:
+            return (token,) if token < self._n_draft else ()
+        ids = self._to_draft[token]
+        if ids is None:
+            ids = self._to_draft[token] = self._tokenized(token)
+        return ids
+
+    def all_to_draft(self, tokens: Iterable[int]) -> list[int]:
+        """The draft's ids of a run of target ids."""
+        return [id_ for token in tokens for id_ in self.to_draft(token)]
+
+    def _tokenized(self, token: int) -> tuple[int, ...]:
+        piece = self.target.piece(token)
+        if not piece:
+            return ()
+        ids = self._draft.tokenize(piece, add_special=False)
+        # Such as half a character: a tokenizer may replace it, and the draft would see another
+        # text.
+        return tuple(ids) if self._draft.detokenize(ids).lstrip() == piece.lstrip() else ()
+
+
+def _key(vocab: Vocab, token: int) -> tuple[bytes, bytes]:
+    """The bytes of a token, or a control token's name."""
+    piece = vocab.piece(token)
+    return (piece, b"") if piece else (b"", vocab.piece(token, special=True))
+
 
 _NO_ROW = np.zeros(0, np.float32)
 
@@ -50,7 +173,6 @@ class SequenceText:
         first: the index of the first id that is in the window and was read.
         checkpoint: the recurrent state after the first n_checkpoint of those ids.
         is_torn: whether a decode was interrupted: the memory may hold more than recorded here.
-
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -68,18 +190,22 @@ class SequenceText:
 class TokenMemory:
     """The texts of all sequences, in a draft model's context.
 
-    Args:
-        context: the draft's context.
-        vocab: the map between the target's ids and the draft's.
-        n_window: the number of tokens of a sequence that fit, guesses included.
-        n_guesses: the maximum number of guesses after a text.
+        the text           x[0] ... x[n-1]                    committed, the last one pending
+        the model holds    x[0] ... x[n-1] d[1] ... d[k-1]    after a draft d[1] ... d[k]
+        accepted are       d[1] ... d[a], then the target's own token t
+
+    Accepted guesses stay in its memory, since they are tokens of the text now: it rolls back to
+    where its memory and the text differ, and decodes the missing tokens in one batch, the first
+    step of the next draft. A recurrent state cannot be cut: a copy is taken of it where the text
+    ended, before the first guess, and what was accepted is read again after it, in the same batch.
+
+    It decodes nothing before the first draft, so a text without drafts costs nothing.
 
     Attributes:
         n_calls: the number of decodes, for callers that count the cost.
         n_read: the number of decoded tokens.
         draws: by sequence, the random numbers of requests whose tokens are drawn; set while they
             are drafted.
-
     """
 
     def __init__(self, context: Context, vocab: VocabMap, n_window: int, n_guesses: int) -> None:
@@ -246,10 +372,8 @@ class TokenMemory:
     def _fill(self, left: list[int]) -> list[tuple[int, int, int | None]]:
         """Fills the batch with unread ids of these sequences, in order.
 
-        Returns:
-            For each sequence in the batch its number, the number of its tokens, and the index of
-            the last token in the batch if no token of it is left, else None.
-
+        Returns for each sequence its number, how many it has in the batch, and the row of its last
+        one where none is left, else None.
         """
         batch = self._batch
         batch.clear()
@@ -268,13 +392,7 @@ class TokenMemory:
     def guess(
         self, guesses: Sequence[tuple[int, Sequence[int]]], batch: Batch
     ) -> dict[int, Choice]:
-        """Feeds guesses after the texts of some sequences; returns the guess after each.
-
-        Args:
-            guesses: for each sequence its ids of the draft, at least one.
-            batch: a batch with room for them.
-
-        """
+        """Feeds guesses after the texts of some sequences; returns the guess after each."""
         batch.clear()
         ends = []
         for seq, ids in guesses:
@@ -289,11 +407,8 @@ class TokenMemory:
     def draft_on(self, guesses: dict[int, int], goes_on: Callable[[int, Choice], bool]) -> None:
         """Feeds a guess after the text of each sequence, and further ones while they continue.
 
-        Args:
-            guesses: for each sequence the target's id that choice() gave last.
-            goes_on: called with the index of a sequence and the choice after its newest guess;
-                returns whether that is a guess as well.
-
+        goes_on says of a sequence's index and the choice after its newest guess whether that is a
+        guess as well.
         """
         texts = [self._sequences[seq] for seq in guesses]
         newest = [self.vocab.to_draft(token)[0] for token in guesses.values()]
@@ -370,12 +485,7 @@ class TokenMemory:
         return pack(facts, [tokens, held, state, bytes(s.checkpoint or b"")])
 
     def restore(self, seq: int, data: bytes, fingerprint: str) -> int:
-        """Restores a state of save() with an equal fingerprint; returns the number of tokens.
-
-        Raises:
-            ArgumentError: the state is damaged, or of another draft. The sequence is forgotten.
-
-        """
+        """Restores a state of save() with an equal fingerprint; returns the number of tokens."""
         facts, parts = unpack(data)
         self.forget(seq)
         if facts["draft"] != fingerprint:
@@ -387,3 +497,132 @@ class TokenMemory:
         s.base, s.first, s.is_torn = facts["base"], facts["first"], facts["is_torn"]
         s.checkpoint, s.n_checkpoint = parts[3] or None, facts["n_checkpoint"]
         return len(s.tokens)
+
+
+NAME = "draft-model"
+# Tokens that are drafted per round by default: each costs a whole decode.
+_MAX_DRAFT = 4
+# And with a controller that ends drafts where they do not pay.
+_MAX_ADAPTIVE = 8
+# A token of the target that the draft lacks becomes several of its own.
+_MAX_PER_GUESS = 16
+
+
+class SmallModel(ChainDrafter[TokenMemory]):
+    """Drafts in a chain with an ordinary model."""
+
+    draws_tokens = True
+
+    def __init__(
+        self,
+        model: Model | str | os.PathLike[str],
+        max_draft: int = _MAX_DRAFT,
+        *,
+        n_ctx: int | None = None,
+        p_min: float = 0.0,
+        n_gpu_layers: int = 0,
+        devices: Sequence[str] | None = None,
+        rpc_servers: Sequence[str] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__(
+            model, NAME, "a model that generates text", max_draft=max_draft, n_ctx=n_ctx,
+            p_min=p_min, n_gpu_layers=n_gpu_layers, devices=devices, rpc_servers=rpc_servers,
+            progress=progress,
+        )  # fmt: skip
+        self._vocab: VocabMap | None = None
+        self._type = type_of_weights(self.model)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        """Drafts as ChainDrafter.propose(); draws for requests that want it."""
+        memory = self.memory_or_fail()
+        memory.draws = {r.seq: r.draws for r in requests if r.draws is not None}
+        try:
+            return super().propose(requests)
+        finally:
+            memory.draws = {}
+
+    def layers_read(self) -> tuple[int, ...]:
+        """None: it reads only the target's text."""
+        return ()
+
+    def why_not(self, model: Model, kind: str) -> str:
+        """The reason why a model cannot draft by itself."""
+        info = model.info
+        if info.n_target_layers:
+            return f"({info.arch}) is a draft that reads rows of its target, not {kind}"
+        if model.is_encoder or info.has_encoder or info.is_diffusion:
+            return f"({info.arch}) is not {kind}"
+        return ""
+
+    def check(self, target: Model) -> None:
+        """Raises unless the draft shares enough of the target's vocabulary."""
+        if self._vocab is None or self._vocab.target is not target.vocab:
+            # It takes about a second for 150,000 tokens; attach() comes here again.
+            self._vocab = VocabMap(target.vocab, self.model.vocab)
+        self._vocab.check(self.model.path.name)
+
+    def open_memory(self, target: Context) -> TokenMemory:
+        """Opens room for as many tokens as the target has, and for guesses after them."""
+        assert self._vocab is not None  # attach() checks first
+        params = target.params
+        n_window = min(self._n_ctx or target.n_ctx_seq, target.n_ctx_seq)
+        n_batch = max(min(params.n_batch, params.n_ubatch), _MAX_PER_GUESS * params.n_seq_max)
+        n_guesses = self.max_draft * (1 if self._vocab.is_identity else _MAX_PER_GUESS)
+        context = self.open_context(target, n_window, n_guesses, n_batch, params.n_seq_max)
+        self._step = Batch(n_batch)
+        self.step_share = step_share(self.model, target.model)
+        if self._type is not None:
+            less = "it may agree with the target less often than with 8 bits"
+            self.add_note(note_of_few_bits("the draft", *self._type, less))
+        return TokenMemory(context, self._vocab, n_window + n_guesses, n_guesses)
+
+    def can_draft(self, request: DraftRequest) -> bool:
+        """Whether tokens are requested and the draft can read the text."""
+        return super().can_draft(request) and self.memory_or_fail().can_ask(request.seq)
+
+    def go_on(self, going: list[Chain], errors: dict[int, Exception]) -> None:
+        """Drafts all further tokens in one engine call, unless a prior or chance chooses."""
+        if any(c.request.prior is not None or c.request.draws is not None for c in going):
+            super().go_on(going, errors)
+        elif going:
+            memory = self.memory_or_fail()
+
+            def goes_on(i: int, choice: Choice) -> bool:
+                going[i].choice = choice
+                return bool(passed([going[i]], self.extend, errors))
+
+            memory.draft_on({c.seq: c.ids[-1] for c in going}, goes_on)
+
+    def step_all(self, chains: Sequence[Chain]) -> None:
+        """Feeds each chain's newest token; ends a chain whose token the draft lacks (a prior's)."""
+        memory = self.memory_or_fail()
+        guesses = [(c.seq, memory.vocab.to_draft(c.ids[-1])[:_MAX_PER_GUESS]) for c in chains]
+        known = [(seq, ids) for seq, ids in guesses if ids]
+        choices = memory.guess(known, self._step) if known else {}
+        for chain in chains:
+            chain.choice = choices.get(chain.seq)
+
+    def describe(self) -> dict[str, Any]:
+        """The draft's file, sizes, and share of the target's vocabulary."""
+        facts = super().describe()
+        del facts["target_layers"], facts["n_output"]
+        facts["reads"] = "the text"
+        facts["weights"] = self._type.name if self._type is not None else ""
+        vocab = self._vocab
+        if vocab is not None:
+            facts["vocabulary"] = "the target's" if vocab.is_identity else "another one"
+            facts["shared_tokens"], facts["target_tokens"] = vocab.n_shared, vocab.n_target
+        return facts
+
+
+def open_small_model(path: Path, options: DraftOptions) -> Drafter:
+    """Opens a model, with lookups and n-grams beside it unless options.lookup is 0."""
+    try:
+        model = SmallModel(path, options.length(_MAX_DRAFT, _MAX_ADAPTIVE), **options.of_file())
+    except UnknownArchitectureError as error:
+        raise UnsupportedError(
+            f"drafts of kind {error.arch!r} are not supported by this version ({path.name}); "
+            'draft="prompt-lookup" needs no file'
+        ) from None
+    return add_lookup(model, options)
