@@ -43,9 +43,6 @@ class BenchConfig:
             tokens before it were right. This measures speed, not the draft's quality.
         command: the command line that says the same, for the record; None for none.
 
-    Raises:
-        ArgumentError: a value is out of range, or two contradict each other.
-
     """
 
     model_path: str | os.PathLike[str]
@@ -113,11 +110,5 @@ class BenchConfig:
 
 
 def load_prompts(path: str | os.PathLike[str] | None = None) -> tuple[Prompt, ...]:
-    """Reads a prompts file; by default the package's: 24 prompts in six categories and "field".
-
-    Raises:
-        ArgumentError: the file cannot be read, holds no prompt, or a line is malformed; the message
-            names the line.
-
-    """
+    """Reads a prompts file; by default the package's: 24 prompts in six categories and "field"."""
     return read_prompt_file(OWN_PROMPTS if path is None else Path(path))

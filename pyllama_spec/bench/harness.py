@@ -51,10 +51,6 @@ def run(
         on_part: called after each measured prompt with the result so far, for callers that keep it
             on disk, and with the prompt's id.
 
-    Raises:
-        ArgumentError: the prompts file is malformed, or a prompt does not fit.
-        PyllamaSpecError: what Llama() raises when the files are opened.
-
     """
     span = {"started": machine.now(), "load_average_start": machine.load_average()}
     prompts = [prompt.as_chat(config.chat) for prompt in load_prompts(config.prompts)]

@@ -61,13 +61,7 @@ class Streaming:
 
 
 def measure_streaming(n_threads: int, buffer_bytes: int | None = None) -> Streaming:
-    """Reads a buffer much larger than the caches on some threads. Takes about a second.
-
-    Args:
-        n_threads: as many as decoding uses. NumPy releases the GIL while it reads.
-        buffer_bytes: None for eight times the last-level cache, within 256 MiB .. 1 GiB.
-
-    """
+    """Reads a buffer much larger than the caches on some threads. Takes about a second."""
     if buffer_bytes is None:
         buffer_bytes = min(max(8 * _cache_bytes(), _MIN_BUFFER_BYTES), _MAX_BUFFER_BYTES)
     buffer = np.ones(buffer_bytes // 16 * 2, dtype=np.float64)
@@ -135,12 +129,7 @@ def _cpu_model() -> str:
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """The name, size and hash of a model's file.
-
-    Raises:
-        OSError: it cannot be read.
-
-    """
+    """The name, size and hash of a model's file."""
     size = path.stat().st_size
     digest = hashlib.sha256()
     with path.open("rb") as file:

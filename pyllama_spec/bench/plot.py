@@ -26,13 +26,7 @@ _N_POINTS = 100
 
 
 def check_plot(path: str | os.PathLike[str]) -> None:
-    """Refuses, before a long run, a plot that cannot be written after it.
-
-    Raises:
-        ArgumentError: the file's extension is not a plot format, or its folder is missing.
-        UnsupportedError: matplotlib is missing; the message says how to install it.
-
-    """
+    """Refuses, before a long run, a plot that cannot be written after it."""
     target = Path(path)
     if target.suffix.lower() not in FORMATS:
         raise ArgumentError(f"plot={str(path)!r} should end in one of {', '.join(FORMATS)}")
@@ -46,11 +40,6 @@ def plot(result: BenchResult, path: str | os.PathLike[str]) -> None:
 
     For rounds with drafts, it also draws: draft lengths over the rounds of a text, expected and
     real accepted tokens, and the time that drafts saved in each prompt.
-
-    Raises:
-        ArgumentError, UnsupportedError: see check_plot().
-        OSError: the file cannot be written.
-
     """
     check_plot(path)
     n_rows = max(len(result.prompts), 1)

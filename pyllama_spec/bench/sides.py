@@ -65,16 +65,7 @@ class Run:
 
 
 class Side(Closeable):
-    """One way to generate, on a model that both sides share.
-
-    Args:
-        runtime: its context and loop.
-        options: the options for every text.
-        drafter: its drafter, if any; closed with it.
-        synthetic: the drafter that needs each text beforehand, if there is one.
-        facts: what the drafter describes of itself.
-
-    """
+    """One way to generate, on a model that both sides share."""
 
     def __init__(
         self,
@@ -113,14 +104,7 @@ class Side(Closeable):
         return self.runtime.round.drafter.note
 
     def run(self, prompt: Sequence[int], n_tokens: int, observe: RowObserver | None = None) -> Run:
-        """Generates once from an empty memory, without reuse of an earlier prompt.
-
-        Args:
-            prompt: token ids.
-            n_tokens: the most tokens to generate.
-            observe: called with each committed token and its row; for runs that are not timed.
-
-        """
+        """Generates once from an empty memory, without reuse of an earlier prompt."""
         self._open.reset()
         loop, sequence = SpeculativeLoop.of(self.runtime.round), SequenceState()
         vocab = self.runtime.model.vocab
@@ -160,12 +144,7 @@ class Side(Closeable):
 
 
 def open_sides(model: Model, config: BenchConfig, n_ctx: int) -> tuple[Side, list[Side]]:
-    """Opens the plain side, and one side for each draft.
-
-    Raises:
-        PyllamaSpecError: what Llama() raises for the same options.
-
-    """
+    """Opens the plain side, and one side for each draft."""
     # The parameters with which Llama opens it.
     params = ContextParams(
         n_ctx=n_ctx, n_batch=512, n_threads=config.n_threads, offload_kqv=config.offload_kqv,

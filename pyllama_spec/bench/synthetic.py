@@ -21,13 +21,6 @@ class SyntheticDrafter(Drafter):
     It asks the real drafter for as many tokens each time and ignores their ids. follow() must
     announce each text. If the text departs from that answer, which on one machine only rounding can
     cause, the proposals are the real drafter's, and are counted.
-
-    Args:
-        inner: the real drafter; it sees the same text as it would without this one.
-        probabilities: the acceptance by depth, each given that the depth is reached.
-        n_vocab: wrong tokens have ids below it.
-        seed: the seed of the coins.
-
     """
 
     def __init__(
@@ -48,14 +41,7 @@ class SyntheticDrafter(Drafter):
         self._is_on_script = False
 
     def follow(self, n_prompt: int, answer: Sequence[int], key: str) -> None:
-        """Sets the token ids that the next text will have.
-
-        Args:
-            n_prompt: the length of the text's prompt.
-            answer: all tokens of the answer, an end token included.
-            key: names the run; each key gives different coins.
-
-        """
+        """Sets the token ids that the next text will have."""
         self._n_prompt = n_prompt
         self._answer = tuple(answer)
         self._random = random.Random(f"{self._seed}/{key}")

@@ -163,19 +163,7 @@ class _OneForEach:
 
 
 class StandIns:
-    """The stand-ins of one rendering.
-
-    Args:
-        substitution: says which characters are exchanged.
-        taken: characters that must not be stand-ins.
-        words: values that stay as they are if they are words: the template compares with them.
-        lookups: strings that the template looks for in texts.
-        letter: the stand-in for every character; "" for different ones.
-        form: the renderer.
-        keeps_escaped: whether characters that JSON escapes stay as they are: the filter tojson
-            escapes a quote, and no stand-in for one.
-
-    """
+    """The stand-ins of one rendering."""
 
     def __init__(
         self,

@@ -166,17 +166,7 @@ class ToolChats:
         schema: Any = None,
         going_on: str | None = None,
     ) -> tuple[RenderedChat, AnswerReader]:
-        """Renders the prompt of a chat, and makes the reader of its answer.
-
-        Args:
-            messages: the messages of the chat.
-            request: the tools of the request.
-            variables: the variables of the template.
-            schema: the schema of the content if no tool is called.
-            going_on: "content" or "reasoning_content" of the last message, if the answer continues
-                that.
-
-        """
+        """Renders the prompt of a chat, and makes the reader of its answer."""
         checked = check_messages(messages)
         offered = [dict(tool) for tool in request.offered]
         # Where a call has to be, no content is left that a schema could be for.
@@ -248,16 +238,7 @@ class _Chat:
         reasoning: str | None = None,
         is_plain: bool = False,
     ) -> ChatSession:
-        """Renders the chat, and opens a parser of its answer.
-
-        Args:
-            messages: the messages of the chat.
-            values: the caller's variables of the template, including the tools.
-            choice: the choice in place of the request's; the answer may then have any form.
-            reasoning: the mode in place of the request's.
-            is_plain: whether only the prompt is wanted: schemas are not read.
-
-        """
+        """Renders the chat, and opens a parser of its answer."""
         request = self.request
         asked: dict[str, Any] = {
             "messages": messages,

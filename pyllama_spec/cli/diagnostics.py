@@ -152,9 +152,6 @@ def measure_verify_cost(
             result has what was measured until then.
         progress: called with 0.0 .. 1.0.
 
-    Raises:
-        EngineError: not even a decode of one row ended in that time.
-
     """
     budget_s = VERIFY_S if budget_s is None else budget_s
     n_ctx = _N_PREFIX + 4 * max_rows * max_rows + max_rows
@@ -245,11 +242,6 @@ def describe_draft(
     `step_ms` is a full draft's share for each token, `draft_ms` what drafts of 1, 2 ... tokens
     take: so many steps, or a block, which is one call whatever its length. `n_proposed` is how many
     it drafted at most; where that is 0, the times are those of asking it.
-
-    Raises:
-        ArgumentError: the draft was made for another target, with the first difference; or it
-            failed.
-
     """
     check_fits_target(drafter, target)
     draft_ms, n_proposed = _measure_drafts(drafter, target, repeats, n_threads)

@@ -37,12 +37,7 @@ EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command.
-
-    Returns:
-        0 when done, 1 after a failure (one line on stderr says why and what to do), 2 for bad
-        usage, 130 after Ctrl-C.
-    """
+    """Runs a command."""
     _open_streams()
     args = argparse.Namespace()
     try:

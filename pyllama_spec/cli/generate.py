@@ -60,13 +60,7 @@ def add_generate(commands: _Commands) -> None:
 def add_model_options(
     parser: argparse.ArgumentParser, instead: argparse._MutuallyExclusiveGroup | None = None
 ) -> None:
-    """Adds the options for the model and how it is opened.
-
-    Args:
-        parser: the parser of the command.
-        instead: the alternatives to a model, if there are any.
-
-    """
+    """Adds the options for the model and how it is opened."""
     how: dict[str, Any] = {"type": file_name, "help": "the target's GGUF"}
     if instead is None:
         parser.add_argument("-m", "--model", required=True, **how)
@@ -193,12 +187,7 @@ def open_llama(args: argparse.Namespace, **more: Any) -> Llama:
 
 
 def request_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options as keywords of a request.
-
-    Raises:
-        ArgumentError: the file of a grammar cannot be read.
-
-    """
+    """The options as keywords of a request."""
     grammar = read_text(args.grammar, "the grammar") if args.grammar is not None else None
     return {
         "max_tokens": args.max_tokens,

@@ -21,13 +21,6 @@ class LineEditor:
     r"""Edits with readline: a line that ends with \ continues, and so does pasted text.
 
     Without a terminal each line is a message, except for empty ones.
-
-    Args:
-        history: the file of earlier messages; None for none.
-
-    Raises:
-        ArgumentError: it is a pipe or a socket.
-
     """
 
     def __init__(self, history: Path | None = None) -> None:
@@ -50,12 +43,7 @@ class LineEditor:
                 self._readline.read_history_file(history)
 
     def read(self) -> str | None:
-        """The next message, or None at the end of the input.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C: the message is dropped.
-
-        """
+        """The next message, or None at the end of the input."""
         if not self._is_typed:
             return next((line.rstrip("\r\n") for line in sys.stdin or () if line.strip()), None)
         lines: list[str] = []

@@ -15,12 +15,7 @@ _OF_DRAFT = (
 
 
 def check_pairs(args: argparse.Namespace) -> None:
-    """Refuses an option that has no effect beside the others.
-
-    Raises:
-        ArgumentError: there is one; names it and what it needs.
-
-    """
+    """Refuses an option that has no effect beside the others."""
     is_off = getattr(args, "controller", None) == "off"
     is_plain = getattr(args, "draft", None) == NONE and not getattr(args, "config", None)
     pairs = (

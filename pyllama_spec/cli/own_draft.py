@@ -46,11 +46,6 @@ def own_draft(draft: str) -> str | Drafter:
 
     The module is looked for where Python looks, and last in the current folder. A class is such a
     function too, if it takes no arguments.
-
-    Raises:
-        ArgumentError: there is no such module or function, it fails, or it does not return a
-            Drafter.
-
     """
     found = OWN_DRAFTER.fullmatch(draft)
     if found is None or Path(draft).exists():

@@ -64,12 +64,6 @@ def complete_all(replies: Sequence[Reply], envelope: Envelope, show: bool, n: in
 
     A choice has its own `speculation` and `timing`; those of the response are the sums of the
     counts, and the seconds of the whole with the tokens per second of all together.
-
-    Raises:
-        PyllamaSpecError: what the first one that failed raised, after the others were answered,
-            unless all were cancelled. The choices that are whole are in its `partial_choices`, with
-            None in the places of the others.
-
     """
     begin = perf_counter()
     bar = ProgressBar(f"{len(replies)} prompts") if show else None

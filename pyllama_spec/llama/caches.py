@@ -70,10 +70,6 @@ class BaseLlamaCache(ABC):
 
     Llama asks with a StateKey. A cache that does not look at its owner, and gives a state of
     another model or other adapters, has given none: the text is read.
-
-    Args:
-        capacity_bytes: the maximum size of all states together.
-
     """
 
     def __init__(self, capacity_bytes: int = 2 * _GIB) -> None:
@@ -141,14 +137,6 @@ class LlamaDiskCache(BaseLlamaCache):
     """A cache in a folder, by the package diskcache.
 
     The states are pickled: a folder that others can write to can run their code.
-
-    Args:
-        cache_dir: the folder; it is created if missing.
-        capacity_bytes: the maximum size of all states together.
-
-    Raises:
-        UnsupportedError: diskcache is not installed.
-
     """
 
     def __init__(

@@ -251,12 +251,7 @@ def named_format(name: str) -> NamedFormat | None:
 def register_chat_completion_handler(
     name: str, overwrite: bool = False
 ) -> Callable[[ChatHandler], ChatHandler]:
-    """A decorator that registers a function to answer the chats of Llama(chat_format=name).
-
-    Raises:
-        ArgumentError: the name is taken, and overwrite is False.
-
-    """
+    """A decorator that registers a function to answer the chats of Llama(chat_format=name)."""
 
     def register(handler: ChatHandler) -> ChatHandler:
         if not overwrite and (name in HANDLERS or name in FORMATS):

@@ -32,11 +32,6 @@ class LlamaPromptLookupDecoding(LlamaDraftModel):
 
     Given as Llama(draft_model=...) it is pyllama_spec.PromptLookup, which keeps an index instead of
     searching the text anew.
-
-    Args:
-        max_ngram_size: the maximum length of a match.
-        num_pred_tokens: the maximum number of proposed tokens.
-
     """
 
     def __init__(self, max_ngram_size: int = 2, num_pred_tokens: int = 10) -> None:

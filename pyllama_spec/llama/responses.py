@@ -46,11 +46,6 @@ class Result(dict[str, Any]):
     What is drafted and accepted has a ground by who drafted it: green for the model, cyan for a
     copy of the text itself, magenta for one of an earlier text, yellow for the grammar. Figures
     follow. `dict(result)` is a copy that is shown as any dict.
-
-    Args:
-        response: the content.
-        records: the records of the generations of its choices, all of them ended.
-
     """
 
     _shown: tuple[tuple[tuple[str, str], ...], ...] = ()

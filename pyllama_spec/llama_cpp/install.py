@@ -16,10 +16,6 @@ def install() -> None:
     """Makes `import llama_cpp` give pyllama_spec.llama_cpp, in this process.
 
     Call it before any library that imports llama_cpp is imported. May be called twice.
-
-    Raises:
-        ImportError: llama-cpp-python was imported already; its importers would keep it.
-
     """
     there = sys.modules.get("llama_cpp")
     ours = importlib.import_module(_OURS)

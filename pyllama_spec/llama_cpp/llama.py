@@ -64,13 +64,7 @@ class StoppingCriteriaList(list[StoppingCriteria]):
 
 
 class MinTokensLogitsProcessor:
-    """Forbids end tokens before the text has a minimum number of tokens.
-
-    Args:
-        min_tokens: the minimum number of tokens.
-        token_eos: the id of the end token.
-
-    """
+    """Forbids end tokens before the text has a minimum number of tokens."""
 
     def __init__(self, min_tokens: int, token_eos: int) -> None:
         self.min_tokens, self.token_eos = count(min_tokens, "min_tokens"), token_eos

@@ -71,15 +71,7 @@ class ChatFormatter(Protocol):
 
 
 class Jinja2ChatFormatter:
-    """A chat formatter from Jinja text.
-
-    Args:
-        template: Jinja text.
-        eos_token, bos_token: the names of these tokens.
-        add_generation_prompt: whether the text ends with the beginning of the answer.
-        stop_token_ids: the ids that end an answer.
-
-    """
+    """A chat formatter from Jinja text."""
 
     def __init__(
         self,
@@ -263,12 +255,7 @@ def get_chat_completion_handler(name: str) -> ChatHandler:
 def hf_tokenizer_config_to_chat_formatter(
     tokenizer_config: Mapping[str, Any], add_generation_prompt: bool = True
 ) -> ChatFormatter:
-    """A formatter from a tokenizer_config.json.
-
-    Raises:
-        ArgumentError: the model has no template, or no end token.
-
-    """
+    """A formatter from a tokenizer_config.json."""
     for key in ("chat_template", "bos_token", "eos_token"):
         if not isinstance(tokenizer_config.get(key), str):
             raise ArgumentError(f"the tokenizer's config has no text as {key}")

@@ -41,12 +41,7 @@ class LlamaGrammar:
 
     @classmethod
     def from_file(cls, file: str | os.PathLike[str], verbose: bool = True) -> LlamaGrammar:
-        """A grammar from a file of GBNF rules.
-
-        Raises:
-            ArgumentError: the file cannot be read, or is empty.
-
-        """
+        """A grammar from a file of GBNF rules."""
         try:
             check_no_pipe(file)
             # An editor may have begun it with a byte order mark.

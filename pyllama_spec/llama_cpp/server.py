@@ -131,12 +131,6 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     """Merges the options of command line, file and environment, in this priority.
 
     HOST and PORT of the environment count before the file, as with llama-cpp-python.
-
-    Raises:
-        UnsupportedError: an option asks for something that this server does not do, or the extra is
-            missing.
-        ArgumentError: an option is unknown, or its value has a wrong form.
-
     """
     from pyllama_spec.server import (
         ServerSettings,
@@ -308,12 +302,7 @@ def _override(text: str) -> tuple[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves until a signal ends it.
-
-    Returns:
-        0 once it was stopped, 1 after a failure, 2 for bad usage; stderr says why.
-
-    """
+    """Serves until a signal ends it."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if "-h" in given or "--help" in given:
         print("Each as --name VALUE, or as NAME in the environment:\n")  # noqa: T201

@@ -73,17 +73,7 @@ class Loosened(NamedTuple):
 
 
 def schema_rules(schema: Any, prefix: str = "", *, by_property: bool = False) -> SchemaRules:
-    """Compiles the rules of a schema's JSON texts.
-
-    Args:
-        schema: the JSON schema: a dict, True or False. It is not changed.
-        prefix: the prefix of all names in the rules.
-        by_property: whether to make the rules of each property by itself as well.
-
-    Raises:
-        SchemaError: it is malformed, no value fits it, or a grammar cannot hold what it asks for.
-
-    """
+    """Compiles the rules of a schema's JSON texts."""
     return _rules(schema, prefix, Budget(), by_property=by_property)
 
 
@@ -105,12 +95,7 @@ def _rules(schema: Any, prefix: str, budget: Budget, *, by_property: bool) -> Sc
 
 
 def loosened_rules(schema: Any, prefix: str = "", *, by_property: bool = False) -> Loosened:
-    """Compiles as schema_rules(); omits and names keywords that a grammar cannot express.
-
-    Raises:
-        SchemaError: it is malformed, or no value fits it.
-
-    """
+    """Compiles as schema_rules(); omits and names keywords that a grammar cannot express."""
     left_out: list[SchemaError] = []
     budget = Budget(2 * MAX_STEPS)  # of all tries together
     loose = json.loads(json.dumps(schema))

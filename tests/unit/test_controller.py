@@ -28,6 +28,7 @@ from pyllama_spec.speculative.controller.calibration import (
     survivals_in,
 )
 from pyllama_spec.speculative.controller.prices import Prices, lengths_together, thresholds
+from pyllama_spec.speculative.controller.round_costs import Curve, VerifyCosts
 from tests.controller_world import Costs, made_up, simulate
 
 
