@@ -12,7 +12,7 @@ from pyllama_spec.drafters import Draft
 from pyllama_spec.llama.responses import Result
 from pyllama_spec.speculative import SpeculationStats, Timing
 from pyllama_spec.speculative.controller.base import DraftDecision, Span
-from pyllama_spec.speculative.draft_sources import SOURCES, SourceCounts, sources_in_words
+from pyllama_spec.speculative.stats import SOURCES, SourceCounts, sources_in_words
 
 # For each source: proposed, verified and accepted tokens of its rounds.
 DRAFTS = {
