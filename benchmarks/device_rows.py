@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pyllama_spec.drafters.draft_weights import weight_bytes
+from pyllama_spec.drafters.model_drafter import weight_bytes
 from pyllama_spec.engine import Batch, Context, Model, Sampler, SamplerParams
 
 _N_BATCH = 512

@@ -16,8 +16,13 @@ from pyllama_spec.bench.figures import (
     acceptance_by_depth,
     ratio,
 )
-from pyllama_spec.speculative.draft_sources import sources_as_dict, sources_in_words
-from pyllama_spec.speculative.stats import SpeculationStats, idle_in_words, since_in_words
+from pyllama_spec.speculative.stats import (
+    SpeculationStats,
+    idle_in_words,
+    since_in_words,
+    sources_as_dict,
+    sources_in_words,
+)
 
 FORMAT = "pyllama_spec bench 1"
 # The share of an idle machine is 0.9 and more: threads that wait for each other poll.

@@ -25,8 +25,7 @@ from pyllama_spec.requests.generation import Generation
 from pyllama_spec.requests.options import ACCEPTANCE, RequestOptions
 from pyllama_spec.speculative import SpeculationStats, Timing
 from pyllama_spec.speculative.controller.choice import NAMES
-from pyllama_spec.speculative.draft_sources import sources_as_dict, sources_in_words
-from pyllama_spec.speculative.stats import plural, since_in_words
+from pyllama_spec.speculative.stats import plural, since_in_words, sources_as_dict, sources_in_words
 from pyllama_spec.terminal import SOURCE_COLOURS, dim, fitted, has_colour, paint
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"

@@ -25,18 +25,17 @@ from pyllama_spec.lazy_imports import lazy_names
 if TYPE_CHECKING:
     from pyllama_spec.drafters.dflash import DFlash
     from pyllama_spec.drafters.eagle3 import Eagle3
-    from pyllama_spec.drafters.lookup_first import LookupFirst
+    from pyllama_spec.drafters.lookup_first import DrafterWrapper, LookupFirst
     from pyllama_spec.drafters.mtp import Mtp
     from pyllama_spec.drafters.small_model import SmallModel
     from pyllama_spec.drafters.suffix import Suffix
-    from pyllama_spec.drafters.wrapper import DrafterWrapper
 else:
     # A kind is imported when a file of it is opened, or when a program asks for its class.
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "DFlash": "pyllama_spec.drafters.dflash",
-            "DrafterWrapper": "pyllama_spec.drafters.wrapper",
+            "DrafterWrapper": "pyllama_spec.drafters.lookup_first",
             "Eagle3": "pyllama_spec.drafters.eagle3",
             "LookupFirst": "pyllama_spec.drafters.lookup_first",
             "Mtp": "pyllama_spec.drafters.mtp",

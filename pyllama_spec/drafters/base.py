@@ -416,13 +416,10 @@ def named_failure(called: object, what: str, role: str = "drafter") -> Iterator[
     except Exception as error:
         if type(called).__module__.startswith("pyllama_spec."):
             raise
-        said = ""
-        with contextlib.suppress(Exception):  # its class may be the user's too
-            said = f": {error!s:.300}"
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise ArgumentError(
-            f"the {role} {type(called).__name__} failed in {what}(): {type(error).__name__}{said}"
-            f" ({Path(frame.filename).name}, line {frame.lineno})"
+            f"the {role} {type(called).__name__} failed in {what}(): {type(error).__name__}: "
+            f"{error!s:.300} ({Path(frame.filename).name}, line {frame.lineno})"
         ) from error
 
 

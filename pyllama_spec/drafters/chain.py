@@ -15,12 +15,16 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftRequest, SequenceErrors
-from pyllama_spec.drafters.choice import Choice, choose
-from pyllama_spec.drafters.draft_weights import head_share
-from pyllama_spec.drafters.feature_rows import Rows
-from pyllama_spec.drafters.model_drafter import DraftMemory, ModelDrafter, passed
+from pyllama_spec.drafters.model_drafter import (
+    Choice,
+    DraftMemory,
+    ModelDrafter,
+    choose,
+    head_share,
+    passed,
+)
 from pyllama_spec.drafters.output_part import Step
-from pyllama_spec.drafters.row_memory import RowMemory
+from pyllama_spec.drafters.row_memory import RowMemory, Rows
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context import Context

@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.drafters.base import NO_DRAFT, Draft, Drafter, DraftRequest, SequenceErrors
-from pyllama_spec.drafters.choice import Choice, choose
-from pyllama_spec.drafters.model_drafter import ModelDrafter, add_lookup, passed
+from pyllama_spec.drafters.model_drafter import Choice, ModelDrafter, add_lookup, choose, passed
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.row_memory import RowMemory, SequenceMemory
 from pyllama_spec.engine.batch import Batch

@@ -25,12 +25,9 @@ import numpy as np
 
 from pyllama_spec.drafters.base import Committed, Drafter
 from pyllama_spec.drafters.chain import Chain, ChainDrafter, ChainMemory
-from pyllama_spec.drafters.choice import Choice
-from pyllama_spec.drafters.draft_weights import note_of_few_bits
-from pyllama_spec.drafters.feature_rows import Rows
-from pyllama_spec.drafters.model_drafter import add_lookup
+from pyllama_spec.drafters.model_drafter import Choice, add_lookup, note_of_few_bits
 from pyllama_spec.drafters.options import DraftOptions
-from pyllama_spec.drafters.row_memory import KEEP_ROWS, SequenceMemory
+from pyllama_spec.drafters.row_memory import KEEP_ROWS, Rows, SequenceMemory
 from pyllama_spec.drafters.saved_state import pack, unpack
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context

@@ -268,10 +268,5 @@ def _hint(draft: object) -> str:
     if inspect.isroutine(draft):
         name = getattr(draft, "__name__", "draft")
         return f"draft={shown(draft)} is a function; give the drafter that it returns: {name}()"
-    if callable(getattr(draft, "propose", None)):
-        return (
-            f"draft={shown(draft)} has a propose(), but is not a Drafter; let its class inherit "
-            "from pyllama_spec.Drafter (docs/drafters.md)"
-        )
     names = ", ".join(f'"{name}"' for name in (*_NAMED, AUTO))
     return f"draft={shown(draft)} is not None, {names}, a path or a Drafter"

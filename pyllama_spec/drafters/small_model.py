@@ -23,10 +23,15 @@ import numpy.typing as npt
 
 from pyllama_spec.drafters.base import Committed, Draft, Drafter, DraftRequest
 from pyllama_spec.drafters.chain import Chain, ChainDrafter
-from pyllama_spec.drafters.choice import Choice
-from pyllama_spec.drafters.draft_weights import note_of_few_bits, step_share, type_of_weights
 from pyllama_spec.drafters.draws import TokenDraws
-from pyllama_spec.drafters.model_drafter import add_lookup, passed
+from pyllama_spec.drafters.model_drafter import (
+    Choice,
+    add_lookup,
+    note_of_few_bits,
+    passed,
+    step_share,
+    type_of_weights,
+)
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.saved_state import pack, unpack
 from pyllama_spec.engine.batch import Batch

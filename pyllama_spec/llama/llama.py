@@ -53,7 +53,7 @@ from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts
 from pyllama_spec.requests.generation import Generation, Runtime
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import make_controller
-from pyllama_spec.speculative.prefix_store import PrefixStore
+from pyllama_spec.speculative.prefixes import PrefixStore
 from pyllama_spec.speculative.target_batch import DecodeCounts
 
 if TYPE_CHECKING:

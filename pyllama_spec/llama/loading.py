@@ -37,7 +37,7 @@ from pyllama_spec.requests.runner import Runner
 from pyllama_spec.speculative import Controller, Round, make_controller
 from pyllama_spec.speculative.controller.choice import wants_costs
 from pyllama_spec.speculative.draft_bound import draft_bound, drafter_bound
-from pyllama_spec.speculative.prefix_store import PrefixStore
+from pyllama_spec.speculative.prefixes import PrefixStore
 from pyllama_spec.speculative.row_timing import measure_rows
 from pyllama_spec.terminal import ProgressBar
 

@@ -25,7 +25,7 @@ from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.generation import Generation, GenerationRecord, Handle
 from pyllama_spec.requests.logprobs import TokenLogprob, chat_logprobs, completion_logprobs
 from pyllama_spec.requests.ticket import PENDING, RequestStatus
-from pyllama_spec.speculative.draft_sources import sources_in_words
+from pyllama_spec.speculative.stats import sources_in_words
 from pyllama_spec.terminal import SOURCE_COLOURS
 
 Response = dict[str, Any]

@@ -30,8 +30,8 @@ from pyllama_spec.speculative import (
     TokenSampler,
     why_exact,
 )
-from pyllama_spec.speculative.prediction import Prediction
 from pyllama_spec.speculative.rejection import BY_GRAMMAR, accepting_sampler
+from pyllama_spec.speculative.sequence import Prediction
 
 if TYPE_CHECKING:
     from pyllama_spec.requests.guided import GuidedSampler

@@ -47,8 +47,7 @@ from pyllama_spec.speculative.controller.base import (
 )
 from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound, drafter_bound, step_share
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
-from pyllama_spec.speculative.prefix_store import PrefixStore
-from pyllama_spec.speculative.prefixes import HeldSequences, Prefixes
+from pyllama_spec.speculative.prefixes import HeldSequences, Prefixes, PrefixStore
 from pyllama_spec.speculative.rejection import DrawnFrom, accept
 from pyllama_spec.speculative.rollback import rollback_of
 from pyllama_spec.speculative.scheduler import Decode, Limits, PromptPace, Scheduler, verify_width

@@ -19,7 +19,7 @@ from pyllama_spec.bench.figures import Pair
 from pyllama_spec.bench.report import FORMAT
 from pyllama_spec.bench.sides import Run, Side
 from pyllama_spec.cli.entry import main
-from pyllama_spec.drafters.draft_weights import weight_bytes
+from pyllama_spec.drafters.model_drafter import weight_bytes
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.gguf.sizes import bytes_per_token, tensor_bytes

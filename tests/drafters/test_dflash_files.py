@@ -6,7 +6,6 @@ For files that contradict themselves, see tests/robust/cases_dflash.py.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -37,15 +36,9 @@ def test_a_draft_by_its_path(kind: str) -> None:
         assert -(-stats["drafted"] // stats["rounds"]) == min(n_draft or most, most)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"max_draft": 6}, "max_draft=6: a block of .* 6 slots and guesses 5 tokens"),
-    ],
-)
-def test_numbers_out_of_range(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        DFlash(model_path("dflash"), **arguments)
+def test_more_tokens_than_a_block_guesses() -> None:
+    with pytest.raises(ArgumentError, match="max_draft=6"):
+        DFlash(model_path("dflash"), max_draft=6)
 
 
 @pytest.mark.parametrize("n_parallel", [1, 3])

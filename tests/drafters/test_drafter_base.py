@@ -15,7 +15,6 @@ from pyllama_spec.drafters import (
     Draft,
     Drafter,
     DraftRequest,
-    NoDrafter,
     SequenceErrors,
     TokenView,
 )
@@ -33,7 +32,6 @@ from tests.drafters.tools import (
 from tests.faces.tools import GREEDY, PROMPT, open_tiny
 from tests.models import model_path
 from tests.oracles import tiny, tiny_context
-from tests.scripted import told
 
 
 def side_by_side(context: Context, drafter: Drafter) -> list[SequenceRun]:
@@ -152,23 +150,6 @@ def test_max_draft_is_a_number(most: Any) -> None:
     drafter.max_draft = most
     with pytest.raises(ArgumentError, match="the drafter _Says cannot be used: max_draft"):
         open_tiny(drafter)
-
-
-def test_what_a_simple_class_need_not_say() -> None:
-    drafter = OnlyProposeOne([])
-    assert (drafter.name, drafter.target_layers, drafter.max_draft) == ("OnlyProposeOne", (), 8)
-    drafter.check(tiny("llama"))
-    drafter.commit(told([1, 2]))
-    drafter.truncate(0, 1)
-    drafter.copy(0, 1)
-    assert drafter.resume_at(0, 7) == 7
-    assert drafter.save(0) is None
-    assert drafter.restore(0, b"") == 0
-    assert drafter.describe() == {}
-    with drafter:
-        assert not drafter.is_closed
-    drafter.close()
-    assert NoDrafter().propose([DraftRequest(0, [1], 1), DraftRequest(1, [1], 1)]) == [NO_DRAFT] * 2
 
 
 def test_a_default_propose_keeps_the_others_drafts() -> None:

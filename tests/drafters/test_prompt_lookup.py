@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pyllama_spec.drafters import Committed, Drafter, DraftRequest, PromptLookup
+from pyllama_spec.drafters import Committed, DraftRequest, PromptLookup
 from pyllama_spec.drafters.prompt_lookup import NGram
 from pyllama_spec.errors import ArgumentError
 from tests.scripted import proposed
@@ -60,13 +60,6 @@ def test_it_finds_what_a_search_finds(n_kinds: int, min_ngram: int, max_ngram: i
             assert proposal(drafter, tokens, n) == expected
             n_found += bool(expected)
     assert n_found > 0 or n_kinds == 40
-
-
-def test_a_short_period_is_proposed_at_full_length() -> None:
-    for period in ([5], [5, 6], [5, 6, 7]):
-        tokens = period * 4
-        expected = [period[i % len(period)] for i in range(10)]
-        assert proposal(told(tokens), tokens) == expected
 
 
 def test_nothing_to_find() -> None:
@@ -188,12 +181,3 @@ def test_a_round_costs_the_same_behind_any_prefix() -> None:
 def test_sizes_that_make_no_sense(sizes: dict[str, int]) -> None:
     with pytest.raises(ArgumentError, match=str(next(iter(sizes.values())))):
         PromptLookup(**sizes)
-
-
-def test_it_is_a_drafter() -> None:
-    drafter = told([1, 2, 1, 2], PromptLookup())
-    assert isinstance(drafter, Drafter)
-    assert (drafter.name, drafter.target_layers, drafter.max_draft) == ("prompt-lookup", (), 7)
-    drafter.close()
-    drafter.close()
-    assert proposal(drafter, [1, 2]) == []

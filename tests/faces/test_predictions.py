@@ -9,7 +9,7 @@ import pytest
 
 from pyllama_spec import Drafter
 from pyllama_spec.drafters.base import DraftRequest
-from pyllama_spec.speculative.prediction import Prediction
+from pyllama_spec.speculative.sequence import Prediction
 from tests.faces.tools import GREEDY, PROMPT, SAMPLED, open_tiny
 from tests.scripted import Hostile, Perfect, Wrong
 

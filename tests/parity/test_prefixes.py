@@ -13,7 +13,7 @@ from pyllama_spec.drafters import Drafter, Eagle3, NoDrafter, PromptLookup
 from pyllama_spec.engine import Model, Sampler
 from pyllama_spec.errors import ArgumentError, EngineError
 from pyllama_spec.speculative import Round, SequenceRun, SequenceState
-from pyllama_spec.speculative.prefix_store import PrefixStore
+from pyllama_spec.speculative.prefixes import PrefixStore
 from tests.models import STATES, model_path
 from tests.oracles import GREEDY, prompt_tokens, run_once, tiny, tiny_context
 from tests.perm_tools import further, perm_prompt

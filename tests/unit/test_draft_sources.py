@@ -9,7 +9,7 @@ import pytest
 from pyllama_spec.drafters import Draft
 from pyllama_spec.speculative import SpeculationStats
 from pyllama_spec.speculative.controller.base import DraftDecision, Span
-from pyllama_spec.speculative.draft_sources import SOURCES
+from pyllama_spec.speculative.stats import SOURCES
 
 # For each source: proposed, verified and accepted tokens of its rounds.
 DRAFTS = {

@@ -3,6 +3,9 @@
 Several processes read one file at once, and one at a time writes. A process that finds it locked
 keeps its texts until the next time, so none waits for a file. A fault of the store while
 a text is generated gives one warning, and the text continues.
+
+It is a mapped file and not sqlite, which was tried: that took 36 us for a committed token at 24 MB,
+where 35 us at 1 GB are promised, and wrote texts 10 to 20 times slower.
 """
 
 from __future__ import annotations
