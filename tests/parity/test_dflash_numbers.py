@@ -176,33 +176,29 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+SELECTORS: dict[str, dict[str, Any]] = {
+    "one tap": {"conv_kernel_size": 1},
+    "more taps than slots": {"conv_kernel_size": 9, "block_size": 4},
+    "one group": {"conv_group_size": 64},
+    "a group for each column": {"conv_group_size": 1},
+    "one candidate": {"selector_top_k": 1},
+    "seven candidates": {"selector_top_k": 7},
+    "rank 1": {"selector_rank": 1},
+    "reduced": {"n_draft_vocab": 64, "sorted_d2t": False, "selector_top_k": 6},
+}
+CHAINS: dict[str, dict[str, Any]] = {
+    "no confidence": {"confidence": False},
+    "rank 1": {"markov_rank": 1},
+    "as wide as the draft": {"markov_rank": 64},
+    "one slot": {"block_size": 1},
+    "32 slots": {"block_size": 32},
+    "reduced": {"n_draft_vocab": 64, "sorted_d2t": False},
+    "causal window": {"causal": True, "sliding_window": 5},
+}
 OWN_VARIANTS: dict[str, dict[str, Any]] = {
     "a first slot that guesses, no chain": {"sample_from_anchor": True},
-    **{
-        f"selector, {name}": {**KINDS["dflash2"], **options}
-        for name, options in {
-            "one tap": {"conv_kernel_size": 1},
-            "more taps than slots": {"conv_kernel_size": 9, "block_size": 4},
-            "one group": {"conv_group_size": 64},
-            "a group for each column": {"conv_group_size": 1},
-            "one candidate": {"selector_top_k": 1},
-            "seven candidates": {"selector_top_k": 7},
-            "rank 1": {"selector_rank": 1},
-            "reduced": {"n_draft_vocab": 64, "sorted_d2t": False, "selector_top_k": 6},
-        }.items()
-    },
-    **{
-        f"chain, {name}": {**KINDS["dspark"], **options}
-        for name, options in {
-            "no confidence": {"confidence": False},
-            "rank 1": {"markov_rank": 1},
-            "as wide as the draft": {"markov_rank": 64},
-            "one slot": {"block_size": 1},
-            "32 slots": {"block_size": 32},
-            "reduced": {"n_draft_vocab": 64, "sorted_d2t": False},
-            "causal window": {"causal": True, "sliding_window": 5},
-        }.items()
-    },
+    **{f"selector, {name}": {**KINDS["dflash2"], **own} for name, own in SELECTORS.items()},
+    **{f"chain, {name}": {**KINDS["dspark"], **own} for name, own in CHAINS.items()},
 }
 QUICK_OWN = ("a first slot that guesses, no chain", "selector, seven candidates", "chain, one slot")
 
