@@ -195,8 +195,10 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_text_with_several_heads(arch: str, params: SamplerParams, kind: str) -> None:
     """That of plain decoding, with heads that are right sometimes; sessions.py has single heads."""
-    name, options = (arch, {}) if kind == "random" else ("perm_mtp", {"arch": arch})
-    options = {**options, **KINDS[kind], "n_heads": 3}
+    name = arch if kind == "random" else "perm_mtp"
+    options: dict[str, Any] = {"n_heads": 3, **KINDS[kind]}
+    if kind != "random":
+        options["arch"] = arch
     drafter = Mtp(max_draft=4)
     runs: list[list[LoopRun]] = []
     for model, who in ((tiny(name, **options), NoDrafter()), (with_head(name, **options), drafter)):
