@@ -29,11 +29,14 @@ def with_head(kind: str, **options: Any) -> Model:
 
 
 def mtp_context(model: Model, drafter: Drafter, **overrides: Any) -> Context:
-    """A small context on one thread that keeps what the head reads, with ten snapshots."""
+    """A small context on one thread that keeps what the head reads, with up to ten snapshots."""
     values: dict[str, Any] = {
-        "n_ctx": 256, "n_batch": 64, "n_ubatch": 32, "n_rs_seq": 10, "n_threads": 1,
+        "n_ctx": 256, "n_batch": 64, "n_ubatch": 32, "n_threads": 1, **overrides,
     }  # fmt: skip
-    return Context(model, **{**values, "target_layers": drafter.target_layers, **overrides})
+    n_rs_seq = min(10, max(values["n_ubatch"] - 2, 0))
+    return Context(
+        model, **{"n_rs_seq": n_rs_seq, "target_layers": drafter.target_layers, **values}
+    )
 
 
 def perm_loop(drafter: Drafter, arch: str = "qwen35", **params: Any) -> SpeculativeLoop:

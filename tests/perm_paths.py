@@ -26,7 +26,7 @@ def along_rounds(kind: RowDraft, make: Make) -> None:
 
 def along_ubatches(kind: RowDraft, make: Make) -> None:
     """Prompts around the sizes of batches."""
-    for n_ubatch in (1, 3, 7, 32):
+    for n_ubatch in kind.n_ubatches:
         loop, seq = kind.perm_loop(make(), n_batch=64, n_ubatch=n_ubatch), SequenceState()
         for size in (9, 31, 32, 33, 64, 65):
             check_perfect(generate(loop, seq, kind.perm_prompt(size, seed=size), 12))

@@ -67,6 +67,7 @@ class RowDraft(ABC):
         perm_options: the options of the builder of the draft for PERM.
         tier: the tier of its tests, if they are not quick: they take as long as all others.
         article: the drafter's name in messages.
+        n_ubatches: the sizes of physical batches in which prompts are read.
 
     """
 
@@ -77,6 +78,7 @@ class RowDraft(ABC):
     n_perm: int
     perm_options: Mapping[str, Any] = field(default_factory=dict)
     tier: str = ""
+    n_ubatches: tuple[int, ...] = (1, 3, 7, 32)
 
     @property
     def drafter_name(self) -> str:

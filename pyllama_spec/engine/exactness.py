@@ -3,7 +3,7 @@
 Up to `FEW_ROWS` tokens the CPU backend computes each row in the order of a single one. This holds
 for all weights, experts, attention, KV cache types, flash attention and splits into physical
 batches, and beside other sequences: csrc/kernels/ and patches 0011, 0025 and 0027 ensure it, and
-test_equal_rows.py, test_cut_rows.py and test_latent_rows.py of tests/parity test it.
+test_equal_rows.py and test_latent_rows.py of tests/parity test it.
 This module excludes the cases that they do not cover.
 """
 

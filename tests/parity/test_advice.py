@@ -23,15 +23,7 @@ from pyllama_spec.drafters import (
 )
 from pyllama_spec.engine import Model, SamplerParams
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
-from tests.eagle3_tools import (
-    Permuted,
-    Says,
-    ask,
-    head,
-    ngram_arrays,
-    ngram_table,
-    target_context,
-)
+from tests.eagle3_tools import Permuted, Says, ask, head, ngram_arrays, ngram_table, target_context
 from tests.models import Eagle3Config, model_path, perm_next
 from tests.models.eagle3 import eagle3_tensors, write_eagle3
 from tests.oracles import GREEDY, generate, prompt_tokens, sampled, tiny, tiny_context

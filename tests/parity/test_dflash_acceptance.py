@@ -1,4 +1,4 @@
-"""Acceptance of DFlash drafts for PERM: several rows at once, block lengths, layers, windows.
+"""Acceptance of DFlash drafts for PERM: several rows at once, block lengths, layers, the calls.
 
 The drafts of test_row_draft_acceptance.py read the next tokens from the newest row. These read each
 token from another row: all are accepted if all rows are in their places.
@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec.drafters import DFlash
+from pyllama_spec.drafters import DFlash, DraftRequest
+from pyllama_spec.engine import Batch
 from pyllama_spec.speculative import SequenceState
-from tests.dflash_tools import (
-    KINDS,
-)
+from tests.dflash_tools import KINDS
 from tests.models import model_path
 from tests.oracles import generate
 from tests.perm_paths import PATHS, Path, along_a_conversation, along_rounds, along_shared_rounds
@@ -27,13 +26,6 @@ KIND = ROW_DRAFTS["dflash"]
 @pytest.mark.parametrize("path", PATHS)
 def test_all_of_a_spread_is_accepted(path: Path) -> None:
     path(KIND, lambda: perm("spread"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_is_accepted_of_every_kind(kind: str) -> None:
-    for path in (along_rounds, along_a_conversation, along_shared_rounds):
-        path(KIND, lambda: perm(**KINDS[kind]))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -83,6 +75,7 @@ def test_blocks_of_every_length(kind: str, block_size: int) -> None:
 @pytest.mark.parametrize(
     "options",
     [
+        *KINDS.values(),
         {"reduced": True},
         {"reduced": True, **KINDS["dflash2"]},
         {"reduced": True, **KINDS["dspark"]},
@@ -95,17 +88,58 @@ def test_blocks_of_every_length(kind: str, block_size: int) -> None:
     ids=str,
 )
 def test_kinds_of_drafts(options: dict[str, Any]) -> None:
-    for path in (along_rounds, along_a_conversation):
+    for path in (along_rounds, along_a_conversation, along_shared_rounds):
         path(KIND, lambda: perm(**options))
 
 
-@pytest.mark.parametrize("window", [9, 24, 64])
-def test_a_window_of_a_spread_shorter_than_the_text(window: int) -> None:
-    drafter = perm("spread", n_ctx=window)
-    loop, seq = perm_loop(drafter), SequenceState()
-    text = perm_prompt(150)
-    for size in (150, 20, 90):
-        check_perfect(generate(loop, seq, text[:size], 30), 7)
+class Counted:
+    """Notes what a drafter's context decodes: rows or slots, and what the memory has after it."""
+
+    def __init__(self, drafter: DFlash) -> None:
+        self.calls: list[tuple[str, int]] = []
+        memory = drafter.memory_or_fail()
+        decode = memory.decode
+
+        def count(batch: Batch) -> None:
+            self.calls.append(("slots" if batch is memory._slots else "rows", batch.n_tokens))
+            decode(batch)
+
+        memory.decode = count  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [1, 3, 6])
+def test_a_round_is_two_calls(kind: str, n: int) -> None:
+    """The calls feed as many rows as were accepted, and a block of the requested length."""
+    whole = perm(**KINDS[kind])
+    drafter = DFlash(whole.model, n)
+    loop = perm_loop(drafter)
+    counted = Counted(drafter)
+    run = generate(loop, SequenceState(), perm_prompt(20), 3 * (n + 1) + 1)
+    check_perfect(run, n)
+    n_slots = n if drafter.block.guesses_behind else n + 1
+    # The rows of the prompt were fed with it, so that the first round is one call alone.
+    rounds = [("slots", n_slots)] + [("rows", n + 1), ("slots", n_slots)] * 2
+    assert counted.calls == [("rows", 20), *rounds]
+    assert drafter.n_calls == len(counted.calls)
+
+
+def test_a_round_of_several_sequences_is_two_calls() -> None:
+    drafter = perm()
+    loop = perm_loop(drafter, n_ctx=1024, n_seq_max=4)
+    seqs = [SequenceState(i) for i in range(4)]
+    for seq in seqs:
+        generate(loop, seq, perm_prompt(9 + seq.seq_id, seed=seq.seq_id), 5)
+    counted = Counted(drafter)
+    asked = [
+        DraftRequest(seq.seq_id, seq.tokens, n) for seq, n in zip(seqs, (1, 4, 3, 2), strict=True)
+    ]
+    drafts = drafter.propose(asked)
+    assert [len(draft.ids) for draft in drafts] == [1, 4, 3, 2]
+    assert [what for what, _ in counted.calls] == ["rows", "slots"]
+    assert counted.calls[1] == ("slots", 4 * 5)
+    drafter.propose(asked)
+    assert counted.calls[2:] == [("slots", 4 * 5)], "no row waits"
+    for seq in seqs:
         assert drafter.context is not None
-        first, last = drafter.context.memory.positions(0)
-        assert last - first < window + drafter.max_draft
+        assert drafter.context.memory.positions(seq.seq_id) == (0, len(seq.tokens) - 2)

@@ -102,13 +102,7 @@ def worst_difference(
 ) -> float:
     """How far apart the logits of both sides are, over all blocks after all counts of rows.
 
-    Args:
-        options: the options of the draft.
-        target: the architecture of the target.
-        counts: the numbers of rows before the first block.
-        is_rough: whether to compare only logits.
-        params: the parameters of the draft's context.
-
+    If is_rough, nothing else is compared.
     """
     path = model_path("dflash", seed=7, **options)
     reference = reference_of(path, target)
@@ -182,6 +176,38 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+SELECTORS: dict[str, dict[str, Any]] = {
+    "one tap": {"conv_kernel_size": 1},
+    "more taps than slots": {"conv_kernel_size": 9, "block_size": 4},
+    "one group": {"conv_group_size": 64},
+    "a group for each column": {"conv_group_size": 1},
+    "one candidate": {"selector_top_k": 1},
+    "seven candidates": {"selector_top_k": 7},
+    "rank 1": {"selector_rank": 1},
+    "reduced": {"n_draft_vocab": 64, "sorted_d2t": False, "selector_top_k": 6},
+}
+CHAINS: dict[str, dict[str, Any]] = {
+    "no confidence": {"confidence": False},
+    "rank 1": {"markov_rank": 1},
+    "as wide as the draft": {"markov_rank": 64},
+    "one slot": {"block_size": 1},
+    "32 slots": {"block_size": 32},
+    "reduced": {"n_draft_vocab": 64, "sorted_d2t": False},
+    "causal window": {"causal": True, "sliding_window": 5},
+}
+OWN_VARIANTS: dict[str, dict[str, Any]] = {
+    "a first slot that guesses, no chain": {"sample_from_anchor": True},
+    **{f"selector, {name}": {**KINDS["dflash2"], **own} for name, own in SELECTORS.items()},
+    **{f"chain, {name}": {**KINDS["dspark"], **own} for name, own in CHAINS.items()},
+}
+QUICK_OWN = ("a first slot that guesses, no chain", "selector, seven candidates", "chain, one slot")
+
+
+@pytest.mark.parametrize("name", release_except(OWN_VARIANTS, QUICK_OWN))
+def test_variants_of_one_kind(name: str) -> None:
+    assert worst_difference(OWN_VARIANTS[name]) < TOLERANCE
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "name", release_except(VARIANTS, ("plain", "causal where layers slide", "d2t"))
@@ -217,39 +243,6 @@ def test_rope(name: str) -> None:
     assert worst_difference({**options, **KINDS["dspark"]}) < TOLERANCE
 
 
-SELECTORS: dict[str, dict[str, Any]] = {
-    "one tap": {"conv_kernel_size": 1},
-    "more taps than slots": {"conv_kernel_size": 9, "block_size": 4},
-    "one group": {"conv_group_size": 64},
-    "a group for each column": {"conv_group_size": 1},
-    "one candidate": {"selector_top_k": 1},
-    "seven candidates": {"selector_top_k": 7},
-    "rank 1": {"selector_rank": 1},
-    "of a reduced vocabulary": {"n_draft_vocab": 64, "sorted_d2t": False, "selector_top_k": 6},
-}
-
-
-@pytest.mark.parametrize("name", release_except(SELECTORS, ("seven candidates",)))
-def test_selectors(name: str) -> None:
-    assert worst_difference({**KINDS["dflash2"], **SELECTORS[name]}) < TOLERANCE
-
-
-CHAINS: dict[str, dict[str, Any]] = {
-    "no confidence": {"confidence": False},
-    "rank 1": {"markov_rank": 1},
-    "as wide as the draft": {"markov_rank": 64},
-    "one slot": {"block_size": 1},
-    "32 slots": {"block_size": 32},
-    "of a reduced vocabulary": {"n_draft_vocab": 64, "sorted_d2t": False},
-    "causal window": {"causal": True, "sliding_window": 5},
-}
-
-
-@pytest.mark.parametrize("name", release_except(CHAINS, ("one slot",)))
-def test_chains(name: str) -> None:
-    assert worst_difference({**KINDS["dspark"], **CHAINS[name]}) < TOLERANCE
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("gemma3", "qwen35")))
 def test_drafts_that_borrow_from_a_target(arch: str, kind: str) -> None:
@@ -267,10 +260,6 @@ def test_long_chains_fit_the_graph(n_layer: int) -> None:
     """The engine's limit for a graph grows with the tensors, and a chain with the slots."""
     options = {**KINDS["dspark"], "block_size": 32, "n_layer": n_layer, "n_draft_vocab": 200}
     assert worst_difference(options, counts=(0, 7)) < TOLERANCE
-
-
-def test_a_first_slot_that_guesses_without_a_chain() -> None:
-    assert worst_difference({"sample_from_anchor": True}) < TOLERANCE
 
 
 @pytest.mark.slow

@@ -11,23 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_spec.drafters import DFlash, DraftRequest
+from pyllama_spec.drafters import DFlash
 from pyllama_spec.engine import Batch
-from pyllama_spec.speculative import SequenceState, SpeculativeLoop
-from tests.dflash_tools import KINDS, Bench, Rows, block_of, cold_block, draft, opened, warm_block
-from tests.eagle3_tools import Proposal, proposal, target_context
+from pyllama_spec.speculative import SequenceState
+from tests.dflash_tools import KINDS, Bench, Rows, cold_block, draft, opened, warm_block
+from tests.eagle3_tools import Proposal, target_context
 from tests.models import model_path
 from tests.oracles import generate, prompt_tokens, sampled, tiny
 from tests.row_drafts import ROW_DRAFTS
-from tests.tiers import release_except
 
 # Sampling at a high temperature: drafts of random weights are rejected at every place.
 PARAMS = sampled(5, temperature=1.5)
-DRAFTS: dict[str, dict[str, Any]] = {
-    **KINDS,
-    "causal, reduced": {"causal": True, "n_draft_vocab": 200},
-    "a sliding layer": {"sliding_window": 6, "window_pattern": (True, False)},
-}
 
 
 @pytest.mark.parametrize("target", ["qwen3moe", "gemma3", "qwen35", "lfm2"])
@@ -65,33 +59,6 @@ def test_a_block_that_sees_both_ways_has_not() -> None:
     generate(loop, seq, prompt_tokens(30), 20, PARAMS)
     whole, short = warm_block(loop, seq, 5), warm_block(loop, seq, 3)
     assert short[0].probabilities != whole[0].probabilities[:3]
-
-
-def several_texts(drafter: DFlash, n: int = 4) -> tuple[SpeculativeLoop, list[SequenceState]]:
-    """A loop whose drafter knows some texts, each with a pending token."""
-    loop = opened(drafter, n_ctx=256 * n, n_seq_max=n)
-    seqs = [SequenceState(i) for i in range(n)]
-    for seq in seqs:
-        generate(loop, seq, prompt_tokens(9 + 8 * seq.seq_id, seed=seq.seq_id), 5, PARAMS)
-    return loop, seqs
-
-
-@pytest.mark.parametrize("kind", release_except(DRAFTS, ("dflash", "dspark")))
-def test_drafts_of_several_sequences_are_those_of_each_alone(kind: str) -> None:
-    """Drafts of equal length, one block for each; a shorter request gets its beginning."""
-    drafter = draft(**DRAFTS[kind])
-    _, seqs = several_texts(drafter)
-    for order in ([0, 1, 2, 3], [3, 1], [2]):
-        for lengths in ([5] * 4, [5, 3, 1, 4], [2, 2, 2, 2], [1, 1, 1, 1]):
-            asked = [DraftRequest(i, seqs[i].tokens, lengths[i]) for i in order]
-            found = drafter.propose(asked)
-            longest = max(request.n_requested for request in asked)
-            for request, given in zip(asked, found, strict=True):
-                alone, _ = block_of(drafter, request.seq, request.tokens, longest)
-                assert proposal(given).ids == alone.ids[: request.n_requested]
-                assert proposal(given).probabilities == alone.probabilities[: request.n_requested]
-                assert given.candidates is not None
-                assert len(given.candidates) == request.n_requested
 
 
 @pytest.mark.parametrize("window", [8, 30, 64])

@@ -5,7 +5,6 @@ The engine only opens the files here; other tests compare its graph.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pyllama_spec.engine import Model
-from tests.models import RopeScaling, model_path, perm_continuation, perm_next, target_options
-from tests.models.dflash import DFlashConfig
-from tests.oracles import tiny
+from tests.models import RopeScaling, model_path, perm_continuation, perm_next
 from tests.parity.dflash_reference import Reference
 from tests.parity.numpy_forward import forward
 
@@ -64,16 +61,6 @@ def filled(n: int, **options: Any) -> Reference:
     return draft
 
 
-@pytest.mark.parametrize("options", VARIANTS + OPTIONS, ids=str)
-def test_the_engine_opens_the_file(options: dict[str, Any]) -> None:
-    cfg = DFlashConfig(seed=7, **options)
-    model = Model(model_path("dflash", seed=7, **options))
-    assert model.info.arch == "dflash"
-    assert (model.info.n_embd, model.info.n_vocab) == (cfg.n_embd, cfg.n_vocab)
-    assert (model.info.n_layer, model.info.n_head_kv) == (cfg.n_layer, cfg.n_head_kv)
-    assert tuple(model.target_layers) == cfg.target_layers
-
-
 @pytest.mark.parametrize("weight_type", ["bf16", "f16", "q8_0"])
 def test_the_engine_opens_other_types(weight_type: str) -> None:
     assert Model(model_path("dflash", seed=7, weight_type=weight_type)).info.arch == "dflash"
@@ -93,90 +80,6 @@ def test_logits_are_well_spread(options: dict[str, Any]) -> None:
     assert 4.0 < finite.std() < 16.0
     # rows differ although all slots but one hold the mask
     assert np.abs(np.diff(finite, axis=0)).max(axis=1).min() > 1.0
-
-
-@pytest.mark.parametrize("options", VARIANTS + OPTIONS, ids=str)
-def test_rows_count_once_and_by_position(options: dict[str, Any]) -> None:
-    at_once = filled(12, **options)
-    rows = random_rows(at_once, 12)
-    one_by_one = reference(**options)
-    for position in (3, 0, 1, 2, *range(4, 12)):
-        one_by_one.inject(rows[position : position + 1], [position])
-    one_by_one.inject(random_rows(at_once, 3, seed=5), [12, 13, 14])  # rejected later
-    one_by_one.truncate(12)
-    for ids in (noise(6), noise(3, first=5)):
-        expected = at_once.block(ids, 12)
-        np.testing.assert_allclose(one_by_one.block(ids, 12), expected, rtol=0, atol=1e-9)
-    assert at_once.stored == list(range(12))  # a block leaves nothing
-
-
-@pytest.mark.parametrize("options", VARIANTS, ids=str)
-def test_a_causal_block_has_causal_prefixes(options: dict[str, Any]) -> None:
-    draft = filled(9, causal=True, **options)
-    whole = draft.block(noise(6), 9)
-    np.testing.assert_allclose(draft.block(noise(3), 9), whole[:3], rtol=0, atol=1e-9)
-    both_ways = filled(9, **options)
-    assert np.abs(both_ways.block(noise(3), 9) - both_ways.block(noise(6), 9)[:3]).max() > 0.1
-
-
-def test_layers_can_differ_in_causality() -> None:
-    path = model_path("dflash", seed=7, sliding_window=5, window_pattern=(True, False))
-    blocks = []
-    for causal in (None, [False, False], [True, False], [True, True]):
-        draft = Reference(path, causal=causal)
-        draft.inject(random_rows(draft, 9), range(9))
-        blocks.append(draft.block(noise(6), 9))
-    np.testing.assert_array_equal(blocks[0], blocks[1])
-    for one, other in itertools.combinations(blocks[1:], 2):
-        assert np.abs(one - other).max() > 0.1
-
-
-def test_a_window_hides_what_is_behind_it() -> None:
-    inside, outside = reference(sliding_window=5), reference(sliding_window=5)
-    rows = random_rows(inside, 20)
-    inside.inject(rows[16:], range(16, 20))
-    outside.inject(rows, range(20))
-    ids = noise(4)
-    np.testing.assert_allclose(outside.block(ids, 20), inside.block(ids, 20), atol=1e-12)
-    inside.truncate(17)  # slot 1 still looked at 17
-    assert np.abs(outside.block(ids, 20) - inside.block(ids, 20)).max() > 1e-3
-
-
-def test_no_row_is_needed_and_none_of_the_block_may_be_stored() -> None:
-    draft = reference()
-    assert np.isfinite(draft.block(noise(4), 0)).all()
-    draft.inject(random_rows(draft, 2), [0, 5])
-    with pytest.raises(ValueError, match="a row is stored at 5"):
-        draft.block(noise(4), 5)
-
-
-def test_a_reduced_vocabulary_keeps_the_logits_that_remain() -> None:
-    full = filled(9).block(noise(4), 9)
-    draft = filled(9, n_draft_vocab=200, sorted_d2t=False)
-    reduced = draft.block(noise(4), 9)
-    assert draft.d2t is not None
-    np.testing.assert_allclose(reduced[:, draft.d2t], full[:, draft.d2t], atol=1e-12)
-    absent = np.setdiff1d(np.arange(320), draft.d2t)
-    assert len(absent) == 120
-    assert np.isneginf(reduced[:, absent]).all()
-
-
-@pytest.mark.parametrize("arch", ["llama", "qwen3", "qwen3moe", "gemma3", "qwen35", "lfm2"])
-def test_a_draft_borrows_from_any_target(arch: str) -> None:
-    target = model_path(arch)
-    path = model_path(
-        "dflash", seed=7, target=target, own_embedding=False, own_output=False, n_layer=1
-    )
-    options = target_options(target)
-    assert Model(path).info.n_embd == tiny(arch).info.n_embd == options["n_embd"]
-    assert options.get("mrope", False) == (arch == "qwen35")
-    draft = Reference(path, target)
-    draft.inject(random_rows(draft, 4), range(4))
-    logits = draft.block(noise(4), 4)
-    assert logits.shape == (4, 320)
-    assert 4.0 < logits.std() < 64.0
-    with pytest.raises(ValueError, match="neither the draft nor a target"):
-        Reference(path)
 
 
 @pytest.mark.parametrize("n", [2, 4, 6])
@@ -314,14 +217,6 @@ def test_perm_drafts_need_the_right_rows(options: dict[str, Any]) -> None:
         assert share(nan_row) == 0.0
 
 
-def test_perm_drafts_from_the_token_ignore_rows() -> None:
-    text = perm_text(48)
-    inputs = forward(model_path("perm"), text).layer_inputs
-    draft = Reference(model_path("perm_dflash", read="token"))
-    for mangle in (None, lambda rows: rows[::-1]):
-        assert accepted(draft, inputs, text, mangle) == 1.0
-
-
 @pytest.mark.parametrize("read", ["newest", "spread"])
 def test_which_rows_a_perm_draft_reads(read: str) -> None:
     """One wrong row, at each distance from the block, changes exactly the expected slots."""
@@ -344,25 +239,3 @@ def test_which_rows_a_perm_draft_reads(read: str) -> None:
             assert wrong == (list(range(1, 8)) if back == 1 else [])
         else:
             assert wrong == ([back] if back < 8 else [])
-
-
-@pytest.mark.parametrize("position", [1, 2, 5])
-def test_perm_drafts_after_few_rows(position: int) -> None:
-    text = perm_text(20)
-    inputs = forward(model_path("perm"), text).layer_inputs
-    draft = Reference(model_path("perm_dflash"))
-    draft.inject(inputs[1][:position], range(position))
-    drafted = draft.drafts(draft.block(noise(8, text[position]), position))
-    assert drafted == text[position + 1 : position + 8]
-
-
-def test_a_cache_of_half_floats_keeps_perm_drafts() -> None:
-    """Attention stays sharp enough for K and V in F16, the engine's default."""
-    text = perm_text(48)
-    inputs = forward(model_path("perm"), text).layer_inputs
-    draft = Reference(model_path("perm_dflash", block_size=16))
-    draft.inject(inputs[1][:30], range(30))
-    for cache in draft._cache:
-        for at, (k, v) in cache.items():
-            cache[at] = (k.astype(np.float16).astype(float), v.astype(np.float16).astype(float))
-    assert draft.drafts(draft.block(noise(16, text[30]), 30)) == text[31:46]

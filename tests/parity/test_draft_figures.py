@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 
-from pyllama_spec.drafters import Draft, Drafter, DraftRequest, LookupFirst, NoDrafter, PromptLookup
-from pyllama_spec.drafters.suffix import Suffix
+from pyllama_spec.drafters import Draft, Drafter, DraftRequest, LookupFirst
 from pyllama_spec.speculative import Controller, SequenceState, SpeculationStats, SpeculativeLoop
 from pyllama_spec.speculative.controller import DraftDecision, Span
 from tests.faces.tools import GREEDY as GREEDY_OPTIONS
 from tests.faces.tools import PROMPT, open_tiny
 from tests.oracles import generate, prompt_tokens, tiny, tiny_context
-from tests.scripted import Perfect, Wrong
+from tests.scripted import Wrong
 
 
 class Counting(Drafter):
@@ -81,45 +79,6 @@ def test_rounds_of_copies_alone_are_told_from_the_models(n: int) -> None:
     assert stats.asked >= stats.rounds - 1  # in the last one there is room for no draft
     assert stats.asked - stats.asked_copies == model.n_calls == n
     assert (stats.as_dict()["note"] is None) == (n > 0 or not stats.drafted)
-
-
-class HasCopies(Perfect):
-    """Has copies of the text beside a model that is off."""
-
-    name, has_lookup = "has-copies", True
-
-    def propose_one(self, request: DraftRequest) -> Draft:
-        assert request.lookup_only, "the model is off"
-        return super().propose_one(request)._replace(match_length=6)
-
-
-@pytest.mark.parametrize("n", [0, 2])
-@pytest.mark.parametrize("maker", [PromptLookup, Suffix])
-def test_a_lookup_that_finds_nothing_is_idle_whatever_is_asked(
-    maker: Callable[[], Drafter], n: int
-) -> None:
-    """It has no model to disable, so a request for copies alone asks it as usual."""
-    drafter = maker()
-    try:
-        stats = run(drafter, CopiesAfter(n))
-    finally:
-        drafter.close()
-    said = stats.as_dict()
-    assert stats.reason_off == "the model is off"
-    assert (said["drafted"], said["state"], said["reason_off"]) == (0, "idle", None)
-    assert said["asked_copies"] == 0
-    assert said["note"] == f"{drafter.name} was idle: it proposed nothing"
-
-
-def test_copies_that_give_all_are_not_the_models() -> None:
-    prompt = prompt_tokens(9)
-    plain = SpeculativeLoop(tiny_context(tiny("llama")), NoDrafter())
-    text = generate(plain, SequenceState(), prompt, 30).text
-    said: dict[str, Any] = run(HasCopies(text, 4), CopiesAfter(0), prompt).as_dict()
-    assert (said["state"], said["drafted_by"]["model"]) == ("used", 0)
-    assert said["drafted_by"]["copy"] == said["accepted"] > 0
-    assert "no accepted token is has-copies's own" in said["note"]
-    assert "the model is off" in said["note"]
 
 
 def test_a_drafter_is_not_asked_where_the_prediction_answers() -> None:

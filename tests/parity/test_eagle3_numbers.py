@@ -118,13 +118,8 @@ def differences(
 ) -> list[float]:
     """The largest difference of a logit or of a number in a row, of each step.
 
-    Args:
-        options: the options of the head.
-        first: the position of the first pair.
-        n_ctx: the context length of the head.
-        kind: the roundings of the reference.
-        is_chained: whether to feed the reference its own rows, so that differences add up.
-
+    The first pair is at the position `first`. If is_chained, the reference is fed its own rows, so
+    that differences add up.
     """
     path = head_path(options)
     ours = engine_steps(path, first, n_ctx, **F32)

@@ -136,20 +136,6 @@ def test_any_choice_of_layers(arch: str, layers: tuple[int, ...]) -> None:
             np.testing.assert_array_equal(row, single_rows(arch, 0)[0][i])
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "phi3", "gemma3"])
-def test_the_verify_batches_of_a_loop(arch: str) -> None:
-    """Batches of 1 to 9 rows after a prompt, as the loop verifies drafts."""
-    with tiny_context(tiny(arch), target_layers=LAYERS) as context:
-        text = TEXTS[0]
-        for width in range(1, 10):
-            context.memory.clear()
-            for part in (range(3), range(3, 3 + width)):
-                places = [(0, position) for position in part]
-                decode_places(context, places, "all")
-                check_rows(arch, context, places)
-        assert 3 + width <= len(text)
-
-
 def relative(got: Rows, expected: npt.NDArray[np.float64]) -> float:
     """The largest difference, over the largest number."""
     return float(np.abs(got - expected).max() / np.abs(expected).max())

@@ -14,24 +14,15 @@ from pyllama_spec.drafters import (
     DraftRequest,
     Eagle3,
     LookupFirst,
-    NoDrafter,
     PromptLookup,
     SequenceErrors,
     TokenPrior,
 )
-from pyllama_spec.engine import SamplerParams
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
-from tests.eagle3_tools import (
-    Permuted,
-    ask,
-    cold_proposal,
-    damaged_states,
-    head,
-    target_context,
-)
+from tests.eagle3_tools import Permuted, ask, cold_proposal, head, target_context
 from tests.models import model_path, perm_continuation, perm_next
-from tests.oracles import GREEDY, generate, prompt_tokens, sampled, tiny, tiny_context
+from tests.oracles import generate, prompt_tokens, sampled, tiny
 from tests.scripted import proposed, told
 
 # High enough that drafts of a random head, and copies by one token, are rejected at every depth.
@@ -118,29 +109,6 @@ def test_save_and_restore(n_tokens: int) -> None:
         check_head_says_the_same(into, there)
 
 
-@pytest.mark.parametrize("at", [0, 10, -1])
-def test_a_damaged_state_is_refused(at: int) -> None:
-    drafter = eager()
-    loop, seq = opened(drafter), SequenceState()
-    run = generate(loop, seq, prompt_tokens(20), 40, PARAMS)
-    states = damaged_states(drafter, at)
-    for bad in states:
-        with pytest.raises(ArgumentError):
-            drafter.restore(0, bad)
-    loop.drafter.restore(0, states[0], len(run.text))
-    generate(loop, seq, [*run.text, 1], 30, PARAMS)
-    check_head_says_the_same(loop, seq)
-
-
-@pytest.mark.parametrize("params", [GREEDY, PARAMS, sampled(3)], ids=["greedy", "hot", "sampled"])
-def test_the_text_is_that_of_plain_decoding(params: SamplerParams) -> None:
-    prompt, drafter = prompt_tokens(12) * 4, eager()
-    plain = SpeculativeLoop(tiny_context(tiny("llama")), NoDrafter())
-    expected = generate(plain, SequenceState(), prompt, 100, params)
-    assert generate(opened(drafter), SequenceState(), prompt, 100, params).tokens == expected.tokens
-    assert drafter.n_lookups > 0
-
-
 def test_copies_are_accepted_where_a_text_repeats() -> None:
     """The head gets rows without information, so every accepted token was copied."""
     blind = Permuted(model_path("perm_eagle3"), 4)
@@ -209,28 +177,9 @@ def test_what_llama_opens() -> None:
         assert drafter.is_closed
 
 
-@pytest.mark.parametrize("lookup", [-1, 2.5, "5", True])
-def test_numbers_out_of_range(lookup: object) -> None:
-    with pytest.raises(ArgumentError, match="lookup"):
-        Llama(model_path("llama"), draft=model_path("eagle3"), lookup=lookup)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("draft", [None, "none", "prompt-lookup", PromptLookup()])
 def test_lookup_is_for_drafts_of_files(draft: str | Drafter | None) -> None:
     with pytest.raises(
         ArgumentError, match=r"lookup=\d+ applies to a draft that is given as a file"
     ):
         Llama(model_path("llama"), draft=draft, lookup=5)
-
-
-def test_it_is_a_drafter_with_all_that_a_head_has() -> None:
-    inner = head()
-    drafter = LookupFirst(inner)
-    assert isinstance(drafter, Drafter)
-    for name in ("check", "attach", "resume_at", "save", "restore", "describe"):
-        assert getattr(LookupFirst, name) is not getattr(Drafter, name), f"{name}() is the head's"
-    assert inner.describe().items() <= drafter.describe().items()
-    with pytest.raises(ArgumentError, match="cannot draft for perm"):
-        drafter.check(tiny("perm"))
-    with pytest.raises(ArgumentError, match="min_ngram"):
-        LookupFirst(head(), 0)

@@ -23,8 +23,8 @@ from pyllama_spec.drafters import (
 )
 from pyllama_spec.drafters.small_model import SmallModel
 from pyllama_spec.speculative import Round
-from tests.models import model_path, perm_continuation, perm_next
-from tests.oracles import prompt_tokens, tiny, tiny_context
+from tests.models import model_path
+from tests.oracles import tiny, tiny_context
 from tests.suffix_tools import teach
 from tests.tiers import release_except
 from tests.traffic import ManyScripts, Request, Traffic, alone, random_requests
@@ -99,40 +99,6 @@ def test_each_text_is_that_of_the_request_alone(arch: str, n_seqs: int, kind: st
         assert sum(answer.stats.accepted for answer in answers) > 0
     if kind != "failing":
         assert not any(answer.stats.reason_off for answer in answers)
-    drafter.close()
-
-
-def perm_requests(n: int, seed: int) -> tuple[list[Request], list[list[int]]]:
-    """Greedy requests to a target that goes through its vocabulary in a known order."""
-    requests = [
-        Request(
-            tuple(prompt_tokens(3 + 7 * i % 40, seed=seed + i)), 5 + 11 * i % 37, arrival=i // 2
-        )
-        for i in range(n)
-    ]
-    following = perm_next()
-    return requests, [
-        perm_continuation(request.prompt[-1], request.max_tokens, following) for request in requests
-    ]
-
-
-@pytest.mark.parametrize("kv_unified", [False, True], ids=["streams", "unified"])
-@pytest.mark.parametrize("n_seqs", release_except(WIDTHS, (1, 4)))
-def test_every_row_of_a_head_is_its_own(n_seqs: int, kv_unified: bool) -> None:
-    """PERM accepts nothing if a row is of another token or sequence."""
-    requests, texts = perm_requests(3 * n_seqs, n_seqs)
-    drafter = Eagle3(model_path("perm_eagle3"), 4)
-    with tiny_context(
-        tiny("perm"), n_ctx=N_CTX * n_seqs, n_seq_max=n_seqs, n_batch=256, kv_unified=kv_unified,
-        target_layers=drafter.target_layers,
-    ) as context:  # fmt: skip
-        traffic = Traffic(Round(context, drafter), requests, texts, n_seqs)
-        answers = traffic.serve()
-        traffic.check()
-    for answer in answers:
-        assert answer.stats.accepted == answer.stats.drafted
-        assert answer.stats.reason_off is None
-    assert sum(answer.stats.drafted for answer in answers) > 20 * n_seqs
     drafter.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,6 @@ from tests.models import STATES, model_path
 from tests.oracles import GREEDY, prompt_tokens, run_once, tiny, tiny_context
 from tests.perm_tools import further, perm_prompt
 from tests.tiers import release_except
-from tests.traffic import ManyScripts as WithoutCopy
-from tests.traffic import Request, Traffic, alone, random_requests
 
 QUICK = ("llama", "gemma3", "qwen35")
 ARCHS = (*QUICK, "rwkv7", "gpt-oss", "qwen3moe", "lfm2", "mamba2", "jamba")
@@ -30,19 +27,7 @@ SYSTEM = prompt_tokens(100, seed=77)
 
 
 class Server:
-    """A round with a store, and a context in which every request is computed cold.
-
-    Args:
-        model: the target.
-        n_seqs: the number of its places.
-        drafter: the drafter.
-        max_bytes: the most bytes of the store.
-        options: the options of both contexts.
-
-    Attributes:
-        n_read: the prompt tokens that were decoded.
-
-    """
+    """A round with a store, and a context in which every request is computed cold."""
 
     def __init__(
         self,
@@ -185,37 +170,6 @@ def test_a_draft_model_has_every_token_accepted_after_copies(arch: str, layer: i
         check(run)
         tails[i] = list(run.state.tokens)
     assert len(served.store) > 0
-
-
-@pytest.mark.parametrize("kind", ["none", "without copy", "prompt-lookup", "eagle3"])
-@pytest.mark.parametrize("n_seqs", release_except([1, 4], [4]))
-@pytest.mark.parametrize("arch", release_except(ARCHS, ("llama", "qwen35")))
-def test_traffic_with_failures_and_cancelled_requests(arch: str, n_seqs: int, kind: str) -> None:
-    requests = [
-        replace(request, prompt=(*SYSTEM[:70], *request.prompt))
-        for request in random_requests(16, 5, n_prompt=90, n_text=12)
-    ]
-    model = tiny(arch, output_scale=3.0)
-    drafter = WithoutCopy(3) if kind == "without copy" else None
-    served = Server(model, n_seqs, drafter) if drafter else server(arch, n_seqs, kind)
-    texts = _alone(arch, requests)
-    traffic = Traffic(served.round, requests, texts, n_seqs)
-    traffic.serve()
-    traffic.check()
-    n_prompts = sum(len(request.prompt) for request in requests)
-    assert served.n_read < (n_prompts if arch in STATES else n_prompts / 2)
-    if kind != "none":
-        assert not any(answer.stats.reason_off for answer in traffic.answers)
-
-
-_TEXTS: dict[str, list[list[int]]] = {}
-
-
-def _alone(arch: str, requests: Sequence[Request]) -> list[list[int]]:
-    if arch not in _TEXTS:
-        model = tiny(arch, output_scale=3.0)
-        _TEXTS[arch] = [alone(model, request, n_ctx=N_CTX) for request in requests]
-    return _TEXTS[arch]
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])

@@ -3,7 +3,7 @@
 A target's text does not depend on its draft, so only acceptance shows a row of another token. The
 drafts here derive the next tokens from the rows alone: every one is accepted if each row is in its
 place, and none if it is not. This is the contract of every kind in tests/row_drafts.py; for one
-kind alone see test_eagle3_acceptance.py and test_dflash_acceptance.py.
+kind alone see test_eagle3_drafts.py, test_dflash_acceptance.py and test_mtp_acceptance.py.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.drafters import Committed, Draft, DraftRequest
+from pyllama_spec.engine import Batch
 from pyllama_spec.speculative import SequenceState
 from tests.models import perm_continuation
 from tests.oracles import GREEDY, cancel_at, generate, make_sampler
@@ -26,7 +27,15 @@ from tests.perm_paths import (
     along_ubatches,
 )
 from tests.perm_tools import SUCCESSOR, check_perfect
-from tests.row_drafts import ROW_DRAFTS, AnyDrafter, RowDraft, context_of, each_kind, marked
+from tests.row_drafts import (
+    ROW_DRAFTS,
+    AnyDrafter,
+    RowDraft,
+    context_of,
+    each_kind,
+    marked,
+    memory_of,
+)
 
 FAULTS = ("Shifted", "Permuted", "NotANumber")
 
@@ -66,6 +75,43 @@ def test_rows_of_other_tokens_are_seen(name: str, fault: str) -> None:
     assert run.stats.accepted == 0
     is_noticed = run.stats.reason_off is not None and "NaN" in run.stats.reason_off
     assert is_noticed == (fault == "NotANumber")
+
+
+@pytest.mark.parametrize("name", [marked(name) for name in ROW_DRAFTS if name != "several heads"])
+def test_rejected_rows_cost_the_draft_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of drafts that are wrong from the third token on, the accepted rows alone are fed."""
+    kind = ROW_DRAFTS[name]
+    drafter, sizes = kind.perm(), list[int]()
+    loop, memory = kind.perm_loop(drafter), memory_of(drafter)
+    propose, decode = drafter.propose, memory.decode
+
+    def half(requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        drafts = [list(draft.ids) for draft in propose(requests)]
+        return [Draft([*ids[:2], *((i + 1) % 256 for i in ids[2:])]) for ids in drafts]
+
+    def counted(batch: Batch) -> None:
+        sizes.append(batch.n_tokens)
+        decode(batch)
+
+    monkeypatch.setattr(drafter, "propose", half)
+    monkeypatch.setattr(memory, "decode", counted)
+    rounds = [
+        step
+        for step in generate(loop, SequenceState(), kind.perm_prompt(20), 31).steps
+        if step.n_drafted
+    ]
+    full = [step.n_accepted for step in rounds if step.n_drafted == kind.n_perm]
+    assert full == [2] * len(full)
+    assert len(full) > 5
+    # An MTP head has a pair for the first token too.
+    n_rows = 20 + (name == "mtp") + sum(len(step.tokens) for step in rounds[:-1])
+    n_drafted = sum(step.n_drafted for step in rounds)
+    if name == "dflash":  # a block has the pending token and the masks
+        assert sum(sizes) == n_rows + n_drafted + len(rounds)
+        assert drafter.n_calls == len(sizes) == 2 * len(rounds)
+    else:  # the call that feeds the rows is the first step
+        assert sum(sizes) == n_rows + n_drafted - len(rounds)
+        assert drafter.n_calls == len(sizes) == 1 + n_drafted
 
 
 # ---- what else there is to a text

@@ -1,7 +1,7 @@
 """O3: a draft that reads rows says the same after a text, bit for bit, on every path.
 
-The contract of every kind in tests/row_drafts.py. For one kind alone see test_eagle3_paths.py and
-test_dflash_paths.py.
+The contract of every kind in tests/row_drafts.py. For one kind alone see test_eagle3_drafts.py
+and test_dflash_paths.py.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec.drafters import DraftRequest, SequenceErrors, Vote, model_drafter
+from pyllama_spec.drafters import Draft, DraftRequest, SequenceErrors, Vote, model_drafter
 from pyllama_spec.engine import Context
 from pyllama_spec.errors import ArgumentError, OutOfMemoryError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
-from tests.eagle3_tools import damaged_states, proposal
+from tests.eagle3_tools import Proposal, damaged_states, proposal
 from tests.oracles import generate, prompt_tokens, sampled
 from tests.row_drafts import (
     PLAIN,
@@ -29,6 +29,7 @@ from tests.row_drafts import (
     marked,
     memory_of,
 )
+from tests.scripted import other
 from tests.tampering import interrupt_decode
 from tests.tiers import release_except
 
@@ -183,10 +184,10 @@ def test_a_state_of_another_draft_is_refused(name: str) -> None:
     state = loop.drafter.save(0)
     assert state is not None
     others = [kind.other(), *(kind.random(variant) for variant in kind.variants if variant)]
-    for other in others:
-        kind.loop(other)
+    for draft in others:
+        kind.loop(draft)
         with pytest.raises(ArgumentError, match=r"another draft|not a drafter's state"):
-            other.restore(0, state)
+            draft.restore(0, state)
 
 
 @each_kind
@@ -204,15 +205,66 @@ def test_a_state_is_that_of_the_draft_that_is_open(name: str, tmp_path: Path) ->
     assert loop.drafter.save(0) == before
 
 
-def several_texts(name: str, n: int = 3) -> tuple[AnyDrafter, list[SequenceState]]:
+def several_texts(
+    name: str, variant: str = "", n: int = 3
+) -> tuple[AnyDrafter, list[SequenceState]]:
     """A drafter that knows some texts, each with a pending token."""
     kind = ROW_DRAFTS[name]
-    drafter = kind.random()
+    drafter = kind.random(variant)
     loop = kind.loop(drafter, n_ctx=256 * n, n_seq_max=n)
     seqs = [SequenceState(i) for i in range(n)]
     for seq in seqs:
         generate(loop, seq, prompt_tokens(9 + 8 * seq.seq_id, seed=seq.seq_id), 5, PARAMS)
     return drafter, seqs
+
+
+@each_variant
+def test_drafts_of_several_sequences_are_those_of_each_alone(name: str, variant: str) -> None:
+    """A shorter request gets the beginning of what the longest one would."""
+    kind = ROW_DRAFTS[name]
+    drafter, seqs = several_texts(name, variant)
+    n = kind.lengths[0]
+    for order in ((0, 1, 2), (2, 0), (1,)):
+        for lengths in ([n] * 3, [n - 2, n, 1], [2] * 3, [1] * 3):
+            asked = [DraftRequest(i, seqs[i].tokens, lengths[i]) for i in order]
+            longest, n_calls = max(request.n_requested for request in asked), drafter.n_calls
+            found = drafter.propose(asked)
+            if name != "dflash":
+                assert drafter.n_calls == n_calls + longest
+            for request, draft in zip(asked, found, strict=True):
+                alone = kind.read(drafter, request.seq, request.tokens, longest).proposal
+                n_asked = request.n_requested
+                assert proposal(draft) == Proposal(
+                    alone.ids[:n_asked], alone.probabilities[:n_asked]
+                )
+                assert draft.candidates is not None
+                assert len(draft.candidates) == n_asked
+
+
+@each_kind
+def test_each_accepted_length(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts that are right for k tokens, from none to all."""
+    kind = ROW_DRAFTS[name]
+    drafter = kind.random()
+    loop, seq, prompt = kind.loop(drafter), SequenceState(), prompt_tokens(21, seed=5)
+    text = generate(loop, seq, prompt, 33).text
+    propose = drafter.propose
+
+    def guided(requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        out = []
+        for request, found in zip(requests, propose(requests), strict=True):
+            coming = text[len(request.tokens) :][: len(found.ids)]
+            out.append(Draft([*coming[:k], *(other(token) for token in coming[k:])]))
+        return out
+
+    for k in range(drafter.max_draft + 1):
+        with monkeypatch.context() as patched:
+            patched.setattr(drafter, "propose", guided)
+            run = generate(loop, seq, prompt, 33)
+        assert run.text == text
+        for step in run.steps[1:-1]:
+            assert step.n_accepted == min(k, step.n_drafted)
+        kind.check_says_the_same(loop, seq)
 
 
 @each_kind

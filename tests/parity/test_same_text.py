@@ -37,7 +37,6 @@ from tests.suffix_tools import knowing
 from tests.tiers import release_except
 
 ARCHS = ("llama", "qwen3", "qwen3moe", "gemma3", *STATES)
-RECURRENT = ("qwen35", "lfm2")
 PROMPT = prompt_tokens(21, seed=5)
 N_TOKENS = 40
 SAMPLINGS = {"greedy": GREEDY, "seeded": sampled(7)}
@@ -130,15 +129,6 @@ def test_a_pattern_accepts_exactly_k(arch: str, k: int) -> None:
     assert run.stats.accepted_histogram[k] >= run.stats.rounds - 1
 
 
-def test_a_failing_drafter_is_named_in_the_result() -> None:
-    expected, context = plain("llama", "greedy"), context_of("llama")
-    drafter = Hostile(expected.text, context.model.info.n_vocab, models.EOS, p_raise=1.0)
-    run = run_once(context, drafter, PROMPT, N_TOKENS)
-    assert run.tokens == expected.tokens
-    assert "a hostile drafter fails" in str(run.stats.reason_off)
-    assert drafter.n_proposals == 1, "nothing more is asked of it"
-
-
 GRAMMAR = r"""
 root  ::= "{" pair ("," pair)* "}"
 pair  ::= "\"" [a-f]+ "\":" value
@@ -166,38 +156,6 @@ def test_a_grammar_advances_over_committed_tokens_alone(arch: str, temperature: 
             run = run_once(context, drafter, PROMPT, 60, params)
             assert run.tokens == expected.tokens
             assert run.finish_reason == expected.finish_reason
-
-
-@pytest.mark.parametrize("arch", RECURRENT)
-@pytest.mark.parametrize("seed", range(3))
-def test_a_recurrent_state_survives_any_pattern_of_rollbacks(arch: str, seed: int) -> None:
-    """Several accepted, none, no draft at all, everything rejected, in every order."""
-    params = sampled(seed)
-    context = context_of(arch)
-    prompt = prompt_tokens(9 + seed, seed)
-    expected = run_once(context, None, prompt, 80, params)
-    accepts = prompt_tokens(17, seed, n_vocab=9)
-    on = [value % 3 > 0 for value in prompt_tokens(13, seed + 50)]
-    drafter = Intermittent(Pattern(expected.text, accepts), on)
-    run = run_once(context, drafter, prompt, 80, params, keep_rows=True)
-    assert run.tokens == expected.tokens
-    check_teacher_forced(context.model, run)
-    assert 0 < run.stats.accepted < run.stats.drafted
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("arch", [*STATES_WITHOUT_SNAPSHOTS, "qwen35", "mamba"])
-def test_a_state_without_snapshots_is_copied_and_replayed(arch: str, sampling: str) -> None:
-    expected = plain(arch, sampling)
-    with tiny_context(tiny(arch, output_scale=3.0), n_rs_seq=0) as context:
-        for accepts in ([8], [0, 3, 8, 1], [0]):
-            run = run_once(
-                context, Pattern(expected.text, accepts), PROMPT, N_TOKENS, SAMPLINGS[sampling],
-                keep_rows=True,
-            )  # fmt: skip
-            check_same_rows(run, expected)
-            assert run.stats.drafted > 0
-            assert run.stats.reason_off is None
 
 
 @pytest.mark.parametrize("arch", [*STATES_WITHOUT_SNAPSHOTS, "qwen35"])
@@ -232,35 +190,6 @@ def test_a_verify_batch_fits_the_context(options: dict[str, int], n_rows: int) -
         run = run_once(context, Perfect(text), PROMPT, N_TOKENS)
     assert run.text == text
     assert max(step.n_drafted for step in run.steps) == n_rows - 1
-
-
-@pytest.mark.parametrize("n_draft", [1, 4, 8])
-def test_perm_accepts_every_draft_of_a_perfect_drafter(n_draft: int) -> None:
-    """The result is known in closed form, without the loop under test."""
-    successor = models.perm_next(n_cycles=16)
-    with tiny_context(tiny("perm", n_cycles=16)) as context:
-        prompt = [97, *models.perm_continuation(97, 45, successor)]
-        text = models.perm_continuation(prompt[-1], 90, successor)
-        for drafter in (Perfect(prompt + text, n_draft), PromptLookup(n_draft)):
-            run = run_once(context, drafter, prompt, 90)
-            assert run.tokens == text
-            assert run.stats.acceptance_rate == 1.0, drafter.name
-            assert run.stats.rounds == -(-89 // (n_draft + 1))
-
-
-@pytest.mark.parametrize("n_draft", range(1, 9))
-@pytest.mark.parametrize("arch", ARCHS)
-def test_a_context_is_filled_to_its_last_cell(arch: str, n_draft: int) -> None:
-    n_ctx = len(PROMPT) + 20
-    with tiny_context(tiny(arch, output_scale=3.0), n_ctx=n_ctx) as context:
-        assert context.n_ctx_seq == n_ctx
-        text = plain(arch, "greedy").text
-        for drafter in (None, Perfect(text), Pattern(text, [1, 0, 3, 8])):
-            run = run_once(context, drafter, PROMPT, 1000, n_draft=n_draft)
-            assert run.finish_reason == "length"
-            # Every cell holds a token, and the last row gave one more.
-            assert run.text == text[: n_ctx + 1]
-            assert context.memory.positions(0)[1] == n_ctx - 1
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])

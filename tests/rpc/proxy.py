@@ -1,4 +1,4 @@
-"""A proxy of an RPC server: counts messages and bytes, and delays both directions.
+"""A proxy of an RPC server: counts messages by their commands, and can act on each.
 
 It reads the frames of the engine's protocol: a byte for the command, eight for the size, the data.
 """
@@ -6,10 +6,8 @@ It reads the frames of the engine's protocol: a byte for the command, eight for 
 from __future__ import annotations
 
 import contextlib
-import queue
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -25,23 +23,19 @@ _PIECE = 1 << 16
 
 
 class Proxy:
-    """Forwards connections to `target`, each byte `delay_s` later.
+    """Forwards connections to `target`.
 
     Attributes:
-        delay_s: the delay, which may change at any time.
         messages: the number of messages to the server by command.
-        sent, received: bytes to the server and from it.
         on_command: called with each command's name before it is passed on.
 
     """
 
-    def __init__(self, target: str, delay_s: float = 0.0) -> None:
+    def __init__(self, target: str) -> None:
         host, port = target.split(":")
         self._target = (host, int(port))
-        self.delay_s = delay_s
         self.messages: Counter[str] = Counter()
-        self.sent = self.received = 0
-        self.on_command: Callable[[str], None] | None = None
+        self.on_command: Callable[[str], None] = lambda name: None
         self._open: list[socket.socket] = []
         self._socket = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=self._accept, daemon=True).start()
@@ -50,11 +44,6 @@ class Proxy:
     def address(self) -> str:
         """The proxy's address for rpc_servers."""
         return f"127.0.0.1:{self._socket.getsockname()[1]}"
-
-    def reset(self) -> None:
-        """Sets the counts to zero."""
-        self.messages.clear()
-        self.sent = self.received = 0
 
     def close(self) -> None:
         """Closes all connections."""
@@ -75,55 +64,30 @@ class Proxy:
                     threading.Thread(target=run, args=(client, server), daemon=True).start()
 
     def _requests(self, client: socket.socket, server: socket.socket) -> None:
-        out = self._sender(server)
         with contextlib.suppress(OSError, EOFError):
             while True:
                 head = _exactly(client, 9)
                 name = COMMANDS[head[0]]
-                size = int.from_bytes(head[1:], "little")
-                if self.on_command is not None:
-                    self.on_command(name)
+                self.on_command(name)
                 self.messages[name] += 1
-                self.sent += 9 + size
-                out(head)
+                server.sendall(head)
+                size = int.from_bytes(head[1:], "little")
                 while size:
-                    piece = client.recv(min(size, _PIECE))
-                    if not piece:
-                        raise EOFError
+                    piece = _exactly(client, min(size, _PIECE))
+                    server.sendall(piece)
                     size -= len(piece)
-                    out(piece)
-        out(b"")
+        _end(server)
 
     def _answers(self, client: socket.socket, server: socket.socket) -> None:
-        out = self._sender(client)
         with contextlib.suppress(OSError):
             while piece := server.recv(_PIECE):
-                self.received += len(piece)
-                out(piece)
-        out(b"")
-
-    def _sender(self, to: socket.socket) -> Callable[[bytes], None]:
-        """Returns a function that sends bytes in order after the delay; b"" ends the stream."""
-        waiting: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
-
-        def run() -> None:
-            while True:
-                due, piece = waiting.get()
-                time.sleep(max(due - time.monotonic(), 0.0))
-                _send(to, piece)
-                if not piece:
-                    return
-
-        threading.Thread(target=run, daemon=True).start()
-        return lambda piece: waiting.put((time.monotonic() + self.delay_s, piece))
+                client.sendall(piece)
+        _end(client)
 
 
-def _send(to: socket.socket, piece: bytes) -> None:
+def _end(to: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        if piece:
-            to.sendall(piece)
-        else:
-            to.shutdown(socket.SHUT_RDWR)
+        to.shutdown(socket.SHUT_WR)
 
 
 def _exactly(source: socket.socket, n: int) -> bytes:

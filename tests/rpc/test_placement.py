@@ -1,8 +1,13 @@
-"""Layers on servers: the same text, whole drafts accepted, and rows equal to the CPU's."""
+"""Layers on servers: the same text, whole drafts, rows equal to the CPU's, few messages."""
 
 from __future__ import annotations
 
+import random
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,33 +28,14 @@ from pyllama_spec.engine import (
 from pyllama_spec.engine.context import _flash_attn
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from tests.models import model_path
-from tests.rpc.tools import PERM_PROMPT, Server, head_path, perm_text
-
-N = 30
+from tests.rpc.proxy import Proxy
+from tests.rpc.tools import PERM_PROMPT, Server, check_whole, head_path, opened
 
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[tuple[Server, Server]]:
     with Server() as one, Server() as other:
         yield one, other
-
-
-def opened(addresses: list[str], **options: Any) -> Llama:
-    values: dict[str, Any] = {
-        "n_gpu_layers": -1, "rpc_servers": addresses, "n_ctx": 256, "n_threads": 1,
-        "draft": head_path(), "controller": "fixed", "n_draft": 4, "lookup": 0,
-    }  # fmt: skip
-    return Llama(str(model_path("perm")), **{**values, **options})
-
-
-def check_whole(llm: Llama) -> None:
-    """The text is the permutation's, and all that was drafted is accepted."""
-    generation = llm.generate_steps(PERM_PROMPT, max_tokens=N, temperature=0.0)
-    for _ in generation:
-        pass
-    stats = generation.record.stats
-    assert list(generation.record.tokens) == perm_text(N)
-    assert stats.reason_off is None and stats.accepted == stats.drafted > 0
 
 
 @pytest.mark.parametrize("n_layers", [-1, 2], ids=["all", "some"])
@@ -68,11 +54,34 @@ def test_a_head_in_the_targets_file_lies_with_it(
         check_whole(llm)
 
 
-@pytest.mark.parametrize("head", [None, -1], ids=["local head", "remote head"])
-def test_perm_is_accepted_whole(servers: tuple[Server, Server], head: int | None) -> None:
-    with opened([servers[0].address], draft_gpu_layers=head) as llm:
-        assert llm.model.placement == {f"RPC0[{servers[0].address}]": 5}
-        assert f"on RPC0[{servers[0].address}]" in repr(llm)
+@pytest.mark.parametrize(
+    ("placed", "options"),
+    [
+        ([5], {}), ([5], {"draft_gpu_layers": -1}), ([2], {"n_gpu_layers": 2}),
+        *(
+            ([2, 3], {"tensor_split": [2, 3], **more})
+            for more in ({}, {"offload_kqv": False}, {"flash_attn": True})
+        ),
+    ],
+)  # fmt: skip
+def test_perm_is_accepted_whole(
+    servers: tuple[Server, Server], placed: list[int], options: dict[str, Any]
+) -> None:
+    """The whole target or a part of it, on one server or two, with the head here or there."""
+    addresses = [server.address for server in servers[: len(placed)]]
+    wanted = dict(zip([f"RPC0[{address}]" for address in addresses], placed, strict=True))
+    if n_here := 5 - sum(placed):
+        wanted["CPU"] = n_here
+    with opened(*addresses, **options) as llm:
+        assert llm.model.placement == wanted
+        assert placed != [5] or f"on RPC0[{addresses[0]}]" in repr(llm)
+        check_whole(llm)
+
+
+def test_a_choice_of_devices(servers: tuple[Server, Server]) -> None:
+    one, other = (server.address for server in servers)
+    with opened(one, other, devices=[f"RPC0[{other}]"]) as llm:
+        assert llm.model.placement == {f"RPC0[{other}]": 5}
         check_whole(llm)
 
 
@@ -88,36 +97,15 @@ def test_a_remote_head_of_a_local_target(servers: tuple[Server, Server]) -> None
         check_whole(llm)
 
 
-@pytest.mark.parametrize("options", [{}, {"offload_kqv": False}, {"flash_attn": True}])
-def test_a_target_over_two_servers(
-    servers: tuple[Server, Server], options: dict[str, bool]
-) -> None:
-    one, other = (server.address for server in servers)
-    with opened([one, other], tensor_split=[2, 3], **options) as llm:
-        assert llm.model.placement == {f"RPC0[{one}]": 2, f"RPC0[{other}]": 3}
-        check_whole(llm)
-
-
-def test_a_part_and_a_choice(servers: tuple[Server, Server]) -> None:
-    one, other = (server.address for server in servers)
-    with opened([one], n_gpu_layers=2) as llm:
-        assert llm.model.placement == {"CPU": 3, f"RPC0[{one}]": 2}
-        check_whole(llm)
-    with opened([one, other], devices=[f"RPC0[{other}]"]) as llm:
-        assert llm.model.placement == {f"RPC0[{other}]": 5}
-        check_whole(llm)
-
-
 def test_two_models_at_once(servers: tuple[Server, Server]) -> None:
     """On one server, on another one, and beside a local one; each may be closed first."""
     one, other = (server.address for server in servers)
-    with opened([one]) as a, opened([other]) as b, Llama(
+    with opened(one) as a, opened(other) as b, Llama(
         str(model_path("perm")), n_gpu_layers=0, n_ctx=256
     ) as local:  # fmt: skip
         assert local.model.placement == {"CPU": 5}
-        third = opened([one])
+        third = opened(one)
         for llm in (a, b, third, local, a, b):
-            assert llm.generate_steps is not None
             text = llm(PERM_PROMPT, max_tokens=5, temperature=0.0)["choices"][0]["text"]
             assert text == local(PERM_PROMPT, max_tokens=5, temperature=0.0)["choices"][0]["text"]
         # Freeing what it had there makes the server forget the graphs of all.
@@ -164,12 +152,10 @@ def test_equal_logits_are_settled_as_on_the_cpu(
             flash_attn=False, n_threads=1,
         ) as llm:  # fmt: skip
             for processor in (None, [lambda _, row: row]):
-                generation = llm.generate_steps(
+                record = llm.generate_steps(
                     PERM_PROMPT, max_tokens=20, temperature=0.0, logits_processor=processor
-                )
-                for _ in generation:
-                    pass
-                texts.append(list(generation.record.tokens))
+                ).read_all()
+                texts.append(list(record.tokens))
     assert all(text == texts[0] for text in texts)
     assert all(token % 2 == 0 for token in texts[0])
 
@@ -189,20 +175,57 @@ def test_a_build_without_a_server_in_use_is_a_cpu(servers: tuple[Server, Server]
 
 
 @pytest.mark.parametrize(
-    "servers_given", ["127.0.0.1:1", [], ["localhost"], ["a:0"], ["::1:50052"], [3], ["a:1", "a:1"]]
-)
-def test_servers_that_are_none(servers_given: Any) -> None:
-    with pytest.raises(ArgumentError, match="rpc_servers"):
-        Model(model_path("llama"), n_gpu_layers=-1, rpc_servers=servers_given)
+    ("options", "error", "named"),
+    [
+        *(
+            ({"n_gpu_layers": -1, "rpc_servers": servers}, ArgumentError, "rpc_servers")
+            for servers in
+            ("127.0.0.1:1", [], ["localhost"], ["a:0"], ["::1:50052"], [3], ["a:1", "a:1"])
+        ),
+        *(
+            ({"n_gpu_layers": -1, "rpc_servers": ["127.0.0.1:1"], "split_mode": mode},
+             UnsupportedError, "split")
+            for mode in ("row", "tensor")
+        ),
+        ({"rpc_servers": ["127.0.0.1:1"]}, ArgumentError, "n_gpu_layers"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_before_any_connection(
+    options: dict[str, Any], error: type[Exception], named: str
+) -> None:
+    with pytest.raises(error, match=named):
+        Model(model_path("llama"), **options)
 
 
-@pytest.mark.parametrize("mode", ["row", "tensor"])
-def test_servers_that_would_share_layers(mode: Any) -> None:
-    """The refusal comes before any connection."""
-    with pytest.raises(UnsupportedError, match="split"):
-        Model(model_path("llama"), n_gpu_layers=-1, rpc_servers=["127.0.0.1:1"], split_mode=mode)
+def test_a_width_that_was_there_is_one_message() -> None:
+    rng = random.Random(1)
+    with Server() as server, closing(Proxy(server.address)) as proxy:
+        model = Model(model_path("perm"), n_gpu_layers=-1, rpc_servers=[proxy.address])
+        with model, Context(model, n_ctx=256, n_threads=1) as context:
+            batch = Batch(32)
+
+            def decode(at: int, n: int) -> None:
+                batch.clear()
+                batch.extend([5] * n, at, output_all=True)
+                context.decode(batch)
+
+            decode(0, 20)
+            for width in range(1, 10):
+                decode(20, width)
+                context.memory.rollback(0, 20)
+            proxy.messages.clear()
+            for _ in range(20):
+                decode(20, rng.randint(1, 9))
+                context.logits(0)
+                context.memory.rollback(0, 20)
+            assert proxy.messages["graph_compute"] == 0
+            assert proxy.messages["graph_recompute"] == 20
+            assert proxy.messages["alloc_buffer"] == proxy.messages["free_buffer"] == 0
 
 
-def test_servers_without_layers() -> None:
-    with pytest.raises(ArgumentError, match="n_gpu_layers"):
-        Model(model_path("llama"), rpc_servers=["127.0.0.1:1"])
+def test_the_tests_of_a_device() -> None:
+    """Every placement, transferred bytes, numbers beside the CPU's, and freed memory."""
+    command = [sys.executable, "-m", "pytest", "tests/gpu", "-p", "tests.rpc.as_device", "-q"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^\d\d+ passed in", done.stdout, re.MULTILINE), done.stdout

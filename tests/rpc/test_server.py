@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_spec import Llama, RemoteError
+from pyllama_spec import RemoteError
 from pyllama_spec.engine import RpcServer
 from pyllama_spec.errors import ArgumentError
 from tests.models import model_path
-from tests.rpc.tools import PERM_PROMPT, Server
+from tests.rpc.tools import PERM_PROMPT, Server, opened
 
 _COMMAND = [sys.executable, "-m", "pyllama_spec.cli"]
 
@@ -74,9 +74,7 @@ def test_a_warning_where_others_reach_it() -> None:
 
 
 def _talk(address: str) -> None:
-    with Llama(
-        str(model_path("perm")), n_gpu_layers=-1, rpc_servers=[address], n_ctx=64
-    ) as llm:  # fmt: skip
+    with opened(address) as llm:
         llm(PERM_PROMPT, max_tokens=2)
 
 
@@ -158,10 +156,7 @@ def test_in_a_process_of_ones_own() -> None:
         thread = threading.Thread(target=server.serve, daemon=True)
         thread.start()
         assert server.is_loopback and server.devices == ("CPU",)
-        with Llama(
-            str(model_path("perm")), n_gpu_layers=-1, rpc_servers=[server.address], n_ctx=128
-        ) as llm:
-            llm(PERM_PROMPT, max_tokens=3)
+        _talk(server.address)
     thread.join(10)
     assert not thread.is_alive()
     assert any(note.endswith(": connected") for note in notes)
@@ -252,9 +247,7 @@ def test_no_listening_for_another_server() -> None:
 def test_noise() -> None:
     """After random bytes that follow a greeting, another client continues."""
     rng = np.random.default_rng(1)
-    with Server() as server, Llama(
-        str(model_path("perm")), n_gpu_layers=-1, rpc_servers=[server.address], n_ctx=128
-    ) as llm:  # fmt: skip
+    with Server() as server, opened(server.address) as llm:
         for _ in range(40):
             size = int(rng.integers(0, 400))
             noise = _message(int(rng.integers(0, 22)), rng.bytes(size))

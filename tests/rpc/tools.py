@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 from types import TracebackType
+from typing import Any
 
+from pyllama_spec import Llama
 from tests.models import model_path, perm_continuation, perm_next
 
 PERM_PROMPT = [5, 7, 11, 200]
@@ -67,3 +69,20 @@ def perm_text(n: int) -> list[int]:
 def head_path() -> str:
     """A head that the permutation model always agrees with."""
     return str(model_path("perm_eagle3"))
+
+
+def opened(*addresses: str, **options: Any) -> Llama:
+    """The permutation model on these servers, with a head that is always asked."""
+    values: dict[str, Any] = {
+        "n_gpu_layers": -1, "rpc_servers": list(addresses), "n_ctx": 512, "n_threads": 1,
+        "draft": head_path(), "controller": "fixed", "n_draft": 4, "lookup": 0,
+    }  # fmt: skip
+    return Llama(str(model_path("perm")), **{**values, **options})
+
+
+def check_whole(llm: Llama, n: int = 30, *, drafts: bool = True) -> None:
+    """The text is the permutation's, and all that was drafted is accepted."""
+    record = llm.generate_steps(PERM_PROMPT, max_tokens=n, temperature=0.0).read_all()
+    assert list(record.tokens) == perm_text(n)
+    assert record.stats.reason_off is None and record.stats.accepted == record.stats.drafted
+    assert (record.stats.drafted > 0) == drafts

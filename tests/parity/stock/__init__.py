@@ -1,1 +1,0 @@
-"""Comparison with stock llama.cpp, run by hand."""
