@@ -29,20 +29,15 @@ HOSTILE = {
     "a text that doubles": "{% set n = namespace(a='abcdefgh') %}" + DOUBLING,
     "a list that doubles": "{% set n = namespace(a=[1]) %}" + DOUBLING,
     "a macro without an end": "{% macro m(x) %}{{ m(x) }}{% endmacro %}{{ m(1) }}",
-    "a macro that doubles": "{% macro m(x) %}{{ m(x) }}{{ m(x) }}{% endmacro %}{{ m(1) }}",
     "a wide indent": "{{ {'a': [1]}|tojson(indent=2000000000) }}",
     "a list in a list in a list": "{% set n = namespace(a=[1]) %}"
     "{% for i in range(300000) %}{% set n.a = [n.a] %}{% endfor %}{{ n.a|tojson }}",
     "a list that holds itself": "{% set l = [] %}{% set _ = l.append(l) %}{{ l }}{{ l|tojson }}",
-    "signs without an end": "{{ " + "not " * 100_000 + "1 }}",
     "members without an end": "{{ a" + ".b" * 100_000 + " }}",
     "sums without an end": "{{ 1" + "+1" * 100_000 + " }}",
-    "filters without an end": "{{ 'a'" + "|upper" * 50_000 + " }}",
     "conditions without an end": "{% if a %}" * 20_000 + "{% endif %}" * 20_000,
     "a sum as large as a number": "{{ (-9223372036854775807 - 1) // -1 }}",
-    "a remainder": "{{ (-9223372036854775807 - 1) % -1 }}",
     "a division by zero": "{{ 1 // 0 }}{{ 1 % 0 }}",
-    "a divisor of zero": "{{ 1 is divisibleby(0) }}",
     "a divisor of -1": "{{ (-9223372036854775807 - 1) is divisibleby(-1) }}",
 }
 
