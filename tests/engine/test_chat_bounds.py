@@ -60,6 +60,7 @@ def test_a_hostile_template(name: str, way: str) -> None:
     code = (
         "import resource\n"
         "from pathlib import Path\n"
+        "from pyllama_spec.errors import PyllamaSpecError\n"
         "from tests.engine.test_chat_bounds import *\n"
         "try:\n"
         f"    {way}(USUAL + HOSTILE[{name!r}])\n"
