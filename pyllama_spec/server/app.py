@@ -19,7 +19,6 @@ from pyllama_spec.server import (
     routes_native,
     routes_openai,
     routes_page,
-    routes_vectors,
 )
 from pyllama_spec.server.api_errors import ApiError, openai_error
 from pyllama_spec.server.exchange import ClientGone, Exchange, Route, stopped, stopping
@@ -127,7 +126,6 @@ _CHECKS = ("/health", "/v1/health", "/ready", "/metrics")
 # Every module of endpoints; the first route of a path counts.
 _ROUTES: Sequence[Route] = (
     *routes_openai.ROUTES,
-    *routes_vectors.ROUTES,
     *routes_native.ROUTES,
     *routes_dialects.ROUTES,
     *routes_page.ROUTES,

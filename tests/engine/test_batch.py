@@ -57,13 +57,6 @@ def test_several_sequences_per_token() -> None:
     assert contents(batch) == [(1, 0, [0], False)], "nothing is left of the sequences before"
 
 
-def test_more_sequence_ids_than_tokens() -> None:
-    batch = Batch(2)
-    batch.add(1, 0, range(5))
-    batch.add(2, 1, range(7))
-    assert [row[2] for row in contents(batch)] == [list(range(5)), list(range(7))]
-
-
 def test_shared_tokens_are_seen_by_each_sequence() -> None:
     model = tiny("llama")
     # Flash attention skips the cells of other sequences, so that rows are bit-equal.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from pyllama_spec.engine import Batch
 from pyllama_spec.engine.layer_rows import LayerRows
-from pyllama_spec.errors import ArgumentError
 from tests.oracles import prompt_tokens, tiny, tiny_context
 
 LAYERS = (1, 2)
@@ -31,21 +29,3 @@ def test_copies_are_the_views() -> None:
             assert np.array_equal(buffer[1 : 1 + count], np.concatenate(expected, axis=1))
             assert (buffer[0] == 7.0).all()
             assert (buffer[1 + count :] == 7.0).all()
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    with tiny_context(tiny("llama"), target_layers=LAYERS) as context:
-        batch = Batch(3)
-        batch.extend([5, 6, 7], 0)
-        context.decode(batch)
-        rows = LayerRows(context, LAYERS, 0, 3)
-        good = np.zeros((4, 128), np.float32)
-        for buffer, at in ((good, 2), (good, -1), (good[:, :64].copy(), 0)):
-            with pytest.raises(ArgumentError, match="has no place for 3 rows"):
-                rows.copy_to(buffer, at)
-        with pytest.raises(ArgumentError, match="row 3 is outside the last batch"):
-            rows.part(1, 3).copy_to(good, 0)
-        with pytest.raises(ArgumentError, match="layer 0"):
-            LayerRows(context, (0, 1), 0, 3).copy_to(good, 0)
-    with pytest.raises(Exception, match="closed"):
-        rows.copy_to(good, 0)

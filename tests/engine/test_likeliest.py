@@ -110,22 +110,6 @@ def test_none_where_all_are_left_out(context: Context) -> None:
     assert context.likeliest(2, np.full(context.model.info.n_vocab, -1, np.int32)) is None
 
 
-def test_bad_counterparts() -> None:
-    with tiny_context(tiny("llama")) as context:
-        batch = Batch(3)
-        batch.extend([1, 2, 3], 0, output_last=True)
-        context.decode(batch)
-        n = context.model.info.n_vocab
-        with pytest.raises(ArgumentError):
-            context.likeliest(0)
-        wrongs: tuple[Any, ...] = (
-            np.zeros(n - 1, np.int32), np.zeros(n, np.int64), np.zeros(2 * n, np.int32)[::2],
-        )  # fmt: skip
-        for wrong in wrongs:
-            with pytest.raises(ArgumentError, match="counterparts"):
-                context.likeliest(2, wrong)
-
-
 def test_bad_chains() -> None:
     """Invalid chains do not reach the engine, and the context is unchanged."""
     heard: list[tuple[int, int, float]] = []

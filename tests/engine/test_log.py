@@ -36,15 +36,6 @@ def test_a_thread_hears_what_the_process_does_not(capfd: pytest.CaptureFixture[s
     assert printed(capfd) == ""
 
 
-def test_a_thread_can_be_silent_where_the_process_is_not(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    set_log_level("info")
-    with thread_log_level("none"):
-        assert printed(capfd) == ""
-    assert "llama_model_loader" in printed(capfd)
-
-
 def test_other_threads_keep_the_process_s_level(capfd: pytest.CaptureFixture[str]) -> None:
     lines: list[str] = []
     with thread_log_level("info"):

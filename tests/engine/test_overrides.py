@@ -64,8 +64,3 @@ EOS = "tokenizer.ggml.eos_token_id"
 def test_what_the_engine_would_ignore_or_abort_at_is_refused(key: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=re.escape(key)):
         Model(model_path("llama"), kv_overrides={key: value})
-
-
-def test_the_last_token_may_end_a_text() -> None:
-    with Model(model_path("llama"), kv_overrides={EOS: 319}) as model:
-        assert model.vocab.eos == 319

@@ -27,7 +27,7 @@ from pyllama_spec.errors import (
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 
 from .harness import CaseList
-from .tools import N_VOCAB, PROMPT, batch_of, decoded, opened, opened_file, tiny
+from .tools import N_VOCAB, PROMPT, batch_of, decoded, opened, tiny
 
 CASES = CaseList()
 
@@ -162,14 +162,6 @@ def context_full(folder: Path) -> None:
         context.decode(batch_of([7], pos))
 
 
-@CASES.add(ContextFullError)
-def context_full_of_sequences(folder: Path) -> None:
-    context = opened(n_ctx=512, n_seq_max=4, kv_unified=True)
-    for seq in range(4):
-        for pos in range(0, 480, 32):
-            context.decode(batch_of([7] * 32, pos, seq))
-
-
 @CASES.add(ArgumentError, "kv_unified")
 def shared_token_without_shared_memory(folder: Path) -> None:
     batch = Batch(4)
@@ -292,16 +284,6 @@ def prompt_too_long(folder: Path) -> None:
     _prefill([7] * 65)(folder)
 
 
-@CASES.add(UnsupportedError)
-def loop_of_an_encoder(folder: Path) -> None:
-    _loop(opened("bert")).prefill(SequenceState(), PROMPT)
-
-
-@CASES.add(None)
-def encoder_encodes(folder: Path) -> None:
-    opened_file(tiny("bert"), embeddings=True).decode(batch_of([1, 2, 3]), encode=True)
-
-
 def _restore(change: Callable[[bytes], Any], arch: str = "llama") -> Call:
     """Restores the changed state of one context in another."""
     return lambda _: opened(arch).memory.restore(0, change(decoded().memory.save()))
@@ -332,14 +314,6 @@ def part_of_a_recurrent_state(folder: Path) -> None:
 @CASES.add(UnsupportedError)
 def memory_of_an_encoder(folder: Path) -> None:
     opened("bert").memory.clear()
-
-
-@CASES.add(PyllamaSpecError)
-def restore_in_a_small_context(folder: Path) -> None:
-    context = opened(n_ctx=1024)
-    for pos in range(0, 992, 32):
-        context.decode(batch_of([7] * 32, pos))
-    opened(n_ctx=256, n_seq_max=1).memory.restore(0, context.memory.save())
 
 
 def sampler(**params: Any) -> Sampler:
@@ -410,13 +384,6 @@ def grammar_trigger_that_is_no_pattern(folder: Path) -> None:
 @CASES.add(PyllamaSpecError, "grammar")
 def grammar_given_a_wrong_token(folder: Path) -> None:
     sampler(grammar='root ::= "a"').accept(ord("b"))
-
-
-@CASES.add(PyllamaSpecError, "grammar")
-def grammar_at_its_end(folder: Path) -> None:
-    one = sampler(grammar='root ::= "a"')
-    one.accept(ord("a"))
-    one.accept(ord("a"))
 
 
 @CASES.add(EngineError)

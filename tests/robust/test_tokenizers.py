@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_spec.engine import Model
-from pyllama_spec.errors import ArgumentError, EngineError, ModelLoadError
+from pyllama_spec.errors import ArgumentError, ModelLoadError
 from tests.fuzz import runner
 from tests.fuzz.architectures import tokenizer
 from tests.fuzz.gguf_bytes import GgufFile, Value
@@ -135,14 +135,6 @@ def test_a_replacement_that_grows_without_end(tmp_path: Path) -> None:
     path = _vocabulary(tmp_path / "v.gguf", "t5", precompiled_charsmap=Value("[u8]", charsmap))
     with pytest.raises(ModelLoadError, match="precompiled_charsmap"):
         Model(path, vocab_only=True)
-
-
-def test_ids_that_do_not_exist_are_no_tokens(tmp_path: Path) -> None:
-    path = _rwkv(
-        tmp_path / "v.gguf", ["<s>"] + ["x"] * 300, unknown_token_id=Value("u32", 2**31 - 1)
-    )
-    with pytest.raises((EngineError, ModelLoadError)):
-        Model(path, vocab_only=True).vocab.tokenize("\u00e9")
 
 
 def test_control_tokens_take_no_square_of_their_number() -> None:

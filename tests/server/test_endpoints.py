@@ -7,7 +7,6 @@ import json
 import math
 import re
 import struct
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from pyllama_spec.server import llama_server
 from pyllama_spec.server.routes_page import page_files
 from tests.faces.tools import open_tiny
 from tests.models import CHATML_TEMPLATE, model_path
-from tests.server.world import Client, events_of, is_idle, served, stages, until
+from tests.server.world import Client, is_idle, served, stages, until
 
 TEXT = "/v1/completions"
 DOCUMENTS = ["a cat sat", "rain", "the other cat"]
@@ -200,6 +199,8 @@ def test_metrics_are_the_sums_of_what_was_answered() -> None:
         assert found['vllm:request_success_total{finished_reason="length"}'] == 5
         assert found['pyllama_spec:request_errors_total{code="invalid_type"}'] == 1
         assert found["vllm:time_to_first_token_seconds_count"] == 5
+        by_state = [n for name, n in found.items() if "requests_by_draft_state_total" in name]
+        assert sum(by_state) == 5
         assert found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
 
 
@@ -221,49 +222,6 @@ def test_llama_servers_figures_of_decodes_and_speed() -> None:
         n_written = 9 / found["llamacpp:tokens_predicted_seconds_total"]
         assert found["llamacpp:predicted_tokens_seconds"] == pytest.approx(n_written)
         assert figures(client)["llamacpp:predicted_tokens_seconds"] == 0  # none since then
-        # Long enough that the two answers to one prompt are computed together on a busy machine.
-        client.right(TEXT, {**body, "prompt": "4, 5, 6, 7,", "n": 2, "max_tokens": 100})
-        until(lambda: is_idle(client))
-        found = figures(client)
-        n_decodes = found["llamacpp:n_decode_total"]
-        assert n_decodes < 10 + 2 * 100
-        assert 1 < found["llamacpp:n_busy_slots_per_decode"] < 2
-        assert found["pyllama_spec:rounds_total"] == 9 + 2 * 99
-
-
-@pytest.mark.parametrize("options", [
-    {}, {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True},
-], ids=["none", "usage", "continuous"])  # fmt: skip
-@pytest.mark.parametrize("n", [1, 2])
-def test_a_stream_is_counted_once_whatever_it_tells(
-    n: int, options: dict[str, bool], caplog: pytest.LogCaptureFixture
-) -> None:
-    body = {**REPEATING, "n": n, **({"stream_options": options} if options else {})}
-    with served(open_tiny("prompt-lookup", n_parallel=2)) as client, caplog.at_level("INFO"):
-        chunks = client.chunks(TEXT, body)
-        until(lambda: is_idle(client))
-        found = figures(client)
-    ends = [one for one in chunks if one["choices"] and "speculation" in one]
-    usage = chunks[-1]["usage"]
-    assert (len(ends), usage["completion_tokens"]) == (n, 30 * n)
-    drafted, accepted = (
-        sum(one["speculation"][name] for one in ends) for name in ("drafted", "accepted")
-    )
-    assert usage["completion_tokens_details"] == {
-        "accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted,
-    }  # fmt: skip
-    assert found["vllm:generation_tokens_total"] == 30 * n
-    assert found["vllm:prompt_tokens_total"] == usage["prompt_tokens"]
-    assert found["vllm:spec_decode_num_draft_tokens_total"] == drafted > 0
-    assert found["vllm:spec_decode_num_accepted_tokens_total"] == accepted
-    assert found['vllm:request_success_total{finished_reason="length"}'] == n
-    assert found["vllm:time_to_first_token_seconds_count"] == n
-    (line,) = (one for one in caplog.messages if TEXT in one)
-    assert f"completion_tokens={30 * n} drafted={drafted} accepted={accepted}" in line
-    if options.get("continuous_usage_stats") and n > 1:  # each choice's own, before the last one's
-        own = ends[0]["speculation"]["accepted"]
-        details = ends[0]["usage"]["completion_tokens_details"]
-        assert details["accepted_prediction_tokens"] == own
 
 
 def test_metrics_say_what_runs_and_waits_and_was_left() -> None:
@@ -283,40 +241,6 @@ def test_metrics_say_what_runs_and_waits_and_was_left() -> None:
         found = figures(client)
         assert found['vllm:request_success_total{finished_reason="abort"}'] == 2
         assert found["vllm:generation_tokens_total"] > 0
-
-
-@pytest.mark.parametrize("end", ["left", "late"])
-@pytest.mark.parametrize("n", [1, 2])
-def test_rounds_of_cut_requests_count_as_their_tokens_do(end: str, n: int) -> None:
-    """Without a draft, each text has one token from its prompt and one per round, however it ends.
-
-    A context shift rereads a prompt too, after a hundred tokens at the earliest.
-    """
-    endless = {"prompt": "a", "ignore_eos": True, "context_shift": True, "max_tokens": 10**9}
-    max_time_s = 2.0 if end == "late" else None
-    with served(open_tiny(None, n_parallel=2), max_time_s=max_time_s) as client:
-        if end == "late":
-            assert client.post(TEXT, {**endless, "n": n})[0] == 504
-        else:
-            connection, response = client.send("POST", TEXT, {**endless, "n": n, "stream": True})
-            begun: Counter[int] = Counter()
-            for event in events_of(response):
-                begun.update(choice["index"] for choice in event["choices"])
-                if len(begun) == n and min(begun.values()) > 2:  # each has had a round
-                    break
-            response.close()
-            connection.close()
-        until(lambda: is_idle(client))
-        found = figures(client)
-    n_tokens, n_rounds = found["vllm:generation_tokens_total"], found["pyllama_spec:rounds_total"]
-    # A round that was computed as the client left may be in one of the two already.
-    assert n_rounds > 0 and -n <= n_tokens - n_rounds - n <= n + n_tokens // 100
-    assert found['pyllama_spec:requests_by_draft_state_total{state="none"}'] == n
-    ends = [
-        found.get('vllm:request_success_total{finished_reason="abort"}', 0),
-        found.get('pyllama_spec:request_errors_total{code="timeout"}', 0),
-    ]
-    assert ends == ([1, 0] if end == "left" else [0, 1])
 
 
 _PROMPT_FIGURES = (
@@ -349,18 +273,6 @@ def test_a_prompt_that_is_cut_counts_what_was_computed() -> None:
     assert n_head - 64 < cached <= n_head
     assert 0 < read <= len(more)
     assert read + cached == both
-
-
-def test_what_became_of_drafts_is_counted() -> None:
-    with served(open_tiny("prompt-lookup")) as client:
-        bodies = [REPEATING] * 3 + [{**REPEATING, "speculation": {"draft": False}}] * 2
-        states = [client.right(TEXT, body)["speculation"]["state"] for body in bodies]
-        until(lambda: is_idle(client))
-        found = figures(client)
-    assert states[3:] == ["disabled"] * 2
-    for state in set(states):
-        name = f'pyllama_spec:requests_by_draft_state_total{{state="{state}"}}'
-        assert found[name] == states.count(state)
 
 
 def test_the_dashboard_shows_what_there_is() -> None:

@@ -64,14 +64,6 @@ def endless(client: Client, n: int = 1) -> Iterator[list[Any]]:
             connection.close()
 
 
-def test_a_client_that_leaves_ends_its_stream() -> None:
-    with served(opened()) as client:
-        with endless(client, 2):
-            assert len(client.service.answers) == 2
-        until(lambda: is_idle(client))
-        assert client.right(TEXT, {"prompt": "a", "max_tokens": 2})["choices"]
-
-
 @pytest.mark.parametrize("stage", ["generating", "queued"])
 def test_a_client_that_leaves_ends_a_whole_answer(stage: str) -> None:
     with served(opened(n_parallel=1)) as client:

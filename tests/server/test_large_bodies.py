@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,32 +19,6 @@ from tests.faces.tools import open_tiny
 from tests.server.test_noise import value
 from tests.server.world import PATIENCE_S, Client, is_idle, served, until
 from tests.tiers import release_except
-
-# How many arenas there are once eight threads have each taken memory of the C heap at once.
-_ARENAS = """
-import ctypes, os, sys, tempfile, threading
-from pyllama_spec.server.bodies import limit_arenas
-
-assert limit_arenas() == hasattr(ctypes.CDLL(None), "mallopt")
-libc, together = ctypes.CDLL(None), threading.Barrier(8)
-libc.malloc.restype, libc.fopen.restype = ctypes.c_void_p, ctypes.c_void_p
-libc.malloc.argtypes, libc.fclose.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
-libc.malloc_info.argtypes = [ctypes.c_int, ctypes.c_void_p]
-
-def take():
-    together.wait()
-    libc.malloc(50_000)
-    together.wait()
-
-threads = [threading.Thread(target=take) for _ in range(8)]
-[thread.start() for thread in threads]
-[thread.join() for thread in threads]
-path = os.path.join(tempfile.mkdtemp(), "heap.xml").encode()
-file = libc.fopen(path, b"w")
-libc.malloc_info(0, file)
-libc.fclose(file)
-print(open(path).read().count("<heap "))
-"""
 
 CHAT, TEXT, MESSAGES, RESPONSES = (
     "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses",
@@ -161,19 +133,15 @@ def test_others_are_answered_meanwhile(client: Client, monkeypatch: pytest.Monke
 MANY = bodies.MAX_VALUES * 3
 BOMBS = {
     "keys": b"{%s}" % b",".join(b'"%d":0' % i for i in range(MANY)),
-    "equal keys": b"{%s}" % b",".join([b'"a":0'] * MANY),
     "lists": b'{"messages": [%s]}' % b",".join([b"[]"] * MANY),
     "depth": b'{"messages": %s' % (b"[" * 300_000),
-    "depth of objects": b'{"a":' * 300_000,
     "texts": b'{"messages": [%s]}' % b",".join([b'"a"'] * MANY),
     "numbers": b'{"prompt": [%s7]}' % (b"7," * (5 << 18)),
     "a number": b'{"prompt": "a", "max_tokens": %s}' % (b"9" * 300_000),
     "a fraction": b'{"prompt": "a", "temperature": 0.%s}' % (b"9" * 300_000),
-    "an exponent": b'{"prompt": "a", "temperature": 1e%s}' % (b"9" * 300_000),
     "an unknown number": b'{"prompt": [%s]}' % (b"9" * 300_000),
     "no end of a text": b'{"prompt": "' + b"a" * 300_000,
     "backslashes": b'{"prompt": "' + b"\\" * 300_001,
-    "quotes": b'{"prompt": ' + b'"' * 300_001,
     "nothing": b" " * 300_000,
     "a stretch": b'{"prompt": "%s", "content": "%s"}' % (b" " * 3_000_000, b" " * 3_000_000),
     "no UTF-8": b'{"prompt": "' + b"\xff" * 300_000 + b'"}',
@@ -201,7 +169,7 @@ def test_a_bomb_is_a_400_of_its_kind(client: Client, case: tuple[str, str]) -> N
     assert not client.service.answers
 
 
-@pytest.mark.parametrize("name", ["keys", "equal keys", "lists", "depth", "texts", "numbers"])
+@pytest.mark.parametrize("name", ["keys", "lists", "depth", "texts", "numbers"])
 def test_many_values_are_refused_before_they_are_decoded(
     client: Client, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -239,12 +207,3 @@ def test_what_the_bound_takes_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
             n_taken += 1
             bodies.check_signs(raw, 0)
     assert min(n_taken, n_refused) > 100
-
-
-def test_threads_share_the_arenas_of_the_heap() -> None:
-    """Each arena keeps freed memory of large bodies, so further threads must share arenas."""
-    found = subprocess.run(
-        [sys.executable, "-c", _ARENAS], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert found.returncode == 0, found.stderr
-    assert int(found.stdout) <= 2

@@ -87,7 +87,6 @@ def test_paths_from_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         draft_memory = "~/texts"
         lora_path = "~/l.gguf"
         [models.a.adapters]
-        poet = "~/p.gguf"
         clerk = {path = "~/c.gguf"}
     """)).specs  # fmt: skip
     home = Path("/home/ann")
@@ -96,31 +95,9 @@ def test_paths_from_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "model_path": str(home / "a.gguf"), "draft": str(home / "models/d.gguf"),
         "draft_memory": str(home / "texts"), "lora_path": str(home / "l.gguf"),
     }  # fmt: skip
-    assert {key: path for key, (path, _) in found.adapters.items()} == {
-        "poet": home / "p.gguf", "clerk": home / "c.gguf",
-    }  # fmt: skip
+    assert found.adapters["clerk"][0] == home / "c.gguf"
     with pytest.raises(ArgumentError, match=r"models\.a: '~nobody-here/a.gguf': the home folder"):
         read_models(written(tmp_path, '[models.a]\nmodel_path = "~nobody-here/a.gguf"\n'))
-
-
-def test_which_files_are_not_there(tmp_path: Path) -> None:
-    found = read_models(written(tmp_path, f"""
-        [models.there]
-        model_path = "{model_path("llama")}"
-        draft = "suffix"
-        draft_memory = "made.later"
-        [models.draft]
-        model_path = "{model_path("llama")}"
-        draft = "no.gguf"
-        [models.all]
-        model_path = "no.gguf"
-        draft = "neither.gguf"
-        lora_path = "nor.gguf"
-    """)).specs  # fmt: skip
-    assert [[key for key, _ in one.missing_files()] for one in found] == [
-        [], ["draft"], ["model_path", "draft", "lora_path"],
-    ]  # fmt: skip
-    assert found[1].missing_files() == [("draft", tmp_path / "no.gguf")]
 
 
 A = '[models.a]\nmodel_path = "a.gguf"\n'
@@ -128,8 +105,7 @@ A = '[models.a]\nmodel_path = "a.gguf"\n'
 
 @pytest.mark.parametrize("text", [
     "", "[models]", "models = 1", "[models.a", '[models.a]\nn_ctx = 1', A + "n_ctc = 4",
-    A + "chat_handler = 'f'", A + "n_ctx = 'many'", A + "n_parallel = 0", A + "draft = 5",
-    A + "keep_alive_s = -1", A + "keep_alive_s = 'long'", A + "preload = 1", A + "aliases = 'b'",
+    A + "n_ctx = 'many'", A + "draft = 5", A + "keep_alive_s = -1", A + "aliases = 'b'",
     A + "aliases = ['']", A + 'aliases = ["b\\n2026 POST id=1"]',
     A + 'adapters = {"b\\u001b[31m" = {path = "x"}}', A + "aliases = ['a']",
     A + "adapters = {a = 'x'}", A + "adapters = {b = {scale = 1}}",

@@ -238,27 +238,6 @@ def line_of(caplog: pytest.LogCaptureFixture, path: str) -> str:
     return line
 
 
-def test_an_answer_is_found_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    with logged(caplog, api_keys=("a", "b")) as (client, _):
-        client.key = "b"
-        for path, body in ((TEXT, ASKED), (TEXT, {**ASKED, "stream": True}), ("/nowhere", {})):
-            caplog.clear()
-            connection, response = client.send("POST", path, body)
-            name = response.getheader("x-request-id")
-            assert name is not None
-            assert re.fullmatch("[0-9a-f]{16}", name)
-            response.read()
-            connection.close()
-            line = line_of(caplog, path)
-            assert f" id={name} key=2" in line
-            assert (" answer=cmpl-" in line) == (path == TEXT)
-            assert ("cached_tokens=" in line) == (path == TEXT)
-        caplog.clear()
-        client.key = "c"
-        assert client.get("/v1/models")[0] == 401
-        assert line_of(caplog, "/v1/models").endswith(" error=invalid_api_key")
-
-
 _MESSAGES = [{"role": "user", "content": "the cat"}]
 _ANSWERS = (
     (TEXT, ASKED, "cmpl-"),
@@ -271,8 +250,9 @@ _ANSWERS = (
 
 
 def test_the_log_has_the_id_that_the_answer_has(caplog: pytest.LogCaptureFixture) -> None:
-    """In each API's own format, for whole answers and streams."""
-    with logged(caplog) as (client, _):
+    """In each API's own format, for whole answers and streams; and the request's own id."""
+    with logged(caplog, api_keys=("a", "b")) as (client, _):
+        client.key = "b"
         for path, body, prefix in _ANSWERS:
             for is_stream in (False, True):
                 if is_stream and isinstance(body.get("prompt"), list):
@@ -282,12 +262,18 @@ def test_the_log_has_the_id_that_the_answer_has(caplog: pytest.LogCaptureFixture
                 told = response.read().decode()
                 connection.close()
                 assert response.status == 200, told
-                (name,) = re.findall(r" answer=(\S+)", line_of(caplog, path))
+                line = line_of(caplog, path)
+                assert f" id={response.getheader('x-request-id')} key=2" in line
+                assert "cached_tokens=" in line
+                (name,) = re.findall(r" answer=(\S+)", line)
                 assert re.fullmatch(f"{prefix}[0-9a-f]{{32}}", name)
                 assert f'"id":"{name}"' in told
         caplog.clear()
         client.right("/completion", {"prompt": "the cat", "n_predict": 2})
         assert " answer=" not in line_of(caplog, "/completion"), "such an answer has no id"
+        client.key = "c"
+        assert client.get("/v1/models")[0] == 401
+        assert line_of(caplog, "/v1/models").endswith(" error=invalid_api_key")
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

@@ -152,16 +152,3 @@ def test_a_folder_that_cannot_be_had(tmp_path: Path) -> None:
         PrefixFolder(tmp_path / "file", 1 << 20)
     with pytest.raises(ArgumentError):
         PrefixFolder(tmp_path, -1)
-
-
-@pytest.mark.parametrize("n_tokens", [MIN, 150_000, 400_000])
-def test_a_text_of_any_length_is_known_after_a_start(tmp_path: Path, n_tokens: int) -> None:
-    """A start reads the ids in the file's header: megabytes for long texts."""
-    state = state_of(range(100_000, 100_000 + n_tokens))
-    folder = PrefixFolder(tmp_path, 1 << 26, MIN)
-    folder[state.tokens] = state
-    folder.close()
-    again = PrefixFolder(tmp_path, 1 << 26, MIN)
-    assert state.tokens in again
-    assert again[state.tokens] == state
-    again.close()

@@ -305,18 +305,6 @@ def options_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return list(commands.choices["serve"]._actions)
 
 
-def test_a_reader_of_the_help_may_go() -> None:
-    program = "import sys; from pyllama_spec.server.llama_server import main; sys.exit(main())"
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "w") as out:
-        ended = subprocess.run(
-            [sys.executable, "-c", program, "--help"], stdout=out, stderr=subprocess.PIPE,
-            timeout=100, check=False,
-        )  # fmt: skip
-    assert (ended.returncode, ended.stderr) == (0, b"")
-
-
 @pytest.mark.parametrize("main, name", [
     (llama_server.main, "pyllama-spec-llama-server"),
     (llama_cpp_server.main, "pyllama_spec.llama_cpp.server"),

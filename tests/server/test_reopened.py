@@ -78,20 +78,6 @@ def test_the_only_model_is_opened_again_though_nobody_asks() -> None:
         text_of(client.post(TEXT, {**ASKED, "max_tokens": 2}))
 
 
-@pytest.mark.parametrize("serving", [one_model, listed_model])
-def test_a_client_that_does_not_read_does_not_delay_the_reopening(serving: Any) -> None:
-    with Server() as layers, serving(layers) as client:
-        text = text_of(asked(client, None))
-        one = client.models.all[0]
-        one.n_users += 1  # as one whose client has a full socket
-        layers.kill()
-        layers.start()
-        assert asked(client, None)[0] == 503
-        until(lambda: not one.has_failed)
-        assert text_of(asked(client, None)) == text
-        one.n_users -= 1
-
-
 def test_a_hung_server_of_layers_delays_no_other_model() -> None:
     """A model whose client has left is closed for another one, though its decode hangs."""
     with Server() as layers:

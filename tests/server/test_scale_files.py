@@ -33,6 +33,8 @@ def test_the_proxies_send_to_the_servers_of_the_compose_file() -> None:
     assert len(expected) == 2
     assert re.findall(r"^ +server [\w-]+ ([\w.:-]+)$", HAPROXY, re.M) == expected
     assert re.findall(r"^ +server ([\w-]+:\d+)", NGINX, re.M) == expected
+    (port,) = re.findall(r'ports: \["127\.0\.0\.1:\d+:(\d+)"\]', COMPOSE)
+    assert number(r"^ +bind :(\d+)$", HAPROXY) == number(r"^ +listen (\d+);$", NGINX) == int(port)
     # What the command reads is put there.
     (config,) = re.findall(r"\./models\.toml:(\S+):ro", COMPOSE)
     assert str(command.config) == config
@@ -40,11 +42,6 @@ def test_the_proxies_send_to_the_servers_of_the_compose_file() -> None:
     assert "keys: {file: ./keys.txt}" in COMPOSE
     assert 'ENTRYPOINT ["pyllama-spec"]' in DOCKERFILE
     assert "haproxy.cfg:/usr/local/etc/haproxy/haproxy.cfg:ro" in COMPOSE
-
-
-def test_they_listen_where_the_compose_file_says() -> None:
-    (port,) = re.findall(r'ports: \["127\.0\.0\.1:\d+:(\d+)"\]', COMPOSE)
-    assert number(r"^ +bind :(\d+)$", HAPROXY) == number(r"^ +listen (\d+);$", NGINX) == int(port)
 
 
 def test_the_unit_and_its_proxy_agree() -> None:

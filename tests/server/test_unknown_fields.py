@@ -54,7 +54,7 @@ def test_what_a_client_may_write_into_the_log_is_bounded(caplog: pytest.LogCaptu
         texts = ("a private text", "a\nb", "x" * 41, "", "ü", "\x1b[31m")
         client.right("/v1/completions", {**body, **dict.fromkeys(texts, 1)})
         assert unknown_in(caplog) == []
-        for name in (b"\\ud800", b"\xff", b"\\u0000", b"\\ud83d\\ude00", b"a\x00"):
+        for name in (b"\\ud800", b"\xff", b"\\u0000"):
             raw = b'{"prompt": "a", "max_tokens": 1, "%s": [1]}' % name
             assert client.ask("POST", "/v1/completions", raw)[0] in (200, 400)
         assert unknown_in(caplog) == []

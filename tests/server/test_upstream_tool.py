@@ -1,4 +1,4 @@
-"""tools/upstream_server_tests.py: its command lines, and its verdicts on tests."""
+"""llama-server's own tests against our server, by tools/upstream_server_tests.py."""
 
 from __future__ import annotations
 
