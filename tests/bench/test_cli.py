@@ -16,13 +16,16 @@ import pytest
 from pyllama_spec import bench
 from pyllama_spec.bench import machine
 from pyllama_spec.bench.figures import Pair
-from pyllama_spec.bench.report import FORMAT
+from pyllama_spec.bench.report import FORMAT, to_json
 from pyllama_spec.bench.sides import Run, Side
 from pyllama_spec.cli.entry import main
 from pyllama_spec.drafters.model_drafter import weight_bytes
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.gguf.sizes import bytes_per_token, tensor_bytes
+from pyllama_spec.speculative import RoundCounts
+from pyllama_spec.speculative.draft_sources import SourceCounts
+from pyllama_spec.speculative.realised_gain import RealisedGain
 from tests.bench.tools import made_up_result, made_up_run, one_prompt, write_prompts
 from tests.models import model_path
 
@@ -207,3 +210,34 @@ def test_the_file_has_each_prompt_as_soon_as_it_is_measured(
     assert found[:4] == [None] * 4
     assert found[4:6] == [["chat"]] * 2
     assert json.loads(out.read_text())["interrupted"] is False
+
+
+def test_a_file_that_cannot_be_written_leaves_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    (tmp_path / "out.json.part").mkdir()  # where the file is made before it has its name
+    assert main(arguments(tmp_path, "--json", out)) == 1
+    shown = capsys.readouterr()
+    assert "same text" in shown.out
+    assert "cannot write" in shown.err
+    assert not out.exists()
+
+
+def test_the_plot_and_the_report_show_what_the_controller_did(tmp_path: Path) -> None:
+    titles = ("lengths over time", "calibration (size: rounds)", "gain per prompt")
+    bench.plot(a_result(), tmp_path / "out.svg")
+    shown = (tmp_path / "out.svg").read_text(encoding="utf-8")
+    assert not any(title in shown for title in titles), "nothing is known of any round"
+    counts = [RoundCounts(8, 3, 2, 1, 1.4, "model"), RoundCounts(0, 0, 0, 0, 0.0, "nobody")]
+    run = made_up_run(
+        [(2, 1), (0, 0)], 0.5, round_counts=counts, gain_expected=0.4,
+        gain_realised=RealisedGain(2, 0.1, 0.005), by_source={"copy": SourceCounts(1, 3, 2, 1)},
+    )  # fmt: skip
+    result = made_up_result([one_prompt(Pair(made_up_run([(0, 0)] * 3, 1.0), run))])
+    bench.plot(result, tmp_path / "out.svg")
+    shown = (tmp_path / "out.svg").read_text(encoding="utf-8")
+    assert all(title in shown for title in titles)
+    written = to_json(result)["prompts"][0]
+    assert written["turns"] == [[8, 3, 2, 1, 1.4, "model"], [0, 0, 0, 0, 0.0, "nobody"]]
+    assert written["by_source"]["copy"]["accepted"] == 1

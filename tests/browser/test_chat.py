@@ -266,3 +266,24 @@ def test_shift_enter_begins_a_line_and_nothing_is_sent_of_nothing(open_page: Ope
     page.wait_for_end()
     assert page.bodies()[0]["messages"][-1]["content"] == "one\ntwo"
     expect(page.message).to_have_value("")
+
+
+def test_sources_that_are_seldom_or_unknown_have_a_place_in_the_legend(open_page: Open) -> None:
+    page = open_page()
+    legend = page.page.locator("#legend")
+    usual = ["the model itself", "the draft's head or model", "a copy of the text before",
+             "the grammar"]  # fmt: skip
+    expect(legend.locator("li")).to_have_text(usual)
+    sources = [{"text": name, "source": name} for name in ("memory", "wizard", "target")]
+    body = streamed({"delta": {"content": "memorywizardtarget"}, "token_sources": sources})
+    page.page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(body=body, content_type="text/event-stream"),
+    )
+    page.answered("one")
+    assert page.tokens() == [("memory", "memory"), ("wizard", "other"), ("target", "target")]
+    expect(legend.locator("li")).to_have_text(
+        [*usual[:3], "a copy of an earlier text", "the grammar", "another drafter"]
+    )
+    page.page.reload()
+    expect(legend.locator("li")).to_have_count(6)

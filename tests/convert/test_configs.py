@@ -75,17 +75,6 @@ SUPPORTED: dict[str, tuple[Json, int, tuple[int, ...]]] = {
              norm_output=True, sliding_window=None, use_sliding_window=False, max_window_layers=48),
         48, (2, 24, 45),
     ),
-    "SpecForge qwen3.5-4b": (
-        flat(2560, 9216, 16, 4, 248320, head_dim=256, rope_theta=10000000, rope_scaling=None,
-             rms_norm_eps=1e-6, max_position_embeddings=32768, attention_dropout=0.0,
-             use_sliding_window=False),
-        32, (2, 16, 29),
-    ),
-    "SpecForge qwen3.5-35b-a3b": (
-        flat(2048, 16384, 16, 2, 248320, head_dim=256, rope_theta=10000000, num_experts=256,
-             decoder_sparse_step=1),
-        40, (2, 20, 37),
-    ),
     "NVIDIA Llama-4-Maverick": (
         flat(5120, 32768, 40, 8, 202048, rope_theta=5e5, rope_scaling=LLAMA3, attention_bias=False,
              mlp_bias=False,

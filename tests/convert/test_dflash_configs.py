@@ -120,10 +120,6 @@ CASES = {
         64, (2, 17, 32, 47, 62),
         {"rope.freq_base": 5e6},
     ),
-    "z-lab/Qwen3.5-35B-A3B-DFlash": Case(
-        zlab(QWEN35, 8, 40, [1, 10, 19, 28, 37], 248070, num_key_value_heads=4),
-        40, (2, 11, 20, 29, 38),
-    ),
     "z-lab/Qwen3.6-27B-DFlash": Case(
         zlab(QWEN35, 5, 64, [1, 16, 31, 46, 61], 248070, bos_token_id=None, **windows(5, 2048)),
         64, (2, 17, 32, 47, 62),

@@ -21,7 +21,7 @@ from pyllama_spec.train.corpus.features import (
     LiveFeatures,
 )
 from pyllama_spec.train.corpus.generate import draw, top_k_of
-from pyllama_spec.train.corpus.quality import distinct_ratio, ends_in_loop, is_repetitive
+from pyllama_spec.train.corpus.quality import Seen, distinct_ratio, ends_in_loop, is_repetitive
 from pyllama_spec.train.corpus.tasks import (
     FilePrompts,
     OwnPrompts,
@@ -363,3 +363,40 @@ def test_tokens_without_a_chance_are_no_damage() -> None:
     top = top_k_of(row, 8)
     assert top.ids[:2].tolist() == [7, 200]
     np.testing.assert_allclose(np.exp(top.log_p), [0.75, 0.25, *[0.0] * 6], atol=1e-6)
+
+
+def test_near_equal_answers_are_seen_again() -> None:
+    seen, rng = Seen(), np.random.default_rng(3)
+    prompt, answer = [1, 2, 3], rng.integers(0, 300, 120).tolist()
+    seen.note(prompt, answer)
+    changed = [*answer[:60], 9999, *answer[61:]]
+    assert seen.has_prompt([1, 2, 3])
+    assert not seen.has_prompt([1, 2, 4])
+    assert seen.has_answer_like(answer)
+    assert seen.has_answer_like(changed)
+    assert not seen.has_answer_like(rng.integers(0, 300, 120).tolist())
+    assert not seen.has_answer_like([5, 6, 7])
+
+
+def test_a_user_turn_ends_where_the_context_does(tmp_path: Path) -> None:
+    """A user turn never exceeds its place in the context, whatever its maximum length."""
+    with (
+        Model(model_path("llama")) as endless,
+        pytest.raises(TrainError, match="user turn: 256"),
+    ):
+        make(
+            endless, tmp_path / "c",
+            config(None, max_user=500, n_parallel=16, prompt_seed_share=0.0),
+        )  # fmt: skip
+
+
+def test_a_prompt_seed_that_leaves_no_room_is_left_out(writer: Model) -> None:
+    settings = config(None, prompt_seed_share=1.0)
+    source = OwnPrompts(writer, settings)
+    tasks = [source.task(i) for i in range(300)]
+    lengths = [len(task.prompt) for task in tasks if task is not None]
+    assert min(lengths) == len(source.shared) + 1, "some are as long as the context"
+    assert max(lengths) > 30
+    for task in filter(None, tasks):
+        room = settings.n_ctx - len(task.prompt) - settings.min_answer
+        assert room >= (settings.min_user + len(source.after_user) if task.writes_user else 0)

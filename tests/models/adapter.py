@@ -23,7 +23,6 @@ def write_adapter(
     path: Path,
     *,
     seed: int = 0,
-    alpha: float = 8.0,
     arch: str = "llama",
     dtype: type[np.generic] = np.float32,
 ) -> Path:
@@ -33,7 +32,7 @@ def write_adapter(
     """
     rng = np.random.default_rng(seed)
     with writing(path, arch) as writer:
-        _add_keys(writer, alpha)
+        _add_keys(writer)
         for name, shape in _shapes(target, RANK):
             writer.add_tensor(name, rng.standard_normal(shape).astype(dtype))
     return path
@@ -42,7 +41,7 @@ def write_adapter(
 def write_large_adapter(target: Path, path: Path) -> Path:
     """Writes an adapter of zeros with LARGE_RANK, as a sparse file; returns the path."""
     writer, n_bytes = GGUFWriter(path, "llama"), 0
-    _add_keys(writer, 8.0)
+    _add_keys(writer)
     for name, shape in _shapes(target, LARGE_RANK):
         size = 4 * shape[0] * shape[1]
         writer.add_tensor_info(name, shape, np.dtype(np.float32), size)
@@ -55,10 +54,10 @@ def write_large_adapter(target: Path, path: Path) -> Path:
     return path
 
 
-def _add_keys(writer: GGUFWriter, alpha: float) -> None:
+def _add_keys(writer: GGUFWriter) -> None:
     writer.add_string("general.type", "adapter")
     writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", alpha)
+    writer.add_float32("adapter.lora.alpha", 8.0)
 
 
 def _shapes(target: Path, rank: int) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -31,7 +31,6 @@ def build_perm_mtp(
     output_scale: float = 16.0,
     mixing: float = 0.01,
     is_known: bool = True,
-    n_changed: int = 0,
     **extra: Any,
 ) -> Path:
     """Write PERM with the layers of an architecture, and a head that drafts only from the row.
@@ -50,8 +49,7 @@ def build_perm_mtp(
     P^(k + 2)(x), which its own output matrix takes into account. Head k + 1 treats it as the row of
     the token k + 1 steps before.
 
-    With is_known=False the heads stay random, and can be trained to draft like this. With n_changed
-    they have that many old successors, as if the target had been tuned since.
+    With is_known=False the heads stay random, and can be trained to draft like this.
     """
     m = Sketch(TinyConfig(arch, seed, n_layer, n_vocab, n_embd=n_vocab, **{"n_heads": 1, **extra}))
     {**ARCHITECTURES, **WITH_HEADS}[arch](m)
@@ -77,16 +75,8 @@ def build_perm_mtp(
     logit_scale = float(m.meta.get(f"{arch}.logit_scale", 1.0))  # type: ignore[arg-type]
     output[successor, np.arange(n_vocab)] = -output_scale * rms / logit_scale * (1 + is_mixed)
     if is_known:
-        _set_heads(m, heads, _before(successor, n_changed, seed), sign, -output_scale * float(rms))
+        _set_heads(m, heads, successor, sign, -output_scale * float(rms))
     return m.write(path)
-
-
-def _before(successor: NDArray[np.int64], n_changed: int, seed: int) -> NDArray[np.int64]:
-    """The successors, of which `n_changed` are those of other tokens."""
-    before: NDArray[np.int64] = successor.copy()
-    changed = np.random.default_rng(seed).permutation(len(successor))[:n_changed]
-    before[changed] = before[np.roll(changed, 1)]
-    return before
 
 
 def _set_heads(

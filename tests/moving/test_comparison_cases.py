@@ -118,3 +118,13 @@ def test_an_adapter_counts_by_its_scale(tmp_path: Path) -> None:
         assert np.array_equal(llm.scores[len(PROMPT) - 1], plain)
     with pytest.raises(ModelLoadError, match="does not exist"):
         open_tiny(lora_path=tmp_path / "no.gguf")
+
+
+def test_a_state_says_what_it_holds() -> None:
+    with open_tiny() as llm:
+        llm.eval(PROMPT)
+        state = llm.save_state()
+        assert state.input_ids.dtype == np.intc
+        assert state.input_ids.tolist() == PROMPT
+        assert isinstance(state.llama_state, bytes)
+        assert 0 < len(state.llama_state) <= state.llama_state_size

@@ -93,13 +93,6 @@ def config_in(folder: Path, kind: str = "eagle3", **changes: Any) -> Config:
     return replace(found, init=None, use=use)
 
 
-def fitted(config: Config, **changes: Any) -> Config:
-    """The same run with other settings of its fit."""
-    if isinstance(config, Eagle3TrainConfig):
-        return replace(config, fit=replace(config.fit, **changes))
-    return replace(config, fit=replace(config.fit, **changes))
-
-
 def whole(config: Config) -> dict[str, bytes]:
     """All files of the folder."""
     return {path.name: path.read_bytes() for path in config.out.parent.iterdir()}
