@@ -24,8 +24,7 @@ from pyllama_spec.engine import Model
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.gguf.sizes import bytes_per_token, tensor_bytes
 from pyllama_spec.speculative import RoundCounts
-from pyllama_spec.speculative.draft_sources import SourceCounts
-from pyllama_spec.speculative.realised_gain import RealisedGain
+from pyllama_spec.speculative.stats import RealisedGain, SourceCounts
 from tests.bench.tools import made_up_result, made_up_run, one_prompt, write_prompts
 from tests.models import model_path
 
