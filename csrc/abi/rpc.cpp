@@ -21,10 +21,6 @@ using namespace llama_spec;
 
 namespace llama_spec {
 
-bool is_server(ggml_backend_dev_t dev) {
-    return std::strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(dev)), "RPC") == 0;
-}
-
 #ifdef PYLLAMA_SPEC_RPC
 
 namespace {

@@ -16,6 +16,4 @@ std::vector<ggml_backend_dev_t> server_devices(const char * endpoint, ggml_backe
 // The name, as in "CUDA0", or "RPC0[host:port]" for a server.
 const char * device_name(ggml_backend_dev_t dev);
 
-bool is_server(ggml_backend_dev_t dev);
-
 } // namespace llama_spec

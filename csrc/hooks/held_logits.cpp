@@ -22,7 +22,6 @@
 namespace {
 
 constexpr const char * NAME = "spec_likeliest";
-constexpr int64_t N_NUMBERS = 3;    // for each row
 constexpr const char * CANDIDATES = "spec_candidates";
 // Counting lower logits takes as much memory as the logits. A verify batch has few rows. With more rows, such as a
 // whole prompt's logits, the caller reads them all anyway.

@@ -400,7 +400,7 @@ class RowMemory(ABC):
         rows = np.frombuffer(parts[1], dtype="<f4").reshape(-1, self._n_features)
         s.rows.append(facts["start"], [rows])
         s.n_fed, s.first, s.ahead = facts["n_fed"], facts["first"], facts["ahead"]
-        s.n_skipped = facts.get("n_skipped", 0)  # files of a prefix cache may be older
+        s.n_skipped = facts["n_skipped"]
         pinned = np.frombuffer(parts[3], dtype="<f4").reshape(-1, 1, self._n_features)
         s.pinned = dict(zip(facts["pinned"], pinned, strict=True))
         return len(s.tokens)

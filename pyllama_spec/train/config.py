@@ -73,8 +73,6 @@ class CorpusConfig:
         facts = asdict(self)
         for name in ("prompts", "n_tokens", "n_parallel"):
             del facts[name]
-        # The former name of the field, in corpora and drafts that were made with it.
-        facts["opening_share"] = facts.pop("prompt_seed_share")
         return facts
 
 

@@ -21,7 +21,7 @@ from tests.eagle3_tools import ngram_table
 
 
 def test_keys_are_those_of_the_format() -> None:
-    """Keys computed by hand from docs/eagle3.md, so that old files stay readable."""
+    """Keys computed by hand from docs/eagle3.md."""
     step, final, mask = 0x9E3779B97F4A7C15, 0x61C8864680B583EB, 2**64 - 1
     newest, before = 17, 49151
     one = newest + 1

@@ -24,7 +24,6 @@ from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.errors import ArgumentError, ModelLoadError
 
 HEADER_BYTES = 4096
-DIGEST_BYTES = 32
 MAX_CAPACITY = 1 << 30
 _MAGIC, _VERSION, _BYTE_ORDER = b"PLMEMORY", 1, 0x01020304
 _HEADER = struct.Struct("=8sIIQQ32s")

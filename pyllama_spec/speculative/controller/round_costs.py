@@ -206,7 +206,6 @@ class VerifyCosts:
     def __init__(self) -> None:
         self._curves: dict[tuple[int, int], Curve] = {}
         self.speed = Speed()
-        self.n_samples = 0
 
     def start(self, seconds: Mapping[int, float]) -> None:
         """Sets the seconds measured when the target was opened."""
@@ -241,7 +240,6 @@ class VerifyCosts:
             curve.add(rows, max(seconds, _LEAST_S) / self.speed.now)
         if expected is not None:  # a guess tells nothing about the machine's speed
             self.speed.add(max(seconds, _LEAST_S) / max(expected, _LEAST_S))
-        self.n_samples += 1
 
 
 # While fewer were timed, a step takes no more than so many times what was told of it beforehand.
