@@ -98,7 +98,7 @@ template <typename F> void as_argument(F && body) {
 
 common_json parsed(const char * text, const char * what) {
     require(text != nullptr, what);
-    check_nesting(text, what);
+    check_json_nesting(text, what);
     return common_json::parse(text);
 }
 

@@ -26,6 +26,7 @@ HOSTILE = {
     "loops in loops": "{% for i in range(9999) %}{% for j in range(9999) %}x{% endfor %}"
     "{% endfor %}",
     "a long text": "{{ 'abcdefgh' * 10000000000 }}",
+    "nothing, many times": "{{ (nothing|string) * 9000000000000000000 }}",
     "a text that doubles": "{% set n = namespace(a='abcdefgh') %}" + DOUBLING,
     "a list that doubles": "{% set n = namespace(a=[1]) %}" + DOUBLING,
     "a macro without an end": "{% macro m(x) %}{{ m(x) }}{% endmacro %}{{ m(1) }}",

@@ -23,6 +23,14 @@ def render(source: str, messages: Any = (USER,), **variables: Any) -> str:
     return template.render(list(messages), **variables).text
 
 
+def test_a_text_of_brackets_and_separators_is_a_text() -> None:
+    """A pasted log opens brackets that nothing closes; split takes linear time."""
+    log = "\x1b[31m([{:(" * 400 + "</think>" * 20_000 + "end"
+    for source in ("{{ messages[0].content }}", "{{ messages[0].content.split('</think>')|last }}"):
+        rendered = ChatTemplate(source).render([{"role": "user", "content": log}])
+        assert rendered.text in (log, "end")
+
+
 def test_what_templates_are_given() -> None:
     assert render("{{ bos_token }}{{ eos_token }}{{ add_generation_prompt }}") == "<s></s>True"
     assert render("{{ messages | tojson }}") == json.dumps([USER], ensure_ascii=False)
