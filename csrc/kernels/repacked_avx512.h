@@ -249,7 +249,7 @@ inline void quantize_q8_K(const float * from, void * to, int64_t n_k) {
         for (int i = 0; i < 16; ++i) {
             const __mmask16 is_most = _mm512_cmp_ps_mask(_mm512_abs_ps(x[i]), _mm512_set1_ps(most), _CMP_EQ_OQ);
             if (is_most) {
-                signed_most = from[16 * i + _tzcnt_u32(is_most)];
+                signed_most = from[16 * i + __builtin_ctz(is_most)];
                 break;
             }
         }
