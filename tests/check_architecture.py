@@ -34,10 +34,10 @@ BUDGETS = {
     "pyllama_spec/server": 7_650,
     "pyllama_spec/speculative": 6_060,
     "pyllama_spec/train": 8_790,
-    "tests": 66_010,
+    "tests": 66_020,
     "benchmarks": 1_630,
     "tools": 3_230,
-    "csrc": 17_030,  # 1,150 of them: weights repacked at loading (issue 58)
+    "csrc": 17_050,  # 1,150 of them: weights repacked at loading (issue 58)
 }
 # In words, bars of tables among them: what is written by hand in docs/.
 DOCS_BUDGET = 35_000

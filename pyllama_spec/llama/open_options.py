@@ -73,7 +73,6 @@ class OpenOptions:
         split_mode, main_gpu, tensor_split: several GPUs, see engine.Model.
         vocab_only: load the vocabulary only, for tokenize() and other calls without weights.
         use_mmap, use_mlock: map the file; lock it in memory.
-        repack: copy weights to memory in an order that is read faster, see engine.Model.
         kv_overrides: keys of the file with other values, see engine/overrides.py.
         seed: the start of the stream of seeds for requests without one: equal requests give
             different texts, set_seed() starts again. None or -1 for a random start.
@@ -134,6 +133,7 @@ class OpenOptions:
         draft_n_ctx: how many tokens of a sequence a draft from a file, or the head in the model's
             own file, remembers. None for as many as are of use to it, which is n_ctx for all but
             DFlash. Fewer take less memory and time; the oldest are dropped.
+        repack: copy weights to memory in an order that is read faster, see engine.Model.
         n_parallel: how many requests are computed at once. The KV cache is that many times as
             large.
         max_waiting: the most requests that may wait for a place or, set aside, for their reader;
@@ -157,7 +157,6 @@ class OpenOptions:
     vocab_only: bool = False
     use_mmap: bool = True
     use_mlock: bool = False
-    repack: bool = True
     kv_overrides: Mapping[str, Override] | None = None
     seed: int | None = None
     n_ctx: int | None = 512
@@ -201,6 +200,7 @@ class OpenOptions:
     lookup: int | None = None
     controller: ControllerChoice = None
     acceptance: Acceptance = "exact"
+    repack: bool = True
     n_parallel: int = 1
     max_waiting: int | None = None
     chat_template: str | None = None

@@ -29,6 +29,7 @@ class LlamaGrammar:
     def __init__(self, *args: Any, _grammar: str | Guide, **kwargs: Any) -> None:
         del args, kwargs
         self._grammar = _grammar
+        self._root = LLAMA_GRAMMAR_DEFAULT_ROOT  # programs read it there
 
     @classmethod
     def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
