@@ -15,7 +15,6 @@ from pyllama_spec.cli.device_options import add_layer_options
 from pyllama_spec.cli.own_draft import HELP, own_draft
 from pyllama_spec.cli.wording import file_name, whole_number
 from pyllama_spec.drafters import Drafter, DraftOptions, needs_file
-from pyllama_spec.drafters.attributes import attribute
 from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants_head
 from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.drafters.registry import AUTO, MTP
@@ -153,9 +152,7 @@ def _measured_draft(args: argparse.Namespace, model: Model, drafter: Drafter) ->
     """
     if not drafter_bound(drafter).max_draft:
         if not args.json:
-            _field(
-                "draft", f"{attribute(drafter, 'name')} drafts nothing: there is nothing to measure"
-            )
+            _field("draft", f"{drafter.name} drafts nothing: there is nothing to measure")
         return {}
     bar = ProgressBar("measuring the draft")
     bar.draw(0.0)

@@ -72,7 +72,6 @@ class Vocab:
             ArgumentError: the text has more than 2**31 - 1 bytes, or a run that is too long for the
                 pre-tokenizer.
             EngineError: the vocabulary has no token for a part of the text.
-
         """
         instance(text, (str, bytes, bytearray), "the text")
         flag(add_special, "add_special")
@@ -103,7 +102,6 @@ class Vocab:
 
         Args:
             text: see tokenize(); a long one computes the longest token's length, once.
-
         """
         data = text.encode("utf-8", errors="replace") if isinstance(text, str) else bytes(text)
         n_bytes = len(data) - sum(map(data.count, _SPACES))
@@ -130,7 +128,6 @@ class Vocab:
 
         Raises:
             ArgumentError: the id is outside the vocabulary.
-
         """
         known = self._special_pieces if special is True else self._pieces
         try:

@@ -17,7 +17,7 @@ from pyllama_spec.train import (
     HeadConfig,
 )
 from pyllama_spec.train.config import RunConfig
-from pyllama_spec.train.run.provenance import command
+from pyllama_spec.train.run.export import command
 from pyllama_spec.train.run.target_weights import block_layers, default_layers
 from tests.models import model_path
 
