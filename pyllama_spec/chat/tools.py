@@ -15,7 +15,7 @@ from pyllama_spec.chat.answers import (
     ForcedReader,
 )
 from pyllama_spec.chat.grammar_rules import after, calls_grammar, either, unfenced
-from pyllama_spec.chat.messages import check_messages, render_messages
+from pyllama_spec.chat.messages import check_messages, present, render_messages
 from pyllama_spec.chat.prompt_provenance import Form
 from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
 from pyllama_spec.constraints import call_rules, schema_grammar
@@ -68,10 +68,12 @@ class ToolRequest:
         is_legacy = functions is not None
         if is_legacy:
             given = _dicts(functions, "functions")
-            offered = [{"type": "function", "function": one} for one in given]
+            offered = [{"type": "function", "function": present(one)} for one in given]
             tool_choice = tool_choice if function_call is None else function_call
         else:
-            offered = [dict(one) for one in _dicts(tools, "tools")]
+            offered = [
+                {**one, "function": present(one.get("function"))} for one in _dicts(tools, "tools")
+            ]
         place = "functions[{}]" if is_legacy else "tools[{}].function"
         names = [_name(tool, place.format(i)) for i, tool in enumerate(offered)]
         if reasoning_format not in (None, *REASONING):

@@ -107,6 +107,10 @@ def decoded(raw: bytes, shape: type[_T]) -> _T:
     try:
         return msgspec.json.decode(raw, type=shape)
     except msgspec.ValidationError as error:
+        if b"null" in raw and isinstance(fields := msgspec.json.decode(raw), dict):
+            present = {name: value for name, value in fields.items() if value is not None}
+            if len(present) < len(fields):  # clients send their models with nulls
+                return decoded(msgspec.json.encode(present), shape)
         raise invalid_type(error) from None
     except msgspec.DecodeError as error:
         raise ApiError(400, f"the body is not JSON: {error}", "invalid_json") from None
