@@ -62,10 +62,6 @@ def add_bench(commands: _Commands) -> None:
     )  # fmt: skip
     add("--json", type=Path, metavar="OUT", help="write all figures to OUT, after each prompt")
     add("--plot", type=Path, default=None, metavar="OUT.png", help="plot them (needs matplotlib)")
-    add(
-        "--synthetic-acceptance", type=_probabilities, default=None, metavar="P1,P2,...",
-        help="accept tokens at random with these probabilities by depth, to measure speed alone",
-    )  # fmt: skip
     add("--temp", type=float, default=0.0, help="sampling temperature; 0 is greedy")
     add("--seed", type=int, default=1, help="seed of sampling")
     add(
@@ -80,16 +76,6 @@ def add_bench(commands: _Commands) -> None:
     parser.set_defaults(run=run_bench)
 
 
-def _probabilities(text: str) -> tuple[float, ...]:
-    try:
-        probabilities = tuple(float(word) for word in text.split(","))
-    except ValueError:
-        probabilities = ()
-    if not probabilities or not all(0.0 <= p <= 1.0 for p in probabilities):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers from 0 to 1 such as 0.8,0.6")
-    return probabilities
-
-
 def run_bench(args: argparse.Namespace) -> int:
     """Measures, prints the table and writes the files; Ctrl-C keeps finished measurements."""
     # Here, so that the other commands do not wait for an HTTP client to be imported.
@@ -99,7 +85,7 @@ def run_bench(args: argparse.Namespace) -> int:
         raise ArgumentError(f"--json: {why_not}")
     if args.plot is not None:
         bench.check_plot(args.plot)
-    if {*args.draft} == {"none"} and not args.synthetic_acceptance:
+    if {*args.draft} == {"none"}:
         raise ArgumentError(
             "-d none alone compares plain decoding with itself: name a draft's GGUF or "
             "prompt-lookup; for the noise of this machine give both, -d DRAFT.gguf -d none"
@@ -124,7 +110,6 @@ def run_bench(args: argparse.Namespace) -> int:
         **layer_keywords(args),
         **context_keywords(args),
         n_ctx=args.n_ctx,
-        synthetic_acceptance=args.synthetic_acceptance or (),
     )
     result = bench.run(config, ProgressBar("measuring"), partial(_keep, args.json))
     print("\n".join(map(_line, bench.table(result).split("\n"))), flush=True)

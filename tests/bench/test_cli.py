@@ -52,16 +52,6 @@ def test_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(
-    "more",
-    [
-        ["--synthetic-acceptance", "high"],
-    ],
-)
-def test_bad_usage(tmp_path: Path, more: list[str]) -> None:
-    assert main(arguments(tmp_path, *more)) == 2
-
-
-@pytest.mark.parametrize(
     ("more", "says"),
     [
         (["-d", "nix"], "--draft 'nix'"),
@@ -123,10 +113,8 @@ def test_the_plot_has_its_three_parts(tmp_path: Path) -> None:
     shown = path.read_text(encoding="utf-8")
     for title in ("speed-up per prompt", "acceptance by depth", "where the time goes"):
         assert title in shown
-    assert "SYNTHETIC" not in shown
-    bench.plot(a_result(synthetic=(0.5, 0.5, 0.5), is_interrupted=True), path)
-    shown = path.read_text(encoding="utf-8")
-    assert "SYNTHETIC" in shown and "NOT COMPLETE" in shown
+    bench.plot(a_result(is_interrupted=True), path)
+    assert "NOT COMPLETE" in path.read_text(encoding="utf-8")
     bench.plot(made_up_result([]), path)
 
 
