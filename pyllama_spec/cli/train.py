@@ -233,7 +233,7 @@ def _bytes_of(max_disk: float) -> int:
 
 def _filled(kind: type[_Config], args: argparse.Namespace, **more: Any) -> _Config:
     """A part of the configuration, of the options that it has."""
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type] - a dataclass
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     return kind(**{**given(args, known), **more})
 
 
