@@ -422,15 +422,6 @@ int llama_spec_quantize(const char * path, const char * out_path, const char * t
                         bool allow_requantize);
 /* The name of the i-th type that quantize accepts; NULL past the last. */
 const char * llama_spec_quantize_type(int32_t i);
-
-/* ---- measuring ------------------------------------------------------------------------------------ */
-
-/* The reference of benchmarks/overhead.py, entirely in C, without any code of ours: each step decodes one token for
- * each of the sequences 0 .. n_seq - 1 in one batch, and takes the likeliest as the next. pos0: [n_seq], the positions
- * of the first tokens, right after the sequences' contents. ids: [n_steps + 1, n_seq]: the caller gives the first row,
- * and the call fills the others. */
-int llama_spec_baseline_decode(llama_spec_context * ctx, int32_t n_seq, const int32_t * pos0, int32_t * ids,
-                               int32_t n_steps, double * seconds);
 /* cdef end */
 
 #ifdef __cplusplus
