@@ -161,13 +161,7 @@ def prepare(tests: Path, texts: Path | None) -> Path:
 
 
 def with_stand_ins(arguments: Sequence[str], models: Mapping[str, str]) -> list[str]:
-    """A command line with a local file in place of the hub's model.
-
-    Args:
-        arguments: the arguments of llama-server.
-        models: the file for each model of the hub, by a part of its name.
-
-    """
+    """A command line with a local file in place of the hub's model."""
     words, given, asked = list[str](), iter(arguments), ""
     for word in given:
         if word in ("--hf-repo", "--hf-file"):

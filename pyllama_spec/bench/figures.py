@@ -235,7 +235,6 @@ class BenchResult:
         config: the configuration of the run.
         setup: how it ran.
         prompts: in the file's order; after an interruption, only prompts with a pair.
-        n_off_script: rounds of synthetic acceptance that the oracle could not script.
         is_interrupted: Ctrl-C ended it.
         failure: the error that ended it, if any; the figures up to it are kept.
         span: when it began and ended, and the load average then.
@@ -246,16 +245,10 @@ class BenchResult:
     config: BenchConfig
     setup: Setup
     prompts: tuple[PromptResult, ...]
-    n_off_script: int = 0
     is_interrupted: bool = False
     failure: str | None = None
     span: dict[str, Any] = field(default_factory=dict)
     others: tuple[BenchResult, ...] = ()
-
-    @property
-    def is_synthetic(self) -> bool:
-        """Whether the acceptance is synthetic."""
-        return bool(self.config.synthetic_acceptance)
 
     @property
     def pairs(self) -> list[Pair]:
