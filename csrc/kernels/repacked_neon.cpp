@@ -1,5 +1,5 @@
-// Tiles of 16 interleaved weight rows with NEON, and their table: a lane is a weight row, and four vectors are a row of a plane. repacked.h
-// describes the layouts. Every width adds a lane's products in the same order, block after block: integers within a block,
+// Tiles of 16 interleaved weight rows with NEON, and their table. A lane is a weight row, and four vectors are a row of a
+// plane: repacked.h describes the layouts. Every width adds a lane's products in the same order, block after block: integers within a block,
 // whose sums have no order, and then one multiplication and addition of floats.
 #if defined(__aarch64__)
 
@@ -18,11 +18,6 @@ namespace {
 
 constexpr int HEIGHT = 16;
 
-#if defined(__ARM_FEATURE_MATMUL_INT8)
-constexpr bool HAS_MATMUL = true;
-#else
-constexpr bool HAS_MATMUL = false;
-#endif
 
 template <class T> inline PYLLAMA_SPEC_INLINE T load(const void * from) {
     T out;
@@ -53,7 +48,7 @@ template <int LANE> inline PYLLAMA_SPEC_INLINE int32x4_t dot(int32x4_t sum, int8
 // The integer sums of R activation rows and V vectors of weight rows. With the instruction for matrices two activation
 // rows are multiplied at once, and a sum's lanes are two weight rows times them.
 template <int R, int V> struct Sums {
-    static constexpr int N_PAIRS = HAS_MATMUL ? R / 2 : 0, FIRST = 2 * N_PAIRS;  // FIRST: the first row without another
+    static constexpr int N_PAIRS = n_pairs(R), FIRST = 2 * N_PAIRS;  // FIRST: the first row without another
 
     int32x4_t pair[N_PAIRS + 1][V][2], single[R][V];
 
