@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -314,3 +315,69 @@ class RunConfig:
     def work_dir(self) -> Path:
         """The folder of corpus, features and checkpoints."""
         return self.work or self.out.with_name(f"{self.out.name}.train")
+
+
+# Settings of all kinds by their option; those that decide nothing about a draft are left out.
+_OPTIONS: Mapping[str, str] = {
+    "--init": "init",
+    "--tokens": "corpus.n_tokens",
+    "--prompts": "corpus.prompts",
+    "--n-ctx": "corpus.n_ctx",
+    "--parallel": "corpus.n_parallel",
+    "--greedy-share": "corpus.greedy_share",
+    "--temperature": "corpus.temperature",
+    "--seed": "corpus.seed",
+    "--target-layers": "head.target_layers",
+    "--n-head": "head.n_head",
+    "--n-head-kv": "head.n_head_kv",
+    "--n-ff": "head.n_ff",
+    "--draft-vocab": "head.n_draft_vocab",
+    "--epochs": "fit.epochs",
+    "--step-decay": "fit.step_decay",
+    "--missed-share": "fit.missed_share",
+    "--copied-share": "fit.copied_share",
+    "--batch-tokens": "fit.batch_tokens",
+    "--lr": "fit.lr",
+    "--weight-decay": "fit.weight_decay",
+    "--patience": "fit.patience",
+    "--precision": "fit.precision",
+    "--type": "export_type",
+}
+_FLAGS: Mapping[str, tuple[str, bool]] = {"--train-output": ("fit.train_output", True)}
+
+
+def command(config: RunConfig) -> str:
+    """The command line of a run, with file names without folders."""
+    words = ["pyllama-spec", "train", config.kind, "-m", config.target.name]
+    words += ["-o", config.out.name]
+    if config.use is not None:
+        words += ["--from-use", config.use.store.name]
+        if config.use.n_tokens != UseConfig(config.use.store).n_tokens:
+            words += ["--tokens", str(config.use.n_tokens)]
+    for flag, (place, on) in {**config.flags, **_FLAGS}.items():
+        owner, name = _owner(config, place)
+        if getattr(owner, name) == on:
+            words.append(flag)
+    for option, place in {**_OPTIONS, **config.options}.items():
+        owner, name = _owner(config, place)
+        value = getattr(owner, name)
+        if value != _default(type(owner), name):
+            words += [option, _word(value)]
+    return shlex.join(words)
+
+
+def _owner(config: RunConfig, place: str) -> tuple[Any, str]:
+    """The part of the configuration with a field such as "fit.lr", and the field's name."""
+    part, _, name = place.rpartition(".")
+    return (getattr(config, part) if part else config), name
+
+
+def _default(kind: type, name: str) -> Any:
+    option = next(field for field in fields(kind) if field.name == name)
+    return None if option.default is MISSING else option.default
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, Path):
+        return value.name
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -21,7 +21,7 @@ from pyllama_spec.bench.sides import Run, Side
 from pyllama_spec.cli.entry import main
 from pyllama_spec.drafters.model_drafter import weight_bytes
 from pyllama_spec.engine import Model
-from pyllama_spec.errors import UnsupportedError
+from pyllama_spec.errors import EngineError, UnsupportedError
 from pyllama_spec.gguf.sizes import bytes_per_token, tensor_bytes
 from pyllama_spec.speculative import RoundCounts
 from pyllama_spec.speculative.stats import RealisedGain, SourceCounts
@@ -56,6 +56,7 @@ def test_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     [
         (["-d", "nix"], "--draft 'nix'"),
         (["--json", "no/such/folder/x.json"], "does not exist"),
+        (["--json", "/dev/full"], "is a"),
         (["--plot", "x.doc"], "should end in"),
     ],
 )
@@ -68,34 +69,30 @@ def test_failures_are_one_line(
     assert shown.err.count("\n") == 1 and not shown.out
 
 
-def test_ctrl_c_writes_what_there_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [(KeyboardInterrupt(), 130, "interrupted"), (EngineError("the device is gone"), 1, "is gone")],
+)
+def test_an_end_in_the_middle_writes_what_there_is(
+    error: BaseException, code: int, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     run, n = Side.run, 0
 
     def interrupted(self: Side, prompt: Sequence[int], n_tokens: int, observe: Any = None) -> Run:
         nonlocal n
         n += 1
         if n == 6:
-            raise KeyboardInterrupt
+            raise error
         return run(self, prompt, n_tokens, observe)
 
     monkeypatch.setattr(Side, "run", interrupted)
     out = tmp_path / "out.json"
-    assert main(arguments(tmp_path, "--json", out)) == 130
+    assert main(arguments(tmp_path, "--json", out)) == code
     report = json.loads(out.read_text())
-    assert report["interrupted"] is True
+    assert report["interrupted"] is (code == 130)
     assert [prompt["id"] for prompt in report["prompts"]] == ["chat"]
-    assert "interrupted" in capsys.readouterr().err
-
-
-def test_what_is_no_file_is_refused_before_anything_is_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for out in (tmp_path, Path("/dev/full")):
-        assert main(arguments(tmp_path, "--json", out)) == 1
-        shown = capsys.readouterr()
-        assert shown.out == "" and f"{out} is a" in shown.err
+    assert told in capsys.readouterr().err
 
 
 # --- pictures

