@@ -31,15 +31,9 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class _Layout:
-    """The scales of a block, and the values that give its random bits the mean 0.
+    """The places in a block: its scale, its minimum with a multiple (or None), its parts' scales.
 
-    Attributes:
-        scale_at: the offset of the float16 that scales all numbers.
-        least: the offset of the float16 minimum and its multiple of the scale, for types that have
-            one; None for the others.
-        scales: the offset of the parts' scales, and their bytes.
-        std: the standard deviation of the numbers at a scale of 1.
-
+    `std` is the standard deviation of its numbers at a scale of 1.
     """
 
     scale_at: int

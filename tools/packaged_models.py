@@ -22,15 +22,7 @@ from pyllama_spec.errors import PyllamaSpecError
 
 @dataclass(frozen=True, slots=True)
 class Packaged:
-    """A model file in one package, or split over several packages.
-
-    Attributes:
-        type: the weight type in the file's name.
-        sha256: the SHA-256 of the whole file.
-        parts: for each part its pinned package and its file in the wheel, in order.
-        megabytes: the size of the whole download.
-
-    """
+    """A model file in one package, or split over several: pinned packages and files in wheels."""
 
     type: str
     sha256: str

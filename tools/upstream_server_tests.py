@@ -110,15 +110,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
 
 
 class Outcome(NamedTuple):
-    """The result of one of their tests.
-
-    Attributes:
-        file: the file of the test.
-        name: the name of the test, with its parameters.
-        state: passed, failed or skipped.
-        why: the reason, if it did not pass.
-
-    """
+    """The result of one of their tests."""
 
     file: str
     name: str

@@ -40,18 +40,7 @@ from pyllama_spec.speculative.stats import SpeculationStats, Timing
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One text of one side.
-
-    Attributes:
-        tokens: all committed ids; an end token is the last of them.
-        rounds: (drafted, accepted) of each round.
-        is_stopped: whether an end token cut the last round.
-        timing, stats: those of the text.
-        cpu_s: processor time of all threads of the process, prompt and rounds.
-        rounds_cpu_s: the part of cpu_s spent in the rounds.
-        transfers: the transfers between host and devices in all rounds, for target and draft.
-
-    """
+    """One text of one side. `rounds` are (drafted, accepted); `tokens` end with the end token."""
 
     tokens: tuple[int, ...]
     rounds: tuple[tuple[int, int], ...]

@@ -39,13 +39,8 @@ REASONING = ("auto", "deepseek", "none")
 class ToolRequest:
     """A chat's tools, by either generation of OpenAI's API.
 
-    Attributes:
-        tools: descriptions of functions; () for none.
-        choice: "auto", "none", "required", or the name of a function after "=".
-        is_legacy: whether they were given as functions= and function_call=.
-        parallel: whether several calls may be made at once; None for the template's own choice.
-        reasoning: one of REASONING; None to keep thoughts apart if there are tools.
-
+    `choice` is "auto", "none", "required", or the name of a function after "="; `parallel` None for
+    the template's own choice; `reasoning` None to keep thoughts apart if there are tools.
     """
 
     tools: Tools = ()
@@ -242,13 +237,8 @@ class ToolChats:
 class _Chat:
     """One chat as a request to the engine.
 
-    Attributes:
-        parser: the parser of the engine.
-        request: the request of the chat.
-        schema: the schema of the content if no tool is called.
-        going_on: the part of the last message that the answer continues; None for a new answer.
-        rules: the rules for the schemas of the tools and of the content, in place of the engine's.
-
+    `schema` is that of the content if no tool is called, `going_on` the part of the last message
+    that the answer continues. `rules` stand in place of the engine's for the schemas.
     """
 
     parser: ChatParser

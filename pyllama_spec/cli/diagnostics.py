@@ -47,17 +47,11 @@ _TEXT = '{"id": 7, "name": "a"}\n'
 
 @dataclass(frozen=True, slots=True)
 class VerifyCost:
-    """The cost of one decode of n_rows tokens.
+    """The cost of one decode of n_rows tokens: one pending and n_rows - 1 drafted.
 
-    Attributes:
-        n_rows: tokens in the batch: one pending and n_rows - 1 drafted.
-        ms: median milliseconds of the decode.
-        ratio: the median of its ratio to a decode of one row in the same pass. A round of this
-            width pays when it commits more tokens than this, the draft's own cost aside.
-        lowest, highest: the ratio in single passes.
-        own_share: how much of its threads' time this process had, of all passes: 1.0 on a machine
-            that has nothing else to do.
-        n_passes: passes that had time for this width.
+    A round of this width pays when it commits more tokens than `ratio`, the median over one row in
+    the same pass, the draft's own cost aside. `own_share`: how much of its threads' time this
+    process had, 1.0 on a machine that has nothing else to do.
     """
 
     n_rows: int
@@ -135,20 +129,11 @@ def measure_verify_cost(
     budget_s: float | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> list[VerifyCost]:
-    """Times decodes of 1 .. max_rows rows after a short prefix, interleaved.
+    """Times decodes of 1 .. max_rows rows after a short prefix, interleaved, for budget_s at most.
 
     A wider batch takes no less than a narrower one: where it seems to, another program disturbed
-    the narrower one, and the time of the wider counts for both.
-
-    Args:
-        model: the target.
-        max_rows: the widest batch.
-        repeats: passes over all widths; medians are given, after one pass that is not counted.
-        n_threads: the threads of the context.
-        budget_s: the seconds after which it ends, even during a decode; None for VERIFY_S. The
-            result has what was measured until then.
-        progress: called with 0.0 .. 1.0.
-
+    the narrower one, and the time of the wider counts for both. The first of all passes is not
+    counted. The result has what was measured until the time was over.
     """
     budget_s = VERIFY_S if budget_s is None else budget_s
     n_ctx = _N_PREFIX + 4 * max_rows * max_rows + max_rows

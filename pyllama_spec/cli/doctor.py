@@ -238,10 +238,8 @@ def _pays(n_drafted: int, above: float) -> str:
 def conclusion(rates: Sequence[float], above: Mapping[int, float]) -> str:
     """Whether a draft pays at the acceptance of its training; "" if the file has none.
 
-    Args:
-        rates: for each token of a draft how often it and those before it were right.
-        above: by drafted tokens, the tokens per round above which a round pays.
-
+    `rates` say for each token of a draft how often it and those before it were right, `above` the
+    tokens per round above which a round pays, by drafted tokens.
     """
     per_round = {n: 1.0 + sum(rates[:n]) for n in above if n <= len(rates)}
     if not per_round:

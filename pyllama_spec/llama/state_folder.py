@@ -71,7 +71,9 @@ class StateFolder(BaseLlamaCache):
         self._lock = threading.Lock()
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            files = [one for one in self._folder.iterdir() if one.suffix == _SUFFIX]
+            files = [
+                one for one in self._folder.iterdir() if one.suffix == _SUFFIX and one.is_file()
+            ]
             for path in sorted(files, key=lambda one: one.stat().st_mtime_ns):
                 self._learn(path)
         except OSError as error:
@@ -80,11 +82,13 @@ class StateFolder(BaseLlamaCache):
             ) from None
 
     def _learn(self, path: Path) -> None:
-        """Registers an existing file; its content is checked when used."""
+        """Registers an existing file; its content is checked when used. Others' files stay."""
         n_bytes = path.stat().st_size
         with path.open("rb") as file:
             data = file.read(HEADER_BYTES + _LENGTH.size)
-            if data.startswith(_MAGIC) and len(data) == HEADER_BYTES + _LENGTH.size:
+            if not data.startswith(_MAGIC):
+                return
+            if len(data) == HEADER_BYTES + _LENGTH.size:
                 (n,) = _LENGTH.unpack_from(data, HEADER_BYTES)
                 data += file.read(min(n, n_bytes))  # a damaged file may say any length
         header = _header_of(data)

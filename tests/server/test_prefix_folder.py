@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import struct
 from collections.abc import Iterable
@@ -156,6 +157,13 @@ def test_a_disk_cache_has_what_was_put_there(tmp_path: Path) -> None:
         assert again.cache_size == sum(file.stat().st_size for file in tmp_path.iterdir())
     with pytest.raises(KeyError):
         cache[(7,)]
+
+
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "mine.prefix").write_text("a note")
+    os.mkfifo(tmp_path / "pipe.prefix")
+    PrefixFolder(tmp_path, 1 << 20).close()
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_folder_that_cannot_be_had(tmp_path: Path) -> None:
