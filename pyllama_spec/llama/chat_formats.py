@@ -20,7 +20,7 @@ class NamedFormat:
     stop: tuple[str, ...] = ()  # strings that end an answer, beside the model's own end
 
 
-def _turns(  # noqa: D417 - the like share a line
+def _turns(
     user: str,
     assistant: str,
     *,
@@ -35,18 +35,9 @@ def _turns(  # noqa: D417 - the like share a line
 ) -> str:
     """The Jinja text of turns that all have the same form.
 
-    Args:
-        user, assistant: the beginning of a turn of each.
-        system: the beginning of a system turn; None for a form that has the system message in
-            `head`.
-        head: the beginning of the chat; {system} stands for the first system message.
-        between: the text between a turn's beginning and its message.
-        after: the text after a turn.
-        after_answer: the text after every second turn, if it differs.
-        end: the text that asks for the answer; None for `assistant`.
-        end_between: the text after `end`.
-        default_system: the system message of chats without one.
-
+    `head` begins the chat, with {system} for the first system message; `user`, `assistant` and
+    `system` begin turns. `between` follows a turn's beginning, `after` a turn, `after_answer` every
+    second one. `end`, or `assistant`, asks for the answer, with `end_between` after it.
     """
     before, has_system, behind = head.partition("{system}")
     parts = [f"{{% set ns = namespace(system={default_system!r}, i=0, found=false) %}}"]

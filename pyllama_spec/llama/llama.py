@@ -8,9 +8,12 @@ The calls token by token are in its base.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from pathlib import Path, PurePosixPath
 from time import perf_counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -21,7 +24,13 @@ from pyllama_spec.engine.checks import instance
 from pyllama_spec.engine.closeable import Closeable, closed_on_failure
 from pyllama_spec.engine.context_params import POOLING
 from pyllama_spec.engine.log import thread_log_level
-from pyllama_spec.llama import pretrained
+from pyllama_spec.errors import (
+    ArgumentError,
+    ForkedError,
+    PyllamaSpecError,
+    UnsupportedError,
+    same_kind,
+)
 from pyllama_spec.llama.caches import BaseLlamaCache
 from pyllama_spec.llama.chat_completion import ChatCompletions, registered_handler
 from pyllama_spec.llama.completion import Completions, Prompts
@@ -46,7 +55,6 @@ from pyllama_spec.llama.open_options import (
     warn_of_unknown,
     with_arguments,
 )
-from pyllama_spec.llama.reopening import Reopening
 from pyllama_spec.llama.responses import Response, Stream, answering_model
 from pyllama_spec.llama.token_calls import ScoreTable, TokenCalls
 from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts
@@ -102,7 +110,7 @@ class Llama(TokenCalls, Closeable):
         start = perf_counter()
         options, unknown = OpenOptions.from_keywords(model_path, keywords)
         self._opened_with = options
-        self._reopening: Reopening = vars(self).get("_reopening") or Reopening()
+        self._reopening: _Reopening = vars(self).get("_reopening") or _Reopening()
         warn_of_unknown(unknown)
         check_options(options)
         draft, draft_model = options.draft, options.draft_model
@@ -188,7 +196,7 @@ class Llama(TokenCalls, Closeable):
 
         """
         del local_dir_use_symlinks
-        path = pretrained.fetch(repo_id, filename, additional_files or (), local_dir, cache_dir)
+        path = _downloaded(repo_id, (filename, *(additional_files or ())), local_dir, cache_dir)
         return cls(path, **keywords)
 
     @property
@@ -853,6 +861,103 @@ def _opened_again(kind: type[Llama], keywords: dict[str, Any], own: dict[str, An
     vars(llm).update(own)
     Llama.__init__(llm, **keywords)
     return llm
+
+
+# So many names of files a message shows.
+_MAX_SHOWN = 20
+
+
+def _downloaded(
+    repo_id: str,
+    patterns: Sequence[Any],
+    local_dir: str | os.PathLike[str] | None,
+    cache_dir: str | os.PathLike[str] | None,
+) -> Path:
+    """The path of the first of some files of the Hugging Face hub, downloaded with the others."""
+    try:
+        import huggingface_hub as hub
+    except ImportError:
+        raise UnsupportedError(
+            "from_pretrained needs the package huggingface_hub: pip install pyllama_spec[hub]"
+        ) from None
+    if not isinstance(patterns[0], str):
+        raise ArgumentError(
+            f"filename={patterns[0]!r} is not the name or pattern of a file in {repo_id}"
+        )
+    entries = hub.HfFileSystem().ls(repo_id, recursive=True)
+    listed = [entry["name"] if isinstance(entry, dict) else str(entry) for entry in entries]
+    names = [str(PurePosixPath(path).relative_to(repo_id)) for path in listed]
+    wanted = [_one_of(names, pattern, repo_id) for pattern in patterns]
+    folders: dict[str, Any] = {"local_dir": local_dir, "cache_dir": cache_dir}
+    paths = [hub.hf_hub_download(repo_id=repo_id, filename=name, **folders) for name in wanted]
+    return Path(paths[0])
+
+
+def _one_of(names: Sequence[str], pattern: str, repo_id: str) -> str:
+    fitting = [name for name in names if fnmatch.fnmatch(name, pattern)]
+    if len(fitting) == 1:
+        return fitting[0]
+    shown = fitting or list(names)
+    more = f" and {len(shown) - _MAX_SHOWN} more" if len(shown) > _MAX_SHOWN else ""
+    which = "several files fit" if fitting else "there is no file"
+    raise ArgumentError(
+        f"{repo_id}: {which} {pattern!r}; there are {', '.join(shown[:_MAX_SHOWN])}{more}"
+    )
+
+
+# What a program may have set since the model was opened, beside the chat format and the seeds.
+_ATTRIBUTES = ("chat_handler", "verbose", "spm_infill", "last_n_tokens_size")
+
+
+class _Reopening:
+    """The reopening of one Llama: by one thread at a time, and not after its close()."""
+
+    def __init__(self) -> None:
+        self._lock, self._n_closes = threading.Lock(), 0
+        # What a program has set: the chat format, the place in the seeds, attributes.
+        self._kept: tuple[str | None, int | None, dict[str, Any]] | None = None
+
+    def note_close(self, llm: Any) -> None:
+        """Called by close(), from any thread: a model that is being opened is closed then."""
+        self._n_closes += 1
+        llm._opened.model.refusal = None
+
+    def run(self, llm: Any, begin: Callable[..., None], close: Callable[[], None]) -> None:
+        """See Llama.reopen()."""
+        if llm._opened.model.is_forked:  # the lock's holder may not exist here
+            raise ForkedError("the model belongs to the parent process; open it in the child")
+        n_closes = self._n_closes
+        with self._lock:
+            if llm.is_usable or self._n_closes != n_closes:
+                return
+            if self._kept is None:  # else a failed call before this one has it
+                attributes = {name: getattr(llm, name) for name in _ATTRIBUTES}
+                self._kept = llm.chat_format, llm._opened.seeds.state, attributes
+            before = llm._embeddings.failure or llm._opened.failure
+            llm._opened.model.refusal = before  # of requests that wait
+            close()
+            try:
+                begin(llm, **llm._opened_with.keywords())
+                chat_format, seed, attributes = self._kept
+                vars(llm).update(attributes)
+                llm._opened.seeds.state = seed
+                if llm.chat_format != chat_format:
+                    llm.chat_format = chat_format
+            except BaseException as error:
+                close()
+                cause = error if isinstance(error, PyllamaSpecError) else before
+                if cause is not None:
+                    llm._opened.model.refusal = same_kind(
+                        cause,
+                        "the model is not usable, since reopen() failed; call it again. "
+                        f"{str(error) or type(error).__name__}",
+                    )
+                if self._n_closes != n_closes:
+                    llm._opened.model.refusal = None
+                raise
+            self._kept = None
+            if self._n_closes != n_closes:
+                close()
 
 
 Llama.__doc__ = with_arguments(Llama.__doc__)

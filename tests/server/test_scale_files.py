@@ -53,7 +53,7 @@ def test_the_unit_and_its_proxy_agree() -> None:
     ]
     (name,) = re.findall(r"^ +server_name (\S+);$", TLS, re.M)
     assert command.allowed_hosts == (name,)
-    assert number(r"^TimeoutStopSec=(\d+)$", UNIT) > command.stop_timeout
+    assert number(r"^TimeoutStopSec=(\d+)$", UNIT) > command.stop_timeout_s
     assert "ExecReload=/bin/kill -HUP $MAINPID" in UNIT
     page = (FOLDER.parents[1] / "docs" / "server-service.md").read_text()
     for told in (str(command.api_key_file), f"--allowed-hosts {name}", "PYLLAMA_SPEC_API_KEY"):
