@@ -60,18 +60,11 @@ NOT_ASKED = DraftDecision()
 
 
 class DraftGain(NamedTuple):
-    """A controller's expectation of a draft and its outcome, for the statistics.
+    """A controller's expectation of a draft and its outcome, for the statistics."""
 
-    Attributes:
-        n_expected: the expected number of accepted tokens among the verified ones.
-        gain_expected: the expected gain of asking for a draft, once the draft is there, in plain
-            rounds.
-        gain_realised: the measured gain, in plain rounds; None if it was not measured.
-    """
-
-    n_expected: float = 0.0
-    gain_expected: float = 0.0
-    gain_realised: float | None = None
+    n_expected: float = 0.0  # accepted tokens among the verified ones
+    gain_expected: float = 0.0  # the gain of asking, once the draft is there, in plain rounds
+    gain_realised: float | None = None  # the measured gain; None if it was not measured
 
 
 NO_GAIN = DraftGain()
@@ -82,44 +75,27 @@ class Span:
     """The part of one sequence in one round: numbers only.
 
     The scheduler makes it, the controller decides on it, the round fills in what came of it.
-
-    Attributes:
-        seq: number of the sequence.
-        n_past: the number of its tokens in the target's memory.
-        n_prompt: the number of prompt tokens that are read; 0 to verify the pending token and its
-            draft.
-        max_draft: the maximum number of drafted tokens (draft_bound()).
-        decision: the controller's decision; None if it is not asked: for a prompt, for forced text,
-            and if nothing is ever drafted.
-        n_requested: the number of tokens that the drafter is asked for; see decide().
-        asks_model: whether the drafter is asked for more than lookups.
-        asked_of: who was asked for a draft: "drafter"; "copies" if only copies were asked for or
-            the request's prediction answered; "" for nobody, such as after a failure of the
-            drafter.
-        draft: the proposed draft.
-        is_predicted: whether the draft is from the request's prediction.
-        n_verified: the number of its tokens that are verified; see verify().
-        ids: the tokens that are verified.
-        n_pad: the number of padding tokens after those.
-        first_row: the span's first row in the batch.
-        tokens: the tokens that the round committed; () for a prompt, and after a failure.
     """
 
-    seq: int
-    n_past: int
-    max_draft: int = 0
+    seq: int  # the number of the sequence
+    n_past: int  # the number of its tokens in the target's memory
+    max_draft: int = 0  # the maximum number of drafted tokens (draft_bound())
+    # The number of prompt tokens that are read; 0 to verify the pending token and its draft.
     n_prompt: int = 0
+    # None if the controller is not asked: for a prompt, forced text, if nothing is ever drafted.
     decision: DraftDecision | None = None
-    n_requested: int = 0
-    asks_model: bool = False
+    n_requested: int = 0  # the number of tokens that the drafter is asked for
+    asks_model: bool = False  # whether the drafter is asked for more than lookups
+    # Who was asked for a draft: "copies" if only copies were asked for or the request's prediction
+    # answered; "" for nobody, such as after a failure of the drafter.
     asked_of: Literal["", "copies", "drafter"] = ""
-    draft: Draft = NO_DRAFT
-    is_predicted: bool = False
-    n_verified: int = 0
-    ids: Sequence[int] = ()
-    n_pad: int = 0
-    first_row: int = 0
-    tokens: Sequence[int] = ()
+    draft: Draft = NO_DRAFT  # the proposed draft
+    is_predicted: bool = False  # whether it is from the request's prediction
+    n_verified: int = 0  # the number of its tokens that are verified
+    ids: Sequence[int] = ()  # those tokens
+    n_pad: int = 0  # the number of padding tokens after them
+    first_row: int = 0  # the span's first row in the batch
+    tokens: Sequence[int] = ()  # what the round committed; () for a prompt, and after a failure
 
     def decide(self, decision: DraftDecision) -> None:
         """Sets the decision: requests n_requested tokens, at most as many as may be drafted."""
@@ -153,19 +129,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The seconds of a round.
+    """The seconds of a round."""
 
-    Attributes:
-        draft_s: the seconds in propose().
-        verify_s: the seconds in verify batches of the target.
-        rest_s: the seconds of the rest: sampling, bookkeeping, commit().
-        is_pure: whether the round computed only these sequences, and read no prompt.
-    """
-
-    draft_s: float
-    verify_s: float
-    rest_s: float = 0.0
-    is_pure: bool = True
+    draft_s: float  # in propose()
+    verify_s: float  # in verify batches of the target
+    rest_s: float = 0.0  # in sampling, bookkeeping, commit()
+    is_pure: bool = True  # whether the round computed only these sequences, and read no prompt
 
     @property
     def total_s(self) -> float:
@@ -175,17 +144,11 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class KnownCosts:
-    """Measured seconds for one sequence in a short context, with which a controller starts.
+    """Measured seconds for one sequence in a short context, with which a controller starts."""
 
-    Attributes:
-        verify: the seconds of a verify batch, by its rows.
-        draft: the seconds of a draft, by its tokens.
-        rest: the seconds of the rest of a round, by the number of sequences.
-    """
-
-    verify: dict[int, float]
-    draft: dict[int, float]
-    rest: dict[int, float]
+    verify: dict[int, float]  # of a verify batch, by its rows
+    draft: dict[int, float]  # of a draft, by its tokens
+    rest: dict[int, float]  # of the rest of a round, by the number of sequences
 
 
 class Controller:

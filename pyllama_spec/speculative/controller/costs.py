@@ -1,0 +1,376 @@
+"""The cost model: the seconds of a round's parts, as running medians of this machine's rounds.
+
+Verifying is priced by rows, drafting by drafted tokens, the rest by sequences.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyllama_spec.speculative.controller.base import ControllerLimits, KnownCosts, Span, Spent
+
+# Samples of a median: odd, and enough that a noisy clock moves it little.
+_N_SAMPLES = 9
+# Samples with which a size is known: one slow one counts little beside two others.
+_N_KNOWN = 3
+# Samples with which two slow ones count for nothing.
+_N_SETTLED = 5
+# A settled median that moves by this factor shows that the costs changed: sizes without a sample
+# among the last _N_STALE of the curve are forgotten.
+_JUMP, _N_STALE = 2.0, 6
+# The least seconds of a sample: clocks may stand still, or be set back.
+_LEAST_S = 1e-9
+# Contexts of less than 2 ** 8 positions share a curve: attention is a small part of their rows.
+_MIN_BUCKET = 8
+# While fewer drafts were timed, a token costs at most so many times what the drafter said of it.
+_N_FEW, _MOST_SAID = 4, 2.0
+# Tokens to read before a first draft above which its time is that of a prompt.
+_N_LONG = 64
+# Lookups that take less than this share of a plain round are free: a tenth of the loss that the
+# controller promises to avoid.
+_FREE_SHARE = 0.01
+
+
+def median_low(values: Collection[float]) -> float:
+    """The median; of an even number of values the lower middle one."""
+    return sorted(values)[(len(values) - 1) // 2]  # importing statistics takes longer
+
+
+class Curve:
+    """Seconds by size as running medians, interpolated linearly between measured sizes.
+
+    The curve never falls: where the samples of a larger size are faster, both sizes share the
+    median of their joint samples (isotonic regression by pooling adjacent violators, with medians
+    in place of means). So one slow sample of a size counts little beside a size with many samples.
+    Of two samples the lower counts, since disturbances only make a measurement slower.
+
+    Args:
+        is_proportional: whether the cost beyond the largest size grows in proportion to the size;
+            else it is constant.
+        is_line: whether the cost is linear in the size: a size with few samples then costs at most
+            what the line through known sizes gives. A draft's first call is slow; without this,
+            a length with one slow sample would never be requested again.
+        start: an initial curve, each of whose points counts as one sample.
+    """
+
+    def __init__(
+        self, *, is_proportional: bool, is_line: bool = False, start: Curve | None = None
+    ) -> None:
+        self._is_proportional, self._is_line = is_proportional, is_line
+        self._samples: dict[int, deque[float]] = {}
+        self._medians: dict[int, float] = {}
+        # The same, never falling; {} until it is asked for.
+        self._rising: dict[int, float] = {}
+        self._sizes: list[int] = []
+        self._n_added = 0
+        self._last: dict[int, int] = {}
+        self._guesses: set[int] = set()
+        if start is not None:
+            for size, value in start.points().items():
+                self.add(size, value)
+
+    def add(self, size: int, seconds: float) -> None:
+        """Adds a sample."""
+        samples = self._samples.get(size)
+        if samples is None:
+            samples = self._samples[size] = deque(maxlen=_N_SAMPLES)
+            self._sizes = sorted(self._samples)
+        if size in self._guesses:
+            self._guesses.remove(size)
+            samples.clear()
+        samples.append(seconds)
+        before, now = self._medians.get(size), median_low(samples)
+        self._medians[size] = now
+        self._n_added += 1
+        self._last[size] = self._n_added
+        is_settled = before is not None and len(samples) >= _N_SETTLED
+        if is_settled and not now / _JUMP <= (before or 0.0) <= now * _JUMP:
+            self._forget([s for s in self._sizes if self._last[s] <= self._n_added - _N_STALE])
+        if self._rising:
+            self._rising = {}
+
+    def guess(self, size: int, seconds: float) -> None:
+        """Sets the seconds of a size until its first sample."""
+        self.add(size, seconds)
+        self._guesses.add(size)
+
+    def _forget(self, sizes: list[int]) -> None:
+        for size in sizes:
+            del self._samples[size], self._medians[size], self._last[size]
+            self._guesses.discard(size)
+        self._sizes = sorted(self._samples)
+
+    def points(self) -> Mapping[int, float]:
+        """The seconds of each measured size, never falling."""
+        if not self._rising and self._medians:
+            lots: list[tuple[float, list[float], list[int]]] = []
+            line = self._line() if self._is_line else None
+            for size in self._sizes:
+                samples = list(self._samples[size])
+                if line is not None and len(samples) < _N_KNOWN:
+                    samples = [min(line(size), self._medians[size])]
+                lot = median_low(samples), samples, [size]
+                while lots and lots[-1][0] > lot[0]:
+                    _, below, sizes = lots.pop()
+                    together = below + lot[1]
+                    lot = median_low(together), together, sizes + lot[2]
+                lots.append(lot)
+            self._rising = {size: value for value, _, sizes in lots for size in sizes}
+        return self._rising
+
+    def _line(self) -> Callable[[int], float] | None:
+        """The line through the smallest and largest known sizes."""
+        known = [size for size in self._sizes if self.is_known(size)]
+        if not known:
+            return None
+        first, last, m = known[0], known[-1], self._medians
+        if first == last:
+            return lambda size: m[first] * size / first
+        slope = (m[last] - m[first]) / (last - first)
+        return lambda size: max(m[first] + slope * (size - first), 0.0)
+
+    def median_of(self, size: int) -> float | None:
+        """The median of a size's samples; None without samples."""
+        return self._medians.get(size)
+
+    def is_known(self, size: int) -> bool:
+        """Whether a size has so many samples that one slow one counts little."""
+        return len(self._samples.get(size, ())) >= _N_KNOWN
+
+    def at(self, size: int) -> float:
+        """The seconds of a size; 0 without samples."""
+        m, sizes = self.points(), self._sizes
+        exact = m.get(size)
+        if exact is not None:
+            return exact
+        if not sizes:
+            return 0.0
+        above = next((s for s in sizes if s > size), None)
+        below = next((s for s in reversed(sizes) if s < size), None)
+        if above is None or below is None:
+            edge = sizes[0] if below is None else sizes[-1]
+            if not self._is_proportional:
+                return m[edge]
+            if below is not None and len(sizes) > 1:  # on with the last slope
+                before = sizes[-2]
+                slope = max((m[edge] - m[before]) / (edge - before), 0.0)
+                return m[edge] + slope * (size - edge)
+            return m[edge] * size / edge
+        share = (size - below) / (above - below)
+        return m[below] + share * (m[above] - m[below])
+
+
+class RoundCosts:
+    """The costs of all parts of a round, in seconds at speed 1.
+
+    The speed is that of the machine relative to the curves: shared cores vary by half. What all
+    numbers of rows have in common goes into the speed, at once; what one has for itself goes into
+    its median. The speed is 1 until some rounds were timed: else one bad moment would be the speed
+    by which the next samples are divided, which would look so quick that the speed stays wrong.
+
+    Attributes:
+        limits: the bounds of the controller's decisions.
+        speed: the current seconds per second at speed 1.
+    """
+
+    def __init__(self) -> None:
+        self.limits = ControllerLimits(0)
+        self.speed = 1.0
+        self._ratios: deque[float] = deque(maxlen=_N_SAMPLES)
+        # By the number of sequences and the context length: seconds by rows.
+        self._verify: dict[tuple[int, int], Curve] = {}
+        # By the number of sequences that draft together: seconds by drafted tokens.
+        self._draft: dict[int, Curve] = {}
+        self._n_drafts = 0
+        self._lookup = Curve(is_proportional=False)
+        self._rest = Curve(is_proportional=False)
+
+    def start(self, seconds: Mapping[int, float]) -> None:
+        """Sets the seconds of verify batches measured when the target was opened."""
+        curve = self.curve(1, 0)
+        for rows, value in seconds.items():
+            curve.add(rows, value)
+
+    def known(self) -> KnownCosts:
+        """The costs of one sequence in a short context."""
+        draft = self._draft[1].points() if 1 in self._draft else {}
+        return KnownCosts(dict(self.curve(1, 0).points()), dict(draft), dict(self._rest.points()))
+
+    def begin_with(self, known: KnownCosts) -> None:
+        """Loads the costs of known() in another program."""
+        self.start(known.verify)
+        for n, seconds in known.draft.items():
+            self._draft_curve(1).guess(n, seconds)
+        for n, seconds in known.rest.items():
+            self._rest.add(n, seconds)
+
+    # ---- verifying
+
+    def curve(self, n_seqs: int, n_past: int) -> Curve:
+        """Seconds by rows, for a number of sequences and a context length.
+
+        A context of more than 256 positions has a curve of its own for each doubling. A new curve
+        begins with the most similar one: of as many sequences, else of one.
+        """
+        key = (n_seqs, max(n_past.bit_length(), _MIN_BUCKET))
+        curve = self._verify.get(key)
+        if curve is None:
+            timed = [k for k, one in self._verify.items() if one.points()]
+            nearest = min(
+                timed, key=lambda k: (abs(k[0] - key[0]), abs(k[1] - key[1])), default=key
+            )
+            curve = Curve(is_proportional=True, start=self._verify.get(nearest))
+            self._verify[key] = curve
+        return curve
+
+    def verify(self, n_seqs: int, n_past: int, max_draft: int) -> list[float]:
+        """[0 .. max_draft] a sequence's share of a decode in which all have n drafted tokens."""
+        curve = self.curve(n_seqs, n_past)
+        return [curve.at(n_seqs * (1 + n)) / n_seqs for n in range(max_draft + 1)]
+
+    def is_worth_timing(self, spans: Sequence[Span], lengths: Sequence[int]) -> bool:
+        """Whether a batch width has too few samples for a price, and may be timed."""
+        rows = self._n_rows(len(spans), lengths)
+        return rows <= self.limits.max_rows and not self._curve_of(spans).is_known(rows)
+
+    def _curve_of(self, spans: Sequence[Span]) -> Curve:
+        return self.curve(len(spans), sum(span.n_past for span in spans) // len(spans))
+
+    def _n_rows(self, n_seqs: int, lengths: Iterable[int]) -> int:
+        if self.limits.is_padded:
+            return n_seqs * (1 + max(lengths))
+        return n_seqs + sum(lengths)
+
+    def add_verify(self, curve: Curve, rows: int, seconds: float) -> None:
+        """Adds a round's decode."""
+        seconds, expected = max(seconds, _LEAST_S), curve.median_of(rows)
+        # Before the speed is known, a round that took twice as long says nothing of its size.
+        if expected is None or len(self._ratios) >= _N_SETTLED or seconds < _JUMP * expected:
+            curve.add(rows, seconds / self.speed)
+        if expected is not None:  # a guess says nothing about the machine's speed
+            self._ratios.append(seconds / max(expected, _LEAST_S))
+            if len(self._ratios) >= _N_SETTLED:
+                self.speed = median_low(self._ratios)
+
+    # ---- drafting, and the rest
+
+    def _draft_curve(self, n_seqs: int) -> Curve:
+        curve = self._draft.get(n_seqs)
+        if curve is None:
+            curve = Curve(is_proportional=self.limits.is_stepwise, is_line=True)
+            self._draft[n_seqs] = curve
+        return curve
+
+    def draft(self, n_seqs: int, max_draft: int) -> list[float]:
+        """[0 .. max_draft] a sequence's share of drafting n tokens for n_seqs sequences."""
+        nearest = min(self._draft, key=lambda n: (abs(n - n_seqs), n), default=None)
+        step_s = self.limits.step_share * self.curve(1, 0).at(1) / n_seqs
+        if nearest is None:  # nothing was drafted yet, or only behind a prompt that was read first
+            return [n * step_s for n in range(max_draft + 1)]
+        curve = self._draft[nearest]
+        seconds = [0.0, *(curve.at(n) / n_seqs for n in range(1, max_draft + 1))]
+        if step_s and self._n_drafts < _N_FEW:
+            seconds = [min(s, n * _MOST_SAID * step_s) for n, s in enumerate(seconds)]
+        return seconds
+
+    @property
+    def lookup_s(self) -> float:
+        """The seconds of a request for lookups alone."""
+        return self._lookup.at(0)
+
+    @property
+    def knows_drafts(self) -> bool:
+        """Whether so many drafts were timed that one slow call counts for nothing."""
+        return self._n_drafts >= _N_KNOWN
+
+    def rest(self, n_seqs: int) -> float:
+        """A sequence's share of the other costs."""
+        return self._rest.at(n_seqs) / n_seqs
+
+    def learn(self, spans: Sequence[Span], spent: Spent, n_unread: Sequence[int]) -> None:
+        """Learns the seconds of a round; n_unread: the tokens that each draft had to read."""
+        n_seqs, speed = len(spans), self.speed
+        rows = self._n_rows(n_seqs, [span.n_verified for span in spans])
+        self.add_verify(self._curve_of(spans), rows, spent.verify_s)
+        self._rest.add(n_seqs, spent.rest_s / speed)
+        self._learn_draft(spans, spent.draft_s / speed, n_unread)
+
+    def _learn_draft(self, spans: Sequence[Span], seconds: float, n_unread: Sequence[int]) -> None:
+        asked = [i for i, span in enumerate(spans) if span.asks_model]
+        by_model = [i for i in asked if not spans[i].draft.match_length]
+        if not by_model and any(span.n_requested for span in spans):
+            self._lookup.add(0, seconds / sum(span.n_requested > 0 for span in spans))
+        if not by_model or len(by_model) < len(asked):
+            return
+        if self.limits.is_stepwise:
+            n = max(1, *(len(spans[i].draft.ids) for i in by_model))
+        else:
+            n = max(spans[i].n_requested for i in by_model)
+        # A draft that first reads more tokens than a round leaves shows no price of drafting.
+        n_tokens, is_first = max(n_unread[i] for i in by_model), len(by_model) not in self._draft
+        if n_tokens > (_N_LONG if is_first else 2 * (1 + self.limits.max_draft)):
+            return
+        self._n_drafts += 1
+        self._draft_curve(len(by_model)).add(n, seconds)
+
+    def describe(self) -> dict[str, Any]:
+        """The milliseconds of one sequence in a short context."""
+        known = self.known()
+        return {
+            "verify_ms": {n: round(1e3 * s, 4) for n, s in known.verify.items()},
+            "draft_ms": {n: round(1e3 * s, 4) for n, s in known.draft.items()},
+            "rest_ms": 1e3 * self.rest(1),
+        }
+
+
+@dataclass(slots=True)
+class Prices:
+    """The prices of a round, in seconds at speed 1, for each of n_seqs sequences alike."""
+
+    verify: Sequence[float]  # [0 .. n] a decode with n drafted tokens
+    draft: Sequence[float]  # [0 .. n] drafting them
+    rest: float  # the rest of a round
+    token_s: float  # the value of one more token: the seconds that it takes otherwise
+    # The results of thresholds() so far, by the kind of the last token (acceptance.next_kind).
+    ends: dict[int, Sequence[float]] = field(default_factory=dict)
+    n_requested: int = 1  # the number of tokens of a block to ask for
+    lookup_s: float = 0.0  # a lookup, whether it hits or not
+    # Whether verify[0] was timed so often that one slow sample counts for little.
+    knows_plain: bool = True
+
+    @property
+    def plain_s(self) -> float:
+        """The seconds of a plain round, which gives one token."""
+        return self.verify[0] + self.rest
+
+    @property
+    def is_dear_lookup(self) -> bool:
+        """Whether a request for lookups costs a notable time."""
+        return self.lookup_s >= _FREE_SHARE * self.plain_s > 0.0
+
+    def drafting_s(self, n: float) -> float:
+        """The seconds to draft n tokens; n may be a mean."""
+        draft = self.draft
+        low = min(int(n), len(draft) - 1)
+        if low + 1 >= len(draft):
+            return draft[-1]
+        return draft[low] + (n - low) * (draft[low + 1] - draft[low])
+
+    def reading_s(self, n_tokens: int, step_share: float) -> float:
+        """The seconds that a draft needs to read n tokens at once, by the target's cost of rows."""
+        n_rows = len(self.verify) - 1
+        row_s = (self.verify[-1] - self.verify[0]) / n_rows if n_rows else 0.0
+        return n_tokens * row_s * step_share
+
+    @property
+    def most_gain(self) -> float:
+        """The maximum gain per token in plain rounds, if every drafted token is accepted."""
+        plain = self.plain_s
+        if plain <= 0.0:
+            return 0.0
+        costs = enumerate(zip(self.verify, self.draft, strict=True))
+        least_s = min((v + d + self.rest) / (n + 1) for n, (v, d) in costs)
+        return 1.0 - least_s / plain
