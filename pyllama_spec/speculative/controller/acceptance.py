@@ -161,7 +161,10 @@ class Acceptance:
         for i, (token, drafted, rate) in enumerate(zip(tokens, draft.ids, rates, strict=False)):
             was_right = token == drafted
             if is_copy:
-                self._learn_copy(draft.match_length + i, p[i], was_right, is_first=not i)
+                _, every, first = self._of_copy(draft.match_length + i, p[i])
+                every.add(was_right)
+                if not i:
+                    first.add(was_right)
                 text.copies.add(was_right, rate)
             else:
                 self.add(i, p[i], was_right)
@@ -170,14 +173,6 @@ class Acceptance:
                 text.model.add(was_right, rate)
             if not was_right:
                 return
-
-    def _learn_copy(
-        self, match_length: int, p: float | None, was_right: bool, *, is_first: bool
-    ) -> None:
-        _, every, first = self._of_copy(match_length, p)
-        every.add(was_right)
-        if is_first:
-            first.add(was_right)
 
     def add(self, depth: int, p: float | None, was_right: bool) -> None:
         """Learns the outcome of a model's token that was reached."""

@@ -17,43 +17,26 @@ from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftStop, name_of_class
 
 @dataclass(frozen=True, slots=True)
 class ControllerLimits:
-    """The bounds of a controller's decisions.
+    """The bounds of a controller's decisions."""
 
-    Attributes:
-        max_draft: the maximum number of tokens that a sequence drafts in a round.
-        is_stepwise: whether each drafted token has a cost of its own (Drafter.is_stepwise).
-        has_lookup: whether the drafter can be asked for lookups alone (Drafter.has_lookup).
-        is_padded: whether the sequences of a batch are padded to equal length, so that the longest
-            draft decides the cost.
-        max_rows: the maximum number of rows of a verify batch.
-        step_share: the cost of drafting a token in decodes of one row, if it is known before the
-            first draft (Drafter.step_share); else 0.
-    """
-
-    max_draft: int
-    is_stepwise: bool = False
-    has_lookup: bool = False
+    max_draft: int  # the maximum number of tokens that a sequence drafts in a round
+    is_stepwise: bool = False  # whether each drafted token has a cost (Drafter.is_stepwise)
+    has_lookup: bool = False  # whether the drafter gives lookups alone (Drafter.has_lookup)
+    # Whether the sequences of a batch are padded to equal length: the longest draft is the cost.
     is_padded: bool = False
-    max_rows: int = 32
+    max_rows: int = 32  # the maximum number of rows of a verify batch
+    # The cost of drafting a token in decodes of one row (Drafter.step_share); 0 if not known.
     step_share: float = 0.0
 
 
 class DraftDecision(NamedTuple):
-    """How many tokens a controller wants for one sequence in one round.
+    """How many tokens a controller wants for one sequence in one round."""
 
-    Attributes:
-        n_requested: the number of tokens that the drafter is asked for; 0 to not ask it.
-        n_lookup: the number of tokens of a lookup hit that it is asked for; 0 for n_requested.
-        lookup_only: whether only drafts without a model call are wanted.
-        is_retry: whether the drafter was disabled and is tried again.
-        reason: why the drafter's model is not asked though it is not disabled; "" for no reason.
-    """
-
-    n_requested: int = 0
-    n_lookup: int = 0
-    lookup_only: bool = False
-    is_retry: bool = False
-    reason: str = ""
+    n_requested: int = 0  # the number that the drafter is asked for; 0 to not ask it
+    n_lookup: int = 0  # the number of tokens of a lookup hit; 0 for n_requested
+    lookup_only: bool = False  # whether only drafts without a model call are wanted
+    is_retry: bool = False  # whether the drafter was disabled and is tried again
+    reason: str = ""  # why the drafter's model is not asked though it is not disabled
 
 
 NOT_ASKED = DraftDecision()

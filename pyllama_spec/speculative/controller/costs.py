@@ -5,6 +5,7 @@ Verifying is priced by rows, drafting by drafted tokens, the rest by sequences.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,23 +145,20 @@ class Curve:
         """The seconds of a size; 0 without samples."""
         m, sizes = self.points(), self._sizes
         exact = m.get(size)
-        if exact is not None:
-            return exact
-        if not sizes:
-            return 0.0
-        above = next((s for s in sizes if s > size), None)
-        below = next((s for s in reversed(sizes) if s < size), None)
-        if above is None or below is None:
-            edge = sizes[0] if below is None else sizes[-1]
-            if not self._is_proportional:
-                return m[edge]
-            if below is not None and len(sizes) > 1:  # on with the last slope
-                before = sizes[-2]
-                slope = max((m[edge] - m[before]) / (edge - before), 0.0)
-                return m[edge] + slope * (size - edge)
+        if exact is not None or not sizes:
+            return exact or 0.0
+        i = bisect_left(sizes, size)
+        if 0 < i < len(sizes):
+            below, above = sizes[i - 1], sizes[i]
+            share = (size - below) / (above - below)
+            return m[below] + share * (m[above] - m[below])
+        edge = sizes[i - 1] if i else sizes[0]
+        if not self._is_proportional:
+            return m[edge]
+        if not i or len(sizes) == 1:
             return m[edge] * size / edge
-        share = (size - below) / (above - below)
-        return m[below] + share * (m[above] - m[below])
+        before = sizes[-2]  # on with the last slope, which never falls
+        return m[edge] + (m[edge] - m[before]) / (edge - before) * (size - edge)
 
 
 class RoundCosts:
@@ -359,18 +357,14 @@ class Prices:
             return draft[-1]
         return draft[low] + (n - low) * (draft[low + 1] - draft[low])
 
-    def reading_s(self, n_tokens: int, step_share: float) -> float:
-        """The seconds that a draft needs to read n tokens at once, by the target's cost of rows."""
-        n_rows = len(self.verify) - 1
-        row_s = (self.verify[-1] - self.verify[0]) / n_rows if n_rows else 0.0
-        return n_tokens * row_s * step_share
+    @property
+    def row_s(self) -> float:
+        """The seconds of a further row."""
+        return (self.verify[-1] - self.verify[0]) / max(len(self.verify) - 1, 1)
 
     @property
     def most_gain(self) -> float:
-        """The maximum gain per token in plain rounds, if every drafted token is accepted."""
-        plain = self.plain_s
-        if plain <= 0.0:
-            return 0.0
+        """The gain per token in plain rounds if every drafted token is accepted, at most."""
         costs = enumerate(zip(self.verify, self.draft, strict=True))
         least_s = min((v + d + self.rest) / (n + 1) for n, (v, d) in costs)
-        return 1.0 - least_s / plain
+        return 1.0 - least_s / self.plain_s if self.plain_s > 0.0 else 0.0

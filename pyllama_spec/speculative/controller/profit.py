@@ -359,7 +359,8 @@ class ProfitController(Controller):
         if state.was_asked or not self._limits.step_share:
             return False
         hoped_s = self._gain_per_token(prices) * self._further_tokens(state.n_tokens)
-        reading_s = prices.reading_s(state.n_unread, self._limits.step_share)
+        # It reads as fast as the target's rows take, by its share.
+        reading_s = state.n_unread * prices.row_s * self._limits.step_share
         return reading_s > hoped_s * prices.plain_s
 
     def _further_tokens(self, n_tokens: int) -> float:
