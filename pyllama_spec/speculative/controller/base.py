@@ -139,14 +139,10 @@ class Controller:
 
     One controller belongs to one Round. Its answers may depend on clocks: the text does not, but
     for one that rejection sampling accepts.
-
-    Attributes:
-        name: its name in the statistics; by default that of its class.
-        wants_costs: whether learn_costs() is called with the costs of verify batches when a target
-            is opened.
     """
 
-    name: str = name_of_class()
+    name: str = name_of_class()  # its name in the statistics
+    # Whether learn_costs() is called with the costs of verify batches when a target is opened.
     wants_costs: bool = False
 
     def attach(self, limits: ControllerLimits) -> None:
@@ -190,9 +186,7 @@ class Controller:
     def learn(self, spans: Sequence[Span], spent: Spent) -> Sequence[DraftGain] | None:
         """Learns the committed tokens and the seconds of a round.
 
-        Returns:
-            For each span the expected and measured gain of its draft, for the statistics; None or
-            an empty sequence if the controller estimates no gain.
+        Returns, for the statistics, the gain of each span's draft; None or () to estimate no gain.
         """
         return None
 

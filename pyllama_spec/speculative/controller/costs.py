@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,8 +28,6 @@ _LEAST_S = 1e-9
 _MIN_BUCKET = 8
 # While fewer drafts were timed, a token costs at most so many times what the drafter said of it.
 _N_FEW, _MOST_SAID = 4, 2.0
-# Tokens to read before a first draft above which its time is that of a prompt.
-_N_LONG = 64
 # Lookups that take less than this share of a plain round are free: a tenth of the loss that the
 # controller promises to avoid.
 _FREE_SHARE = 0.01
@@ -48,13 +46,10 @@ class Curve:
     in place of means). So one slow sample of a size counts little beside a size with many samples.
     Of two samples the lower counts, since disturbances only make a measurement slower.
 
-    Args:
-        is_proportional: whether the cost beyond the largest size grows in proportion to the size;
-            else it is constant.
-        is_line: whether the cost is linear in the size: a size with few samples then costs at most
-            what the line through known sizes gives. A draft's first call is slow; without this,
-            a length with one slow sample would never be requested again.
-        start: an initial curve, each of whose points counts as one sample.
+    Beyond the largest size the cost is constant, or grows in proportion to the size. On a line, a
+    size with few samples costs at most what the line through known sizes gives: a draft's first
+    call is slow, and a length with one slow sample would never be requested again. Each point of
+    a curve to start with counts as one sample.
     """
 
     def __init__(
@@ -83,13 +78,15 @@ class Curve:
             self._guesses.remove(size)
             samples.clear()
         samples.append(seconds)
-        before, now = self._medians.get(size), median_low(samples)
+        before, now = self._medians.get(size, seconds), median_low(samples)
         self._medians[size] = now
         self._n_added += 1
         self._last[size] = self._n_added
-        is_settled = before is not None and len(samples) >= _N_SETTLED
-        if is_settled and not now / _JUMP <= (before or 0.0) <= now * _JUMP:
-            self._forget([s for s in self._sizes if self._last[s] <= self._n_added - _N_STALE])
+        if len(samples) >= _N_SETTLED and not now / _JUMP <= before <= now * _JUMP:
+            for old in [s for s in self._sizes if self._last[s] <= self._n_added - _N_STALE]:
+                del self._samples[old], self._medians[old], self._last[old]
+                self._guesses.discard(old)
+            self._sizes = sorted(self._samples)
         if self._rising:
             self._rising = {}
 
@@ -97,12 +94,6 @@ class Curve:
         """Sets the seconds of a size until its first sample."""
         self.add(size, seconds)
         self._guesses.add(size)
-
-    def _forget(self, sizes: list[int]) -> None:
-        for size in sizes:
-            del self._samples[size], self._medians[size], self._last[size]
-            self._guesses.discard(size)
-        self._sizes = sorted(self._samples)
 
     def points(self) -> Mapping[int, float]:
         """The seconds of each measured size, never falling."""
@@ -168,15 +159,11 @@ class RoundCosts:
     numbers of rows have in common goes into the speed, at once; what one has for itself goes into
     its median. The speed is 1 until some rounds were timed: else one bad moment would be the speed
     by which the next samples are divided, which would look so quick that the speed stays wrong.
-
-    Attributes:
-        limits: the bounds of the controller's decisions.
-        speed: the current seconds per second at speed 1.
     """
 
     def __init__(self) -> None:
         self.limits = ControllerLimits(0)
-        self.speed = 1.0
+        self.speed = 1.0  # the current seconds per second of the curves
         self._ratios: deque[float] = deque(maxlen=_N_SAMPLES)
         # By the number of sequences and the context length: seconds by rows.
         self._verify: dict[tuple[int, int], Curve] = {}
@@ -231,16 +218,16 @@ class RoundCosts:
 
     def is_worth_timing(self, spans: Sequence[Span], lengths: Sequence[int]) -> bool:
         """Whether a batch width has too few samples for a price, and may be timed."""
-        rows = self._n_rows(len(spans), lengths)
-        return rows <= self.limits.max_rows and not self._curve_of(spans).is_known(rows)
+        curve, rows = self._batch(spans, lengths)
+        return rows <= self.limits.max_rows and not curve.is_known(rows)
 
-    def _curve_of(self, spans: Sequence[Span]) -> Curve:
-        return self.curve(len(spans), sum(span.n_past for span in spans) // len(spans))
-
-    def _n_rows(self, n_seqs: int, lengths: Iterable[int]) -> int:
+    def _batch(self, spans: Sequence[Span], lengths: Sequence[int]) -> tuple[Curve, int]:
+        """The curve and the rows of a decode."""
+        n_seqs = len(spans)
+        curve = self.curve(n_seqs, sum(span.n_past for span in spans) // n_seqs)
         if self.limits.is_padded:
-            return n_seqs * (1 + max(lengths))
-        return n_seqs + sum(lengths)
+            return curve, n_seqs * (1 + max(lengths))
+        return curve, n_seqs + sum(lengths)
 
     def add_verify(self, curve: Curve, rows: int, seconds: float) -> None:
         """Adds a round's decode."""
@@ -291,8 +278,8 @@ class RoundCosts:
     def learn(self, spans: Sequence[Span], spent: Spent, n_unread: Sequence[int]) -> None:
         """Learns the seconds of a round; n_unread: the tokens that each draft had to read."""
         n_seqs, speed = len(spans), self.speed
-        rows = self._n_rows(n_seqs, [span.n_verified for span in spans])
-        self.add_verify(self._curve_of(spans), rows, spent.verify_s)
+        curve, rows = self._batch(spans, [span.n_verified for span in spans])
+        self.add_verify(curve, rows, spent.verify_s)
         self._rest.add(n_seqs, spent.rest_s / speed)
         self._learn_draft(spans, spent.draft_s / speed, n_unread)
 
@@ -308,11 +295,12 @@ class RoundCosts:
         else:
             n = max(spans[i].n_requested for i in by_model)
         # A draft that first reads more tokens than a round leaves shows no price of drafting.
-        n_tokens, is_first = max(n_unread[i] for i in by_model), len(by_model) not in self._draft
-        if n_tokens > (_N_LONG if is_first else 2 * (1 + self.limits.max_draft)):
+        is_late = max(n_unread[i] for i in by_model) > 2 * (1 + self.limits.max_draft)
+        if is_late and len(by_model) not in self._draft:
             return
         self._n_drafts += 1
-        self._draft_curve(len(by_model)).add(n, seconds)
+        if not is_late:
+            self._draft_curve(len(by_model)).add(n, seconds)
 
     def describe(self) -> dict[str, Any]:
         """The milliseconds of one sequence in a short context."""

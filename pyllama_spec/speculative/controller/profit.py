@@ -47,7 +47,7 @@ _HOPELESS = 0.06
 # than a share of a plain round are not verified: if plain rounds looked slow once, wider batches
 # would seem to cost nothing more.
 _PLAIN_SOON, _CLEAR_GAIN = 8, 0.15
-# The chance up to which a copy's tokens are verified only to time a wider batch.
+# The least chance of tokens that are verified only to time a wider batch.
 _SURE = 0.6
 # In decodes of one row: the cost of the first chain, before it is known whether its drafter asks
 # where to end.
@@ -152,13 +152,14 @@ def lengths_together(
         means = [sum(s[n] for s in drafts if n < len(s)) / n_seqs for n in range(n_most)]
         best, _ = best_length(prices, means)
         return [min(best, len(survivals)) for survivals in drafts]
-    ordered = sorted(
-        ((s, -i) for i, survivals in enumerate(drafts) for s in survivals), reverse=True
-    )[: max(limits.max_rows - n_seqs, 0)]
+    ordered = sorted(((s, -i) for i, draft in enumerate(drafts) for s in draft), reverse=True)
     total, n_best = 0.0, 0
-    for n, (s, _) in enumerate(ordered, 1):
+    for n, (s, _) in enumerate(ordered[: max(limits.max_rows - n_seqs, 0)], 1):
         total += s
-        gain = prices.token_s * total - _batch_s(curve, n_seqs, n) + n_seqs * curve[0]
+        # So many sequences verify one token more than the others.
+        least, part = divmod(n, n_seqs)
+        low, high = curve[min(least, len(curve) - 1)], curve[min(least + 1, len(curve) - 1)]
+        gain = prices.token_s * total - (n_seqs - part) * low - part * high + n_seqs * curve[0]
         if gain > best_gain:
             n_best, best_gain = n, gain
     lengths = [0] * len(drafts)
@@ -166,14 +167,6 @@ def lengths_together(
     for _, i in ordered[:n_best]:
         lengths[-i] += 1
     return lengths
-
-
-def _batch_s(curve: Sequence[float], n_seqs: int, n_taken: int) -> float:
-    """The seconds of a decode of n_seqs sequences with n_taken drafted tokens in total."""
-    n, part = divmod(n_taken, n_seqs)
-    if n + 1 >= len(curve):
-        return n_seqs * curve[-1]
-    return (n_seqs - part) * curve[n] + part * curve[n + 1]
 
 
 @dataclass(slots=True)
@@ -239,9 +232,7 @@ class _Sequence:
 class ProfitController(Controller):
     """Chooses the draft length of each sequence and round, from 0 to the cap, that saves most.
 
-    Chances come from the drafts' own probabilities, or the lengths of matches, calibrated by the
-    outcomes until now; costs from running medians of this machine's rounds. A drafter that loses is
-    disabled except for retries, which become rarer.
+    A drafter that loses is disabled except for retries, which become rarer.
     """
 
     name = "profit"
@@ -265,10 +256,6 @@ class ProfitController(Controller):
         self._prices: dict[tuple[int, int, int], tuple[int, Prices]] = {}
         self._prices_of_last = Prices([0.0], [0.0], 0.0, 1e-9)
         self._n_rounds = 0
-        # Copies that are cut until one is verified longer to be timed, the same between two tries,
-        # and how long the last try was, until it has paid.
-        self._until_try = self._try_interval = _FIRST_RETRY
-        self._n_last_try = 0
 
     def attach(self, limits: ControllerLimits) -> None:
         """Resets the costs for a new target."""
@@ -358,32 +345,25 @@ class ProfitController(Controller):
         """Whether a text is too short for the draft to read its prompt."""
         if state.was_asked or not self._limits.step_share:
             return False
-        hoped_s = self._gain_per_token(prices) * self._further_tokens(state.n_tokens)
         # It reads as fast as the target's rows take, by its share.
         reading_s = state.n_unread * prices.row_s * self._limits.step_share
-        return reading_s > hoped_s * prices.plain_s
+        return reading_s > self._hoped_s(state.n_tokens, prices)
 
-    def _further_tokens(self, n_tokens: int) -> float:
-        """The expected number of tokens of a text after its first n_tokens.
+    def _hoped_s(self, n_tokens: int, prices: Prices) -> float:
+        """The seconds that drafts are expected to save in a text after its first n_tokens.
 
-        A text of unknown kind is expected to double, and to get 64 tokens more. The last texts that
-        became longer than n_tokens count beside that.
+        A text of unknown kind is expected to double, and to get 64 tokens more; the last texts that
+        became longer than n_tokens count beside that. The gain per token begins with half of what
+        it would be if every drafted token were accepted, and follows the gain in all texts.
         """
         further = [n - n_tokens for n in self._lengths if n > n_tokens]
-        prior = n_tokens + _LEAST_LENGTH
-        return (_LENGTH_WEIGHT * prior + sum(further)) / (_LENGTH_WEIGHT + len(further))
-
-    def _gain_per_token(self, prices: Prices) -> float:
-        """The expected gain per token, in plain rounds.
-
-        It begins with half of what the draft would gain if all its tokens were accepted, and
-        follows its gain in all texts.
-        """
+        n_further = _LENGTH_WEIGHT * (n_tokens + _LEAST_LENGTH) + sum(further)
+        n_further /= _LENGTH_WEIGHT + len(further)
         gain, weight = self._worth.per_round(prices), self._worth.weight
         if gain > 0.0:
             gain /= 1.0 + gain  # of a round, which has more than one token
-        expected = _GAIN_ROUNDS * _GAIN_SHARE * prices.most_gain + weight * gain
-        return expected / (_GAIN_ROUNDS + weight)
+        gain = _GAIN_ROUNDS * _GAIN_SHARE * prices.most_gain + weight * gain
+        return gain / (_GAIN_ROUNDS + weight) * n_further * prices.plain_s
 
     def stop_of(self, span: Span) -> DraftStop | None:
         """The stop function of a sequence's chain: it ends where another step does not pay."""
@@ -396,7 +376,7 @@ class ProfitController(Controller):
             span.n_requested,
             state.ratios.model.after(1.0),
         )
-        ends, rates, survivals = prices.ends, [], []
+        ends, rates, survivals = prices.ends, list[float](), list[float]()
         state.chain = rates, survivals
 
         def stop(p: float) -> bool:
@@ -420,8 +400,7 @@ class ProfitController(Controller):
 
     def _priced(self, spans: Sequence[Span]) -> Prices:
         """The prices for a number of sequences with such contexts."""
-        n_seqs, n_on = len(spans), 1
-        n_past = spans[0].n_past
+        n_seqs, n_on, n_past = len(spans), 1, spans[0].n_past
         if n_seqs > 1:
             n_past = sum(span.n_past for span in spans) // n_seqs
             # Sequences that draft together share the cost.
@@ -483,10 +462,8 @@ class ProfitController(Controller):
         """The lengths that pay, or longer ones of sure drafts, to time such a batch.
 
         A batch that was timed in a bad moment, as when a model was opened beside a busy program,
-        may look so slow that it is never verified again, and so never timed again. The curve of
-        costs cannot tell it from one that is slow. Copies come in many rounds, so that one in some
-        is tried. A model whose drafts are not verified is soon disabled, so that each is tried
-        where it drafts for a single sequence; several together have too many widths to time.
+        may look so slow that it is never verified again, and so never timed again. So a width with
+        few samples is tried. A model that drafts for several sequences has too many widths for it.
         """
         drafts = [span.draft for span in spans if span.draft.ids]
         copies = [i for i, draft in enumerate(drafts) if draft.match_length]
@@ -500,20 +477,7 @@ class ProfitController(Controller):
         for i in copies or range(len(drafts)):
             n_sure = sum(s >= _SURE for s in survivals_of[i])
             tried[i] = max(chosen[i], min(n_sure, chosen[i] + -(-n_rows // n_longer)))
-        if copies and max(chosen[i] for i in copies) >= self._n_last_try > 0:
-            # The last try paid: longer ones may pay too.
-            self._until_try = self._try_interval = _FIRST_RETRY
-            self._n_last_try = 0
-        if tried == chosen or not self.costs.is_worth_timing(spans, tried):
-            return chosen
-        if not copies:
-            return tried
-        self._until_try -= 1
-        if self._until_try > 0:
-            return chosen
-        self._try_interval = min(2 * self._try_interval, _MAX_RETRY)
-        self._until_try, self._n_last_try = self._try_interval, max(tried[i] for i in copies)
-        return tried
+        return tried if tried != chosen and self.costs.is_worth_timing(spans, tried) else chosen
 
     def _survivals(self, span: Span) -> list[float]:
         """For each token of a draft, the chance that it and all before are accepted."""
@@ -521,17 +485,13 @@ class ProfitController(Controller):
         chain, state.chain = state.chain, None
         if chain is not None and not draft.match_length:
             state.rates, survivals = chain
-            self._note_silence(not survivals)
+            if self._is_silent is bool(survivals) or self._is_silent is None:
+                self._is_silent = not survivals
+                self._prices.clear()
             if len(survivals) >= len(draft.ids):
                 return survivals[: len(draft.ids)]
         state.rates = self.acceptance.rates(draft)
         return self.acceptance.survivals(draft, state.rates, state.ratios)
-
-    def _note_silence(self, is_silent: bool) -> None:
-        """Notes of a chain whether its drafter did not call the stop function."""
-        if self._is_silent is not is_silent:
-            self._is_silent = is_silent
-            self._prices.clear()
 
     # ---- after a round
 
@@ -628,8 +588,6 @@ class ProfitController(Controller):
         share = max(prices.draft[n], prices.lookup_s) / (_RETRY_SHARE * prices.plain_s)
         most = _DEAR_RETRY if self.costs.knows_drafts else _MAX_RETRY
         return max(state.interval, int(min(share, most)))
-
-    # ---- for people
 
     def reason_off(self, seq: int) -> str | None:
         """The reason while drafting is disabled."""
