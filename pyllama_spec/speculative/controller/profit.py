@@ -38,26 +38,26 @@ _NO_ROOM = DraftDecision(reason="no round had room for a drafted token")
 _EARLY = "reading the text so far would take it longer than its drafts could save"
 
 # ---- what is verified
-# Rounds after which the last ones' seconds per token, and the gain of a text's, count half.
+# A round's weight in the recent seconds per token, and in its text's gain: half after 12 others.
 _KEEP_RECENT = 0.5 ** (1 / 12)
-# The least chance of a draft's first token: below it, a draft gains next to nothing, and where a
-# wider batch seems to be as cheap as a plain one, wrong tokens would be verified for ever.
+# The least chance of a draft's first token: below it a draft gains next to nothing, and where a
+# wider batch seems to be as cheap as a plain one, wrong tokens would be verified in every round.
 _HOPELESS = 0.06
-# Rounds without a plain one, while too few of those were timed, after which drafts that save less
-# than a share of a plain round are not verified: if plain rounds looked slow once, wider batches
-# would seem to cost nothing more.
+# After 8 rounds without a plain one, a draft that saves less than 0.15 plain rounds is not verified
+# while too few plain rounds were timed: if the first of them was slow, wider batches would seem to
+# cost nothing more.
 _PLAIN_SOON, _CLEAR_GAIN = 8, 0.15
 # The least chance of tokens that are verified only to time a wider batch.
 _SURE = 0.6
-# In decodes of one row: the cost of the first chain, before it is known whether its drafter asks
-# where to end.
+# The most that the first chain may cost, in decodes of one row: it is not known before it whether
+# the drafter calls its stop function.
 _FIRST_DRAFT = 1.0
 
 # ---- whether to draft
-# Rounds after which a round counts half for the gain in all texts.
+# A round's weight in the gain of all texts: half after 256 others.
 _KEEP_LONG = 0.5 ** (1 / 256)
-# Rounds of a text that the gain in all texts weighs as much as, and that no gain at all does
-# before any text.
+# The weight of the gain of all texts beside that of a text, in rounds; and the weight of the prior
+# of all texts, which is no gain.
 _LONG_WEIGHT, _FIRST_WEIGHT = 4.0, 2.0
 # Plain rounds that a draft may lose in a text before it is disabled, as its first drafts say
 # little; and more where it had to read a text first: a share of what that took, and the most.
@@ -67,15 +67,15 @@ _PATIENCE, _READING_SHARE, _MOST_PATIENCE = 0.5, 0.15, 2.0
 _FIRST_RETRY, _MAX_RETRY, _DEAR_RETRY = 4, 64, 4096
 # The share of the time that all retries together may take.
 _RETRY_SHARE = 0.015
-# The ratio of unread tokens to those of a round above which a draft had a text to read.
+# A draft with more than 8 times the tokens of a round to read has missed a part of the text.
 _LATE = 8
 
 # ---- whether to read a text for a draft
 # The share of the most possible gain that is expected of an unknown draft, and the rounds that this
 # expectation weighs as much as.
 _GAIN_SHARE, _GAIN_ROUNDS = 0.5, 80.0
-# The expected length of a new text in tokens, the number of known lengths, and how many of those
-# the expectation weighs as much as.
+# The expected length of a new text in tokens; the number of texts whose length is kept, and how
+# many of them the expectation weighs as much as.
 _LEAST_LENGTH, _N_LENGTHS, _LENGTH_WEIGHT = 64, 32, 4.0
 
 # ---- bookkeeping
