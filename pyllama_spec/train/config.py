@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,7 +40,6 @@ class CorpusConfig:
         min_answer: the fewest tokens of an answer.
         max_passes: the most answers to one prompt of a file.
         seed: the seed of all random draws.
-
     """
 
     prompts: Path | None = None
@@ -90,7 +90,6 @@ class UseConfig:
         right_share: the share to learn from of the drafts that were right when the text was made.
             All of them if the store does not record where the draft was wrong.
         max_loss: the share of tokens per round on other text that may be lost.
-
     """
 
     store: Path
@@ -120,7 +119,6 @@ class HeadSettings:
         n_head, n_head_kv: attention heads.
         n_ff: width of the feed-forward block.
         n_draft_vocab: the number of the target's tokens that it can draft.
-
     """
 
     target_layers: tuple[int, ...] | None = None
@@ -163,7 +161,6 @@ class FitSettings:
         n_evals: the number of measurements in the whole run.
         patience: the number of measurements without progress that ends the run.
         seed: the seed of the initial weights and the order of the text.
-
     """
 
     epochs: float = 2.6
@@ -239,7 +236,6 @@ class RunConfig:
         n_ngrams: the most contexts of the n-gram table in the draft's file, 9 bytes each; 0 for no
             table, as stock llama.cpp requires. None for 800,000.
         use: the source of train_from_use(), which replaces the target's own text.
-
     """
 
     kind: ClassVar[str]
@@ -319,3 +315,69 @@ class RunConfig:
     def work_dir(self) -> Path:
         """The folder of corpus, features and checkpoints."""
         return self.work or self.out.with_name(f"{self.out.name}.train")
+
+
+# Settings of all kinds by their option; those that decide nothing about a draft are left out.
+_OPTIONS: Mapping[str, str] = {
+    "--init": "init",
+    "--tokens": "corpus.n_tokens",
+    "--prompts": "corpus.prompts",
+    "--n-ctx": "corpus.n_ctx",
+    "--parallel": "corpus.n_parallel",
+    "--greedy-share": "corpus.greedy_share",
+    "--temperature": "corpus.temperature",
+    "--seed": "corpus.seed",
+    "--target-layers": "head.target_layers",
+    "--n-head": "head.n_head",
+    "--n-head-kv": "head.n_head_kv",
+    "--n-ff": "head.n_ff",
+    "--draft-vocab": "head.n_draft_vocab",
+    "--epochs": "fit.epochs",
+    "--step-decay": "fit.step_decay",
+    "--missed-share": "fit.missed_share",
+    "--copied-share": "fit.copied_share",
+    "--batch-tokens": "fit.batch_tokens",
+    "--lr": "fit.lr",
+    "--weight-decay": "fit.weight_decay",
+    "--patience": "fit.patience",
+    "--precision": "fit.precision",
+    "--type": "export_type",
+}
+_FLAGS: Mapping[str, tuple[str, bool]] = {"--train-output": ("fit.train_output", True)}
+
+
+def command(config: RunConfig) -> str:
+    """The command line of a run, with file names without folders."""
+    words = ["pyllama-spec", "train", config.kind, "-m", config.target.name]
+    words += ["-o", config.out.name]
+    if config.use is not None:
+        words += ["--from-use", config.use.store.name]
+        if config.use.n_tokens != UseConfig(config.use.store).n_tokens:
+            words += ["--tokens", str(config.use.n_tokens)]
+    for flag, (place, on) in {**config.flags, **_FLAGS}.items():
+        owner, name = _owner(config, place)
+        if getattr(owner, name) == on:
+            words.append(flag)
+    for option, place in {**_OPTIONS, **config.options}.items():
+        owner, name = _owner(config, place)
+        value = getattr(owner, name)
+        if value != _default(type(owner), name):
+            words += [option, _word(value)]
+    return shlex.join(words)
+
+
+def _owner(config: RunConfig, place: str) -> tuple[Any, str]:
+    """The part of the configuration with a field such as "fit.lr", and the field's name."""
+    part, _, name = place.rpartition(".")
+    return (getattr(config, part) if part else config), name
+
+
+def _default(kind: type, name: str) -> Any:
+    option = next(field for field in fields(kind) if field.name == name)
+    return None if option.default is MISSING else option.default
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, Path):
+        return value.name
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec.bench import BenchConfig, Prompt, load_prompts, run
+from pyllama_spec.bench import BenchConfig, Prompt, load_prompts
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.engine import Model
-from pyllama_spec.errors import ArgumentError, ContextFullError
-from tests.bench.tools import LINES, tiny_config, write_prompts
+from pyllama_spec.errors import ArgumentError
+from tests.bench.tools import LINES, write_prompts
 from tests.models import model_path
 
 
@@ -71,28 +71,11 @@ def test_a_prompt_can_be_turned_into_the_other_kind() -> None:
     [
         ({"n_tokens": 1}, "n_tokens=1"),
         ({"n_draft": -1}, "n_draft=-1"),
-        ({"synthetic_acceptance": (0.5, 1.5)}, r"synthetic_acceptance\[1\]=1.5"),
-        ({"synthetic_acceptance": (0.5,), "lookup": 3}, "lookup=3"),
-        ({"synthetic_acceptance": (0.5,), "also": ("none",)}, "one draft"),
     ],
 )
 def test_a_configuration_that_cannot_be_is_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ArgumentError, match=says):
         BenchConfig(model_path="a.gguf", **options)
-
-
-@pytest.mark.parametrize("n_ctx", [512, None])
-@pytest.mark.parametrize("key", ["prompt", "messages"])
-def test_a_prompt_too_long_by_its_bytes_is_not_tokenized(
-    n_ctx: int | None, key: str, tmp_path: Path
-) -> None:
-    """A line of 64 MB is refused by its bytes, even without n_ctx."""
-    text = "ab " * (1 << 20)
-    content = text if key == "prompt" else [{"role": "user", "content": text}]
-    prompts = write_prompts(tmp_path, [LINES[0], {"id": "long", "category": "a", key: content}])
-    with pytest.raises(ContextFullError, match="it was not tokenized") as error:
-        run(tiny_config(tmp_path, prompts=prompts, n_ctx=n_ctx))
-    assert str(error.value).startswith("prompt 'long': Requested tokens (")
 
 
 def test_tools_reach_the_template() -> None:

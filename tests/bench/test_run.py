@@ -12,15 +12,10 @@ import pytest
 
 from pyllama_spec import Llama, bench
 from pyllama_spec.bench.sides import Run, Side, open_sides
-from pyllama_spec.drafters import Draft, DraftRequest, Eagle3, LookupFirst, PromptLookup, Suffix
+from pyllama_spec.cli.entry import main
+from pyllama_spec.drafters import Draft, DraftRequest, LookupFirst, PromptLookup, Suffix
 from pyllama_spec.engine import Model
-from pyllama_spec.errors import (
-    ArgumentError,
-    ContextFullError,
-    EngineError,
-    ModelLoadError,
-    UnsupportedError,
-)
+from pyllama_spec.errors import ArgumentError, ContextFullError, ModelLoadError, UnsupportedError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.bench.tools import CHAT, LINES, tiny_config, write_prompts
 from tests.models import model_path
@@ -113,30 +108,6 @@ def test_no_run_copies_from_another_one(tmp_path: Path) -> None:
         assert {pair.spec.rounds for pair in one.pairs} == {other.pairs[0].spec.rounds}
 
 
-def test_synthetic_rounds_are_the_heads_own(tmp_path: Path) -> None:
-    """Synthetic rounds use no copies, which would make the rounds cheaper than those to study."""
-    target, draft = model_path("perm"), model_path("perm_eagle3")
-    config = tiny_config(
-        tmp_path, model_path=target, draft=draft, synthetic_acceptance=(0.5, 0.5), repeats=1
-    )
-    plain, (spec,) = open_sides(Model(target), config, 256)
-    with plain, spec:
-        assert spec.synthetic is not None
-        assert isinstance(spec.synthetic.inner, Eagle3)
-
-
-def test_an_eagle3_head_is_measured_and_its_file_noted(tmp_path: Path) -> None:
-    config = tiny_config(
-        tmp_path, model_path=model_path("perm"), draft=model_path("perm_eagle3"), repeats=1
-    )
-    report = bench.to_json(bench.run(config))
-    assert report["settings"]["drafter"] == "eagle3"
-    assert report["summary"]["acceptance_rate"] == 1.0
-    assert report["summary"]["same_text"] is True
-    assert report["time"]["spec"]["draft_s"] > 0
-    assert report["files"]["draft"]["name"] == Path(str(config.draft)).name
-
-
 def test_every_run_pays_its_prompt_and_the_order_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,26 +156,6 @@ def n_proposals(config: bench.BenchConfig) -> int:
     return -1 - counter.n_left + 5
 
 
-def test_an_error_while_measuring_keeps_what_was_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, n = Side.run, 0
-
-    def failing(self: Side, prompt: Sequence[int], n_tokens: int, observe: Any = None) -> Run:
-        nonlocal n
-        n += 1
-        if n == 6:
-            raise EngineError("the device is gone")
-        return run(self, prompt, n_tokens, observe)
-
-    monkeypatch.setattr(Side, "run", failing)
-    result = bench.run(tiny_config(tmp_path))
-    assert result.failure == "the device is gone"
-    assert [prompt.id for prompt in result.prompts] == ["chat"]
-    assert "the device is gone" in bench.table(result)
-    assert bench.to_json(result)["failure"] == "the device is gone"
-
-
 def test_a_drafter_that_fails_is_reported(tmp_path: Path) -> None:
     result = bench.run(tiny_config(tmp_path, draft=_Interrupts(1, RuntimeError("no idea"))))
     # It failed in the warm-up; its second try, in the first prompt, went well.
@@ -237,19 +188,20 @@ def test_a_fork_is_shown_with_plain_decodings_gap(
     assert bench.to_json(result)["summary"]["same_text"] is False
 
 
-def test_what_cannot_run_is_refused_before_it_runs(tmp_path: Path) -> None:
-    with pytest.raises(ContextFullError, match=r"prompt 'chat' has \d+ tokens .* n_ctx=30"):
-        bench.run(tiny_config(tmp_path, n_ctx=30))
-    with pytest.raises(ModelLoadError, match=r"nix\.gguf"):
-        bench.run(tiny_config(tmp_path, model_path=tmp_path / "nix.gguf"))
-    with pytest.raises(ArgumentError, match="no name of a draft"):
-        bench.run(tiny_config(tmp_path, draft="nix"))
-    with pytest.raises(UnsupportedError, match="needs its target"):
-        bench.run(tiny_config(tmp_path, model_path=model_path("perm_eagle3")))
-    with pytest.raises(ArgumentError, match="cannot draft for"):
-        bench.run(
-            tiny_config(tmp_path, model_path=model_path("llama"), draft=model_path("perm_eagle3"))
-        )
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"n_ctx": 30}, ContextFullError), ({"model_path": "nix.gguf"}, ModelLoadError),
+        ({"draft": "nix"}, ArgumentError), ({"model_path": "perm_eagle3"}, UnsupportedError),
+        ({"model_path": "llama", "draft": "perm_eagle3"}, ArgumentError),
+    ],
+)  # fmt: skip
+def test_what_cannot_run_is_refused_before_it_runs(
+    tmp_path: Path, options: dict[str, Any], kind: type[Exception]
+) -> None:
+    known = {one: model_path(one) for one in ("llama", "perm_eagle3")}
+    with pytest.raises(kind):
+        bench.run(tiny_config(tmp_path, **{k: known.get(v, v) for k, v in options.items()}))
 
 
 def test_the_report_has_the_texts_the_machine_and_the_files(result: bench.BenchResult) -> None:
@@ -265,15 +217,35 @@ def test_the_report_has_the_texts_the_machine_and_the_files(result: bench.BenchR
     assert report["started"] <= report["finished"]
 
 
-def test_p_min_ends_unsure_drafts(tmp_path: Path) -> None:
-    n_drafted = []
-    for p_min in (None, 0.9):
-        config = tiny_config(
-            tmp_path, model_path=model_path("llama"), repeats=1, p_min=p_min,
-            draft=model_path("eagle3", output_scale=0.1),
-        )  # fmt: skip
-        report = bench.to_json(bench.run(config))
-        assert report["settings"]["p_min"] == p_min
-        n_drafted.append(sum(prompt["drafted"] for prompt in report["prompts"]))
-    assert n_drafted[0] > 0
-    assert n_drafted[1] == 0
+# ---- several drafts in one run, each against the same plain texts
+
+
+def test_each_draft_has_figures_of_its_own(tmp_path: Path) -> None:
+    """On PERM: a head and a block draft that are always right, and no draft."""
+    config = tiny_config(
+        tmp_path, model_path=model_path("perm"), draft=model_path("perm_eagle3"),
+        also=(model_path("perm_dflash"), "none"), n_draft=3, repeats=2, lookup=0,
+    )  # fmt: skip
+    chain = bench.to_json(bench.run(config))
+    block, nothing = chain["others"]
+    assert [one["settings"]["drafter"] for one in (chain, block, nothing)] == [
+        "eagle3", "dflash", "none",
+    ]  # fmt: skip
+    for one in (chain, block):
+        assert one["summary"]["acceptance_rate"] == 1.0
+        assert one["files"]["draft"]["name"].endswith(".gguf")
+    assert nothing["summary"]["tokens_per_round"] == 1.0
+    assert "draft" not in nothing["files"]
+    plain = [one["summary"]["plain_tps"] for one in (chain, block, nothing)]
+    assert plain[0] == plain[1] == plain[2], "one plain run serves all"
+    assert all(one["summary"]["same_text"] for one in (chain, block, nothing))
+    assert "others" not in block
+
+
+def test_the_command_line_takes_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    args = ["bench", "-m", str(model_path("llama")), "-d", "prompt-lookup", "-d", "none", "-n", "4"]
+    args += ["--prompts", str(write_prompts(tmp_path)), "--repeat", "1", "--json", str(out)]
+    assert main(args) == 0
+    assert capsys.readouterr().out.count("tokens per second of decoding") == 2
+    assert "-d prompt-lookup -d none" in json.loads(out.read_text())["command"]

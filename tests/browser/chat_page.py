@@ -32,14 +32,7 @@ def chromium() -> Iterator[Browser]:
 
 
 class ChatPage:
-    """One tab with the page open.
-
-    Attributes:
-        page: Playwright's page.
-        requests: the tab's requests, in order.
-        faults: errors that the browser reported: violated policies, exceptions of scripts, dialogs.
-
-    """
+    """One tab with the page open."""
 
     def __init__(self, page: Page, url: str) -> None:
         self.page, self.url = page, url

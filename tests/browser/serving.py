@@ -29,12 +29,7 @@ def free_port() -> int:
 class Server:
     """`pyllama-spec serve`; it listens when the constructor returns.
 
-    Args:
-        model, draft: the values of -m and -d; or a file of models, as for --config, and "".
-        options: further options of the command line.
-        port: the port; a free one by default.
-        key: an API key that it requires, passed in its environment.
-
+    `model` is a file of models, as for --config, where `draft` is "".
     """
 
     def __init__(

@@ -48,22 +48,6 @@ def test_an_answer_is_that_of_the_server_and_its_tokens_have_sources(
     assert len(points.split()) > 2
 
 
-def test_the_conversation_goes_on(open_page: Open) -> None:
-    page = open_page()
-    page.set(max_tokens="12", system="Answer in one word.", temperature="0.5", seed="3")
-    first = page.answered("Name a fruit.")
-    second = page.answered("Another one.")
-    assert first and second
-    body = page.bodies()[1]
-    assert body["messages"] == [
-        {"role": "system", "content": "Answer in one word."},
-        {"role": "user", "content": "Name a fruit."},
-        {"role": "assistant", "content": first},
-        {"role": "user", "content": "Another one."},
-    ]
-    assert (body["temperature"], body["seed"], body["max_tokens"]) == (0.5, 3, 12)
-
-
 def test_stop_by_the_button_and_by_escape(open_page: Open, server: Server) -> None:
     page = open_page()
     page.set(max_tokens="1900")
@@ -176,20 +160,6 @@ def test_the_same_without_a_draft_beside_it(open_page: Open) -> None:
     page.page.set_viewport_size({"width": WIDE[0], "height": WIDE[1]})
     page.page.reload()
     expect(page.comparison).to_have_text(same)
-
-
-def test_texts_that_part_are_shown_to_part(open_page: Open) -> None:
-    page = open_page()
-    page.set(max_tokens="8")
-    page.beside.check()
-    # The plain answer is changed on its way: the page has to notice.
-    page.page.route("**/v1/chat/completions", lambda route: route.continue_(
-        post_data={**route.request.post_data_json, "temperature": 2, "seed": 5}
-        if route.request.post_data_json["speculation"].get("draft") is False else None
-    ))  # fmt: skip
-    page.answered(COUNT)
-    assert page.text(0) != page.text(1)
-    expect(page.comparison).to_contain_text("✗ The texts part after ")
 
 
 def streamed(*chunks: dict[str, Any]) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import expect
@@ -190,16 +188,3 @@ def test_a_conversation_that_no_storage_holds_goes_on(open_page: Open) -> None:
     page.page.evaluate("sessionStorage.removeItem('full')")
     page.answered("Another one.")
     expect(page.page.locator("#unsaved")).to_be_hidden()
-
-
-@pytest.mark.parametrize("stored", ["{", json.dumps({"version": 1, "exchanges": 3})])
-def test_a_storage_that_others_wrote(open_page: Open, stored: Any) -> None:
-    page = open_page()
-    # The page saves when it is left: what was put there has to be there when it comes back.
-    page.page.add_init_script(
-        f"sessionStorage.setItem('pyllama_spec.conversation', {json.dumps(stored)})"
-    )
-    page.page.reload()
-    assert page.questions.count() == 0
-    page.set(max_tokens="4")
-    assert page.answered("Name a fruit.")

@@ -94,12 +94,7 @@ def test_no_text_widens_the_page(open_page: Open, size: tuple[int, int]) -> None
     assert page.page.evaluate("document.documentElement.scrollWidth") <= size[0]
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        "(one) => { one.innerHTML = '<b>x</b>'; }",
-    ],
-)
+@pytest.mark.parametrize("way", ["(one) => { one.innerHTML = '<b>x</b>'; }"])
 def test_text_cannot_become_markup(open_page: Open, way: str) -> None:
     """Trusted Types block markup even if the page's own scripts have a fault."""
     page = open_page()

@@ -13,12 +13,12 @@ import numpy as np
 
 from pyllama_spec.convert import ConversionReport, convert_draft
 from tests.convert.tools import (
+    PARTS,
     Array,
     Json,
     Tensors,
     as_bf16,
     gguf_tensors,
-    stored,
     write_safetensors,
     write_target,
 )
@@ -34,18 +34,8 @@ SELECTOR = {
 LAYOUTS = ("zlab", "zlab_newer", "prefixed", "muse", "flat", "speculators", "redhat")
 DSPARK_LAYOUTS = ("specforge", "deepspec", "radixark", "speculators", "redhat")
 _LAYER = {
-    "attn_norm.weight": "input_layernorm.weight",
-    "attn_q.weight": "self_attn.q_proj.weight",
-    "attn_k.weight": "self_attn.k_proj.weight",
-    "attn_v.weight": "self_attn.v_proj.weight",
-    "attn_output.weight": "self_attn.o_proj.weight",
-    "attn_q_norm.weight": "self_attn.q_norm.weight",
-    "attn_k_norm.weight": "self_attn.k_norm.weight",
+    **{f"{part}.weight": f"{name}.weight" for part, name in PARTS.items()},
     "attn_sinks.weight": "self_attn.attention_sink_bias",
-    "ffn_norm.weight": "post_attention_layernorm.weight",
-    "ffn_gate.weight": "mlp.gate_proj.weight",
-    "ffn_up.weight": "mlp.up_proj.weight",
-    "ffn_down.weight": "mlp.down_proj.weight",
     "attn_conv_base": "attention_conv.base_kernel",
     "attn_conv_proj.weight": "attention_conv.kernel_projection.weight",
     "ffn_conv_base": "mlp_conv.base_kernel",
@@ -265,15 +255,6 @@ def convert_written(
 ) -> ConversionReport:
     """Writes the draft and converts it."""
     return convert(write_draft(tmp_path / layout, layout, draft), **options)
-
-
-def check_equal(path: Path, expected: Tensors) -> None:
-    """Every tensor of the file is an expected one, bit by bit, and there is no other one."""
-    tensors = gguf_tensors(path)
-    assert set(tensors) == set(expected)
-    for name, array in expected.items():
-        kind, raw = stored(array, "BF16" if array.ndim == 2 else "F32")
-        assert tensors[name] == (kind, array.shape, raw), name
 
 
 def numbers(path: Path, name: str) -> Array:

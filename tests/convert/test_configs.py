@@ -64,17 +64,6 @@ SUPPORTED: dict[str, tuple[Json, int, tuple[int, ...]]] = {
              num_hidden_layers=40, num_key_value_heads=None),
         40, (2, 20, 37),
     ),
-    "SpecForge qwen3-235B-A22B": (
-        flat(4096, 24576, 64, 4, 151936, head_dim=128, rope_theta=1e6, rope_scaling=None,
-             eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 46, 90],
-                           "use_aux_hidden_state": True}),
-        94, (2, 47, 91),
-    ),
-    "SpecForge qwen3-30B-A3B-eagle3.1": (
-        flat(2048, 12288, 32, 4, 151936, head_dim=128, rope_theta=1e6, fc_norm=True,
-             norm_output=True, sliding_window=None, use_sliding_window=False, max_window_layers=48),
-        48, (2, 24, 45),
-    ),
     "NVIDIA Llama-4-Maverick": (
         flat(5120, 32768, 40, 8, 202048, rope_theta=5e5, rope_scaling=LLAMA3, attention_bias=False,
              mlp_bias=False,
@@ -98,31 +87,16 @@ SUPPORTED: dict[str, tuple[Json, int, tuple[int, ...]]] = {
                         rope_scaling=LLAMA3)),
         32, (2, 16, 29),
     ),
-    "RedHatAI/Qwen3-32B-speculator.eagle3": (
-        nested({"eagle_aux_hidden_state_layer_ids": [2, 32, 61]},
-               flat(5120, 25600, 64, 8, 151936, model_type="qwen3", head_dim=128,
-                    rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-                    layer_types=["full_attention"])),
-        64, (2, 32, 61),
-    ),
     "RedHatAI/gemma-4-speculator.eagle3": (
         nested({"target_hidden_size": 2816, "norm_before_fc": True, "norm_output": True,
                 "eagle_aux_hidden_state_layer_ids": [2, 15, 29]},
                flat(2048, 8192, 32, 8, 262144, head_dim=64, rope_theta=1e6)),
         30, (2, 15, 29),
     ),
-    "nm-testing, two layers": (
-        nested({}, flat(4096, 14336, 32, 8, 128256, num_hidden_layers=2)),
-        32, (2, 16, 29),
-    ),
     "Dogacel/specdrift, five layers of the target": (
         flat(2880, 11520, 64, 8, 201088, head_dim=64, num_aux_hidden_states=5, fc_norm=True,
              norm_output=True, eagle_aux_hidden_state_layer_ids=[2, 9, 18, 27, 33]),
         36, (2, 9, 18, 27, 33),
-    ),
-    "Baichuan, gated attention": (
-        flat(4096, 14336, 32, 8, 133120, head_dim=128, attn_output_gate=True),
-        40, (2, 20, 37),
     ),
 }  # fmt: skip
 

@@ -100,12 +100,7 @@ DSPARK_OPTIONS = {
 DFLASH2 = {"conv_group_size": 16, "conv_kernel_size": 2, "selector_rank": 256, "selector_top_k": 16}
 OF_36 = (2, 10, 18, 26, 34)
 TAPS_OF_QWEN35 = [1, 5, 9, 13, 17, 21, 25, 29]
-MIXED = {"attention.causal": False, "attention.causal_pattern": (True,) * 4 + (False,)}
 CASES = {
-    "z-lab/Qwen3-4B-DFlash-b16": Case(
-        zlab(QWEN, 5, 36, [1, 9, 17, 25, 33], 151669, rope_theta=1000000), 36, OF_36,
-        {"block_size": 16, "rope.freq_base": 1e6, "attention.causal": False},
-    ),
     "z-lab/Qwen3.5-4B-DFlash": Case(
         zlab(QWEN35, 6, 32, TAPS_OF_QWEN35, 248077, block_size=None, tie_word_embeddings=True,
              bos_token_id=None, rope_theta=None, transformers_version="5.7.0",
@@ -114,24 +109,6 @@ CASES = {
         {"attention.sliding_window": 4096,
          "attention.sliding_window_pattern": (True,) * 5 + (False,)},
     ),
-    "z-lab/Qwen3.5-27B-DFlash": Case(
-        zlab(QWEN35, 5, 64, [1, 16, 31, 46, 61], 248070, rope_theta=5000000,
-             num_target_layers=None, layer_types=None, sliding_window=None),
-        64, (2, 17, 32, 47, 62),
-        {"rope.freq_base": 5e6},
-    ),
-    "z-lab/Qwen3.6-27B-DFlash": Case(
-        zlab(QWEN35, 5, 64, [1, 16, 31, 46, 61], 248070, bos_token_id=None, **windows(5, 2048)),
-        64, (2, 17, 32, 47, 62),
-        {"attention.sliding_window": 2048} | MIXED,
-    ),
-    "z-lab/gemma-4-31B-it-DFlash": Case(
-        zlab(GEMMA, 5, 60, [1, 12, 23, 35, 46, 57], 4, num_attention_heads=64, rope_theta=1000000,
-             final_logit_softcapping=30.0, tie_word_embeddings=True, **windows(5, 2048)),
-        60, (2, 13, 24, 36, 47, 58),
-        {"final_logit_softcapping": 30.0} | MIXED,
-    ),
-    # The window is that of its 31B sister.
     "z-lab/Kimi-K2.5-DFlash": Case(
         zlab(163840, 6, 61, [1, 12, 24, 35, 47, 58], 163838, num_attention_heads=64,
              rope_theta=50000.0, block_size=16, rope_scaling={
@@ -139,13 +116,6 @@ CASES = {
                  "beta_slow": 1.0, "attention_factor": 1.4158883083359672}),
         61, (2, 13, 25, 36, 48, 59),
         {"rope.scaling.factor": 64.0},
-    ),
-    "z-lab/Qwen3.8-27B-DFlash2": Case(
-        zlab(QWEN35, 5, 64, [5, 19, 33, 47, 61], 248070, architectures=["DFlash2DraftModel"],
-             block_size=None, is_causal=False, rope_theta=None, inner={"block_size": 8, **DFLASH2},
-             rope_parameters={"rope_theta": 10000000, "rope_type": "default"},
-             **windows(5, 2048, S)), 64, (6, 20, 34, 48, 62),
-        {"attention.causal": False, "block_size": 8},
     ),
     "z-lab/Muse-Glimmer-30B-DFlash2": Case(
         zlab(202048, 5, 52, [1, 13, 25, 37, 49], 201818, architectures=["DFlash2DraftModel"],
@@ -158,21 +128,6 @@ CASES = {
     "deepseek-ai/dspark_qwen3_4b_block7": Case(
         deepspec(), 36, OF_36,
         {"block_size": 7},
-    ),
-    "deepseek-ai/dflash_qwen3_8b_block7": Case(
-        deepspec(markov_rank=0, enable_confidence_head=False, markov_head_type=None), 36, OF_36,
-    ),
-    "z-lab/gpt-oss-20b-DFlash": Case(
-        zlab(201088, 8, 24, [1, 6, 11, 16, 21], 200000, attention_bias=True, block_size=8,
-             head_dim=64, model_type="gpt_oss", initial_context_length=4096,
-             num_attention_heads=64, rms_norm_eps=1e-5, rope_theta=150000), 24, (2, 7, 12, 17, 22),
-    ),
-    "SpecForge qwen3.5-4b-dspark": Case(
-        zlab(QWEN35, 5, 32, [1, 8, 15, 22, 29], 248070, architectures=["DSparkDraftModel"],
-             auto_map={"AutoModel": "dspark.DSparkDraftModel"}, tie_word_embeddings=True,
-             inner={key: DSPARK_OPTIONS[key] for key in DSPARK_OPTIONS if key != "attention_mode"}),
-        32, (2, 9, 16, 23, 30),
-        {"block_size": 16},
     ),
     "RadixArk/Qwen3.8-27B-DSpark": Case(
         {**deepspec(248070, vocab_size=QWEN35, num_target_layers=64, rope_theta=10000000,

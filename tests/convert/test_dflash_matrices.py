@@ -15,20 +15,13 @@ from pyllama_spec.errors import ConversionError
 from tests.convert.dflash_tools import (
     N_EMBD,
     N_VOCAB,
-    check_equal,
     convert,
     convert_written,
     make_draft,
     numbers,
     write_draft,
 )
-from tests.convert.tools import (
-    Tensors,
-    as_bf16,
-    gguf_keys,
-    gguf_tensors,
-    write_target,
-)
+from tests.convert.tools import Tensors, as_bf16, check_equal, gguf_keys, gguf_tensors, write_target
 from tests.models.keys import writing
 from tests.models.vocab import write_tokenizer
 

@@ -16,10 +16,10 @@ from pyllama_spec.convert.safetensors import read_safetensors
 from pyllama_spec.convert.torch_files import read_torch
 from pyllama_spec.errors import ConversionError
 from pyllama_spec.gguf.tensors import SourceTensor, to_float32
-from tests.convert.test_layouts import check_equal
 from tests.convert.tools import (
     Tensors,
     as_bf16,
+    check_equal,
     convert,
     make_head,
     write_head,
@@ -160,7 +160,7 @@ def test_shards(tmp_path: Path) -> None:
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
     write(places)
-    check_equal(convert(folder).path, make_head())
+    check_equal(convert(folder).path, make_head().gguf)
     for changed, message in (
         (places | {"more.weight": "model-1-of-2.safetensors"}, "more.weight: .* lacks it"),
         ({k: v for k, v in places.items() if k != "fc.weight"}, "fc.weight: .* as well"),

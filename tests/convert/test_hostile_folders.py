@@ -12,13 +12,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_spec.errors import ConversionError
-from tests.convert.tools import (
-    convert,
-    convert_head,
-    make_head,
-    write_head,
-    write_target,
-)
+from tests.convert.tools import convert, convert_head, make_head, write_head, write_target
 
 FILES = ("config.json", "model.safetensors", "model.safetensors.index.json")
 

@@ -27,7 +27,7 @@ N_LAYER, N_EMBD, N_VOCAB, N_DRAFT = 8, 64, 320, 96
 INPUTS, OUTPUTS = (2, 4, 5), (1, 3, 4)
 LAYOUTS = ("safeailab", "specforge", "speculators", "redhat", "nvidia", "flat")
 
-_PARTS = {
+PARTS = {
     "attn_norm": "input_layernorm",
     "attn_norm_2": "hidden_norm",
     "ffn_norm": "post_attention_layernorm",
@@ -97,7 +97,7 @@ def to_checkpoint(cfg: Eagle3Config, tensors: Tensors) -> Tensors:
         _, layer, part = stem.split(".")
         if part in ("attn_q", "attn_k", "attn_q_norm", "attn_k_norm"):
             array = _apart(array, cfg.head_size, part == "attn_q" and cfg.output_gate)
-        out[f"layers.{layer}.{_PARTS[part]}.{end}"] = array
+        out[f"layers.{layer}.{PARTS[part]}.{end}"] = array
     return out
 
 
@@ -273,3 +273,12 @@ def gguf_keys(path: Path) -> Json:
     """The keys with their values."""
     fields = GGUFReader(path).fields
     return {name: f.contents() for name, f in fields.items() if not name.startswith("GGUF.")}
+
+
+def check_equal(path: Path, expected: Tensors) -> None:
+    """Every tensor of the file is an expected one, bit by bit, and there is no other one."""
+    tensors = gguf_tensors(path)
+    assert set(tensors) == set(expected)
+    for name, array in expected.items():
+        kind, raw = stored(array, "BF16" if array.ndim == 2 else "F32")
+        assert tensors[name] == (kind, array.shape, raw), name

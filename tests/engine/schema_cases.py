@@ -112,9 +112,7 @@ CASES: dict[str, list[Case]] = {
         Case(_whole(multipleOf=7, minimum=10, maximum=30), [14, 28], [7, 15, 35]),
         Case(_real(multipleOf=2.5), [2.5, 5, 7.5], [1, 2]),
     ],
-    "minLength": [
-        Case(_text(minLength=2), ["ab", "abc", "\u00e9\u00e9"], ["", "a", "\U0001f600"]),
-    ],
+    "minLength": [Case(_text(minLength=2), ["ab", "abc", "\u00e9\u00e9"], ["", "a", "\U0001f600"])],
     "maxLength": [
         Case(_text(maxLength=2), ["", "ab", "\U0001f600\U0001f600"], ["abc"]),
         Case(_text(minLength=3, maxLength=700), ["abc", "a" * 700], ["ab", "a" * 701]),
@@ -199,9 +197,7 @@ CASES: dict[str, list[Case]] = {
         Case(_text(format="password"), ["x"], [1]),
         Case(_whole(format="int32"), [2**31 - 1, -(2**31)], [2**31]),
     ],
-    "contentEncoding": [
-        Case(_text(contentEncoding="base64"), ["YWI="], ["Y", "%%%%"]),
-    ],
+    "contentEncoding": [Case(_text(contentEncoding="base64"), ["YWI="], ["Y", "%%%%"])],
     "items": [
         Case(_list(items=_INT), [[], [1, 2, 3]], [["a"], [1, None]]),
         Case(_list(items=False), [[]], [[1]]),
@@ -249,7 +245,7 @@ CASES: dict[str, list[Case]] = {
     "maxContains": [
         Case(
             _list(items=_INT, contains={"const": 1}, maxContains=1), [[1], [0, 1, 0]], [[1, 1], [0]]
-        ),
+        )
     ],
     "properties": [
         Case(
@@ -343,7 +339,7 @@ CASES: dict[str, list[Case]] = {
             _dict(properties={"a": _INT, "b": _INT}, dependentRequired={"a": ["b"]}),
             [{}, {"b": 1}, {"a": 1, "b": 2}],
             [{"a": 1}],
-        ),
+        )
     ],
     "dependentSchemas": [
         Case(
@@ -353,21 +349,19 @@ CASES: dict[str, list[Case]] = {
             ),
             [{"b": 1}, {"a": 1, "b": 5}, {"a": 1}],
             [{"a": 1, "b": 4}],
-        ),
+        )
     ],
     "dependencies": [
         Case(
             _dict(properties={"a": _INT, "b": _INT}, dependencies={"a": ["b"]}),
             [{"b": 1}],
             [{"a": 1}],
-        ),
+        )
     ],
     "unevaluatedProperties": [
-        Case(_dict(properties={"a": _INT}, unevaluatedProperties=False), [{"a": 1}], [{"b": 1}]),
+        Case(_dict(properties={"a": _INT}, unevaluatedProperties=False), [{"a": 1}], [{"b": 1}])
     ],
-    "unevaluatedItems": [
-        Case(_list(prefixItems=[_INT], unevaluatedItems=False), [[1]], [[1, 2]]),
-    ],
+    "unevaluatedItems": [Case(_list(prefixItems=[_INT], unevaluatedItems=False), [[1]], [[1, 2]])],
     "allOf": [
         Case({"allOf": [_whole(minimum=2), {"maximum": 5}]}, [2, 5], [1, 6, 3.5]),
         Case(
@@ -434,7 +428,7 @@ CASES: dict[str, list[Case]] = {
             ),
             [{"k": "a", "n": 10}, {"k": "b", "n": 5}],
             [{"k": "a", "n": 9}, {"k": "b", "n": 6}],
-        ),
+        )
     ],
     "then": [Case(_whole(**{"if": {"minimum": 10}, "then": {"multipleOf": 10}}), [3, 20], [11])],
     "else": [Case(_whole(**{"if": {"minimum": 10}, "else": {"maximum": 0}}), [11, 0], [5])],
@@ -466,6 +460,6 @@ CASES: dict[str, list[Case]] = {
             {"$dynamicAnchor": "n", "type": "array", "items": {"$dynamicRef": "#n"}},
             [[[], [[]]]],
             [[1]],
-        ),
+        )
     ],
 }

@@ -138,12 +138,7 @@ def test_an_end_that_has_begun_is_gone_on_with(model: Model) -> None:
 def test_where_nothing_else_may_follow_the_text_ends(model: Model) -> None:
     for ends in ({"min_tokens": 9}, {"ignore_eos": True}):
         for temperature in (0.0, 1.0):
-            params = SamplerParams(
-                temperature=temperature,
-                seed=1,
-                grammar='root ::= "ab"',
-                **ends,
-            )
+            params = SamplerParams(temperature=temperature, seed=1, grammar='root ::= "ab"', **ends)
             sampler = Sampler(model, params)
             row = np.zeros(model.vocab.n_tokens, dtype=np.float32)
             for token in b"ab":

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import resource
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from pyllama_spec.chat.template import CHATML, ChatTemplate
 from pyllama_spec.engine import ChatParser, Model
 from pyllama_spec.errors import ArgumentError, UnsupportedError
+from tests.fuzz.runner import mapped_bytes, run
 from tests.robust.tools import tiny
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -59,31 +60,21 @@ def render(source: str) -> str:
     return ChatTemplate(source).render(MESSAGES).text
 
 
-@pytest.mark.parametrize("way", ["begin", "render"])
+def within_1500_mib(act: Callable[[], str]) -> None:
+    """In a process of its own."""
+    limit = mapped_bytes() + (1500 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    act()
+
+
+@pytest.mark.parametrize("way", [begin, render])
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_template(name: str, way: str) -> None:
+def test_a_hostile_template(name: str, way: Callable[[str], str]) -> None:
     """It is read or refused, and the process survives and stays small."""
-    code = (
-        "import resource\n"
-        "from pathlib import Path\n"
-        "from pyllama_spec import PyllamaSpecError\n"
-        "from tests.engine.test_chat_bounds import *\n"
-        "try:\n"
-        f"    {way}(USUAL + HOSTILE[{name!r}])\n"
-        "except PyllamaSpecError as error:\n"
-        "    assert str(error)\n"
-        # Not ru_maxrss: a child begins with its parent's.
-        "peak = Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0]\n"
-        "print(int(peak) >> 10)\n"
-        "print(int(resource.getrusage(resource.RUSAGE_SELF).ru_utime))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=600
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    mebibytes, seconds = map(int, done.stdout.split())
-    assert mebibytes < 1500
-    assert seconds < 60
+    case = partial(within_1500_mib, partial(way, USUAL + HOSTILE[name]))
+    ending = run(case, cpu_limit_s=60)
+    assert ending.kind in ("fine", "ArgumentError", "UnsupportedError"), ending
+    assert ending.kind != "UnsupportedError" or "more than" in ending.said, ending
 
 
 @pytest.mark.parametrize("way", [begin, render])
@@ -101,10 +92,6 @@ def test_ctrl_c_is_answered(way: Callable[[str], str]) -> None:
 
 
 def test_what_is_refused_says_why() -> None:
-    with pytest.raises(UnsupportedError, match="more than 256 MiB"):
-        begin(USUAL + HOSTILE["a loop of a thousand million"])
-    with pytest.raises(UnsupportedError, match="more than 10 seconds"):
-        begin(USUAL + HOSTILE["loops in loops"])
     with pytest.raises(UnsupportedError, match="more than 1024 KiB"):
         begin("x" * 2_000_000)
     with pytest.raises(ArgumentError, match="nested"):

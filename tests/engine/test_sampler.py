@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_spec.engine import Batch, Sampler, SamplerParams
-from pyllama_spec.errors import ArgumentError, PyllamaSpecError
+from pyllama_spec.errors import ArgumentError, EngineError, PyllamaSpecError
 from tests.oracles import prompt_tokens, tiny, tiny_context
 
 Row = npt.NDArray[np.float32]
@@ -244,15 +244,22 @@ def test_a_thought_within_a_call_is_text() -> None:
     assert draws(chain, n=1) == "e"
 
 
-def test_rows_that_are_no_logits() -> None:
-    for temperature in (0, 1):
-        with pytest.raises(PyllamaSpecError, match="NaN"):
-            sampler(temperature=temperature).sample_row(np.full(N_VOCAB, math.nan, np.float32))
-        for place in (0, 63, 64, N_VOCAB - 1):
-            row = np.array(FLAT)
-            row[place] = math.nan
-            with pytest.raises(PyllamaSpecError, match="NaN"):
-                sampler(temperature=temperature).sample_row(row)
+KINDS: list[dict[str, Any]] = [
+    {}, {"temperature": 0}, {"mirostat": 1}, {"mirostat": 2}, {"xtc_probability": 1.0},
+    {"typical_p": 0.5}, {"top_n_sigma": 1.0}, {"repeat_penalty": 1.1},
+    {"grammar": 'root ::= "a"'},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("params", KINDS, ids=",".join)
+def test_rows_that_are_no_logits(params: dict[str, Any]) -> None:
+    with pytest.raises(EngineError):
+        sampler(**params).sample_row(np.full(N_VOCAB, math.nan, np.float32))
+    for place in (0, 63, 64, N_VOCAB - 1) if params in KINDS[:2] else ():
+        row = np.array(FLAT)
+        row[place] = math.nan
+        with pytest.raises(EngineError):
+            sampler(**params).sample_row(row)
     wide = np.repeat(FLAT, 2)[::2].astype(np.float64)
     assert sampler(temperature=0).sample_row(wide) == ord("a")  # type: ignore[arg-type]
 

@@ -148,6 +148,22 @@ def test_what_may_not_come_is_no_choice(how: dict[str, Any]) -> None:
                 sampler.accept(1000 + 17 * turn)
 
 
+@pytest.mark.parametrize("bad", [math.nan, NO], ids=["one NaN", "nothing allowed"])
+@pytest.mark.parametrize("params", [{"temperature": 0, "repeat_penalty": 1.2}, {"top_k": 5}])
+def test_a_row_without_numbers_is_refused_as_over_all(params: dict[str, Any], bad: float) -> None:
+    row = rows(1)[0] if bad != NO else np.full(N_VOCAB, NO, np.float32)
+    row[-2] = bad
+    options = {**OFF, "seed": 1, **params}
+    with (
+        closing(Sampler(model(), SamplerParams(**options))) as few,
+        closing(Sampler(model(), SamplerParams(**options, dry_multiplier=1.0))) as whole,
+    ):
+        for one in (few, whole):
+            one.accept(5)
+        said = what_is_drawn(few, row, 1)
+        assert isinstance(said, str) and said == what_is_drawn(whole, row, 1)
+
+
 @pytest.mark.parametrize(
     "cuts",
     [

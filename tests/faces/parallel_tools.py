@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.llama.event_loop import THREADS
-from tests.faces.tools import GREEDY, PROMPT, SAMPLED, lasting, open_tiny
+from tests.faces.tools import open_tiny
 from tests.models import model_path
-
-DRAFTS = ("none", "prompt-lookup", "eagle3")
 
 
 def open_wide(draft: str = "prompt-lookup", n_parallel: int = 8, **options: Any) -> Llama:
@@ -38,29 +34,6 @@ def nothing_stays_behind() -> Iterator[None]:
     ]:
         assert time.monotonic() < deadline, left
         time.sleep(0.01)
-
-
-def request(i: int) -> tuple[list[int], dict[str, Any]]:
-    """A request with its own sampling, length and stops."""
-    rng = random.Random(i)
-    prompt = [*PROMPT[: rng.randrange(3, len(PROMPT))], *(97 + rng.randrange(26) for _ in range(9))]
-    options: dict[str, Any] = {"max_tokens": rng.randrange(1, 40)}
-    options |= rng.choice([GREEDY, {**SAMPLED, "seed": i}, {"temperature": 1.2, "seed": i}])
-    if rng.random() < 0.3:
-        options["stop"] = [chr(97 + rng.randrange(26)), "zz"]
-    if rng.random() < 0.2:
-        options["logprobs"] = 2
-    if rng.random() < 0.2:
-        options["grammar"] = "root ::= [a-m]+"
-    return prompt, options
-
-
-@cache
-def alone(i: int) -> dict[str, Any]:
-    """The result of a request with a model to itself."""
-    prompt, options = request(i)
-    with open_tiny() as llm:
-        return lasting(llm(prompt, **options))
 
 
 class Slow:

@@ -17,19 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.faces.tools import cli
 from tests.models import model_path
 
 _WAIT_S = 60.0
 _READY = r"(?s)leaves.*>"
 _AGAIN = r".*tokens/s.*\n.*>"
 _RUN = "import sys; from pyllama_spec.cli import main; sys.exit(main(sys.argv[1:]))"
-
-
-def chat(*args: object, stdin: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pyllama_spec.cli", "chat", *map(str, args)],
-        input=stdin, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
 
 
 class Terminal:
@@ -94,7 +88,7 @@ def at_terminal(perm: Path) -> Iterator[Terminal]:
 
 
 def test_a_line_of_a_pipe_is_a_message(perm: Path) -> None:
-    done = chat("-m", perm, "-n", 4, "-t", 1, stdin="hello\n\n  \nagain\n")
+    done = cli("chat", "-m", perm, "-n", 4, "-t", 1, stdin="hello\n\n  \nagain\n")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("tokens/s") == 2
 
@@ -167,7 +161,9 @@ def test_the_commands(perm: Path, tmp_path: Path) -> None:
         f"/save {kept}", "/nothing", "/reset", "again", f"/save {tmp_path / 'second.jsonl'}",
         f"/save {tmp_path / 'none' / 'x'}", "/quit", "never answered",
     ]  # fmt: skip
-    done = chat("-m", perm, "-n", 4, "-t", 1, "-d", "prompt-lookup", stdin="\n".join(lines) + "\n")
+    done = cli(
+        "chat", "-m", perm, "-n", 4, "-t", 1, "-d", "prompt-lookup", stdin="\n".join(lines) + "\n"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("tokens/s") == 2
     assert "0 of 0 drafted tokens" in done.stderr
@@ -185,7 +181,7 @@ def test_the_commands(perm: Path, tmp_path: Path) -> None:
 
 
 def test_a_message_that_does_not_fit_is_dropped_and_the_chat_goes_on(perm: Path) -> None:
-    done = chat("-m", perm, "-n", 4, "-t", 1, "-c", 64, stdin="x " * 200 + "\nhello\n")
+    done = cli("chat", "-m", perm, "-n", 4, "-t", 1, "-c", 64, stdin="x " * 200 + "\nhello\n")
     assert done.returncode == 0, done.stderr
     assert "/reset begins anew" in done.stderr
     assert done.stderr.count("tokens/s") == 1

@@ -62,12 +62,7 @@ def is_closing(llm: Llama) -> bool:
 
 
 class Interrupted:
-    """Holds one decode of a context back until close() has interrupted it.
-
-    Args:
-        monkeypatch: ends it with the test. Earlier models are not affected.
-
-    """
+    """Holds one decode of a context back until close() has interrupted it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.has_begun, self._is_cancelled = threading.Event(), threading.Event()

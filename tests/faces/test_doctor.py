@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,8 +45,7 @@ def _busy_after(n_widths: int) -> list[int]:
 
 @pytest.mark.slow  # it stands still for as long as doctor has
 @pytest.mark.parametrize(
-    ("n_widths", "widths"),
-    [(1, [1]), (2, [1, 8]), (3, [1, 4, 8]), (9, [1, 2, 3, 4, 5, 6, 7, 8])],
+    ("n_widths", "widths"), [(1, [1]), (2, [1, 8]), (3, [1, 4, 8]), (9, [1, 2, 3, 4, 5, 6, 7, 8])]
 )
 def test_what_there_was_time_for_is_given(n_widths: int, widths: list[int]) -> None:
     assert _busy_after(n_widths) == widths
@@ -59,7 +59,7 @@ def test_no_time_at_all_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("target", "draft", "most"),
     [
-        (("qwen35", {"n_heads": 1}), "mtp", 6),
+        (("perm_mtp", {"arch": "qwen35"}), "mtp", 6),
         (("mimo2", {"n_heads": 3}), "mtp", 3),
         (("llama", {}), ("eagle3", {}), 8),
         (("llama", {}), ("llama", {"seed": 1}), 8),
@@ -67,7 +67,7 @@ def test_no_time_at_all_is_an_error() -> None:
     ],
 )
 def test_drafts_as_long_as_a_generation_makes_them(
-    target: tuple[str, dict[str, int]],
+    target: tuple[str, dict[str, Any]],
     draft: str | tuple[str, dict[str, int]],
     most: int,
     capsys: pytest.CaptureFixture[str],
@@ -79,6 +79,8 @@ def test_drafts_as_long_as_a_generation_makes_them(
     assert main([*command, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)["draft"]
     assert facts["max_draft"] == len(facts["draft_ms"]) == most
+    assert facts["step_ms"] > 0 and facts["size_bytes"] > 0
+    assert facts["is_stepwise"] == (draft[0] != "dflash")
     with Llama(path, draft=name, n_ctx=128, n_threads=1, lookup=0) as llm:
         assert llm._opened.runtime.round.max_draft == most
 

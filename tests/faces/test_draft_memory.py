@@ -53,17 +53,6 @@ def test_the_second_time_is_copied(n_parallel: int, options: dict[str, Any]) -> 
     assert second["speculation"]["reason_off"] is None
 
 
-def test_on_a_target_whose_tokens_decide_the_next_one_all_is_accepted(store: Path) -> None:
-    """PERM: text that was seen once is drafted right, in one sequence and in several."""
-    options: dict[str, Any] = {"draft": "suffix", "controller": "fixed", "n_ctx": 512}
-    for n_parallel in (1, 2):
-        with Llama(model_path("perm"), draft_memory=store, n_parallel=n_parallel, **options) as llm:
-            ask(llm, "abc", max_tokens=60)
-            counts = ask(llm, "abc", max_tokens=60)["speculation"]
-    assert counts["accepted"] == counts["drafted"] > 40
-    assert counts["tokens_per_round"] > 7
-
-
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -194,17 +183,6 @@ def test_nothing_is_noted_of_what_is_not_remembered(store: Path) -> None:
     assert [bool(one) for one in origins] == [False] * (len(ids) - 9) + [True] * 9
 
 
-def test_each_turn_says_what_was_chosen_in_it(store: Path) -> None:
-    with open_tiny(str(model_path("eagle3")), draft_memory=store) as llm:
-        first = said(ask(llm, max_tokens=30))
-        llm.create_completion([*first, *b"0123456789"], max_tokens=20, temperature=0.0)
-        # Another answer in the middle of the first one.
-        llm.create_completion([*first[:-8], *b"987"], max_tokens=12, temperature=0.0)
-    chosen = [sum(map(bool, origins)) for _, origins in remembered(store)]
-    assert chosen == [30, 20, 12]
-    assert all(not any(origins[:24]) for _, origins in remembered(store)[1:])
-
-
 # ---- whose guess each token was
 
 
@@ -220,23 +198,10 @@ def test_an_answer_says_whose_guess_each_token_was() -> None:
         second = ask(llm, **wanted)
         form = {"type": "regex", "pattern": "(abcdefgh){3}"}
         forced = ask(llm, response_format=form, **wanted)
-        streamed = [chunk["choices"][0] for chunk in llm.create_completion(
-            PROMPT, stream=True, **{**OPTIONS, **wanted})]  # fmt: skip
     assert "memory" not in sources_of(first["choices"][0])
     assert sources_of(second["choices"][0]) >= {"target", "memory"}
     assert second["speculation"]["drafted_by"]["memory"] > 0
     assert "grammar" in sources_of(forced["choices"][0])
-    pieces = [one for choice in streamed for one in choice["token_sources"]]
-    assert "".join(one["text"] for one in pieces) == text_of(second)
-    assert "memory" in {one["source"] for one in pieces}
-    html = second._repr_html_()  # type: ignore[attr-defined]
-    assert 'title="copied from an earlier text"' in html
-    path = model_path("perm", n_vocab=320, seed=3, n_cycles=79)  # whose text repeats itself
-    for draft in ("prompt-lookup", "suffix"):
-        with Llama(path, draft=draft, controller="fixed", n_ctx=512) as llm:
-            assert sources_of(ask(llm, "Hel", **wanted)["choices"][0]) == {"target", "copy"}
-    with open_tiny(str(model_path("eagle3"))) as llm:
-        assert sources_of(ask(llm, **wanted)["choices"][0]) <= {"target", "model", "copy"}
 
 
 def test_auto_copies_from_earlier_requests_only_with_a_store(store: Path, tmp_path: Path) -> None:

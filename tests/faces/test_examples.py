@@ -15,7 +15,7 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.drafters import open_draft
-from tests.faces.test_cli import cli
+from tests.faces.tools import cli
 from tests.models import model_path
 from tests.server.world import served
 
@@ -65,16 +65,8 @@ def test_custom_drafter_is_accepted(smollm2_bf16: Path) -> None:
     assert "'accepted': 0" not in output
 
 
-@pytest.mark.parametrize(
-    "draft",
-    [
-        model_path("eagle3"),
-        pytest.param(model_path("dflash"), marks=pytest.mark.slow),
-        pytest.param(model_path("llama", seed=9), marks=pytest.mark.slow),
-    ],
-    ids=["eagle3", "dflash", "small model"],
-)
-def test_wrapped_drafter_halves_the_drafts_of_any_file(draft: Path) -> None:
+def test_wrapped_drafter_halves_the_drafts_of_any_file() -> None:
+    draft = model_path("eagle3")
     with open_draft(draft) as bare:
         longest = bare.max_draft
     *_, verified, said = run("wrapped_drafter.py", model_path("llama"), draft).splitlines()
@@ -184,3 +176,25 @@ def test_server_client_streams_and_reads_what_was_drafted(smollm2_q4_0: Path) ->
 def test_every_example_is_tested_here(name: str) -> None:
     tests = (Path(__file__), ROOT / "tests/train/test_newcomer.py")
     assert any(f'("{name}"' in path.read_text(encoding="utf-8") for path in tests)
+
+
+# ---- the draft in examples/drafts does what its README says, on its target
+
+
+PROMPT = "Write a list of ten fruits, one per line."
+
+
+@pytest.mark.slow
+def test_the_shipped_draft_is_accepted_and_changes_nothing(smollm2_bf16: Path) -> None:
+    assert EAGLE3.stat().st_size <= 25_000_000
+    texts = []
+    for draft in (None, EAGLE3):
+        with Llama(smollm2_bf16, draft=draft, n_ctx=512, controller="fixed") as llm:
+            answer = llm.create_chat_completion(
+                [{"role": "user", "content": PROMPT}], max_tokens=96, temperature=0.0
+            )
+        texts.append(answer["choices"][0]["message"]["content"])
+    assert texts[0] == texts[1]
+    figures = answer["speculation"]
+    assert figures["drafter"] == "eagle3"
+    assert figures["tokens_per_round"] >= 2.0

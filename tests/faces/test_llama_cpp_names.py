@@ -69,27 +69,6 @@ def test_grammars(tmp_path: Path) -> None:
         llama_cpp.LlamaGrammar.from_json_schema("{")
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        {"type": "json_object", "schema": SCHEMA},
-        {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}},
-        {"type": "json_schema", "schema": SCHEMA},
-    ],
-)
-def test_response_formats(form: dict[str, Any]) -> None:
-    texts = []
-    for draft in (None, "prompt-lookup"):
-        with open_tiny(draft) as llm:
-            answer = llm.create_chat_completion(
-                CHAT, response_format=form, seed=3, temperature=1.0, max_tokens=200
-            )
-            texts.append(answer["choices"][0]["message"]["content"])
-    found = json.loads(texts[0])
-    assert list(found) == ["name", "old"]
-    assert texts[0] == texts[1]
-
-
 def test_every_named_format_renders_and_is_safe() -> None:
     with open_tiny() as plain:
         expected = plain.tokenize("<|im_end|>", add_bos=False)

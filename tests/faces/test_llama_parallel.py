@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,52 +16,31 @@ from pyllama_spec import (
     BusyError,
     CancelledError,
     ContextFullError,
+    Llama,
     OutOfMemoryError,
     UnsupportedError,
 )
-from tests.faces.parallel_tools import (
-    DRAFTS,
-    Slow,
-    alone,
-    ask,
-    nothing_stays_behind,
-    open_wide,
-    request,
-)
+from pyllama_spec.speculative import SequenceRun, Step
+from tests.faces.parallel_tools import Slow, ask, nothing_stays_behind, open_wide
 from tests.faces.tools import (
     GREEDY,
     PROMPT,
     SAMPLED,
+    Forced,
     finish_of,
     lasting,
     open_tiny,
     text_of,
 )
+from tests.scripted import Perfect
 
 __all__ = ["nothing_stays_behind"]
 
-
-@pytest.mark.parametrize("draft", DRAFTS)
-def test_streams_of_one_thread_share_rounds(draft: str) -> None:
-    kinds = [i for i in range(40) if "logprobs" not in request(i)[1]][:8]
-    with open_wide(draft) as llm:
-        streams = [llm(request(i)[0], stream=True, **request(i)[1]) for i in kinds]
-        texts = dict.fromkeys(kinds, "")
-        left = dict(zip(kinds, streams, strict=True))
-        while left:
-            for i in list(left):
-                chunk = next(left[i], None)
-                if chunk is None:
-                    del left[i]
-                else:
-                    texts[i] += text_of(chunk)
-    for i in kinds:
-        assert texts[i] == alone(i)["choices"][0]["text"]
+N = len(PROMPT)
 
 
 def test_a_list_of_prompts() -> None:
-    prompts = [request(i)[0] for i in range(20)]
-    expected = []
+    prompts = [[*PROMPT[: 3 + i % 9], 97 + i] for i in range(20)]
     with open_tiny() as llm:
         expected = [text_of(llm(prompt, max_tokens=15, **SAMPLED)) for prompt in prompts]
     for n_parallel in (1, 3, 8):
@@ -111,28 +93,6 @@ def test_a_stream_waits_for_its_reader() -> None:
 
 
 PLACES = pytest.mark.parametrize("n_parallel", [1, 2])
-
-
-def test_what_fails_in_one_request_ends_that_one_alone() -> None:
-    def broken(ids: Any, scores: Any) -> Any:
-        if len(ids) > len(PROMPT) + 5:
-            raise KeyError("broken")
-        return scores
-
-    with open_wide() as llm, ThreadPoolExecutor(8) as pool:
-        good = [pool.submit(ask, llm, request(i)[0], **request(i)[1]) for i in range(4)]
-        bad = [
-            pool.submit(lambda: llm(PROMPT, max_tokens=20, logits_processor=broken, **GREEDY))
-            for _ in range(3)
-        ]
-        for one in bad:
-            with pytest.raises(KeyError) as caught:
-                one.result(timeout=300)
-            assert len(caught.value.partial_tokens) == 6  # type: ignore[attr-defined]
-        for i, one in enumerate(good):
-            assert lasting(one.result(timeout=300)) == alone(i)
-        with pytest.raises(ContextFullError):
-            llm([97] * 300)
 
 
 @PLACES
@@ -216,3 +176,130 @@ def test_a_thread_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
             patched.setattr(threading.Thread, "start", start)
             llm.create_completion("the cat", max_tokens=3)
         assert llm.create_completion("the cat", max_tokens=3)["choices"]
+
+
+# ---- failures of one, of all, and behind the end of a text
+
+
+def plain(prompt: Sequence[int], n: int) -> str:
+    """The text of a model for one request at a time."""
+    with open_tiny(n_ctx=1024) as llm:
+        return text_of(llm(list(prompt), max_tokens=n, **GREEDY))
+
+
+def fails_once(llm: Llama, error: BaseException) -> None:
+    """The next round raises."""
+    step = llm._runtime.round.step
+
+    def failing(runs: Sequence[SequenceRun]) -> list[tuple[SequenceRun, Step]]:
+        llm._runtime.round.step = step  # type: ignore[method-assign]
+        raise error
+
+    llm._runtime.round.step = failing  # type: ignore[method-assign]
+
+
+def test_a_round_that_fails_ends_its_requests_and_no_others() -> None:
+    """Requests in line run next, and each reader gets its own exception."""
+    prompts = [[*PROMPT, 97 + i] for i in range(4)]
+    gate, entered = threading.Event(), threading.Event()
+
+    def waits(ids: Any, scores: Any) -> Any:
+        entered.set()
+        assert gate.wait(30)
+        return scores
+
+    with open_tiny(n_ctx=1024, n_parallel=2) as llm, ThreadPoolExecutor(4) as pool:
+        runner: Any = llm._runtime.runner
+        futures = []
+        for i, prompt in enumerate(prompts):
+            # The first one holds the first round up; with the second it shares the next one.
+            options = {**GREEDY, "max_tokens": 9, **({"logits_processor": waits} if i == 0 else {})}
+            futures.append(pool.submit(ask, llm, prompt, **options))
+            while len(runner._line.placed) + len(runner._line.waiting) <= i:
+                time.sleep(0.001)
+            assert entered.wait(30)  # else a busy machine may break the first round already
+        fails_once(llm, RuntimeError("the round is broken"))
+        gate.set()
+        errors: list[Any] = [future.exception(timeout=300) for future in futures[:2]]
+        assert [str(error) for error in errors] == ["the round is broken"] * 2
+        assert errors[0] is not errors[1]
+        assert [len(error.partial_tokens) for error in errors] == [1, 0]
+        assert plain(prompts[0], 9).startswith(errors[0].partial_text)
+        texts = [text_of(future.result(timeout=300)) for future in futures[2:]]
+        assert texts == [plain(p, 9) for p in prompts[2:]]
+
+
+def test_one_of_a_list_fails() -> None:
+    """The others are answered, and the error carries their answers."""
+    prompts = [[*PROMPT, 96 + i] for i in range(5)]
+    for n_parallel in (1, 3):
+        with open_tiny(n_parallel=n_parallel) as llm:
+            expected = [text_of(llm(prompt, max_tokens=9, **GREEDY)) for prompt in prompts]
+
+            def processor(tokens: Any, logits: Any) -> Any:
+                if tokens[N] == 97:
+                    raise ZeroDivisionError
+                return logits
+
+            with pytest.raises(ZeroDivisionError) as caught:
+                llm(prompts, max_tokens=9, logits_processor=processor, **GREEDY)
+            found: Any = caught.value
+            texts = [choice and choice["text"] for choice in found.partial_choices]
+            assert texts == [expected[0], None, *expected[2:]]
+
+
+def lingering(ids: Any, scores: Any) -> Any:
+    """A logits processor that keeps a text of 1000 tokens from its end for some seconds."""
+    time.sleep(0.005)
+    return scores
+
+
+@PLACES
+@pytest.mark.parametrize("how", ["stop string", "criterion"])
+def test_what_fails_behind_the_end_of_a_text_does_not_matter(n_parallel: int, how: str) -> None:
+    """Plain decoding never gets there, so with a draft the text ends as well as without."""
+    script = list(b"some words and no more")
+
+    def breaks(ids: Any, scores: Any) -> Any:
+        if len(ids) >= N + 15:
+            raise ZeroDivisionError
+        return scores
+
+    def criterion(ids: Any, logits: Any) -> bool:
+        return len(ids) == N + 10
+
+    ends: dict[str, Any] = {"stop": "and"} if how == "stop string" else {}
+    if how == "criterion":
+        ends["stopping_criteria"] = criterion
+    found = []
+    for draft in (None, Perfect([*PROMPT, *script], 8)):
+        with open_tiny(draft, n_parallel=n_parallel) as llm:
+            processors = [Forced(N, script), breaks]
+            response = llm(PROMPT, max_tokens=20, logits_processor=processors, **ends)
+            found.append(response["choices"])
+            with pytest.raises(ZeroDivisionError):
+                llm(PROMPT, max_tokens=20, logits_processor=processors)
+    assert found[0] == found[1]
+    assert found[0][0]["finish_reason"] == "stop"
+
+
+@PLACES
+def test_ctrl_c_in_a_reader_brings_its_text(n_parallel: int) -> None:
+    """The interrupt carries the text, and the request's place is free again."""
+
+    def interrupts(ids: Any, scores: Any) -> Any:
+        if len(ids) == N + 20:
+            os.kill(os.getpid(), signal.SIGINT)
+        return lingering(ids, scores)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with open_tiny(n_ctx=1024, n_parallel=n_parallel) as llm:
+            with pytest.raises(KeyboardInterrupt) as caught:
+                llm(PROMPT, max_tokens=1000, logits_processor=interrupts, **GREEDY)
+            text = caught.value.partial_text  # type: ignore[attr-defined]
+            assert text
+            assert plain(PROMPT, 1000).replace("\ufffd", "").startswith(text)
+            assert text_of(llm(PROMPT, max_tokens=9, **GREEDY)) == plain(PROMPT, 9)
+    finally:
+        signal.signal(signal.SIGINT, handler)

@@ -25,24 +25,14 @@ def llm() -> Iterator[Llama]:
         yield llm
 
 
-async def _read(llm: Llama) -> None:
-    async for _ in await llm.acreate_completion(LONG, stream=True):
-        pass
-
-
 CALLS: dict[str, Callable[[Llama], Any]] = {
     "text": lambda llm: llm.create_completion(LONG),
     "bytes": lambda llm: llm.create_completion(LONG.encode()),
-    "stream": lambda llm: list(llm.create_completion(LONG, stream=True)),
     "shifted": lambda llm: llm.create_completion(LONG, context_shift=True),
     "list": lambda llm: llm.create_completion(["a", LONG]),
-    "choices": lambda llm: llm.create_completion(LONG, n=2),
-    "steps": lambda llm: list(llm.generate_steps(LONG)),
     "chat": lambda llm: llm.create_chat_completion(CHAT),
     "chat with tools": lambda llm: llm.create_chat_completion(CHAT, tools=[TOOL]),
-    "chat steps": lambda llm: list(llm.generate_chat_steps(CHAT)),
     "in a loop": lambda llm: asyncio.run(llm.acreate_completion(LONG)),
-    "in a loop, streamed": lambda llm: asyncio.run(_read(llm)),
     "embedding": lambda llm: llm.embed(LONG, truncate=False),
 }
 

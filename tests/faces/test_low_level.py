@@ -11,11 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_spec import ArgumentError, Llama, PromptLookup, PyllamaSpecError, UnsupportedError
-from pyllama_spec.llama_cpp import (
-    LlamaRAMCache,
-    LogitsProcessorList,
-    MinTokensLogitsProcessor,
-)
+from pyllama_spec.llama_cpp import LlamaRAMCache, LogitsProcessorList, MinTokensLogitsProcessor
 from tests.faces.tools import GREEDY, PROMPT, drafters, open_tiny, text_of
 
 KINDS = ("llama", "mamba2", "lfm2")
@@ -210,25 +206,6 @@ def test_echo_with_logprobs() -> None:
         row = llm.logits_to_logprobs(llm.scores[len(ids) - 2])
         at = rows["text_offset"].index(len("the cat")) - 1
         assert rows["token_logprobs"][at] == pytest.approx(row[ids[-1]], abs=1e-5)
-
-
-def test_embeddings_of_a_decoder_and_of_an_encoder() -> None:
-    for kind in ("llama", "bert"):
-        with open_tiny(kind=kind, embedding=True, pooling_type=1) as llm:
-            texts = ["the cat", "sat on the mat", "x"]
-            assert len(llm.embed(texts[0])) == llm.n_embd()
-            unit = llm.embed("the cat", normalize=True)
-            assert float(np.linalg.norm(unit)) == pytest.approx(1.0, abs=1e-5)
-            found = llm.create_embedding(texts)
-            assert [one["index"] for one in found["data"]] == [0, 1, 2]
-            assert found["usage"]["total_tokens"] == sum(len(llm.tokenize(t)) for t in texts)
-            if kind == "bert":
-                with pytest.raises(UnsupportedError):
-                    llm("abc")
-    with open_tiny(embedding=True) as llm:
-        rows = llm.embed("abc")
-        assert np.shape(rows) == (len(llm.tokenize("abc")), llm.n_embd())
-        assert text_of(llm(PROMPT, max_tokens=3, **GREEDY))
 
 
 def _rows_of(kind: str, tokens: list[int]) -> npt.NDArray[np.float32]:

@@ -10,10 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_spec import (
-    ArgumentError,
-    Llama,
-)
+from pyllama_spec import ArgumentError, Llama
 from pyllama_spec.cli.entry import main
 from pyllama_spec.cli.own_draft import own_draft
 from tests.models import model_path
@@ -82,17 +79,6 @@ def test_generate_drafts_with_it(folder: Path, capsys: pytest.CaptureFixture[str
         assert (speculation["drafter"], speculation["reason_off"]) == ("echo", None)
         assert speculation["proposed"] > 6
         assert found["text"] == plain["text"]
-
-
-def test_bench_measures_it_and_says_how(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("prompts.jsonl").write_text('{"id": "a", "prompt": "abcabc", "category": "x"}\n')
-    draft = f"{folder.name}:make"
-    words = ["bench", "-m", str(model_path("perm")), "-t", "1", "-n", "8", "--repeat", "1"]
-    words += ["--prompts", "prompts.jsonl", "--json", "out.json", "-d", draft]
-    assert main(words) == 0
-    assert "echo" in capsys.readouterr().out
-    text = Path("out.json").read_text()
-    assert f"-d {draft}" in text, "the command that measures the same"
 
 
 def test_doctor_measures_it_and_a_wrapper_of_a_file(

@@ -9,11 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec import (
-    ClosedError,
-    Llama,
-    RemoteError,
-)
+from pyllama_spec import ClosedError, Llama, RemoteError
 from tests.models import model_path
 from tests.rpc.tools import PERM_PROMPT, Server
 

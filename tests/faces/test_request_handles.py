@@ -20,6 +20,7 @@ from pyllama_spec import (
     ArgumentError,
     BusyError,
     CancelledError,
+    ClosedError,
     DeadlineError,
     Llama,
     QueueFullError,
@@ -283,6 +284,31 @@ def test_what_event_loops_read(n_parallel: int) -> None:
         asyncio.run(asyncio.wait_for(main(), 120))
 
 
+@PLACES
+def test_errors_in_event_loops(n_parallel: int) -> None:
+    def broken(ids: Any, scores: Any) -> Any:
+        if len(ids) > len(PROMPT) + 3:
+            raise ZeroDivisionError
+        return scores
+
+    async def main(llm: Llama) -> None:
+        with pytest.raises(ZeroDivisionError) as caught:
+            await llm.acreate_completion(PROMPT, max_tokens=9, logits_processor=broken)
+        assert len(caught.value.partial_tokens) == 4  # type: ignore[attr-defined]
+        with pytest.raises(ZeroDivisionError) as caught:
+            await llm.acreate_completion([PROMPT, [97]], max_tokens=9, logits_processor=broken)
+        partial: Any = caught.value
+        assert [choice is None for choice in partial.partial_choices] == [True, False]
+        stream: Any = await llm.acreate_completion(PROMPT, max_tokens=200, stream=True)
+        await anext(stream)
+        await asyncio.to_thread(llm.close)
+        for late in (stream, llm.acreate_completion(PROMPT)):
+            with pytest.raises(ClosedError):
+                await late
+
+    asyncio.run(asyncio.wait_for(main(open_wide(n_parallel=n_parallel)), 120))
+
+
 # ---- bounds
 
 
@@ -352,9 +378,6 @@ def test_a_line_of_bounded_length(n_parallel: int) -> None:
     for wrong in (-1, "2", 1.5, True):
         with pytest.raises(ArgumentError):
             open_tiny(max_waiting=wrong)
-
-
-# ---- places that are given back
 
 
 # ---- what the memory holds

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
-from pyllama_spec import ArgumentError, Llama, PromptLookup, UnsupportedError
+from pyllama_spec import Llama, PromptLookup, UnsupportedError
 from pyllama_spec.requests.options import RequestOptions
 from tests.faces.tools import (
     GREEDY,
@@ -389,46 +388,6 @@ def test_what_stays_is_read_as_a_prompt(n_keep: int) -> None:
 )
 def test_null_is_the_default(name: str) -> None:
     assert RequestOptions(**dict[str, Any]({name: None})) == RequestOptions()
-
-
-# What an option does not take; or several options together, of which it is one.
-WRONG: dict[str, tuple[Any, ...]] = {
-    "n": (0, 1.5, True), "min_tokens": (-1, 17, "3"), "ignore_eos": ("no", 0, np.int64(1), [True]),
-    "stop_token_ids": (3, [1.5], [10**6]), "bad_words": ([""], [3], ["a\0"]),
-    "include_stop_str_in_output": (1,), "thinking_token_budget": (-2,),
-    "reasoning_effort": ("huge", "low"), "continue_final_message": ("text", True),
-    "add_generation_prompt": (False,), "return_token_ids": ("yes",), "stream": ("yes", 1),
-    "stream_options": (
-        {"include_usage": True}, {"stream_options": True, "stream": True},
-        {"stream_options": {"usage": 1}, "stream": True},
-        {"stream_options": {"include_usage": 1}, "stream": True},
-    ),
-    "user": (3,), "context_shift": (1, True), "n_keep": (-2,), "max_completion_tokens": ("7",),
-    "temprature": (1,), "max_token": (1,), "temperature": ("hot",), "tfs_z": ("x",),
-    "max_tokens": (1.5,), "stop": ([""], 3, "a\ud800"), "seed": (2**40,), "logprobs": (-1,),
-    "top_p": (2,), "logit_bias": ({320: 1.0}, {"a": 1}, {65.5: 1.0}, {65: 3.4e38}),
-    "timeout_s": (-1, "soon"),
-    "n_draft": (-1, 1.5, "a", True, 2**31), "return_token_sources": ("maybe",),
-    "prediction": (3, ["a"], b"a", {"content": "a"}),
-    "grammar": ("root ::= (", 3), "mirostat_mode": (7,), "echo": (1,),
-    "logits_processor": (3, lambda ids, scores: scores[:3], lambda ids, scores: scores - np.inf),
-    "response_format": (
-        {"type": "xml"}, "json", {"type": "json_schema", "json_schema": {}},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_values_are_refused_by_name(name: str) -> None:
-    with opened() as llm:
-        for value in WRONG[name]:
-            is_several = isinstance(value, dict) and name in value
-            options = value if is_several else {name: value}
-            if name == "context_shift" and value is True:
-                options["max_tokens"] = None
-            with pytest.raises(ArgumentError, match=name.replace("_", "[_ ]")):
-                llm.create_completion(PROMPT, **options)
-        assert text_of(llm.create_completion(PROMPT, max_tokens=2))
 
 
 def test_a_chat_handler_is_told_what_it_knows_and_the_rest_is_refused() -> None:

@@ -14,45 +14,9 @@ from pyllama_spec.chat.tools import ToolChats, ToolRequest
 from pyllama_spec.engine import Model
 from pyllama_spec.llama.chat_formats import FORMATS
 from pyllama_spec.llama.tool_responses import _Deltas
-from tests.faces.families import (
-    ARGUMENTS,
-    FAMILIES,
-    HERMES,
-    JSON_CALL,
-    TIME,
-    USER,
-    WEATHER,
-    templates,
-)
-from tests.faces.tools import Forced, open_tiny
+from tests.faces.families import FAMILIES, HERMES, JSON_CALL, TIME, USER, WEATHER, templates
+from tests.faces.tools import open_tiny
 from tests.models import model_path
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("choice", ["auto", "required"])
-def test_the_grammar_of_a_call_takes_it_and_nothing_else(family: str, choice: str) -> None:
-    """A logits processor dictates the call; the grammar accepts it, and rejects other text."""
-    text = FAMILIES[family]
-    with open_tiny(chat_template=templates()[family], n_ctx=8192) as llm:
-        plan, reader = llm._chats.begin(
-            llm, [USER], ToolRequest.read([WEATHER], choice, None, None),
-            {"enable_thinking": False}, {"max_tokens": None},
-        )  # fmt: skip
-        n_prompt = len(plan.record.prompt_tokens)
-        plan.close()
-        assert reader is not None
-        script = llm.tokenize(text.encode(), add_bos=False, special=True)
-        found = llm.create_chat_completion(
-            [USER], tools=[WEATHER], tool_choice=choice, temperature=0.0, max_tokens=400,
-            chat_template_kwargs={"enable_thinking": False},
-            logits_processor=Forced(n_prompt, script),
-        )["choices"][0]  # fmt: skip
-        assert found["finish_reason"] == "tool_calls"
-        call = found["message"]["tool_calls"][0]
-        assert call["type"] == "function"
-        assert call["function"]["name"] == "get_weather"
-        assert json.loads(call["function"]["arguments"]) == ARGUMENTS
-
 
 SMALL = {
     "type": "function",
@@ -130,29 +94,6 @@ def test_arguments_are_streamed_while_they_are_written(family: str, choice: Any)
     assert n_before >= len(long)
 
 
-@pytest.mark.parametrize("cut", [5, 20, 22, 24, 25, 40, 300])
-def test_a_call_that_is_cut_is_the_same_in_a_stream(cut: int) -> None:
-    options = {**OPTIONS, "max_tokens": cut, "tool_choice": "required", "tools": [SMALL]}
-    with open_tiny(chat_format="chatml", n_ctx=2048) as llm, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        choice = llm.create_chat_completion([USER], **options)["choices"][0]
-        chunks = list(llm.create_chat_completion([USER], stream=True, **options))
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    calls = [one for delta in deltas for one in delta.get("tool_calls", [])]
-    whole = choice["message"].get("tool_calls", [])
-    assert "".join(delta.get("content", "") for delta in deltas) == (
-        choice["message"]["content"] or ""
-    )
-    assert [one["function"]["name"] for one in whole] == [
-        one["function"]["name"] for one in calls[:1]
-    ]
-    arguments = "".join(one["function"]["arguments"] for one in calls)
-    assert arguments == "".join(one["function"]["arguments"] for one in whole)
-    assert choice["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"]
-    assert (choice["finish_reason"] == "tool_calls") == (cut == 300)
-    assert len(calls) > 3 or cut < 40
-
-
 def test_the_older_form_and_streams() -> None:
     functions = [SMALL["function"]]
     with open_tiny(chat_format="chatml", n_ctx=2048) as llm:
@@ -207,17 +148,3 @@ def test_a_function_that_is_named_is_called_once_and_on_one_line(family: str) ->
                 [USER], tools=[SMALL], tool_choice="required", parallel_tool_calls=False, **options
             )
             assert len(several["choices"][0]["message"]["tool_calls"]) == 1
-
-
-def test_reasoning_comes_apart() -> None:
-    said = "<think>\nHm.\n</think>\n\nSunny."
-    with open_tiny(chat_template=templates()["Qwen-Qwen3-0.6B"], n_ctx=2048) as llm:
-        for form, content in (("auto", "Sunny."), ("none", said), (None, said)):
-            n_prompt = len(llm.generate_chat_steps([USER]).record.prompt_tokens)
-            script = llm.tokenize(said.encode(), add_bos=False)
-            message = llm.create_chat_completion(
-                [USER], reasoning_format=form, temperature=0.0, max_tokens=100,
-                logits_processor=Forced(n_prompt, script),
-            )["choices"][0]["message"]  # fmt: skip
-            assert message["content"].strip() == content
-            assert ("reasoning_content" in message) == (form == "auto")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec import Drafter, Llama
+from pyllama_spec.cli.entry import main
 from tests.models import EOS, model_path
 from tests.scripted import Hostile, Pattern, Perfect, Wrong
 
@@ -98,3 +103,23 @@ def finish_of(response: dict[str, Any]) -> str | None:
     """The finish_reason of a completion or of a chunk of one."""
     reason: str | None = response["choices"][0]["finish_reason"]
     return reason
+
+
+class Screen(io.StringIO):
+    """A terminal that only shows."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def cli(
+    *words: object, stdin: str = "", out: io.StringIO | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command in this process; `out` is its standard output."""
+    given, sys.stdin = sys.stdin, io.StringIO(stdin)
+    try:
+        with redirect_stdout(out or io.StringIO()) as said, redirect_stderr(io.StringIO()) as err:
+            code = main([str(word) for word in words])
+    finally:
+        sys.stdin = given
+    return subprocess.CompletedProcess(list(map(str, words)), code, said.getvalue(), err.getvalue())

@@ -150,12 +150,7 @@ def first_header(arch: str) -> GgufFile:
 
 
 def of_architecture(arch: str, folder: Path) -> GgufFile:
-    """A file that the engine loads.
-
-    Raises:
-        NoFileError: there is no such file yet; NO_FILE lists these.
-
-    """
+    """A file that the engine loads."""
     if arch in _BUILT:
         return as_data(model_path(arch, **_BUILT[arch]))
     return complete(first_header(arch), folder / f"{arch}.gguf")
@@ -177,12 +172,7 @@ def as_data(path: Path) -> GgufFile:
 
 
 def complete(file: GgufFile, path: Path) -> GgufFile:
-    """Adds keys and tensors until the engine loads the file.
-
-    Raises:
-        NoFileError: the search ends without one.
-
-    """
+    """Adds keys and tensors until the engine loads the file."""
     said = ""
     for _ in range(_MAX_ATTEMPTS):
         before, said = said, _refusal(file.write(path))

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from pyllama_spec.engine import Model
 from tests.fuzz import runner
 from tests.fuzz.architectures import NO_FILE, of_architecture
 from tests.fuzz.by_key import VALUES, base_file, sweep, under_name, with_value
+from tests.fuzz.corpus import TARGETS, VOCABULARIES, write
 from tests.fuzz.engine_source import keys_of
 from tests.fuzz.gguf_bytes import Value
 from tests.fuzz.mutated import sweep as sweep_mutated
@@ -86,3 +88,23 @@ def test_mutated_files() -> None:
     counts = sweep_mutated(200, seed=1)
     assert sum(counts.values()) == 200
     assert all(runner.Ending(kind, "").is_allowed for kind in counts), counts
+
+
+# ---- the seeds for libFuzzer are valid input of its targets
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("corpus")
+    write(out)
+    return out
+
+
+@pytest.mark.parametrize("name", [name for name, _, _ in VOCABULARIES])
+def test_a_vocabulary_loads_and_cuts_text(folder: Path, name: str) -> None:
+    with Model(folder / "models" / f"{name}.gguf", vocab_only=True) as model:
+        assert model.vocab.tokenize("the cat")
+
+
+def test_each_target_has_seeds(folder: Path) -> None:
+    assert all(any((folder / target).iterdir()) for target in TARGETS)

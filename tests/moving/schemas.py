@@ -1,4 +1,4 @@
-"""Fifty JSON schemas of the kinds that programs ask for, and who says that a value fits one."""
+"""JSON schemas of the kinds that programs ask for, and who says that a value fits one."""
 
 from __future__ import annotations
 
@@ -58,51 +58,30 @@ _TREE: Schema = {
 }
 
 SCHEMAS: list[Schema] = [
-    # scalars in an object
-    record(a=whole(0, 9)), record(a=whole(-5, 5)), record(a=whole(100, 999)),
-    record(a=whole(0, 1000)), record(a=BOOL), record(a=NULL), record(a=text(5)),
-    record(a=text(5, 5)), record(a=text(0)), record(a=whole(7, 7)),
-    # enums and constants
-    record(a=_COLORS), record(a=one_of(1, 2, 3)), record(a=one_of("a", 1, None, True)),
-    record(a={"const": "fixed"}), record(a=one_of("with \"quotes\"", "back\\slash")),
-    record(a=one_of("naïve", "日本", "😀")), record(a=one_of("", " ")),
-    # patterns
-    record(a=pattern("^[0-9]{4}-[0-9]{2}$")), record(a=pattern("^(yes|no)$")),
-    record(a=pattern("^[A-Z]{2}[0-9]{3}$")), record(a=pattern("^a{1,3}b?c$")),
-    record(a=pattern("^x[abc]{2,4}y$")),
-    record(a={"type": "string", "format": "date"}), record(a={"type": "string", "format": "time"}),
-    # several keys, and optional ones
-    _PERSON, _POINT, record(a=whole(0, 9), b=BOOL, c=_COLORS),
-    {**_PERSON, "required": ["name"]}, {**_PERSON, "required": []},
+    # scalars, enums, constants and patterns in an object
+    record(a=whole(-5, 5)), record(a=whole(0, 1000)), record(a=BOOL, b=NULL), record(a=text(5, 5)),
+    record(a=one_of("a", 1, None, True)), record(a={"const": "fixed"}),
+    record(a=one_of("with \"quotes\"", "back\\slash", "naïve", "日本", "😀", "")),
+    record(a=pattern("^[A-Z]{2}[0-9]{3}$"), b=pattern("^a{1,3}b?c$")),
+    record(a={"type": "string", "format": "date"}, b={"type": "string", "format": "time"}),
+    # optional keys
+    {**_PERSON, "required": []},
     {"type": "object", "properties": {"a": whole(0, 9), "b": BOOL, "c": NULL}, "required": ["b"],
      "additionalProperties": False},
     # arrays
-    record(a=several(whole(0, 9), 2, 2)), record(a=several(BOOL, 1, 4)), record(a=several(_POINT)),
-    record(a=several(several(whole(0, 9), 1, 2), 1, 2)), several(whole(0, 9), 3, 3),
-    record(a=several(_COLORS, 0, 1)),
+    record(a=several(_POINT)), record(a=several(several(whole(0, 9), 1, 2), 1, 2)),
+    several(whole(0, 9), 3, 3),
     record(a={"type": "array", "prefixItems": [whole(0, 9), BOOL, _COLORS], **_THREE}),
-    # nesting
-    record(a=record(b=record(c=BOOL))), record(from_=_POINT, to=_POINT), _DEEP,
-    record(people=several(_PERSON, 1, 2), count=whole(0, 9)),
-    # choices
-    record(a={"anyOf": [whole(0, 9), NULL]}), record(a={"oneOf": [_POINT, _COLORS]}),
-    record(a={"type": ["boolean", "null"]}), {"anyOf": [_POINT, _PERSON]},
-    # references, and one that comes back to itself
-    _TREE,
-    {"$defs": {"p": _POINT}, **record(a={"$ref": "#/$defs/p"}, b={"$ref": "#/$defs/p"})},
+    # nesting, choices, references, and one that comes back to itself
+    _DEEP, {"anyOf": [_POINT, _PERSON]}, record(a={"oneOf": [_POINT, _COLORS]}),
+    record(a={"type": ["boolean", "null"]}), _TREE,
     {
         "$defs": {
-            "list": {
-                "anyOf": [
-                    NULL,
-                    record(head=whole(0, 9), tail={"$ref": "#/$defs/list"}),
-                ]
-            }
+            "list": {"anyOf": [NULL, record(head=whole(0, 9), tail={"$ref": "#/$defs/list"})]}
         },
         **record(a={"$ref": "#/$defs/list"}),
     },
     # long keys
-    record(**dict.fromkeys(_LONG, whole(0, 99))),
     record(**dict.fromkeys(_LONG, _COLORS)),
 ]  # fmt: skip
 

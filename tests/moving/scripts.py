@@ -17,16 +17,7 @@ _ROOM = 16  # positions behind a script, see tests/models/script.py
 
 @dataclass(frozen=True)
 class Case:
-    """One answer.
-
-    Attributes:
-        family: the family of the template.
-        name: the name of the answer.
-        text: the text of the answer.
-        choice: tool_choice.
-        max_tokens: the number of its tokens to use; None for all.
-
-    """
+    """One answer."""
 
     family: str
     name: str

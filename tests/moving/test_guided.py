@@ -104,15 +104,6 @@ def test_forced_text_is_drafted() -> None:
     assert found["speculation"]["rounds"] < 20
 
 
-def test_many_at_once_each_follow_their_own() -> None:
-    with open_tiny("prompt-lookup", n_ctx=1024, n_parallel=4) as llm:
-        found = llm.create_completion(
-            ["a", "b", "c", "d", "e"], grammar=LlamaGrammar.from_regex("[0-9]{6,9}x"),
-            max_tokens=40, seed=2,
-        )  # fmt: skip
-    assert all(re.fullmatch("[0-9]{6,9}x", one["text"]) for one in found["choices"])
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -146,11 +137,7 @@ def test_one_that_was_made_to_hurt_ends_in_one_line(guide: Guide) -> None:
 
 
 @pytest.mark.parametrize(
-    "guide",
-    [
-        Guide("lark", 'start: x~1..100000000\nx: "a"'),
-        Guide("regex", "(.*a){200}"),
-    ],
+    "guide", [Guide("lark", 'start: x~1..100000000\nx: "a"'), Guide("regex", "(.*a){200}")]
 )
 def test_a_large_one_costs_little(guide: Guide) -> None:
     with open_tiny() as llm:

@@ -1,4 +1,4 @@
-"""Fifty schemas: the output always fits, and is the same with every draft."""
+"""Schemas of programs: the output always fits, and is the same with every draft."""
 
 from __future__ import annotations
 

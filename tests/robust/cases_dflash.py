@@ -224,6 +224,22 @@ CASES.calls(
 )  # fmt: skip
 
 
+def _nonsense(name: str, value: float) -> Callable[[Path], None]:
+    """A number that makes nonsense of drafts: the text is right all the same."""
+
+    def run(folder: Path) -> None:
+        assert _text(_draft(folder, None, {name: value}))[0] == _text(None)[0]
+
+    return run
+
+
+CASES.calls("nonsense", None, {
+    f"{name}_{value}": _nonsense(name, value)
+    for name in ("embedding_scale", "logit_scale", "attention.scale", "final_logit_softcapping")
+    for value in (float("nan"), -1.0, 1e30)
+})  # fmt: skip
+
+
 # Batches that are not blocks and no rows, given to the context of a draft.
 MASK_ID = 300
 # id, position, sequence, whether an output is asked for

@@ -69,14 +69,12 @@ CASES.calls(
         "kv_type_too_wide": _open(type_k="q8_0", flash_attn=True),
         "kv_type_too_wide_plain": _open(type_k="q8_0", flash_attn=False),
         "quantised_v": _open(type_v="q8_0", flash_attn=False),
-        "model_none": lambda _: Context(None),  # type: ignore[arg-type]
-        "params_int": lambda _: Context(Model(tiny()), 5),  # type: ignore[arg-type]
-        "target_is_a_model": lambda _: Context(Model(tiny()), target=Model(tiny())),  # type: ignore[arg-type]
     },
 )  # fmt: skip
 CASES.values(
     "open", _open, OutOfMemoryError, n_ctx=10**9,
 )  # fmt: skip
+CASES.calls("open_other", ContextOpenError, {"v_type_too_wide": _open(type_v="q8_0")})
 CASES.calls(
     "open_large", OutOfMemoryError,
     {
@@ -88,16 +86,10 @@ CASES.calls(
     "open_other", PyllamaSpecError,
     {
         "n_ctx_billion_recurrent": _open("mamba", n_ctx=10**9, n_seq_max=256),
-        "v_type_too_wide": _open(type_v="q8_0"),
         "layers_of_encoder": _open("bert", target_layers=(1,)),
         "vocab_only": lambda _: Context(Model(tiny(), vocab_only=True)),
     },
 )  # fmt: skip
-
-
-@CASES.add(ContextOpenError)
-def v_type_that_no_row_takes(folder: Path) -> None:
-    opened(type_v="q8_0")
 
 
 def _decode(*ids: Any, pos: int = 0, seq: int = 0, **params: Any) -> Call:
@@ -125,16 +117,10 @@ CASES.calls(
         "position_taken_recurrent": _after(1, pos=2, arch="mamba"),
         "too_long": _decode(*[5] * 40),
         "empty": _decode(),
-        "none": lambda _: opened().decode(None),  # type: ignore[arg-type]
-        "size_0": lambda _: Batch(0),
-        "size_huge": lambda _: Batch(2**60),
-        "row_size_negative": lambda _: Batch(1, n_row=-4),
-        "extend_text": _extend("abc"),
         "extend_position_huge": _extend([1, 2], 2**31 - 1),
         "extend_too_many": _extend([1] * 65),
         "row_without_room": lambda _: Batch(1).add(None, 0, row=np.zeros(64, np.float32)),
         "row_of_other_width": lambda _: _OF_64().add(None, 0, row=np.zeros(9, np.float32)),
-        "row_none": lambda _: _OF_64().add(None, 0, row=[0.0]),  # type: ignore[arg-type]
         "sequences_none": lambda _: Batch(1).add(1, 0, ()),
     },
 )  # fmt: skip
@@ -261,54 +247,8 @@ def closed_during_a_decode(folder: Path) -> None:
     context.decode(batch)
 
 
-def _loop(context: Context, n_draft: int | None = None) -> SpeculativeLoop:
-    return SpeculativeLoop(context, NoDrafter(), n_draft)
-
-
-def _prefill(prompt: Any, seq: int = 0) -> Call:
-    return lambda _: _loop(opened()).prefill(SequenceState(seq_id=seq), prompt)
-
-
-CASES.calls(
-    "loop", ArgumentError,
-    {
-        "prompt_empty": _prefill([]), "prompt_negative": _prefill([1, -1]),
-        "prompt_past_the_last": _prefill([N_VOCAB]), "sequence": _prefill(PROMPT, 4),
-        "n_draft_negative": lambda _: _loop(opened(), -1),
-    },
-)  # fmt: skip
-
-
-@CASES.add(ContextFullError)
-def prompt_too_long(folder: Path) -> None:
-    _prefill([7] * 65)(folder)
-
-
-def _restore(change: Callable[[bytes], Any], arch: str = "llama") -> Call:
-    """Restores the changed state of one context in another."""
-    return lambda _: opened(arch).memory.restore(0, change(decoded().memory.save()))
-
-
-CASES.calls(
-    "memory", ArgumentError,
-    {
-        **_each("sequence", (-1, 7, 2**40, "0"), decoded, lambda c, seq: c.memory.remove(seq)),
-        "copy_from_nowhere": _decoded(lambda c: c.memory.copy(3, 0)),
-        "position_text": _decoded(lambda c: c.memory.remove(0, "a")),
-        "restore_nothing": _restore(lambda _: b""),
-        "restore_none": _restore(lambda _: None),
-        "restore_garbage": _restore(lambda _: b"\x93" * 999),
-        "restore_cut": _restore(lambda s: s[:-7]),
-        "restore_flipped": _restore(lambda s: s[:50] + bytes([s[50] ^ 4]) + s[51:]),
-        **{f"restore_{arch}": _restore(lambda s: s, arch)
-           for arch in ("gemma3", "mamba", "qwen35")},
-    },
-)  # fmt: skip
-
-
-@CASES.add(UnsupportedError)
-def part_of_a_recurrent_state(folder: Path) -> None:
-    decoded("mamba").memory.remove(0, 1, 3)
+def _loop(context: Context) -> SpeculativeLoop:
+    return SpeculativeLoop(context, NoDrafter())
 
 
 @CASES.add(UnsupportedError)
@@ -330,9 +270,8 @@ def _draw(**params: Any) -> Call:
 
 
 CASES.values(
-    "params", _make, ArgumentError, temperature=[_NAN, _INF, -1, "hot"], top_p=1.5, min_p=_NAN,
-    top_k=[3.5, 2**40], repeat_penalty=0.0, mirostat=3, seed=[-1, "x"], dry_breakers=(3,),
-    logit_bias=[{N_VOCAB: 1.0}, {-1: 1.0}, {2**40: 1.0}, {"a": 1.0}, {1: _NAN}, (1, 2)],
+    "params", _make, ArgumentError, temperature=[_NAN, "hot"], top_k=2**40, dry_breakers=(3,),
+    logit_bias=[{N_VOCAB: 1.0}, {-1: 1.0}, {"a": 1.0}, {1: _NAN}, (1, 2)],
 )  # fmt: skip
 CASES.calls(
     "params", None,
@@ -402,32 +341,13 @@ def _row(values: Any, **params: Any) -> Call:
     return lambda _: sampler(**params).sample_row(values)
 
 
-_ROWS = {
-    "nan": np.full(N_VOCAB, _NAN, np.float32),
-    "minus_inf": np.full(N_VOCAB, -_INF, np.float32),
-}
-_KINDS: dict[str, dict[str, Any]] = {
-    "greedy": {}, "drawn": {}, "mirostat": {"mirostat": 2}, "mirostat_1": {"mirostat": 1},
-    "xtc": {"xtc_probability": 1.0}, "typical": {"typical_p": 0.5}, "sigma": {"top_n_sigma": 1.0},
-    "penalty": {"repeat_penalty": 1.1}, "grammar": {"grammar": 'root ::= "a"'},
-}  # fmt: skip
-CASES.calls(
-    "draw", EngineError,
-    {f"{row}_{kind}": _row(_ROWS[row], temperature=0.8 * (kind != "greedy"), **params)
-     for kind, params in _KINDS.items()
-     for row in (("nan", "minus_inf") if not params else ("nan",))},
-)  # fmt: skip
-_sampler = _of(sampler)
 CASES.calls(
     "draw", ArgumentError,
     {
         "row_too_short": _row(np.zeros(9, np.float32)),
-        "row_text": _row("abc"),
-        "row_of_rows": _row(np.zeros((2, N_VOCAB // 2), np.float32)),
         "before_decode": lambda _: sampler().sample(opened(), 0),
         **_each("row", (-1, 9, 0.5), sampler, lambda s, row: s.sample(decoded(), row)),
         **_each("accept", (-1, N_VOCAB, 2**40, "a"), sampler, lambda s, id: s.accept(id)),
-        "context_none": _sampler(lambda s: s.sample(None, 0)),
         "other_vocabulary": lambda _: Sampler(Model(tiny(n_vocab=400))).sample(decoded(), 0),
     },
 )  # fmt: skip
@@ -448,24 +368,6 @@ def sampler_in_two_threads(folder: Path) -> None:
 
     _in_threads(draw, 8)
     raise found[0]
-
-
-def _tiny_vocab() -> Any:
-    return Model(tiny()).vocab
-
-
-_vocab = _of(_tiny_vocab)
-CASES.calls(
-    "vocab", ArgumentError,
-    {
-        **_each("text", (None, 10**12, ["a"]), _tiny_vocab, lambda v, text: v.tokenize(text)),
-        **_each("piece", (-1, N_VOCAB, 2**40, "a"), _tiny_vocab, lambda v, id: v.piece(id)),
-        "detokenize_none": _vocab(lambda v: v.detokenize([None])),
-        "eog_huge": _vocab(lambda v: v.is_eog(2**40)),
-        "ids_float": _vocab(lambda v: v.check_ids([1.5])),
-        "special_unknown": _vocab(lambda v: v.special("boss")),
-    },
-)  # fmt: skip
 
 
 @CASES.add(None)

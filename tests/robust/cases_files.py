@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import MODEL_ARCH_NAMES, GGUFWriter
 
 from pyllama_spec.engine import Model, quantize
 from pyllama_spec.errors import ArgumentError, EngineError, ModelLoadError, PyllamaSpecError
@@ -255,60 +254,3 @@ CASES.calls(
         "path_none": lambda f: quantize(None, f / "o", "F16"),  # type: ignore[arg-type]
     },
 )  # fmt: skip
-
-
-# Small files whose numbers are none, where the engine divides by them: heads, experts, groups.
-# A number, or one per layer; None for no key.
-_Keys = dict[str, int | list[int] | None]
-
-
-def _small(path: Path, arch: str, keys: _Keys) -> Path:
-    """Writes the part of a model that the engine reads before it misses the first tensor."""
-    w = GGUFWriter(path, arch)
-    same = dict.fromkeys(
-        ("context_length", "embedding_length", "feed_forward_length", "vocab_size"), 32
-    ) | dict.fromkeys(
-        (
-            "block_count", "expert_count", "expert_used_count", "attention.sliding_window",
-            "attention.head_count",
-        ), 2,
-    )  # fmt: skip
-    for name in ("layer_norm_rms_epsilon", "layer_norm_epsilon", "group_norm_epsilon"):
-        w.add_float32(f"{arch}.attention.{name}", 1e-5)
-    for key, value in (same | keys).items():
-        if isinstance(value, list):
-            w.add_array(f"{arch}.{key}", value)
-        elif value is not None:
-            w.add_uint32(f"{arch}.{key}", value)
-    w.add_string("tokenizer.ggml.model", "gpt2")
-    w.add_array("tokenizer.ggml.tokens", ["a", "b"])
-    w.add_array("tokenizer.ggml.merges", ["a b"])
-    w.add_tensor("token_embd.weight", np.zeros((2, 32), np.float32))
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    return path
-
-
-def _divides(arch: str, **keys: int | list[int] | None) -> Callable[[Path], object]:
-    dotted: _Keys = {name.replace("__", "."): value for name, value in keys.items()}
-    return lambda folder: Model(_small(folder / "m.gguf", arch, dotted)).close()
-
-
-CASES.calls(
-    "divisors", ModelLoadError,
-    {
-        "qwen35moe": _divides("qwen35moe", expert_used_count=None),
-        "qwen4exp": _divides("qwen4exp", expert_used_count=0),
-        "rwkv6qwen2": _divides("rwkv6qwen2", wkv__head_size=0),
-        "deepseek4": _divides("deepseek4", attention__output_group_count=0),
-        "modern-bert": _divides("modern-bert", attention__head_count_kv=0),
-        "qwen": _divides("qwen", attention__head_count_kv=[0, 2]),
-    },
-)  # fmt: skip
-for _arch in MODEL_ARCH_NAMES.values():
-    CASES.calls(
-        f"heads_of_{_arch}", ModelLoadError,
-        {str(n): _divides(_arch, attention__head_count=n) for n in (None, 0, [0, 2])},
-    )  # fmt: skip

@@ -51,7 +51,8 @@ def _open(**options: Any) -> Call:
 CASES.values(
     "llama", _open, ArgumentError,
     n_ctx=-1, draft_model=5, chat_handler=5, logits_all=3, pooling_type=[9, "avg"], draft=5,
-    acceptance=["rejection", None], seed=["x", 2**40], chat_format=3, chat_template=3, p_min=0.5,
+    acceptance=["rejection", None], seed=["x", 2**40], chat_format=3, chat_template=[3, "a.jinja"],
+    p_min=0.5,
     lookup=3, n_parallel=[0, "8", 10**6], n_batch=0, n_ubatch=-1, n_gpu_layers="all",
     rpc_servers=("nowhere",), main_gpu=None, split_mode=["x", 7], tensor_split=(-1.0,),
     flash_attn="on", type_k=["q9", 10**4300], type_v=16, rope_freq_base=-1.0, rope_freq_scale="x",
@@ -133,18 +134,23 @@ CASES.calls(
 )
 CASES.values(
     "request", _complete, ArgumentError, max_tokens="9", temperature=_NAN,
-    stop=["", 5, (b"a",)], grammar="root ::= (", penalty_last_n=-2, min_keep=-1, typical_p=-1,
-    top_n_sigma=_NAN, frequency_penalty=_NAN, presence_penalty="x", dry_multiplier=_NAN,
-    dry_base=_NAN, dry_allowed_length=-1, dry_penalty_last_n=-2, xtc_probability=2.0,
-    xtc_threshold=_NAN, mirostat_mode=3, mirostat_tau=_NAN, mirostat_eta=_NAN,
-    stopping_criteria=5, response_format={"type": "x"}, logit_bias={N_VOCAB: 1.0},
-    logprobs=[-1, True], logits_processor=3, repeat_penalty=0, n=0, min_tokens=-1,
-    max_completion_tokens=1.5, ignore_eos=3, stop_token_ids=(-1,), bad_words=("",),
-    include_stop_str_in_output=3, reasoning_effort="x", continue_final_message=3,
+    stop=["", 5, (b"a",)], grammar="root ::= (",
+    stopping_criteria=5, response_format=[{"type": "x"}, "json"],
+    logit_bias=[{N_VOCAB: 1.0}, {65: 3.4e38}],
+    logprobs=[-1, True], logits_processor=3, repeat_penalty=0,
+    n=[0, 1.5, True], min_tokens=[-1, 17], max_completion_tokens=1.5,
+    ignore_eos=[3, np.int64(1)], stop_token_ids=[(-1,), [1.5]], bad_words=[("",), ("a\0",)],
+    include_stop_str_in_output=3, reasoning_effort="x", continue_final_message=[3, True],
+    stream=["yes", 1], echo=1,
     add_generation_prompt=3, return_token_ids=3, return_token_sources=3, acceptance="x",
     remember=3, prediction=3, stream_options=3, user=3, context_shift=3, n_keep=-2,
     dry_breakers=3, timeout_s=-1,
 )  # fmt: skip
+CASES.values(
+    "request", partial(_complete, stream=True), ArgumentError,
+    stream_options=[{"usage": 1}, {"include_usage": 1}],
+)  # fmt: skip
+CASES.values("request", partial(_complete, max_tokens=None), ArgumentError, context_shift=True)
 CASES.values("request", _complete, UnknownKeywordError, temprature=1, temp=0.1)
 CASES.values("request", _complete, UnsupportedError, tfs_z=0.5, thinking_token_budget=5, suffix="x")
 
@@ -173,6 +179,7 @@ CASES.calls(
     "call", ArgumentError,
     {
         "processor_none": _complete(logits_processor=lambda ids, row: None),
+        "processor_short": _complete(logits_processor=lambda ids, row: row[:3]),
         "embed_float": lambda _: llama(embedding=True, pooling_type="mean").embed(_any([3.5])),
         "eval_id": lambda _: llama().eval([N_VOCAB]),
         "sample_first": lambda _: llama().sample(),

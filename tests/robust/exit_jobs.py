@@ -30,11 +30,6 @@ def with_a_live_stream() -> None:
     KEPT.extend([model, stream])
 
 
-def with_live_streams_side_by_side() -> None:
-    model, streams = _side_by_side()
-    KEPT.extend([model, streams])
-
-
 def with_a_request_that_nobody_reads() -> None:
     generation = _many().generate_steps("a", max_tokens=2000)
     generation.start()
@@ -43,14 +38,6 @@ def with_a_request_that_nobody_reads() -> None:
 
 def _many() -> Llama:
     return Llama(tiny(), n_ctx=2048, n_threads=2, draft="prompt-lookup", n_parallel=3)
-
-
-def _side_by_side() -> tuple[Llama, list[Any]]:
-    model = _many()
-    streams = [iter(model.create_completion(c, max_tokens=2000, stream=True)) for c in "abc"]
-    for stream in streams:
-        next(stream)
-    return model, streams
 
 
 def streams_dropped_in_cycles() -> None:

@@ -154,6 +154,14 @@ def while_decoding() -> None:
     act()
 
 
+def while_opening() -> None:
+    """Other threads open models and make views: locks are held at the fork."""
+    context = decoded()
+    with busy(lambda: decoded(n_threads=1)), busy(lambda: context.logits(0)):
+        for _ in range(15):
+            fork(works)
+
+
 def with_a_llama() -> None:
     llm = Llama(tiny(), n_ctx=64, n_threads=2, draft="prompt-lookup")
     expected = llm.create_completion("abc", max_tokens=8, temperature=0)["choices"][0]["text"]
@@ -210,6 +218,18 @@ def _fork_amid_requests(llm: Llama) -> None:
                 KEPT.pop().close()
     assert complete() == expected
     llm.close()
+
+
+def with_embeddings_that_compute() -> None:
+    """Another thread is in the middle of embed(), and holds its lock."""
+    llm = Llama(tiny("bert"), embedding=True, n_ctx=64, n_threads=1)
+    text = "the cat sat " * 20
+    expected = llm.embed(text)
+    with busy(lambda: llm.embed([text] * 3)):
+        for i in range(4):
+            time.sleep(0.0013 * i)
+            fork(lambda: refused(lambda: llm.embed(text)), llm.close, stays_idle)
+    assert llm.embed(text) == expected
 
 
 def _use(context: Context) -> None:

@@ -12,6 +12,7 @@ slopes as JSON. With --real, SmolLM2 Q4_0 with its shipped draft is among the mo
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import os
@@ -94,14 +95,7 @@ class _BreakError(Exception):
 
 
 class Soak:
-    """The models, the acts, and what has been seen.
-
-    Args:
-        seed: the seed of the choices.
-        every: one of so many texts is compared.
-        with_real: whether SmolLM2 is among the models.
-
-    """
+    """The models, the acts, and what has been seen."""
 
     def __init__(self, seed: int, every: int, *, with_real: bool) -> None:
         self.rng, self.every = random.Random(seed), every
@@ -113,7 +107,8 @@ class Soak:
         self.n_texts = self.n_compared = 0
         self.acts: list[Callable[[str], None]] = [
             self.whole, self.whole, self.whole, self.dropped, self.dropped, self.cancelled,
-            self.breaking, self.bad, self.threads, self.forked, self.state, self.reopened,
+            self.breaking, self.bad, self.threads, self.in_loop, self.forked, self.state,
+            self.reopened,
         ]  # fmt: skip
 
     def act(self) -> None:
@@ -218,6 +213,32 @@ class Soak:
             answers: list[Any] = [done.result() for done in running]
         for (prompt, options), answer in zip(requests, answers, strict=True):
             self.check(name, prompt, options, answer["choices"][0]["text"])
+
+    def in_loop(self, name: str) -> None:
+        """Requests of an event loop: whole, cancelled as by a client that left, late, aborted."""
+        llm: Any = self.models[name]
+
+        async def one(way: str) -> None:
+            prompt, options = self.request()
+            if way == "late":
+                with contextlib.suppress(CancelledError):
+                    await llm.acreate_completion(prompt, timeout_s=0.01, **options)
+            elif way == "aborted":
+                stream = await llm.acreate_completion(prompt, stream=True, **options)
+                await asyncio.sleep(self.rng.random() * 0.02)
+                stream.abort()
+            else:
+                task = asyncio.ensure_future(llm.acreate_completion(prompt, **options))
+                if way == "cancelled":
+                    await asyncio.sleep(self.rng.random() * 0.02)
+                    task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    self.check(name, prompt, options, (await task)["choices"][0]["text"])
+
+        async def all_of() -> None:
+            await asyncio.gather(*map(one, ("whole", "whole", "cancelled", "late", "aborted")))
+
+        asyncio.run(all_of())
 
     def forked(self, name: str) -> None:
         """A child that is refused, and ends."""

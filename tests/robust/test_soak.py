@@ -30,5 +30,5 @@ def test_everything_at_once_for_a_while() -> None:
     code, figures, errors = soak("--every", "4")
     assert (code, errors) == (0, "")
     assert figures["compared"] >= 20
-    assert len(figures["acts"]) == 9
+    assert len(figures["acts"]) == 10
     assert is_flat(figures), figures

@@ -23,13 +23,7 @@ _PIECE = 1 << 16
 
 
 class Proxy:
-    """Forwards connections to `target`.
-
-    Attributes:
-        messages: the number of messages to the server by command.
-        on_command: called with each command's name before it is passed on.
-
-    """
+    """Forwards connections to `target`."""
 
     def __init__(self, target: str) -> None:
         host, port = target.split(":")

@@ -8,21 +8,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pyllama_spec import Llama
 from pyllama_spec.server import ModelList, ModelSpec, ServerSettings
 from pyllama_spec.server.app import App
 from pyllama_spec.server.models import Models
 from pyllama_spec.server.served_model import Opened, ServedModel
 from tests.models import model_path
-from tests.server.world import PATIENCE_S, Client, run
+from tests.models.adapter import write_adapter
+from tests.server.world import PATIENCE_S, TEXT, Client, run
 
-TEXT = "/v1/completions"
 ASKED: dict[str, Any] = {"prompt": "the cat", "max_tokens": 12, "temperature": 0}
-# Nothing ends it but its reader, or the server.
-ENDLESS: dict[str, Any] = {
-    "prompt": "the cat", "temperature": 0, "ignore_eos": True, "context_shift": True,
-    "max_tokens": 10**9, "stream": True,
-}  # fmt: skip
 SEEDS = {"a": 0, "b": 1, "c": 2}
 
 
@@ -39,15 +36,15 @@ def spec(name: str, more: Mapping[str, Any] | None = None, **options: Any) -> Mo
     return ModelSpec(name=name, keywords=keywords(name, **(more or {})), **options)
 
 
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two of the model a."""
+    folder, target = tmp_path_factory.mktemp("adapters"), model_path("llama", seed=0)
+    return [write_adapter(target, folder / f"{seed}.gguf", seed=seed) for seed in (1, 2)]
+
+
 class Held(Models):
-    """Models whose loads wait until the test releases them.
-
-    Attributes:
-        begun: the names of the models whose loads began, in order.
-        made: the loaded models.
-        may_go_on: releases all loads; set unless a test clears it.
-
-    """
+    """Models whose loads wait until the test releases them."""
 
     def __init__(self, listed: ModelList, settings: ServerSettings) -> None:
         super().__init__(listed, settings)
@@ -93,12 +90,7 @@ def asked(client: Client, name: str | None, **more: Any) -> tuple[int, Any]:
 
 
 class Asking:
-    """A request in a thread of its own.
-
-    Attributes:
-        status, answer: the answer, once it has come.
-
-    """
+    """A request in a thread of its own."""
 
     def __init__(self, client: Client, name: str, **more: Any) -> None:
         self.status, self.answer = 0, None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,11 @@ from pyllama_spec.engine import Adapter, Model
 from pyllama_spec.server import served_model
 from tests.fuzz.runner import mapped_bytes
 from tests.models import model_path
-from tests.models.adapter import write_adapter, write_large_adapter
+from tests.models.adapter import write_large_adapter
 from tests.server.models_world import (
     ASKED,
-    ENDLESS,
-    TEXT,
     Held,
+    adapters,
     asked,
     own_text,
     several,
@@ -28,14 +26,9 @@ from tests.server.models_world import (
     states,
     text_of,
 )
-from tests.server.world import Client, until
+from tests.server.world import PATIENCE_S, TEXT, Endless, until
 
-
-@pytest.fixture(scope="module")
-def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two of the model a."""
-    folder, target = tmp_path_factory.mktemp("adapters"), model_path("llama", seed=0)
-    return [write_adapter(target, folder / f"{seed}.gguf", seed=seed) for seed in (1, 2)]
+__all__ = ["adapters"]
 
 
 def test_an_adapter_that_lacked_memory_is_tried_again_later(
@@ -93,7 +86,7 @@ def test_an_adapter_that_was_damaged_is_tried_again_later(
         assert f"the adapter poet cannot be loaded: cannot use {path}" in line
         path.write_bytes(adapters[0].read_bytes())
         make_old(models, "poet")
-        with endless_texts(client):  # a model that computes meanwhile
+        with Endless(client, model="a"):  # a model that computes meanwhile
             assert asked(client, "poet")[0] == 500
             until(lambda: not models.named("a").retries)
             assert text_of(asked(client, "poet")) == own_text("a", adapters[0])
@@ -107,11 +100,29 @@ def make_old(models: Held, name: str) -> None:
     opened.failures[name] = failure._replace(at=failure.at - 3600)
 
 
-@contextmanager
-def endless_texts(client: Client) -> Iterator[None]:
-    """A text of the model a that is computed within the block."""
-    connection, response = client.send("POST", TEXT, {**ENDLESS, "model": "a"})
-    assert response.readline()
-    yield
-    response.close()
-    connection.close()
+def test_an_adapter_whose_file_stalls_delays_no_request_and_no_stop(
+    adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on, has_begun = threading.Event(), threading.Event()
+
+    def load_in_the_end(model: Model, path: Path) -> Adapter:
+        has_begun.set()
+        assert may_go_on.wait(PATIENCE_S)
+        return Adapter(model, path)
+
+    monkeypatch.setattr("pyllama_spec.server.models._LAST_LOAD_S", 0.1)
+    named = {"poet": (tmp_path / "gone.gguf", 1.0), "clerk": (adapters[1], 1.0)}
+    try:
+        with several(spec("a", adapters=named)) as (client, models):
+            assert asked(client, "poet")[0] == 500
+            monkeypatch.setattr(served_model, "Adapter", load_in_the_end)
+            make_old(models, "poet")
+            assert [asked(client, "poet")[0] for _ in range(2)] == [500] * 2
+            assert has_begun.wait(PATIENCE_S) and len(models.named("a").retries) == 1
+            assert asked(client, "clerk")[0] == 200
+        (opened,) = models.made
+        assert not opened.llm.model.is_closed  # it is not closed below its load
+    finally:
+        may_go_on.set()
+    until(lambda: not models._threads)
+    opened.llm.close()

@@ -45,13 +45,11 @@ def refused(client: Client, path: str, body: Any, said: str) -> None:
     ("path", "body", "said"),
     [
         (CHAT, {"messages": TURNS * 1025}, "2050"),
-        ("/apply-template", {"messages": TURNS * 1025}, "2050"),
         (MESSAGES, {"max_tokens": 1, "messages": TURNS * 1025}, "2050"),
         (MESSAGES + "/count_tokens", {"messages": [USER] * 2049}, "2049"),  # one turn
         (MESSAGES, {"max_tokens": 1, "messages": [{"role": "user", "content": [RESULT] * 2049}]},
          "2049"),
         (RESPONSES, {"input": TURNS * 1025}, "2050"),
-        (RESPONSES + "/input_tokens", {"input": [USER] * 2049}, "2049"),
         (CHAT, {"messages": [{"role": "user", "content": [BLOCK] * 40_000}]}, "100000"),
         (MESSAGES, {"messages": [USER, {"role": "assistant", "content": [THOUGHT] * 50_000}, USER]},
          "100000"),
@@ -71,7 +69,6 @@ def test_messages_and_what_is_in_them(client: Client, path: str, body: Any, said
         ("stop_token_ids", [1] * 10_001, "10000"),
         ("bad_words", ["a"] * 1025, "1024"),
         ("logit_bias", {str(i): 1 for i in range(10_001)}, "10000"),
-        ("logit_bias", [[1, 1]] * 10_001, "10000"),
         ("model", "m" * 257, "256"),
         ("timeout", -0.5, "0"),
         ("timeout", -(10**30), "0"),
@@ -105,8 +102,7 @@ def test_the_bounds_themselves_are_taken(client: Client) -> None:
     ("path", "body"),
     [
         (TEXT, {"prompt": ["a"] * 6}), (TEXT, {"prompt": ["a"] * 2, "n": 3}),
-        (TEXT, {"prompt": [[97]] * 6}), (TEXT, {"prompt": "a", "n": 6}),
-        (TEXT, {"prompt": ["a"] * 2048, "n": 16}), (TEXT, {"prompt": ["a"] * 6, "stream": True}),
+        (TEXT, {"prompt": "a", "n": 6}), (TEXT, {"prompt": ["a"] * 2048, "n": 16}),
         ("/completion", {"prompt": ["a"] * 6}), (CHAT, {"messages": [USER], "n": 6}),
     ],
 )  # fmt: skip

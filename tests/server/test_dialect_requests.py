@@ -198,17 +198,10 @@ def test_a_stamp_in_a_system_prompt_does_not_part_prefixes() -> None:
 
 
 @pytest.mark.parametrize("body, place, kind", [
-    ({"messages": None}, "messages", ArgumentError),
     ({"messages": [3]}, "messages[0]", ArgumentError),
     ({"messages": [{"content": "x"}]}, "messages[0].role", ArgumentError),
-    ({"messages": [{"role": "user", "content": [{"text": "x"}]}]},
-     "messages[0].content[0].type", ArgumentError),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
      "messages[0].content[0].text", ArgumentError),
-    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-     "messages[0].content[0]", UnsupportedError),
-    ({"messages": [{"role": "user", "content": [{"type": "container_upload"}]}]},
-     "messages[0].content[0]", UnsupportedError),
     ({"messages": [{"role": "user", "content": [
         {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}]}]},
      "messages[0].content[0].content[0]", UnsupportedError),
@@ -219,17 +212,13 @@ def test_a_stamp_in_a_system_prompt_does_not_part_prefixes() -> None:
         {"type": "tool_use", "id": "a", "name": "b", "input": {}}]}]},
      "the last message", ArgumentError),
     ({"max_tokens": 0}, "max_tokens", ArgumentError),
-    ({"temperature": True}, "temperature", ArgumentError),
     ({"stop_sequences": [1]}, "stop_sequences[0]", ArgumentError),
-    ({"stream": "yes"}, "stream", ArgumentError),
     ({"tools": [{"name": "a"}]}, "tools[0].input_schema", ArgumentError),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
      "tools[0].type", UnsupportedError),
     ({"tool_choice": {"type": "some"}}, "tool_choice.type", ArgumentError),
     ({"output_config": {"effort": "some"}}, "output_config.effort", ArgumentError),
-    ({"output_config": {"format": {"type": "xml"}}}, "output_config.format", UnsupportedError),
     ({"container": "c"}, "container", UnsupportedError),
-    ({"system": [{"type": "image"}]}, "system[0]", UnsupportedError),
 ])  # fmt: skip
 def test_a_message_is_refused_with_its_place(
     body: Json, place: str, kind: type[PyllamaSpecError]
@@ -329,24 +318,17 @@ def test_an_effort_counts_where_the_template_takes_one() -> None:
 
 
 @pytest.mark.parametrize("body, place, kind", [
-    ({"input": None}, "input", ArgumentError), ({"input": []}, "input", ArgumentError),
-    ({"input": [3]}, "input[0]", ArgumentError),
-    ({"input": [{"content": "x"}]}, "input[0].role", ArgumentError),
+    ({"input": []}, "input", ArgumentError), ({"input": [3]}, "input[0]", ArgumentError),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", UnsupportedError),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-     "input[0].content[0]", UnsupportedError),
-    ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
      "input[0].content[0]", UnsupportedError),
     ({"input": [{"type": "function_call", "name": "a", "arguments": "{}"}]},
      "input[0].call_id", ArgumentError),
     ({"max_output_tokens": 0}, "max_output_tokens", ArgumentError),
-    ({"previous_response_id": "resp_1"}, "previous_response_id", UnsupportedError),
     ({"store": True}, "store", UnsupportedError),
     ({"tools": [{"type": "function"}]}, "tools[0].name", ArgumentError),
     ({"tool_choice": {"type": "web_search"}}, "tool_choice.type", UnsupportedError),
-    ({"text": {"format": {"type": "xml"}}}, "text.format", UnsupportedError),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", ArgumentError),
-    ({"instructions": ["x"]}, "instructions", ArgumentError),
 ])  # fmt: skip
 def test_a_response_is_refused_with_its_place(
     body: Json, place: str, kind: type[PyllamaSpecError]

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,8 @@ from pyllama_spec.server import llama_server
 from pyllama_spec.server.routes_page import page_files
 from tests.faces.tools import open_tiny
 from tests.models import CHATML_TEMPLATE, model_path
-from tests.server.world import Client, is_idle, served, stages, until
+from tests.server.world import TEXT, Client, Endless, events_of, is_idle, served, stages, until
 
-TEXT = "/v1/completions"
 DOCUMENTS = ["a cat sat", "rain", "the other cat"]
 # Of the tokens around a gap, which the tiny model's file does not name.
 FILLS = {f"tokenizer.ggml.fim_{name}_token_id": 65 + i for i, name in enumerate(
@@ -142,18 +142,12 @@ def test_a_temperature_below_0(client: Client) -> None:
     assert [one == greedy for one in others] == [False, True, True]
 
 
-def test_texts_in_llama_servers_form(client: Client) -> None:
-    own: Any = client.service.llm.create_completion(**REPEATING)
-    body = {**REPEATING, "n_predict": 30, "n_probs": 2, "return_tokens": True}
-    whole = client.right("/completion", body)
-    assert whole["content"] == own["choices"][0]["text"]
-    assert (whole["stop"], whole["stop_type"], whole["tokens_predicted"]) == (True, "limit", 30)
-    assert len(whole["completion_probabilities"][0]["top_logprobs"]) == 2
-    assert whole["timings"]["draft_n_accepted"] == whole["speculation"]["accepted"] > 0
-    never = {"prompt": "the cat", "temperature": 0, "n_predict": 20, "return_tokens": True}
-    first = client.right("/completion", never)["tokens"][0]
-    barred = client.right("/completion", {**never, "logit_bias": [[first, False]]})
+def test_a_token_that_is_barred_in_llama_servers_form(client: Client) -> None:
+    body = {"prompt": "the cat", "temperature": 0, "n_predict": 20, "return_tokens": True}
+    first = client.right("/completion", body)["tokens"][0]
+    barred = client.right("/completion", {**body, "logit_bias": [[first, False]]})
     assert first not in barred["tokens"]
+    assert barred["timings"]["draft_n_accepted"] == barred["speculation"]["accepted"]
 
 
 def figures(client: Client) -> dict[str, float]:
@@ -225,22 +219,57 @@ def test_llama_servers_figures_of_decodes_and_speed() -> None:
 
 
 def test_metrics_say_what_runs_and_waits_and_was_left() -> None:
-    endless = {"prompt": "a", "ignore_eos": True, "context_shift": True, "max_tokens": 10**9}
     with served(open_tiny(None, n_parallel=1)) as client:
-        connection, response = client.send("POST", TEXT, {**endless, "stream": True})
-        assert response.readline()
+        text = Endless(client)
         waiting = client.connect()
         waiting.request("POST", TEXT, b'{"prompt": "b"}')
         until(lambda: "queued" in stages(client))
         found = figures(client)
         assert found["llamacpp:requests_processing"] == found["vllm:num_requests_running"] == 1
         assert found["llamacpp:requests_deferred"] == found["vllm:num_requests_waiting"] == 1
-        for one in (waiting, response, connection):
+        for one in (waiting, text):
             one.close()
         until(lambda: is_idle(client))
         found = figures(client)
         assert found['vllm:request_success_total{finished_reason="abort"}'] == 2
         assert found["vllm:generation_tokens_total"] > 0
+
+
+def test_rounds_of_a_cut_request_count_as_its_tokens_do() -> None:
+    """Without a draft, each text has one token of its prompt and one of each round."""
+    body = {"prompt": "a", "ignore_eos": True, "context_shift": True, "max_tokens": 10**9, "n": 2}
+    with served(open_tiny(None, n_parallel=2)) as client:
+        connection, response = client.send("POST", TEXT, {**body, "stream": True})
+        begun: Counter[int] = Counter()
+        for event in events_of(response):
+            begun.update(choice["index"] for choice in event["choices"])
+            if len(begun) == 2 and min(begun.values()) > 2:  # each has had a round
+                break
+        response.close()
+        connection.close()
+        until(lambda: is_idle(client))
+        found = figures(client)
+    n_tokens, n_rounds = found["vllm:generation_tokens_total"], found["pyllama_spec:rounds_total"]
+    # A round that was computed as the client left may be in one of the two already.
+    assert n_rounds > 0 and -2 <= n_tokens - n_rounds - 2 <= 2 + n_tokens // 100
+    assert found['pyllama_spec:requests_by_draft_state_total{state="none"}'] == 2
+    assert found['vllm:request_success_total{finished_reason="abort"}'] == 1
+
+
+def test_a_stream_that_tells_its_usage_in_each_chunk_is_counted_once() -> None:
+    told = {"include_usage": True, "continuous_usage_stats": True}
+    with served(open_tiny("prompt-lookup", n_parallel=2)) as client:
+        chunks = client.chunks(TEXT, {**REPEATING, "n": 2, "stream_options": told})
+        until(lambda: is_idle(client))
+        found = figures(client)
+    ends = [one for one in chunks if one["choices"] and "speculation" in one]
+    accepted = [one["speculation"]["accepted"] for one in ends]
+    details = [one["usage"]["completion_tokens_details"] for one in (ends[0], chunks[-1])]
+    # The first end has its own choice's, the last chunk all.
+    assert [one["accepted_prediction_tokens"] for one in details] == [accepted[0], sum(accepted)]
+    assert found["vllm:generation_tokens_total"] == chunks[-1]["usage"]["completion_tokens"] == 60
+    assert found["vllm:spec_decode_num_accepted_tokens_total"] == sum(accepted) > 0
+    assert found['vllm:request_success_total{finished_reason="length"}'] == 2
 
 
 _PROMPT_FIGURES = (
@@ -294,18 +323,14 @@ def test_the_dashboard_shows_what_there_is() -> None:
 
 
 def test_slots_show_what_is_computed_and_no_text() -> None:
-    endless = {"prompt": "the cat", "ignore_eos": True, "context_shift": True,
-               "max_tokens": 10**9, "stream": True}  # fmt: skip
     with served(open_tiny(None, n_parallel=2), has_slots=True) as client:
-        connection, response = client.send("POST", TEXT, endless)
-        assert response.readline()
+        text = Endless(client)
         shown = client.get("/slots")[1]
         assert [one["is_processing"] for one in shown] == [True, False]
         assert shown[0]["stage"] == "generating"
         assert shown[0]["n_prompt"] > 0
         assert "cat" not in str(shown)
-        response.close()
-        connection.close()
+        text.close()
         until(lambda: is_idle(client))
 
 
@@ -324,3 +349,24 @@ def test_health_and_readiness_are_apart() -> None:
         assert client.get("/v1/models/other")[0] == 404
         status, answer = client.post("/health", {})
         assert status == 405
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "pattern"),
+    [
+        ("json", {"type": "integer"}, "-?[0-9]+"),
+        ("json", '{"enum": ["the cat"]}', '"the cat"'),
+        ("choice", ["sat", 'a "b"'], 'sat|a "b"'),
+        ("grammar", 'root ::= "x" [0-3]', "x[0-3]"),
+    ],
+)
+def test_constraints_under_other_names(kind: str, value: Any, pattern: str) -> None:
+    """As vLLM's clients send them."""
+    with served(open_tiny()) as client:
+        for body in ({f"guided_{kind}": value}, {"structured_outputs": {kind: value}}):
+            asked = {"prompt": "a", "max_tokens": 60, "seed": 3, **body}
+            text = client.right(TEXT, asked)["choices"][0]["text"]
+            assert re.fullmatch(pattern, text)
+            status, answer = client.post(TEXT, {**asked, "json_schema": {}})
+            assert status == 400
+            assert answer["error"]["param"].split(".")[0] in body

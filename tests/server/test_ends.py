@@ -12,8 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,11 @@ from pyllama_spec.cli.entry import main as command_line
 from tests.faces.tools import open_tiny
 from tests.models import model_path
 from tests.server.world import (
+    ENDLESS,
     PATIENCE_S,
+    TEXT,
     Client,
+    Endless,
     events_of,
     is_idle,
     raw_exchange,
@@ -34,50 +36,24 @@ from tests.server.world import (
     until,
 )
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-# Nothing ends it but its reader, or the server.
-ENDLESS = {
-    "prompt": "the cat", "temperature": 0, "ignore_eos": True, "context_shift": True,
-    "max_tokens": 10**9,
-}  # fmt: skip
+CHAT = "/v1/chat/completions"
 
 
 def opened(**options: Any) -> Llama:
     return open_tiny(None, n_ctx=128, **{"n_parallel": 2, **options})
 
 
-@contextmanager
-def endless(client: Client, n: int = 1) -> Iterator[list[Any]]:
-    """Streams that have begun; their clients leave at the end."""
-    begun = []
-    for _ in range(n):
-        connection, response = client.send("POST", TEXT, {**ENDLESS, "stream": True})
-        assert response.status == 200, response.read()
-        events = events_of(response)
-        next(events)
-        begun.append((connection, response, events))
-    try:
-        yield begun
-    finally:
-        for connection, response, _ in begun:
-            response.close()
-            connection.close()
-
-
 @pytest.mark.parametrize("stage", ["generating", "queued"])
 def test_a_client_that_leaves_ends_a_whole_answer(stage: str) -> None:
     with served(opened(n_parallel=1)) as client:
-        ahead = (
-            client.send("POST", TEXT, {**ENDLESS, "stream": True}) if stage == "queued" else None
-        )
+        ahead = Endless(client) if stage == "queued" else None
         connection = client.connect()
         connection.request("POST", TEXT, json.dumps(ENDLESS))
         until(lambda: stage in stages(client))
         connection.close()
         until(lambda: stage not in stages(client))
         if ahead is not None:
-            ahead[1].close()
-            ahead[0].close()
+            ahead.close()
         until(lambda: is_idle(client))
 
 
@@ -116,7 +92,7 @@ def narrow(client: Client) -> socket.socket:
 
 def test_a_full_line_is_told_to_come_again() -> None:
     with served(opened(n_parallel=1, max_waiting=1), retry_after_s=7) as client:
-        with endless(client):
+        with Endless(client):
             waiting = threading.Thread(
                 target=client.post, args=(TEXT, {"prompt": "a", "max_tokens": 1})
             )
@@ -142,7 +118,7 @@ def test_a_full_line_is_told_to_come_again() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_whose_time_is_over(stream: bool) -> None:
-    with served(opened(n_parallel=1), max_time_s=0.2, ping_s=0.05) as client, endless(client):
+    with served(opened(n_parallel=1), max_time_s=0.2, ping_s=0.05) as client, Endless(client):
         # It waits behind one without an end: its time ends in line, or that one's does.
         status, answer = client.post(TEXT, {**ENDLESS, "timeout": 0.02, "stream": stream})
         if status == 200:  # the pings began it
@@ -158,7 +134,7 @@ def test_a_request_whose_time_is_over(stream: bool) -> None:
 
 def test_a_silent_stream_is_kept_alive() -> None:
     with served(opened(n_parallel=1), ping_s=0.02) as client:
-        with endless(client):
+        with Endless(client):
             connection, response = client.send("POST", TEXT, {"prompt": "b", "stream": True})
             assert response.status == 200
             assert [response.readline() for _ in range(4)] == [b": ping\n", b"\n"] * 2
@@ -181,14 +157,13 @@ def test_the_end_of_the_server_lets_what_runs_end() -> None:
 
 
 def test_the_end_of_the_server_cuts_what_does_not_end() -> None:
-    with served(opened(n_parallel=1), stop_timeout_s=0.1) as client, endless(client) as begun:
+    with served(opened(n_parallel=1), stop_timeout_s=0.1) as client, Endless(client) as begun:
         whole: list[Any] = []
         thread = threading.Thread(target=lambda: whole.append(client.post(TEXT, ENDLESS)))
         thread.start()
         until(lambda: "queued" in stages(client))
         client.server.stop()
-        (_, _, events) = begun[0]
-        last = list(events)[-1]
+        last = list(begun.events)[-1]
         assert last["error"]["code"] == "stopping"
         thread.join(PATIENCE_S)
         assert whole[0][0] == 503
@@ -203,7 +178,7 @@ def test_who_comes_at_the_end_is_told_to_come_again(path: str) -> None:
         kept = client.connect()
         kept.request("GET", "/ready")
         assert kept.getresponse().read()
-        with endless(client):
+        with Endless(client):
             cut = client.connect()
             cut.request("POST", TEXT, json.dumps(ENDLESS))
             until(lambda: "queued" in stages(client))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -30,38 +29,26 @@ def client() -> Iterator[Client]:
 
 
 @pytest.mark.parametrize("path, body, param", [
-    (CHAT, {}, "messages"),
     (CHAT, {"messages": []}, "messages"),
     (CHAT, {"messages": [{"role": "user"}]}, "messages[0]"),
     (CHAT, {"messages": [{"role": "user", "content": "a" * 9999}]}, "messages"),
     (CHAT, {"messages": [*USER, {"role": "usr", "content": "a"}]}, "messages[1].role"),
-    ("/apply-template", {"messages": [{"role": "ser", "content": "a"}]}, "messages[0].role"),
-    (CHAT, {"messages": USER, "stop": [""]}, "stop"),
     (CHAT, {"messages": USER, "top_logprobs": 2}, "top_logprobs"),
     (CHAT, {"messages": USER, "tools": [{"type": "function"}]}, "tools[0].function"),
     (CHAT, {"messages": USER, "response_format": {"type": "a"}}, "response_format.type"),
     (TEXT, {"prompt": "a", "seed": 2**32}, "seed"),
-    (TEXT, {}, "prompt"),
     (CHAT, {"messages": USER, "tools": [TOOL], "tool_choice": "required"}, "tools"),
     (CHAT, {"messages": USER, "response_format": SCHEMA}, "response_format"),
-    (CHAT, {"messages": USER, "response_format": {"type": "json_object", "schema": 3}},
-     "response_format"),
     (CHAT, {"messages": USER, "grammar": "root ::= ("}, "grammar"),
-    (CHAT, {"messages": USER, "reasoning_effort": "None True"}, "reasoning_effort"),
     (CHAT, {"messages": USER, "functions": [{"name": "a"}], "function_call": {"name": "b"}},
      "function_call"),
     (TEXT, {"prompt": [10**7]}, "prompt"),
-    (TEXT, {"prompt": "a", "suffix": "b"}, "suffix"),
     (TEXT, {"prompt": "a", "logit_bias": {"a b": 1}}, "logit_bias"),
-    (TEXT, {"prompt": "a", "temperature": "x"}, "temperature"),
     (TEXT, {"prompt": "a", "speculation": {"n_draft": -1}}, "speculation.n_draft"),
     ("/completion", {"prompt": "a", "n_probs": -1}, "n_probs"),
-    ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix"),
     ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [{}]},
      "input_extra[0].text"),
     ("/v1/embeddings", {"input": ""}, "input"), ("/detokenize", {"tokens": [-1]}, "tokens"),
-    ("/v1/responses", {}, "input"),
-    ("/v1/responses", {"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
     ("/v1/responses", {"input": "a", "background": True}, "background"),
     ("/v1/responses", {"input": [{"role": "x", "content": "a"}]}, "input[0].role"),
 ])  # fmt: skip
@@ -83,29 +70,13 @@ def test_a_message_has_its_id_under_the_names_of_its_dialect(client: Client, bod
     assert answer.get("request_id") == (None if response.status == 200 else id_)
 
 
-_VALUES: tuple[Any, ...] = (
-    ["a", None], {"b": ["it's", "c" * 60]}, [{"it's": "a\\b\n\u0007", "text": [None, True]}],
-    ["a" * 30, "b" * 30], {"a": "\U000e0001" * 9}, [[1.5, -2, True, *[None] * 20]],
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("value", _VALUES)
-def test_a_value_is_json_up_to_where_it_is_cut(value: Any) -> None:
-    for n in range(20):  # each shifts the cut by one
-        one = ["a" * n, value]
-        told = in_json(f"x={one!r:.60} is")
-        assert json.dumps(one).startswith(told[2:-3]), told
-        assert len(told) > 20
-
-
-@pytest.mark.parametrize(
-    "part", ["\\'", '\\"', "'\\", '"\\', "{'", "' \"", "int '", "['", "[[", "[1, "]
-)
-def test_the_time_grows_with_the_length(part: str) -> None:
-    """Quotes that nothing closes were each looked at to the end: five seconds."""
-    begin = time.process_time()
-    in_json(part * 10_000)
-    assert time.process_time() - begin < 1
+@pytest.mark.parametrize(("said", "told"), [
+    ("stop=None is of type int, not a str", "stop=null is of type integer, not a string"),
+    ("the model's n is 'True', not True", "the model's n is 'True', not true"),
+    ("x='it\\'s None' is an int", "x='it\\'s None' is an integer"),
+])  # fmt: skip
+def test_words_outside_of_quotes_are_jsons(said: str, told: str) -> None:
+    assert in_json(said) == told
 
 
 @pytest.mark.parametrize("role", ["observation", "ipython", "environment", "tool_response"])

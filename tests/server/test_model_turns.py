@@ -5,37 +5,12 @@ Turns last no seconds, and only the reader ends a text, so that no test depends 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from functools import partial
 from http.client import HTTPConnection
 
 from tests.models import model_path
-from tests.server.models_world import (
-    ENDLESS,
-    TEXT,
-    Asking,
-    Held,
-    asked,
-    own_text,
-    several,
-    spec,
-    states,
-    text_of,
-)
-from tests.server.world import Client, until
-
-
-@contextmanager
-def endless(client: Client, name: str) -> Iterator[ExitStack]:
-    """A text of a model that does not end until the stack is closed."""
-    connection, response = client.send("POST", TEXT, {**ENDLESS, "model": name})
-    with ExitStack() as end:
-        end.callback(connection.close)
-        end.callback(response.close)
-        assert response.status == 200
-        assert response.readline()
-        yield end
+from tests.server.models_world import Asking, Held, asked, own_text, several, spec, states, text_of
+from tests.server.world import TEXT, Endless, until
 
 
 def is_draining(models: Held, name: str) -> bool:
@@ -45,7 +20,7 @@ def is_draining(models: Held, name: str) -> bool:
 
 def test_a_busy_model_takes_no_new_requests_while_another_waits() -> None:
     with several(spec("a"), spec("b"), max_loaded=1, turn_s=0) as (client, models):
-        with endless(client, "a"):
+        with Endless(client, model="a"):
             of_b = Asking(client, "b")
             until(lambda: is_draining(models, "a"))
             of_a = [Asking(client, "a") for _ in range(3)]
@@ -73,7 +48,7 @@ def test_each_in_its_turn_while_clients_of_all_never_pause() -> None:
 
 def test_before_its_turn_ends_a_model_goes_on() -> None:
     with several(spec("a"), spec("b"), max_loaded=1, turn_s=1e6) as (client, models):
-        with endless(client, "a"):
+        with Endless(client, model="a"):
             of_b = Asking(client, "b")
             until(lambda: models.named("b").waits_for_room)
             for _ in range(3):
@@ -84,7 +59,7 @@ def test_before_its_turn_ends_a_model_goes_on() -> None:
 
 def test_nobody_drains_for_a_request_that_is_given_up() -> None:
     with several(spec("a"), spec("b"), max_loaded=1, turn_s=0) as (client, models):
-        with endless(client, "a"):
+        with Endless(client, model="a"):
             given_up = HTTPConnection(client.host, client.port)
             body = '{"model": "b", "prompt": "the cat", "max_tokens": 2}'
             given_up.request("POST", TEXT, body, {"Content-Type": "application/json"})
@@ -111,7 +86,7 @@ def test_only_those_drain_whose_memory_is_wanted() -> None:
         bound = sum(n_bytes.values()) - n_bytes[drains] + file_bytes
         with several(*specs, memory_bytes=bound, turn_s=0) as (client, models):
             stays = "b" if drains == "a" else "a"
-            with endless(client, "a") as of_first, endless(client, "b") as of_second:
+            with Endless(client, model="a") as of_first, Endless(client, model="b") as of_second:
                 of_c = Asking(client, "c")
                 until(partial(is_draining, models, drains))
                 assert not is_draining(models, stays)
@@ -125,7 +100,7 @@ def test_only_those_drain_whose_memory_is_wanted() -> None:
 def test_the_end_comes_to_those_that_wait_for_a_turn() -> None:
     with (
         several(spec("a"), spec("b"), max_loaded=1, turn_s=0) as (client, models),
-        endless(client, "a"),
+        Endless(client, model="a"),
     ):
         of_b = Asking(client, "b")
         until(lambda: is_draining(models, "a"))

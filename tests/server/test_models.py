@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import random
 import re
+import socket
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,10 @@ from pyllama_spec.server import ModelSpec
 from pyllama_spec.server.app import _ROUTES
 from pyllama_spec.server.prefix_folder import PrefixFolder
 from tests.models import model_path
-from tests.models.adapter import write_adapter
 from tests.server.models_world import (
     ASKED,
-    ENDLESS,
-    TEXT,
     Asking,
+    adapters,
     asked,
     keywords,
     own_text,
@@ -33,17 +33,12 @@ from tests.server.models_world import (
     states,
     text_of,
 )
-from tests.server.world import Client, is_idle, served, until
+from tests.server.world import ENDLESS, PATIENCE_S, TEXT, Client, is_idle, served, until
 from tests.tiers import release_except
 
+__all__ = ["adapters"]
+
 MESSAGES = [{"role": "user", "content": "the cat"}]
-
-
-@pytest.fixture(scope="module")
-def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two of the model a."""
-    folder, target = tmp_path_factory.mktemp("adapters"), model_path("llama", seed=0)
-    return [write_adapter(target, folder / f"{seed}.gguf", seed=seed) for seed in (1, 2)]
 
 
 def test_the_model_of_the_request_answers_with_its_own_text(adapters: list[Path]) -> None:
@@ -117,7 +112,8 @@ def test_every_endpoint_with_a_body_goes_by_its_model() -> None:
 
 
 def test_one_model_without_a_list_takes_any_name() -> None:
-    with served(Llama(**keywords("a")), alias="mine") as client:
+    with served(Llama(**keywords("a")), alias="mine", aliases=("gpt-4o",)) as client:
+        assert client.get("/v1/models/gpt-4o")[1]["aliases"] == ["gpt-4o"]
         assert asked(client, "whatever")[1]["model"] == "whatever"
         assert client.get("/v1/models/whatever")[0] == 404
         assert states(client) == {"mine": "loaded"}
@@ -362,7 +358,7 @@ def test_traffic_at_random(seed: int, n_requests: int, adapters: list[Path]) -> 
     wanted |= {"poet": own_text("a", adapters[0]), "clerk": own_text("a", adapters[1])}
     wanted["d"] = wanted["c"]
     rng = random.Random(seed)
-    plans = [(rng.choice(list(wanted)), rng.choice(("whole", "stream", "leave")))
+    plans = [(rng.choice(list(wanted)), rng.choice(("whole", "stream", "leave", "mute")))
              for _ in range(n_requests)]  # fmt: skip
     with several(*specs, max_loaded=2, turn_s=0.01 * (seed - 1)) as (client, models):
 
@@ -374,17 +370,31 @@ def test_traffic_at_random(seed: int, n_requests: int, adapters: list[Path]) -> 
                 chunks = client.chunks(TEXT, {**ASKED, "model": name})
                 text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
                 assert text == wanted[name]
-            else:
+            elif way == "leave":
                 connection = client.connect()
-                connection.request("POST", TEXT, json.dumps({**ENDLESS, "model": name}))
+                body = {**ENDLESS, "model": name, "stream": True}
+                connection.request("POST", TEXT, json.dumps(body))
                 connection.close()
+            else:  # in the middle of its request, with a reset in place of an end
+                head = f"POST {TEXT} HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n{{"
+                with socket.create_connection((client.host, client.port), PATIENCE_S) as sock:
+                    sock.sendall(head.encode()[: 20 + len(name) * 40])
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
         with ThreadPoolExecutor(6) as pool:
-            list(pool.map(one, plans))
-        until(lambda: is_idle(client))
+            list(pool.map(one, plans[: n_requests // 2]))
+            until(lambda: is_idle(client))
+            n_files = open_files()
+            list(pool.map(one, plans[n_requests // 2 :]))
+        # The files of two loaded models may come and go.
+        until(lambda: is_idle(client) and open_files() <= n_files + 8)
         assert all(one.n_users == one.n_waiting == 0 for one in models.all)
         assert sum(one.service is not None for one in models.all) <= 2
     assert all(made.llm.model.is_closed for made in models.made)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_files_that_are_not_there_are_said_at_the_start(
@@ -395,13 +405,14 @@ def test_files_that_are_not_there_are_said_at_the_start(
     caplog.set_level("WARNING", "pyllama_spec.server")
     with several(
         spec("a"), spec("b", {"model_path": str(late)}), spec("c", {"draft": gone}),
+        ModelSpec(name="e", keywords=keywords("a", lora_path=gone)),
         ModelSpec(name="d", keywords=keywords("a"), adapters={"poet": (Path(gone), 1.0)}),
     ) as (client, _):  # fmt: skip
         status, answer = client.get("/ready")
-        assert (status, answer["models"]["failed"]) == (200, 2)
+        assert (status, answer["models"]["failed"]) == (200, 3)
         assert states(client) == {"a": "unloaded", "b": "failed", "c": "failed", "d": "unloaded",
-                                  "poet": "unloaded"}  # fmt: skip
-        assert sum("does not exist" in one for one in caplog.messages) == 3
+                                  "e": "failed", "poet": "unloaded"}  # fmt: skip
+        assert sum("does not exist" in one for one in caplog.messages) == 4
         status, answer = asked(client, "c")
         assert (status, answer["error"]["code"]) == (500, "model_not_loaded")
         assert "the file of its draft does not exist" in answer["error"]["message"]
@@ -411,4 +422,4 @@ def test_files_that_are_not_there_are_said_at_the_start(
         late.write_bytes(model_path("llama", seed=1).read_bytes())
         assert asked(client, "b")[0] == 200
         assert states(client)["b"] == "loaded"
-        assert "b cannot be loaded" not in "".join(caplog.messages[3:])
+        assert "b cannot be loaded" not in "".join(caplog.messages[4:])

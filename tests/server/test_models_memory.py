@@ -13,8 +13,6 @@ from pyllama_spec import Llama
 from pyllama_spec.server.models import expected_bytes
 from tests.models import model_path
 from tests.server.models_world import (
-    ENDLESS,
-    TEXT,
     Asking,
     asked,
     keywords,
@@ -24,7 +22,7 @@ from tests.server.models_world import (
     states,
     text_of,
 )
-from tests.server.world import events_of, until
+from tests.server.world import Endless, until
 
 
 def test_what_was_not_used_for_longest_makes_room() -> None:
@@ -42,18 +40,14 @@ def test_what_was_not_used_for_longest_makes_room() -> None:
 
 def test_a_model_in_use_is_never_closed() -> None:
     with several(spec("a"), spec("b"), max_loaded=1) as (client, models):
-        connection, response = client.send("POST", TEXT, {**ENDLESS, "model": "a"})
-        assert response.status == 200
-        events = events_of(response)
-        next(events)
+        text = Endless(client, model="a")
         waiting = Asking(client, "b")
         until(lambda: models.named("b").n_waiting == 1)
         for _ in range(20):
-            next(events)  # it goes on meanwhile
+            next(text.events)  # it goes on meanwhile
         assert models.begun == ["a"]
         assert models.named("a").service is not None
-        response.close()
-        connection.close()
+        text.close()
         assert text_of(waiting.result()) == own_text("b")
         assert states(client) == {"a": "unloaded", "b": "loaded"}
 
@@ -146,12 +140,10 @@ def test_keep_alive_closes_what_nobody_asks_for() -> None:
             until(lambda: models.named("a").state == "unloaded")
             assert models.named("b").state == "loaded"
         assert models.begun == ["a", "b", "a"]
-        connection, response = client.send("POST", TEXT, {**ENDLESS, "model": "a"})
-        assert response.readline()
+        text = Endless(client, model="a")
         assert asked(client, "a")[0] == 200  # whose end closes nothing: another one is there
         assert models.named("a").service is not None
-        response.close()
-        connection.close()
+        text.close()
         until(lambda: models.named("a").state == "unloaded")
         closed = 'pyllama_spec:model_unloads_total{model="a",reason="idle"} 3.0'
         until(lambda: closed in client.get("/metrics")[1])

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,20 @@ from pyllama_spec.server.settings import LOOPBACK, with_loopback
 from tests.faces.tools import open_tiny
 from tests.models import model_path
 from tests.server.test_access import certificate
-from tests.server.world import PATIENCE_S, Client, events_of, is_idle, served, stages, until
+from tests.server.world import (
+    ENDLESS,
+    PATIENCE_S,
+    TEXT,
+    Client,
+    events_of,
+    is_idle,
+    served,
+    stages,
+    until,
+)
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
 ASKED: dict[str, Any] = {"prompt": "the cat sat", "max_tokens": 3, "temperature": 0}
-ENDLESS: dict[str, Any] = {
-    "prompt": "the cat sat", "temperature": 0, "ignore_eos": True, "context_shift": True,
-    "max_tokens": 10**9,
-}  # fmt: skip
 
 
 def answers_to(client: Client, key: str) -> int:
@@ -128,6 +134,11 @@ def test_a_certificate_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFi
 
         first = cert.read_text()
         assert shown() == first
+        context = ssl.create_default_context(cafile=str(cert))
+        connection = HTTPSConnection("127.0.0.1", port, context=context, timeout=PATIENCE_S)
+        connection.request("POST", TEXT, json.dumps(ASKED))
+        assert connection.getresponse().status == 200
+        connection.close()
         cert.write_bytes(other_cert.read_bytes())  # half of a change: its key is the old one
         server.read_again()
         until(lambda: any("certificate stays" in one for one in caplog.messages))
@@ -378,14 +389,3 @@ def test_an_answer_that_the_server_cuts_says_so() -> None:
         stopped = client.right(TEXT, {**ASKED, "max_tokens": 900, "stop": [stop]})
         assert stopped["choices"][0]["finish_reason"] == "stop"
         assert "note" not in stopped  # the limit has changed nothing
-
-
-def test_a_model_has_further_names() -> None:
-    with served(open_tiny(), alias="smol", aliases=("gpt-4o",)) as client:
-        (listed,) = client.get("/v1/models")[1]["data"]
-        assert (listed["id"], listed["aliases"]) == ("smol", ["gpt-4o"])
-        for name in ("smol", "gpt-4o"):
-            assert client.get(f"/v1/models/{name}")[0] == 200
-            assert client.right(TEXT, {**ASKED, "model": name})["model"] == name
-        assert client.get("/v1/models/smol,gpt-4o")[0] == 404
-        assert client.right(TEXT, ASKED)["model"] == "smol"

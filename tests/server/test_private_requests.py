@@ -9,9 +9,8 @@ import pytest
 
 from pyllama_spec.server.prefix_folder import PrefixFolder
 from tests.faces.tools import open_tiny
-from tests.server.world import Client, served
+from tests.server.world import TEXT, Client, served
 
-TEXT = "/v1/completions"
 PROMPT = "abcdefghijklmnopqrstuvw"
 KEYS = ("first-key", "second-key")
 SAYS: dict[str, Any] = {"temperature": 0, "max_tokens": 40}
@@ -24,17 +23,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": ASKED, "temperature": 0, "max_output_tokens": 40},
     "/completion": {"prompt": PROMPT, "temperature": 0, "n_predict": 40},
 }
-# Two requests that must not be drafted from each other: the key, and fields of the body.
-WHO: dict[str, list[tuple[str | None, dict[str, Any]]]] = {
-    "keys": [(KEYS[0], {}), (KEYS[1], {})],
-    "users": [(None, {"user": "ann"}), (None, {"user": "bob"})],
-    "named and nameless": [(None, {"user": "ann"}), (None, {})],
-    "private": [(None, {"remember": False}), (None, {})],
-}
 
 
-def n_accepted(client: Client, **more: Any) -> int:
-    answer = client.right(TEXT, {"prompt": PROMPT, **SAYS, **more})
+def n_accepted(client: Client) -> int:
+    answer = client.right(TEXT, {"prompt": PROMPT, **SAYS})
     return int(answer["speculation"]["accepted"])
 
 
@@ -43,19 +35,15 @@ def changes_place(client: Client) -> None:
     client.right(TEXT, {"prompt": "0123456789", "max_tokens": 2, "remember": False})
 
 
-@pytest.mark.parametrize("n_parallel", [1, 2])
-@pytest.mark.parametrize("who", WHO)
-def test_nobody_is_drafted_from_another_ones_text(who: str, n_parallel: int) -> None:
-    asks = WHO[who]
-    settings = {"api_keys": KEYS} if who == "keys" else {}
-    with served(open_tiny("suffix", n_parallel=n_parallel), **settings) as client:
+def test_nobody_is_drafted_from_the_text_of_another_key() -> None:
+    with served(open_tiny("suffix"), api_keys=KEYS) as client:
         counts = []
-        for client.key, more in asks:
-            counts.append(n_accepted(client, **more))
+        for client.key in KEYS:
+            counts.append(n_accepted(client))
             changes_place(client)
         assert counts[0] == counts[1]
         # Who asks again has his own text.
-        assert n_accepted(client, **more) > counts[1] + 15
+        assert n_accepted(client) > counts[1] + 15
 
 
 def test_who_names_one_store_shares_it(tmp_path: Path) -> None:

@@ -153,12 +153,8 @@ def test_which_place_counts_before_which(
 @pytest.mark.parametrize("line, kind", [
     ("--n_ctx 5", ArgumentError), ("--model", ArgumentError),
     ("--model m --n_ctx many", ArgumentError), ("--model m --what 3", ArgumentError),
-    ("--model m --use_mmap perhaps", ArgumentError),
-    ("--model m --chat_template_kwargs []", ArgumentError),
-    ("--model m --kv_overrides a=list:x", ArgumentError),
     ("--model m --ssl_keyfile k", ArgumentError),
     ("--model m --clip_model_path c", UnsupportedError),
-    ("--model m --hf_model_repo_id c", UnsupportedError),
     ("--model m --cache true --cache_type disk", UnsupportedError),
     ("--config_file c.yaml", UnsupportedError), ("--config_file /no/where.json", ArgumentError),
 ])  # fmt: skip

@@ -42,16 +42,7 @@ def library() -> Iterator[Llama]:
 
 
 class Drawn:
-    """The options of a request, drawn at random.
-
-    Args:
-        seed: the seed of all options.
-
-    Attributes:
-        rng: a generator for options of a single endpoint.
-        options: those with the same name in the body and in the library's call.
-
-    """
+    """The options of a request, drawn at random."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from pyllama_spec import Llama
+from pyllama_spec import Llama, RemoteError
 from pyllama_spec.server import served_model
 from tests.models import model_path
 from tests.rpc.tools import Server
-from tests.server.models_world import ASKED, ENDLESS, TEXT, asked, keywords, several, spec, text_of
-from tests.server.world import Client, served, until
+from tests.server.models_world import ASKED, asked, keywords, several, spec, text_of
+from tests.server.world import TEXT, Client, Endless, served, until
 
 # Seconds between two tries, and what clients are told.
 SOON = {"retry_after_s": 1, "has_slots": True}
@@ -67,13 +68,11 @@ def test_a_model_whose_layers_were_lost_is_opened_again(serving: Any) -> None:
 def test_the_only_model_is_opened_again_though_nobody_asks() -> None:
     """A proxy sends nothing to a server that is not ready."""
     with Server() as layers, one_model(layers) as client:
-        connection, response = client.send("POST", TEXT, ENDLESS)
-        assert response.readline()
+        text = Endless(client)
         layers.kill()
         layers.start()
-        rest = response.read()
-        connection.close()
-        assert b'"layers_unreachable"' in rest, rest[-1000:]
+        *_, last = text.events
+        assert last["error"]["code"] == "layers_unreachable"
         until(lambda: is_ready(client))
         text_of(client.post(TEXT, {**ASKED, "max_tokens": 2}))
 
@@ -83,11 +82,9 @@ def test_a_hung_server_of_layers_delays_no_other_model() -> None:
     with Server() as layers:
         specs = spec("a", remote(layers)), spec("b")
         with several(*specs, settings=SOON, max_loaded=1) as (client, models):
-            connection, response = client.send("POST", TEXT, {**ENDLESS, "model": "a"})
-            assert response.readline()
+            text = Endless(client, model="a")
             layers.process.send_signal(signal.SIGSTOP)
-            response.close()
-            connection.close()
+            text.close()
             until(lambda: not models.named("a").n_users)
             text_of(asked(client, "b"))
             layers.process.send_signal(signal.SIGCONT)
@@ -124,6 +121,21 @@ def test_a_model_that_fails_too_often_needs_a_restart(monkeypatch: pytest.Monkey
         assert not only.service.is_usable, "it was opened once more"
         assert client.get("/health")[0] == 500
         assert client.get("/ready")[0] == 503
+
+
+def test_threads_that_reopen_a_llama_open_it_once() -> None:
+    with Server() as layers, Llama(**keywords("a", n_parallel=1, **remote(layers))) as llm:
+        layers.kill()
+        with pytest.raises(RemoteError):
+            llm.create_completion("the cat", max_tokens=8)
+        layers.start()
+
+        def reopened(_: int) -> int:
+            llm.reopen()
+            return id(llm.model)
+
+        with ThreadPoolExecutor(3) as pool:
+            assert len({*pool.map(reopened, range(3))}) == 1
 
 
 def works(llm: Llama) -> bool:

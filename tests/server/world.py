@@ -20,6 +20,12 @@ from pyllama_spec.server.service import Service
 
 # A test waits so long for what comes at once: it fails there, and does not hang.
 PATIENCE_S = 60.0
+TEXT = "/v1/completions"
+# Nothing ends it but its reader, or the server.
+ENDLESS: dict[str, Any] = {
+    "prompt": "the cat", "temperature": 0, "ignore_eos": True, "context_shift": True,
+    "max_tokens": 10**9,
+}  # fmt: skip
 # Of one answer to the next these differ.
 # And what a server alone says.
 VOLATILE = (
@@ -28,16 +34,7 @@ VOLATILE = (
 
 
 class Client:
-    """Asks a server. Each request has a connection of its own.
-
-    Attributes:
-        url: the address of the server.
-        models, serving: the server's internals, for facts that no client sees.
-        server: the server, to end it.
-        key: sent with each request, if there is one.
-        patience_s: the timeout of a read.
-
-    """
+    """Asks a server. Each request has a connection of its own."""
 
     def __init__(self, url: str, app: App | None = None, server: HttpServer | None = None) -> None:
         self.url = url
@@ -115,6 +112,28 @@ def events_of(response: HTTPResponse) -> Iterator[Any]:
         if text.startswith("data: "):
             data = text.removeprefix("data: ")
             yield data if data == "[DONE]" else json.loads(data)
+
+
+class Endless:
+    """A stream of a text without an end, which has begun."""
+
+    def __init__(self, client: Client, **more: Any) -> None:
+        body = {**ENDLESS, "stream": True, **more}
+        self._connection, self._response = client.send("POST", TEXT, body)
+        assert self._response.status == 200, self._response.read()
+        self.events = events_of(self._response)
+        next(self.events)
+
+    def __enter__(self) -> Endless:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Its client leaves."""
+        self._response.close()
+        self._connection.close()
 
 
 @contextmanager

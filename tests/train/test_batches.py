@@ -11,13 +11,7 @@ import torch
 
 from pyllama_spec.train.corpus.build import corpus_identity
 from pyllama_spec.train.corpus.features import FeatureSource
-from pyllama_spec.train.corpus.selection import (
-    batches_from,
-    count_batches,
-    plan,
-    sample,
-    split,
-)
+from pyllama_spec.train.corpus.selection import batches_from, count_batches, plan, sample, split
 from pyllama_spec.train.corpus.store import Corpus, CorpusStore, TextSequence
 from pyllama_spec.train.run.texts import repeats, with_fewer_lookups
 from tests.corpus.tools import (

@@ -25,9 +25,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainReport, Path
     return train_dflash(quick_block_config(folder)), folder
 
 
-def test_a_trained_draft_is_better_than_an_untrained_one(
-    trained: tuple[TrainReport, Path],
-) -> None:
+def test_a_trained_draft_is_better_than_an_untrained_one(trained: tuple[TrainReport, Path]) -> None:
     report, folder = trained
     assert report.untrained.tokens_per_round < 1.3
     # Measured on a dozen rounds, of at most 4.

@@ -23,12 +23,7 @@ from pyllama_spec.train import (
     train_mtp,
 )
 from pyllama_spec.train.mtp.chains import run_chains
-from pyllama_spec.train.mtp.facts import (
-    FAMILIES,
-    REFUSED,
-    check_window,
-    read_facts,
-)
+from pyllama_spec.train.mtp.facts import FAMILIES, REFUSED, check_window, read_facts
 from pyllama_spec.train.mtp.file import open_head
 from pyllama_spec.train.mtp.head import MtpHead, shape_of
 from pyllama_spec.train.run.chain_objective import chain_losses
@@ -99,11 +94,17 @@ class _WideSketch(Sketch):
         super().matrix(name, *shape, gain=gain)
 
 
-@pytest.mark.parametrize("arch", ["qwen35", "qwen35moe"])
-def test_heads_that_do_not_divide_the_width(arch: str, tmp_path: Path) -> None:
-    m = _WideSketch(_Wide(arch, n_heads=1, output_scale=1.0))
+def sketch(arch: str, empty: Sketch | None = None) -> Sketch:
+    """A target with one head, to be changed."""
+    m = empty or Sketch(TinyConfig(arch, n_heads=1))
     {**ARCHITECTURES, **WITH_HEADS}[arch](m)
     heads.add_heads(m)
+    return m
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "qwen35moe"])
+def test_heads_that_do_not_divide_the_width(arch: str, tmp_path: Path) -> None:
+    m = sketch(arch, _WideSketch(_Wide(arch, n_heads=1, output_scale=1.0)))
     check_chains(m.write(tmp_path / "wide.gguf"))
 
 
@@ -203,9 +204,7 @@ def test_a_head_that_cannot_be_trained_is_refused_before_anything(
 def test_what_training_does_not_compute_is_refused_by_name(
     tmp_path: Path, change: tuple[str, float] | str, words: str
 ) -> None:
-    m = Sketch(TinyConfig("glm4moe", n_heads=1))
-    WITH_HEADS["glm4moe"](m)
-    heads.add_heads(m)
+    m = sketch("glm4moe")
     if isinstance(change, str):
         m.matrix(f"blk.4.{change}", 8, 8)
     else:
@@ -226,9 +225,7 @@ def test_what_training_does_not_compute_is_refused_by_name(
 def test_sizes_that_do_not_fit_the_tensors_are_damage(
     tmp_path: Path, arch: str, key: str, value: int
 ) -> None:
-    m = Sketch(TinyConfig(arch, n_heads=1))
-    {**ARCHITECTURES, **WITH_HEADS}[arch](m)
-    heads.add_heads(m)
+    m = sketch(arch)
     info = info_of(m.write(tmp_path / "intact.gguf"))
     read_facts(tmp_path / "intact.gguf", info)
     m.meta[f"{arch}.{key}"] = value
@@ -278,9 +275,7 @@ def test_other_kinds_say_that_there_is_a_head(tmp_path: Path, kind: str) -> None
 
 
 def test_a_file_in_several_parts_is_named(tmp_path: Path) -> None:
-    m = Sketch(TinyConfig("glm4moe", n_heads=1))
-    WITH_HEADS["glm4moe"](m)
-    heads.add_heads(m)
+    m = sketch("glm4moe")
     m.meta["split.count"] = 2
     with pytest.raises(TrainError, match=r"part\.gguf is one of 2 files"):
         read_facts(m.write(tmp_path / "part.gguf"), info_of(model_path("glm4moe", n_heads=1)))

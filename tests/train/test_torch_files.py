@@ -13,31 +13,22 @@ import torch
 
 from pyllama_spec.convert.torch_files import read_torch
 from pyllama_spec.errors import ConversionError
-from tests.convert.dflash_tools import (
-    MASK,
-    N_EMBD,
-    convert,
-    make_draft,
-    numbers,
-    write_draft,
-)
+from tests.convert.dflash_tools import MASK, N_EMBD, convert, make_draft, numbers, write_draft
 from tests.convert.test_dflash_matrices import target_with
 from tests.convert.test_files import MIXED
 from tests.convert.test_files import numbers as numbers_of
-from tests.convert.test_layouts import check_equal
 from tests.convert.tools import (
     Array,
     Tensors,
     as_bf16,
+    check_equal,
     gguf_tensors,
     make_head,
     stored,
     write_head,
     write_target,
 )
-from tests.convert.tools import (
-    convert as convert_eagle3,
-)
+from tests.convert.tools import convert as convert_eagle3
 
 VECTOR = as_bf16(np.random.default_rng(3).standard_normal(N_EMBD))
 
@@ -72,7 +63,7 @@ def test_a_head_in_one_file_and_a_transposed_view(tmp_path: Path) -> None:
     tensors = {name.replace("layers.0.", "midlayer."): a for name, a in head.tensors.items()}
     views = {n: as_torch(a.T).T if a.ndim == 2 else as_torch(a) for n, a in tensors.items()}
     torch.save(views, folder / "pytorch_model.bin")
-    check_equal(convert_eagle3(folder).path, head)
+    check_equal(convert_eagle3(folder).path, head.gguf)
 
 
 class Evil:

@@ -17,12 +17,7 @@ DIGEST = bytes(range(32))
 
 
 class Owner:
-    """A user's conversations; each turn is a request on one of two sequences.
-
-    Attributes:
-        answers: the text before each answer, by the answer's index among all tokens.
-
-    """
+    """A user's conversations; each turn is a request on one of two sequences."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self.rng = random.Random(seed)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 from typing import Any
 
 import pytest
@@ -256,45 +255,3 @@ def test_every_private_use_character_in_one_chat(vocab: Vocab) -> None:
     chat = render(chatml(CONTENT), all_of_them + EVIL)
     assert chat.located == "nothing"
     assert controls(chat.tokenize(vocab)) == []
-
-
-EXPRESSIONS = (
-    "{0}", "{0} | trim", "{0} | lower", "{0} | title", "{0} | replace('#', '')", "{0}[::-1]",
-    "{0}[3:]", "{0}[:-2]", "{0}.split('</think>')[-1]", "{0} | tojson(ensure_ascii=true)",
-    "{0} | capitalize", "{0}.strip('<')", "{0}.split('|') | join('/')", "{0}[:10]",
-    "[{0}] | string",
-    "{0} | replace('&lt;', '<')", "{0} | indent", "{0} | length", "{0} if '<' in {0} else 'x'",
-    "{0}.rsplit('>', 1)[0]", "m | string",
-)  # fmt: skip
-PIECES = (
-    START, END, "<|IM_END|>", "<", "|", ">", "<|", "|>", "im_end", "im_start", "im", "_", "end",
-    "start", "\n", " ", "#", "&lt;", "<think>", "</think>", "\\", '"', "é", "İ", "\ud800",
-    "\U000f0000", "tra", "dne_mi",
-)  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
-def test_drawn_templates_and_texts(seed: int, vocab: Vocab) -> None:
-    rng = random.Random(seed)
-    for _ in range(100):
-        shown = "".join(
-            f"{{{{ {one.format('m.content')} }}}}" for one in rng.sample(EXPRESSIONS, 2)
-        )
-        role = rng.choice(("{{ m.role }}", "{{ m.role | lower }}", "<|{{ m.role }}|>"))
-        source = f"{{% for m in messages %}}{START}{role}\n{shown}{END}\n{{% endfor %}}{START}"
-        messages = [
-            {
-                "role": rng.choice(("user", "assistant", "im_end", "IM_END", START)),
-                "content": "".join(rng.choices(PIECES, k=rng.randint(1, 8))),
-            }
-            for _ in range(rng.randint(1, 3))
-        ]
-        chat = ChatTemplate(source).render(messages)
-        found, wanted = controls(chat.tokenize(vocab)), [IM_START, IM_END] * len(messages)
-        wanted.append(IM_START)
-        case = (source, messages, chat.located)
-        if chat.located == "nothing":
-            assert all(found.count(token) <= wanted.count(token) for token in SPECIAL_IDS), case
-        else:
-            assert found == wanted, case

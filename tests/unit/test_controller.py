@@ -100,38 +100,6 @@ def test_a_width_that_became_dearer_is_noticed() -> None:
     assert curve.at(4) / curve.at(1) == pytest.approx(4.0, rel=0.15)
 
 
-def test_contexts_have_their_own_costs() -> None:
-    costs = RoundCosts()
-    costs.start({1: 1.0, 4: 2.0})
-    assert costs.curve(1, 5000).at(4) == 2.0  # until something was seen there
-    for _ in range(20):
-        costs.add_verify(costs.curve(1, 5000), 4, 8.0)
-        costs.add_verify(costs.curve(1, 5000), 1, 2.0)
-    assert costs.curve(1, 5000).at(4) / costs.curve(1, 5000).at(1) == pytest.approx(4.0, rel=0.1)
-    assert costs.curve(1, 10).at(4) == 2.0
-
-
-def test_a_calibration_learns_what_a_draft_means() -> None:
-    """The draft is overconfident: it reports 0.95 and is right one time in five."""
-    rng, calibration = random.Random(2), Acceptance()
-    assert calibration.rate(0, 0.95) > 0.9
-    for _ in range(300):
-        calibration.add(0, 0.95, rng.random() < 0.2)
-        calibration.add(0, 0.3, rng.random() < 0.6)
-    assert calibration.rate(0, 0.95) == pytest.approx(0.2, abs=0.1)
-    assert calibration.rate(0, 0.3) == pytest.approx(0.6, abs=0.12)
-    # Other depths begin with what all have shown.
-    assert calibration.rate(2, 0.95) < 0.4
-
-
-def test_a_calibration_forgets() -> None:
-    calibration = Acceptance()
-    for was_right, expected in ((True, 0.97), (False, 0.1)):
-        for _ in range(250):
-            calibration.add(1, 0.5, was_right)
-        assert abs(calibration.rate(1, 0.5) - expected) < 0.12
-
-
 def observed(ids: Sequence[int], tokens: Sequence[int]) -> list[tuple[int, bool]]:
     """The tokens of a draft that count as observed: depth, and whether it was right."""
     found: list[tuple[int, bool]] = []
@@ -261,17 +229,6 @@ def test_a_drafter_that_is_wrong_is_asked_seldom_and_says_so() -> None:
     assert controller.reason_off(0) is not None
 
 
-def test_a_drafter_that_becomes_good_is_found_again() -> None:
-    controller = ProfitController()
-    text = made_up(1200, lambda at: 0.0 if at < 600 else 0.9)
-    costs = Costs(lambda rows, n_past: 4.0 + 0.9 * (rows - 1), lambda n: 0.5 * n)
-    out = simulate(controller, [text], costs)
-    verified = [(at, n) for (_, n), at in zip(out.lengths, out.at, strict=True)]
-    begun = next(at for at, n in verified if at >= 600 and n >= 2)
-    assert begun < 600 + 64 + 8
-    assert controller.reason_off(0) is None
-
-
 def test_a_copy_that_says_how_sure_it_is_is_judged_by_that() -> None:
     """Such copies are judged by their outcome, and others by their length as before."""
     acceptance, text = Acceptance(), TextRatios()
@@ -307,16 +264,7 @@ def test_a_row_of_right_copies_makes_the_next_no_surer(n_right: int, p: list[flo
 
 
 class Copies:
-    """Rounds of some sequences whose copies are always right, at a price of their rows.
-
-    Args:
-        row_s: the seconds of a further row; the first one takes 0.01.
-        n_seqs: the sequences in each round.
-        n_copies: how many of them have a copy in each round.
-        is_padded: whether all take as many rows as the longest.
-        timed: a factor on the seconds of each number of rows at the start.
-
-    """
+    """Rounds of some sequences whose copies are always right, at a price of their rows."""
 
     def __init__(
         self,

@@ -33,18 +33,7 @@ def ratio(
     noise: float = 0.03,
     first_plain: float = 1.0,
 ) -> float:
-    """Seconds of plain decoding over those of the controller.
-
-    Args:
-        drafter: the drafts.
-        n_tokens: the tokens of all texts.
-        n_request: the tokens of a text.
-        known: the costs of an earlier program.
-        seed: the seed of the clock.
-        noise: the spread of the clock.
-        first_plain: the first measured cost of a plain round, over the real one.
-
-    """
+    """Seconds of plain decoding over those of the controller."""
     draw = random.Random(seed)
     controller = ProfitController()
     controller.attach(ControllerLimits(MAX_DRAFT, False, False, False, 32))

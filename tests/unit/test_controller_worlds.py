@@ -11,15 +11,7 @@ from statistics import median
 import pytest
 
 from pyllama_spec.speculative.controller import ProfitController
-from tests.controller_world import (
-    Costs,
-    Fixed,
-    Place,
-    made_up,
-    oracle,
-    plain,
-    simulate,
-)
+from tests.controller_world import Costs, Fixed, Place, made_up, oracle, plain, simulate
 from tests.tiers import release_except
 
 WORLDS = {

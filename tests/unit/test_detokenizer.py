@@ -79,9 +79,7 @@ def test_control_tokens_go_with_what_follows(vocab: Vocab) -> None:
     assert [piece.tokens for piece in pieces] == [(97,), (BOS, 98), (BOS,)]
 
 
-def test_an_unfinished_character_at_the_end_is_dropped_but_its_tokens_are_not(
-    vocab: Vocab,
-) -> None:
+def test_an_unfinished_character_at_the_end_is_dropped_but_its_tokens_are_not(vocab: Vocab) -> None:
     tokens = [97, *"é".encode()[:1]]
     pieces, _ = run(vocab, tokens, [])
     assert "".join(piece.text for piece in pieces) == "a"

@@ -5,17 +5,23 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
 import typing
+from pathlib import Path
+
+import pytest
 
 import pyllama_spec
 from pyllama_spec import Llama
+from pyllama_spec.engine import cpu_variants
+from pyllama_spec.engine.cpu_variants import ARM, X86, choose, explained
 
 # Each takes milliseconds, and no text needs them.
 LATER = (
     "importlib.metadata", "email", "secrets", "hashlib", "statistics", "difflib", "uuid",
-    "llguidance", "diskcache", "torch", "gguf", "matplotlib", "pyllama_spec.schema",
+    "llguidance", "torch", "gguf", "matplotlib", "pyllama_spec.schema",
 )  # fmt: skip
 
 
@@ -52,3 +58,103 @@ def test_the_version_is_read_when_it_is_asked_for() -> None:
     assert all(getattr(pyllama_spec, name) is not None for name in pyllama_spec.__all__)
     assert not hasattr(pyllama_spec, "no_such_name")
     assert modules_of("from pyllama_spec import *\nassert __version__")
+
+
+# ---- a wheel loads the engine variant that suits the processor
+
+
+AVX2, AVX512, BF16 = (list(X86[name]) for name in ("avx2", "avx512", "avx512bf16"))
+DOT, I8MM = (list(ARM[name]) for name in ("dotprod", "i8mm"))
+
+
+@pytest.mark.parametrize(
+    ("features", "variant"),
+    [
+        (AVX2, "avx2"),
+        ([*AVX2, *AVX512[:-1]], "avx2"),  # AVX-512 without VNNI
+        ([*AVX2, *BF16], "avx2"),
+        ([*AVX2, *AVX512], "avx512"),
+        ([*AVX2, *AVX512, *BF16], "avx512bf16"),
+    ],
+)
+def test_the_best_of_those_that_run(
+    features: list[str], variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_variants, "CPU_VARIANTS", X86)
+    assert choose(features) == variant
+    assert choose(features, "avx2") == "avx2"
+
+
+@pytest.mark.parametrize(
+    ("features", "variant"),
+    [([], "neon"), (DOT, "dotprod"), (I8MM, "neon"), ([*DOT, *I8MM], "i8mm")],
+)
+def test_the_best_on_arm(
+    features: list[str], variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_variants, "CPU_VARIANTS", ARM)
+    assert choose(features) == variant
+    assert choose(features, "neon") == "neon"
+
+
+@pytest.mark.parametrize(
+    ("features", "asked", "named"),
+    [
+        ([], "", "AVX2"), ([*AVX512, *BF16], "", "AVX2"), (AVX2, "avx512", "AVX512F"),
+        ([*AVX2, *AVX512], "avx512bf16", "AVX512BF16"), (AVX2, "sse", "'sse'"),
+    ],
+)  # fmt: skip
+def test_what_a_processor_cannot_run_is_named(
+    features: list[str], asked: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_variants, "CPU_VARIANTS", X86)
+    with pytest.raises(ImportError, match=named):
+        choose(features, asked)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["from pyllama_spec import Llama", "import pyllama_spec.cli.__main__", "pyllama_spec.Llama"],
+)
+def test_a_source_folder_without_an_engine(tmp_path: Path, statement: str) -> None:
+    """In a checkout after `pip install .`, Python finds the source in the current folder."""
+    source = Path(pyllama_spec.__file__).parent
+    compiled = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__")
+    shutil.copytree(source, tmp_path / "pyllama_spec", ignore=compiled)
+    # Without site, so that no finder of an editable install comes first; its packages behind.
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", f"import pyllama_spec; {statement}"],
+        check=False, capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if "site-" in p)},
+    )  # fmt: skip
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: {tmp_path / 'pyllama_spec'} has no compiled engine"), last
+    assert "another folder" in last
+
+
+# ---- a missing library of a backend gives one line with the remedy
+
+
+_GLIBC = "{}: cannot open shared object file: No such file or directory"
+_MUSL = "Error loading shared library {}: No such file or directory (needed by /x/_engine.so)"
+
+
+@pytest.mark.parametrize("said", [_GLIBC, _MUSL])
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("libcublas.so.13", "pip install nvidia-cublas "),
+        ("libcudart.so.12", "pip install nvidia-cublas-cu12 "),
+        ("libvulkan.so.1", "apt-get install libvulkan1"), ("libother-5.so.2", "pip install"),
+    ],
+)  # fmt: skip
+def test_the_remedy_is_named(name: str, remedy: str, said: str) -> None:
+    error = explained(ImportError(said.format(name), name="a", path="b"))
+    assert str(error).startswith(name) and remedy in str(error)
+    assert (error.name, error.path) == ("a", "b")
+
+
+def test_other_errors_stay() -> None:
+    for message in ("DLL load failed", "/x/_engine.so: undefined symbol: f", "no libx.so.1"):
+        error = ImportError(message)
+        assert explained(error) is error

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools import release_check
-from tools.release_check import RECORD, ROWS, Outcome, Row, check, chosen, listing, read
+from tools.release_check import RECORD, ROWS, Row, check, chosen, listing, read
 
 
 @pytest.fixture
@@ -33,26 +33,6 @@ def passing(_: str) -> int:
     return 0
 
 
-def test_what_ended_is_written_down_at_once(world: Path) -> None:
-    record = world / "record.json"
-    seen: list[tuple[str, list[str]]] = []
-
-    def run(target: str) -> int:
-        seen.append((target, sorted(read(record))))
-        return int(target == "make-second")
-
-    assert not check(["first", "second"], record, run)
-    assert seen == [("make-first", []), ("make-second", ["first"])]
-    outcomes = read(record)
-    assert [outcomes[name].outcome for name in ("first", "second")] == ["passed", "failed"]
-    assert outcomes["first"].commit == "abc" and outcomes["first"].date.endswith("Z")
-    assert outcomes["first"].sources != outcomes["second"].sources
-    # One that passes again takes the place of its failure, and leaves the others.
-    assert check(["second"], record, passing)
-    assert read(record) == {"first": outcomes["first"], "second": read(record)["second"]}
-    assert read(record)["second"].outcome == "passed"
-
-
 def test_due_is_what_has_not_passed_with_these_sources(world: Path) -> None:
     record = world / "record.json"
     assert chosen([], read(record)) == ["first", "second", "third"]
@@ -67,16 +47,6 @@ def test_due_is_what_has_not_passed_with_these_sources(world: Path) -> None:
     assert chosen([], read(record)) == ["third"]
     failed = {"first": replace(read(record)["first"], outcome="failed")}
     assert chosen([], {**read(record), **failed}) == ["first", "third"]
-
-
-def test_what_cannot_run_here_is_no_pass(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record = world / "record.json"
-    before = {"third": Outcome("passed", "2026-01-01T00:00Z", 3, "abc", "of then")}
-    release_check.write(record, before)
-    assert not check(["first", "third"], record, passing)
-    assert read(record)["third"] == before["third"]
-    said = capsys.readouterr().out.splitlines()
-    assert said[-1] == "== third: NOT RUN, needs no-such-program: buy one"
 
 
 def test_the_record_of_this_tree() -> None:

@@ -12,6 +12,7 @@ import termios
 import pytest
 
 from pyllama_spec.terminal import ProgressBar
+from pyllama_spec.train import progress
 
 
 class Terminal(io.StringIO):
@@ -70,3 +71,29 @@ def test_a_bar_without_a_terminal_costs_nothing(monkeypatch: pytest.MonkeyPatch)
         for fraction in (0.0, 0.5, 1.0):
             bar(fraction)
         bar.clear()
+
+
+# ---- the progress messages of a training run
+
+
+def told(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The output of two hours of text, reported each second, and three seconds of features."""
+    clock = 1000.0
+    monkeypatch.setattr(progress, "monotonic", lambda: clock)
+    reporter = progress.TerminalReporter(stream)
+    for second in range(7200):
+        clock = 1000.0 + second
+        reporter.progress("writing text", second / 7200, f"{second} tokens")
+    reporter.line("text: done")
+    for second in range(3):
+        clock = 9000.0 + second
+        reporter.progress("reading features", second / 3, f"{second} tokens")
+    return stream.getvalue()
+
+
+def test_a_file_gets_a_line_each_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = told(io.StringIO(), monkeypatch).splitlines()
+    assert lines[0] == "writing text:   1% 60 tokens, 119 min left"
+    assert lines[58] == "writing text:  49% 3540 tokens, 61 min left"
+    assert lines[-1] == "text: done", "what takes seconds leaves no line"
+    assert len(lines) == 120

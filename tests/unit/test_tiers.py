@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import QUICK, RELEASE, SLOW, TIERS, tier_of
+from tests.tiers import QUICK, RELEASE, TIERS
 from tools.release_check import ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,21 +74,3 @@ def test_each_test_is_taken_by_one_command(commands: dict[str, list[list[str]]],
     assert {file.partition("/")[0] for file in FILES} - {x.partition("/")[0] for x in quick} == {
         "browser", "gpu", "train", "wheel",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("file", "names", "marks", "tier"),
-    [
-        ("unit/test_a.py", ("test_a",), (), QUICK),
-        ("unit/test_a.py", ("test_a", "smollm2_q4_0"), (), SLOW),
-        ("unit/test_a.py", ("test_a",), ("slow", "release"), RELEASE),
-        ("robust/test_a.py", ("test_a",), (), SLOW),
-        ("robust/test_a.py", ("test_a",), ("release",), RELEASE),
-        ("wheel/test_pythons.py", (), (), RELEASE),
-        ("gpu/test_a.py", (), (), RELEASE),
-    ],
-)
-def test_the_tier_of_a_test(
-    file: str, names: tuple[str, ...], marks: tuple[str, ...], tier: str
-) -> None:
-    assert tier_of(file, names, marks) == tier

@@ -10,14 +10,7 @@ import sys
 
 import pyllama_spec
 from pyllama_spec.drafters import Drafter, NoDrafter, PromptLookup
-from pyllama_spec.engine import (
-    Context,
-    Model,
-    Sampler,
-    SamplerParams,
-    engine_version,
-    row_kernels,
-)
+from pyllama_spec.engine import Context, Model, Sampler, SamplerParams, engine_version, row_kernels
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 
 

@@ -1,7 +1,7 @@
 """Records how the engine's own server parses the answers of tests/moving/scripts.py, for CI.
 
 ``python -m tools.comparison.server`` installs xllamacpp, the package whose source this tree is
-built from. Its wheel has that engine's server. tests/moving/test_server.py reads the record.
+built from. Its wheel has that engine's server. tests/moving/test_recorded.py reads the record.
 """
 
 from __future__ import annotations

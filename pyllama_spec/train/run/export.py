@@ -2,24 +2,54 @@
 
 from __future__ import annotations
 
+import json
+import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 
+from pyllama_spec._version import __version__
+from pyllama_spec.engine import engine_version
 from pyllama_spec.gguf.target import Target, read_target
 from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.gguf.writer import Kind as ExportType
 from pyllama_spec.gguf.writer import Output, write_gguf
-from pyllama_spec.train.config import RunConfig
+from pyllama_spec.train.config import RunConfig, command
 from pyllama_spec.train.corpus.store import TextSequence
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.head import DraftHead
 from pyllama_spec.train.run.init_draft import InitDraft
 from pyllama_spec.train.run.kind import H, Kind
-from pyllama_spec.train.run.provenance import record
 from pyllama_spec.train.run.target_weights import TargetWeights
+
+
+def record(
+    config: RunConfig, *, target_name: str, hashes: Mapping[str, str],
+    figures: Mapping[str, Any], torch_version: str,
+) -> dict[str, Any]:  # fmt: skip
+    """The keys under pyllama_spec.train."""
+    corpus, fit = config.corpus.identity(), asdict(config.fit)
+    settings = {"corpus": corpus, "fit": fit, "n_top": config.n_top}
+    versions = {
+        "pyllama_spec": __version__,
+        "engine": engine_version(),
+        "torch": torch_version,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+    return {
+        "command": command(config),
+        "versions": json.dumps(versions, sort_keys=True),
+        "settings": json.dumps(settings, sort_keys=True),
+        "seed": config.corpus.seed,
+        "target": target_name,
+        **hashes,
+        **{k: json.dumps(v) if isinstance(v, list) else v for k, v in figures.items()},
+    }
 
 
 def export_head(
@@ -41,7 +71,6 @@ def export_head(
 
     Returns:
         The size of the file in bytes.
-
     """
     own = {"context_length": n_ctx, **head.sizes.keys()}
     named = {f"{arch}.{key}": value for key, value in own.items()} | dict(keys or {})
@@ -74,7 +103,6 @@ def write_draft(
 
     Returns:
         The size of the file in bytes.
-
     """
     hashes = {"target_sha256": weights.sha256, **hashes}
     if init is not None:
