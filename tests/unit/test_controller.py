@@ -21,14 +21,9 @@ from pyllama_spec.speculative.controller import (
     Spent,
     make_controller,
 )
-from pyllama_spec.speculative.controller.calibration import (
-    Acceptance,
-    Calibration,
-    TextState,
-    survivals_in,
-)
-from pyllama_spec.speculative.controller.prices import Prices, lengths_together, thresholds
-from pyllama_spec.speculative.controller.round_costs import Curve, VerifyCosts
+from pyllama_spec.speculative.controller.acceptance import Acceptance, TextRatios
+from pyllama_spec.speculative.controller.costs import Curve, Prices, RoundCosts
+from pyllama_spec.speculative.controller.profit import best_length, lengths_together, thresholds
 from tests.controller_world import Costs, made_up, simulate
 
 
@@ -57,11 +52,11 @@ def test_costs_never_fall_with_the_width() -> None:
 
 
 def test_a_slower_machine_changes_no_proportion() -> None:
-    costs = VerifyCosts()
+    costs = RoundCosts()
     costs.start({1: 1.0, 2: 1.5, 4: 3.0})
     for _ in range(40):
-        costs.add(1, 10, 4, 6.0)  # half the speed, and only this width
-    assert costs.speed.now == pytest.approx(2.0, rel=0.05)
+        costs.add_verify(costs.curve(1, 10), 4, 6.0)  # half the speed, and only this width
+    assert costs.speed == pytest.approx(2.0, rel=0.05)
     curve = costs.curve(1, 10)
     assert curve.at(4) / curve.at(1) == pytest.approx(3.0, rel=0.1)
 
@@ -96,54 +91,49 @@ def test_a_chain_that_asks_nobody_where_to_end_is_asked_for_what_pays(says: bool
 
 
 def test_a_width_that_became_dearer_is_noticed() -> None:
-    costs = VerifyCosts()
+    costs = RoundCosts()
     costs.start({1: 1.0, 4: 2.0})
     for _ in range(40):
-        costs.add(1, 10, 1, 1.0)
-        costs.add(1, 10, 4, 4.0)
+        costs.add_verify(costs.curve(1, 10), 1, 1.0)
+        costs.add_verify(costs.curve(1, 10), 4, 4.0)
     curve = costs.curve(1, 10)
     assert curve.at(4) / curve.at(1) == pytest.approx(4.0, rel=0.15)
 
 
-def observed(draft: Draft, rounds: Sequence[Sequence[int]]) -> list[tuple[int, bool]]:
+def observed(ids: Sequence[int], tokens: Sequence[int]) -> list[tuple[int, bool]]:
     """The tokens of a draft that count as observed: depth, and whether it was right."""
     found: list[tuple[int, bool]] = []
 
-    class Noting(Calibration):
+    class Noting(Acceptance):
         def add(self, depth: int, p: float | None, was_right: bool) -> None:
             found.append((depth, was_right))
 
-    acceptance, text = Acceptance(), TextState()
-    acceptance.model = Noting()
-    acceptance.watch(text, draft, acceptance.rates(draft))
-    for tokens in rounds:
-        acceptance.meet(text, tokens)
+    Noting().learn(Draft(ids, [0.5] * len(ids)), [0.5] * len(ids), TextRatios(), tokens)
     return found
 
 
 def test_only_tokens_that_are_reached_are_observed() -> None:
     """No token after the first wrong one, or after a full acceptance, is observed."""
-    p = [0.5, 0.5, 0.5]
     right, wrong = True, False
-    assert observed(Draft([1, 2, 3], p), [[1, 9]]) == [(0, right), (1, wrong)]
-    assert observed(Draft([1, 2, 3], p), [[9, 2, 3]]) == [(0, wrong)]
-    assert observed(Draft([1, 2, 3], p), [[1, 2, 3, 4]]) == [(0, right), (1, right), (2, right)]
+    assert observed([1, 2, 3], [1, 9]) == [(0, right), (1, wrong)]
+    assert observed([1, 2, 3], [9, 2, 3]) == [(0, wrong)]
+    assert observed([1, 2, 3], [1, 2, 3, 4]) == [(0, right), (1, right), (2, right)]
+    # What was cut is observed all the same: a plain round shows the worth of a draft's first token.
+    assert observed([1, 2, 3], [1]) == [(0, right)]
+    assert observed([1, 2, 3], [7]) == [(0, wrong)]
 
 
-def test_what_was_cut_is_observed_all_the_same() -> None:
-    """Plain rounds show the worth of a cut draft."""
-    found = observed(Draft([1, 2, 3], [0.5] * 3), [[1], [2], [7], [3]])
-    assert found == [(0, True), (1, True), (2, False)]
-    assert observed(Draft([1, 2, 3], [0.5] * 3), [[1], [2]]) == [(0, True), (1, True)]
+def learned(acceptance: Acceptance, draft: Draft, tokens: Sequence[int], text: TextRatios) -> None:
+    """A round with a draft and the tokens that it committed."""
+    acceptance.learn(draft, acceptance.rates(draft), text, tokens)
 
 
 def test_copies_are_judged_by_the_length_of_their_match() -> None:
-    rng, acceptance, text = random.Random(3), Acceptance(), TextState()
+    rng, acceptance, text = random.Random(3), Acceptance(), TextRatios()
     for _ in range(300):
         for match_length, chance in ((3, 0.2), (12, 0.97)):
             draft = Draft([1], match_length=match_length)
-            acceptance.watch(text, draft, acceptance.rates(draft))
-            acceptance.meet(text, [1 if rng.random() < chance else 2])
+            learned(acceptance, draft, [1 if rng.random() < chance else 2], text)
     short, long = (acceptance.rates(Draft([1], match_length=n))[0] for n in (3, 12))
     assert short < 0.4
     assert long > 0.85
@@ -164,7 +154,7 @@ def test_the_best_length_is_that_of_all_lengths() -> None:
     for _ in range(500):
         survivals = sorted((rng.random() for _ in range(3)), reverse=True)
         prices = Prices(VERIFY, DRAFT, 0.0, rng.uniform(0.1, 4.0))
-        n, gain = prices.best(survivals, 0.0, 0)
+        n, gain = best_length(prices, survivals)
         assert n == brute_force(survivals, prices.token_s)
         assert gain >= 0.0
         chosen.add(n)
@@ -172,7 +162,7 @@ def test_the_best_length_is_that_of_all_lengths() -> None:
 
 
 def test_a_chain_ends_where_no_continuation_pays() -> None:
-    found = thresholds(VERIFY, DRAFT, 4.0, 0.7)
+    found = thresholds(Prices(VERIFY, DRAFT, 0.0, 4.0), 0.7)
     for i in range(3):
         for survival in (found[i] - 0.01, found[i] + 0.01):
             pays = False
@@ -241,20 +231,18 @@ def test_a_drafter_that_is_wrong_is_asked_seldom_and_says_so() -> None:
 
 def test_a_copy_that_says_how_sure_it_is_is_judged_by_that() -> None:
     """Such copies are judged by their outcome, and others by their length as before."""
-    acceptance, text = Acceptance(), TextState()
+    acceptance, text = Acceptance(), TextRatios()
     sure = Draft([1, 2], [0.95, 0.6], match_length=4)
     silent = Draft([1, 2], match_length=4)
     first = acceptance.rates(silent)
     assert acceptance.rates(sure) == pytest.approx([0.95, 0.6])
     for _ in range(60):
-        acceptance.watch(text, sure, acceptance.rates(sure))
-        acceptance.meet(text, [1, 3])
+        learned(acceptance, sure, [1, 3], text)
     right, wrong = acceptance.rates(sure)
     assert right > 0.9 > 0.3 > wrong
     assert acceptance.rates(silent) == first
     for _ in range(60):
-        acceptance.watch(text, silent, acceptance.rates(silent))
-        acceptance.meet(text, [2])
+        learned(acceptance, silent, [2], text)
     assert acceptance.rates(silent)[0] < 0.3
     assert acceptance.rates(sure) == [right, wrong]
 
@@ -263,15 +251,16 @@ def test_a_copy_that_says_how_sure_it_is_is_judged_by_that() -> None:
 @pytest.mark.parametrize("n_right", [1, 8, 40])
 def test_a_row_of_right_copies_makes_the_next_no_surer(n_right: int, p: list[float] | None) -> None:
     """One right copy per 30 tokens does not postpone the next difference; wrong ones count."""
-    acceptance, text, wrong = Acceptance(), TextState(), TextState()
+    acceptance, text, wrong = Acceptance(), TextRatios(), TextRatios()
     draft = Draft([1, 2, 3], p, match_length=9)
     rates = acceptance.rates(draft)
-    new = survivals_in(rates, TextState(), draft)
+    new = acceptance.survivals(draft, rates, TextRatios())
     for _ in range(n_right):
-        text.lookups.add(rates[-1], was_right=True)
-        wrong.lookups.add(rates[-1], was_right=False)
-    assert survivals_in(rates, text, draft) == new
-    assert all(a < b for a, b in zip(survivals_in(rates, wrong, draft), new, strict=True))
+        text.copies.add(True, rates[-1])
+        wrong.copies.add(False, rates[-1])
+    assert acceptance.survivals(draft, rates, text) == new
+    after_wrong = acceptance.survivals(draft, rates, wrong)
+    assert all(a < b for a, b in zip(after_wrong, new, strict=True))
 
 
 class Copies:

@@ -17,61 +17,37 @@ from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftStop, name_of_class
 
 @dataclass(frozen=True, slots=True)
 class ControllerLimits:
-    """The bounds of a controller's decisions.
+    """The bounds of a controller's decisions."""
 
-    Attributes:
-        max_draft: the maximum number of tokens that a sequence drafts in a round.
-        is_stepwise: whether each drafted token has a cost of its own (Drafter.is_stepwise).
-        has_lookup: whether the drafter can be asked for lookups alone (Drafter.has_lookup).
-        is_padded: whether the sequences of a batch are padded to equal length, so that the longest
-            draft decides the cost.
-        max_rows: the maximum number of rows of a verify batch.
-        step_share: the cost of drafting a token in decodes of one row, if it is known before the
-            first draft (Drafter.step_share); else 0.
-    """
-
-    max_draft: int
-    is_stepwise: bool = False
-    has_lookup: bool = False
+    max_draft: int  # the maximum number of tokens that a sequence drafts in a round
+    is_stepwise: bool = False  # whether each drafted token has a cost (Drafter.is_stepwise)
+    has_lookup: bool = False  # whether the drafter gives lookups alone (Drafter.has_lookup)
+    # Whether the sequences of a batch are padded to equal length: the longest draft is the cost.
     is_padded: bool = False
-    max_rows: int = 32
+    max_rows: int = 32  # the maximum number of rows of a verify batch
+    # The cost of drafting a token in decodes of one row (Drafter.step_share); 0 if not known.
     step_share: float = 0.0
 
 
 class DraftDecision(NamedTuple):
-    """How many tokens a controller wants for one sequence in one round.
+    """How many tokens a controller wants for one sequence in one round."""
 
-    Attributes:
-        n_requested: the number of tokens that the drafter is asked for; 0 to not ask it.
-        n_lookup: the number of tokens of a lookup hit that it is asked for; 0 for n_requested.
-        lookup_only: whether only drafts without a model call are wanted.
-        is_retry: whether the drafter was disabled and is tried again.
-        reason: why the drafter's model is not asked though it is not disabled; "" for no reason.
-    """
-
-    n_requested: int = 0
-    n_lookup: int = 0
-    lookup_only: bool = False
-    is_retry: bool = False
-    reason: str = ""
+    n_requested: int = 0  # the number that the drafter is asked for; 0 to not ask it
+    n_lookup: int = 0  # the number of tokens of a lookup hit; 0 for n_requested
+    lookup_only: bool = False  # whether only drafts without a model call are wanted
+    is_retry: bool = False  # whether the drafter was disabled and is tried again
+    reason: str = ""  # why the drafter's model is not asked though it is not disabled
 
 
 NOT_ASKED = DraftDecision()
 
 
 class DraftGain(NamedTuple):
-    """A controller's expectation of a draft and its outcome, for the statistics.
+    """A controller's expectation of a draft and its outcome, for the statistics."""
 
-    Attributes:
-        n_expected: the expected number of accepted tokens among the verified ones.
-        gain_expected: the expected gain of asking for a draft, once the draft is there, in plain
-            rounds.
-        gain_realised: the measured gain, in plain rounds; None if it was not measured.
-    """
-
-    n_expected: float = 0.0
-    gain_expected: float = 0.0
-    gain_realised: float | None = None
+    n_expected: float = 0.0  # accepted tokens among the verified ones
+    gain_expected: float = 0.0  # the gain of asking, once the draft is there, in plain rounds
+    gain_realised: float | None = None  # the measured gain; None if it was not measured
 
 
 NO_GAIN = DraftGain()
@@ -82,44 +58,27 @@ class Span:
     """The part of one sequence in one round: numbers only.
 
     The scheduler makes it, the controller decides on it, the round fills in what came of it.
-
-    Attributes:
-        seq: number of the sequence.
-        n_past: the number of its tokens in the target's memory.
-        n_prompt: the number of prompt tokens that are read; 0 to verify the pending token and its
-            draft.
-        max_draft: the maximum number of drafted tokens (draft_bound()).
-        decision: the controller's decision; None if it is not asked: for a prompt, for forced text,
-            and if nothing is ever drafted.
-        n_requested: the number of tokens that the drafter is asked for; see decide().
-        asks_model: whether the drafter is asked for more than lookups.
-        asked_of: who was asked for a draft: "drafter"; "copies" if only copies were asked for or
-            the request's prediction answered; "" for nobody, such as after a failure of the
-            drafter.
-        draft: the proposed draft.
-        is_predicted: whether the draft is from the request's prediction.
-        n_verified: the number of its tokens that are verified; see verify().
-        ids: the tokens that are verified.
-        n_pad: the number of padding tokens after those.
-        first_row: the span's first row in the batch.
-        tokens: the tokens that the round committed; () for a prompt, and after a failure.
     """
 
-    seq: int
-    n_past: int
-    max_draft: int = 0
+    seq: int  # the number of the sequence
+    n_past: int  # the number of its tokens in the target's memory
+    max_draft: int = 0  # the maximum number of drafted tokens (draft_bound())
+    # The number of prompt tokens that are read; 0 to verify the pending token and its draft.
     n_prompt: int = 0
+    # None if the controller is not asked: for a prompt, forced text, if nothing is ever drafted.
     decision: DraftDecision | None = None
-    n_requested: int = 0
-    asks_model: bool = False
+    n_requested: int = 0  # the number of tokens that the drafter is asked for
+    asks_model: bool = False  # whether the drafter is asked for more than lookups
+    # Who was asked for a draft: "copies" if only copies were asked for or the request's prediction
+    # answered; "" for nobody, such as after a failure of the drafter.
     asked_of: Literal["", "copies", "drafter"] = ""
-    draft: Draft = NO_DRAFT
-    is_predicted: bool = False
-    n_verified: int = 0
-    ids: Sequence[int] = ()
-    n_pad: int = 0
-    first_row: int = 0
-    tokens: Sequence[int] = ()
+    draft: Draft = NO_DRAFT  # the proposed draft
+    is_predicted: bool = False  # whether it is from the request's prediction
+    n_verified: int = 0  # the number of its tokens that are verified
+    ids: Sequence[int] = ()  # those tokens
+    n_pad: int = 0  # the number of padding tokens after them
+    first_row: int = 0  # the span's first row in the batch
+    tokens: Sequence[int] = ()  # what the round committed; () for a prompt, and after a failure
 
     def decide(self, decision: DraftDecision) -> None:
         """Sets the decision: requests n_requested tokens, at most as many as may be drafted."""
@@ -153,19 +112,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The seconds of a round.
+    """The seconds of a round."""
 
-    Attributes:
-        draft_s: the seconds in propose().
-        verify_s: the seconds in verify batches of the target.
-        rest_s: the seconds of the rest: sampling, bookkeeping, commit().
-        is_pure: whether the round computed only these sequences, and read no prompt.
-    """
-
-    draft_s: float
-    verify_s: float
-    rest_s: float = 0.0
-    is_pure: bool = True
+    draft_s: float  # in propose()
+    verify_s: float  # in verify batches of the target
+    rest_s: float = 0.0  # in sampling, bookkeeping, commit()
+    is_pure: bool = True  # whether the round computed only these sequences, and read no prompt
 
     @property
     def total_s(self) -> float:
@@ -175,17 +127,11 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class KnownCosts:
-    """Measured seconds for one sequence in a short context, with which a controller starts.
+    """Measured seconds for one sequence in a short context, with which a controller starts."""
 
-    Attributes:
-        verify: the seconds of a verify batch, by its rows.
-        draft: the seconds of a draft, by its tokens.
-        rest: the seconds of the rest of a round, by the number of sequences.
-    """
-
-    verify: dict[int, float]
-    draft: dict[int, float]
-    rest: dict[int, float]
+    verify: dict[int, float]  # of a verify batch, by its rows
+    draft: dict[int, float]  # of a draft, by its tokens
+    rest: dict[int, float]  # of the rest of a round, by the number of sequences
 
 
 class Controller:
@@ -193,14 +139,10 @@ class Controller:
 
     One controller belongs to one Round. Its answers may depend on clocks: the text does not, but
     for one that rejection sampling accepts.
-
-    Attributes:
-        name: its name in the statistics; by default that of its class.
-        wants_costs: whether learn_costs() is called with the costs of verify batches when a target
-            is opened.
     """
 
-    name: str = name_of_class()
+    name: str = name_of_class()  # its name in the statistics
+    # Whether learn_costs() is called with the costs of verify batches when a target is opened.
     wants_costs: bool = False
 
     def attach(self, limits: ControllerLimits) -> None:
@@ -244,9 +186,7 @@ class Controller:
     def learn(self, spans: Sequence[Span], spent: Spent) -> Sequence[DraftGain] | None:
         """Learns the committed tokens and the seconds of a round.
 
-        Returns:
-            For each span the expected and measured gain of its draft, for the statistics; None or
-            an empty sequence if the controller estimates no gain.
+        Returns, for the statistics, the gain of each span's draft; None or () to estimate no gain.
         """
         return None
 

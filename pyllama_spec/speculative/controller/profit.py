@@ -1,4 +1,9 @@
-"""The profit controller: drafts where that is faster on this machine, as long as it pays."""
+"""The profit controller: drafts where that is faster on this machine, as long as it pays.
+
+The rule: a token more is worth the seconds that it takes otherwise. A round requests and verifies
+as many tokens as are expected to save most by that, and a drafter whose rounds lose is disabled but
+for retries. The costs are those of costs.py, the chances those of acceptance.py.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyllama_spec.drafters.base import DraftStop
+from pyllama_spec.speculative.controller.acceptance import (
+    Acceptance,
+    TextRatios,
+    clipped,
+    next_kind,
+)
 from pyllama_spec.speculative.controller.base import (
     NO_GAIN,
     NOT_ASKED,
@@ -19,152 +30,209 @@ from pyllama_spec.speculative.controller.base import (
     Span,
     Spent,
 )
-from pyllama_spec.speculative.controller.calibration import (
-    Acceptance,
-    Calibration,
-    TextState,
-    clipped,
-    next_kind,
-    survivals_in,
-)
-from pyllama_spec.speculative.controller.gain_estimate import GainEstimate, ReadingHope, prior_gain
-from pyllama_spec.speculative.controller.prices import (
-    FREE_SHARE,
-    Prices,
-    lengths_together,
-    thresholds,
-)
-from pyllama_spec.speculative.controller.round_costs import RoundCosts
-from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound
+from pyllama_spec.speculative.controller.costs import Prices, RoundCosts
 
-# Reasons not to ask a draft that is not off: _is_early(), and a batch without a free row or a text
-# that ends with this round.
+REASON = "it does not pay here: plain decoding is faster; it is retried periodically"
+# Why the drafter is not asked though it is not disabled.
 _NO_ROOM = DraftDecision(reason="no round had room for a drafted token")
 _EARLY = "reading the text so far would take it longer than its drafts could save"
-# On and off are this far apart, in shares of a plain round.
-_HYSTERESIS = 0.02
-# Rounds until a drafter that is off is tried again: the first time, the most while its price is not
-# known, the most, and the most for one whose retries are expensive.
-_FIRST_RETRY, _UNKNOWN_RETRY, _MAX_RETRY, _DEAR_RETRY = 4, 16, 64, 4096
-# All retries together take no more than this share of the time.
-_RETRY_SHARE = 0.015
-# Rounds without a plain one after which there is one, so that its price stays known.
-_PLAIN_EVERY = 128
-# The same while it was timed too seldom, and drafts that seem to save less than this share of a
-# plain round: if it looked slow once, wider batches would seem to cost nothing more.
-_PLAIN_SOON, _CLEAR_GAIN = 8, 0.15
-# A round counts half after so many others: of the text at hand, and of all texts.
-_KEEP_LOCAL, _KEEP_LONG = 0.5 ** (1 / 12), 0.5 ** (1 / 256)
-# How much what was realised counts beside what was expected, which is less noisy.
-_REALISED = 0.2
-# A copy is verified longer to time that only as far as its tokens are as likely right as this.
-_SURE = 0.6
-# A draft whose first token is less likely right is not verified. It would gain next to nothing, and
-# where a batch of one row more looks as cheap as a plain one, wrong tokens would be verified on.
+
+# ---- what is verified
+# A round's weight in the recent seconds per token, and in its text's gain: half after 12 others.
+_KEEP_RECENT = 0.5 ** (1 / 12)
+# The least chance of a draft's first token: below it a draft gains next to nothing, and where a
+# wider batch seems to be as cheap as a plain one, wrong tokens would be verified in every round.
 _HOPELESS = 0.06
-# Plain rounds that a draft may lose in a text before it is off: the first drafts say little. Where
-# it had to read much before, a share of what that took, up to so much more; and from how many of
-# these rounds on a retry is not over with one draft.
-_PATIENCE, _READING_SHARE, _MOST_PATIENCE, _READER_PATIENCE = 0.5, 0.15, 2.0, 0.75
-# Rows of the target that the first chain may take at most: whether the drafter asks where to end is
-# not known before.
+# After 8 rounds without a plain one, a draft that saves less than 0.15 plain rounds is not verified
+# while too few plain rounds were timed: if the first of them was slow, wider batches would seem to
+# cost nothing more.
+_PLAIN_SOON, _CLEAR_GAIN = 8, 0.15
+# The least chance of tokens that are verified only to time a wider batch.
+_SURE = 0.6
+# The most that the first chain may cost, in decodes of one row: it is not known before it whether
+# the drafter calls its stop function.
 _FIRST_DRAFT = 1.0
-# Seconds per token: the memory of the last rounds.
-_KEEP_PACE = 0.5 ** (1 / 16)
-# Blocks that say how long the next ones should be.
-_N_BLOCKS = 16
-# Prices are made anew after so many rounds.
-_REFRESH = 12
-# One in this number of rounds without a model's draft and verified tokens is learned.
-_IDLE_EVERY = 4
-# A draft that was not asked for so many times the tokens of a round has something to catch up with.
+
+# ---- whether to draft
+# A round's weight in the gain of all texts: half after 256 others.
+_KEEP_LONG = 0.5 ** (1 / 256)
+# The weight of the gain of all texts beside that of a text, in rounds; and the weight of the prior
+# of all texts, which is no gain.
+_LONG_WEIGHT, _FIRST_WEIGHT = 4.0, 2.0
+# Plain rounds that a draft may lose in a text before it is disabled, as its first drafts say
+# little; and more where it had to read a text first: a share of what that took, and the most.
+_PATIENCE, _READING_SHARE, _MOST_PATIENCE = 0.5, 0.15, 2.0
+# Rounds to the first retry; to the next ones at most, if a draft is cheap or its cost not known;
+# and at most if it is known to be dear.
+_FIRST_RETRY, _MAX_RETRY, _DEAR_RETRY = 4, 64, 4096
+# The share of the time that all retries together may take.
+_RETRY_SHARE = 0.015
+# A draft with more than 8 times the tokens of a round to read has missed a part of the text.
 _LATE = 8
-# Rounds from which on what was learnt of costs is worth keeping for another program.
+
+# ---- whether to read a text for a draft
+# The share of the most possible gain that is expected of an unknown draft, and the rounds that this
+# expectation weighs as much as.
+_GAIN_SHARE, _GAIN_ROUNDS = 0.5, 80.0
+# The expected length of a new text in tokens; the number of texts whose length is kept, and how
+# many of them the expectation weighs as much as.
+_LEAST_LENGTH, _N_LENGTHS, _LENGTH_WEIGHT = 64, 32, 4.0
+
+# ---- bookkeeping
+# Rounds after which prices are computed anew.
+_REFRESH = 12
+# One in this number of plain rounds without a request is timed.
+_IDLE_EVERY = 4
+# Rounds after which the costs are worth keeping for another program.
 _KEEP_AFTER = 64
-REASON = "it does not pay here: plain decoding is faster; it is retried periodically"
 
 
-def _is_idle(span: Span) -> bool:
-    return not span.n_verified and not span.asks_model
+def best_length(prices: Prices, survivals: Sequence[float]) -> tuple[int, float]:
+    """The number of a draft's tokens to verify, and the seconds it is expected to save.
+
+    n tokens are worth token_s * (S[1] + ... + S[n]) for survivals S, the chances that all up to the
+    i-th are right, and cost verify[n] - verify[0]: the draft is there, its cost does not count.
+    That is the choice of n which makes the ratio of tokens to seconds over many rounds largest
+    (Dinkelbach's method, with the ratio of the last rounds).
+    """
+    verify, value = prices.verify, prices.token_s
+    best, best_gain, sum_ = 0, 0.0, 0.0
+    for n, s in enumerate(survivals, 1):
+        sum_ += s
+        gain = value * sum_ - (verify[n] - verify[0])
+        if gain > best_gain:
+            best, best_gain = n, gain
+    return best, best_gain
+
+
+def block_length(prices: Prices, means: Sequence[float]) -> int:
+    """The length of a block to request, by the chance at each depth; at least 1."""
+    best, least, gain, sum_, survival = 1, float("inf"), 0.0, 0.0, 1.0
+    for n, mean in enumerate(means, 1):
+        survival *= mean
+        sum_ += survival
+        gain = max(gain, prices.token_s * sum_ - prices.verify[n] + prices.verify[0])
+        loss = prices.draft[n] - gain
+        if loss < least:
+            best, least = n, loss
+    return best
+
+
+def thresholds(prices: Prices, chance: float) -> list[float]:
+    """[0 .. n] the minimum survival of i drafted tokens at which drafting further tokens pays.
+
+    Extending a draft from i to m tokens at survival P saves P * A seconds, A = token_s times the
+    sum of chance, chance ** 2, ..., and costs verify[m] - verify[i] + draft[m] - draft[i]. It pays
+    for some m if P is at least the smallest quotient of cost and A.
+    """
+    verify, draft = prices.verify, prices.draft
+    n = len(verify) - 1
+    out: list[float] = []
+    for i in range(n):
+        least, product, worth, spent = 2.0, prices.token_s, 0.0, verify[i] + draft[i]
+        for m in range(i + 1, n + 1):
+            product *= chance
+            worth += product
+            quotient = (verify[m] + draft[m] - spent) / worth
+            if quotient < least:
+                least = quotient
+        out.append(least)
+    out.append(2.0)  # nothing comes after the last one
+    return out
+
+
+def lengths_together(
+    prices: Prices, drafts: Sequence[Sequence[float]], n_seqs: int, limits: ControllerLimits
+) -> list[int]:
+    """The lengths for sequences that share a batch: the likeliest tokens of all come first."""
+    curve, best_gain = prices.verify, 0.0
+    if limits.is_padded:
+        # All are as long as the longest: what is as deep costs the others nothing.
+        n_most = min(len(curve) - 1, max(map(len, drafts)))
+        means = [sum(s[n] for s in drafts if n < len(s)) / n_seqs for n in range(n_most)]
+        best, _ = best_length(prices, means)
+        return [min(best, len(survivals)) for survivals in drafts]
+    ordered = sorted(((s, -i) for i, draft in enumerate(drafts) for s in draft), reverse=True)
+    total, n_best = 0.0, 0
+    for n, (s, _) in enumerate(ordered[: max(limits.max_rows - n_seqs, 0)], 1):
+        total += s
+        # So many sequences verify one token more than the others.
+        least, part = divmod(n, n_seqs)
+        low, high = curve[min(least, len(curve) - 1)], curve[min(least + 1, len(curve) - 1)]
+        gain = prices.token_s * total - (n_seqs - part) * low - part * high + n_seqs * curve[0]
+        if gain > best_gain:
+            n_best, best_gain = n, gain
+    lengths = [0] * len(drafts)
+    # Survivals fall along a draft, so that what is taken of each is its beginning.
+    for _, i in ordered[:n_best]:
+        lengths[-i] += 1
+    return lengths
+
+
+@dataclass(slots=True)
+class GainEstimate:
+    """Exponentially weighted sums over the rounds that asked a drafter.
+
+    What asking costs is not in the gain but taken at today's price: one slow call, or a price that
+    another program left behind, would be held against a drafter long after it is known better.
+    """
+
+    gain: float = 0.0  # tokens beyond those of plain decoding in the same time, but for drafting
+    weight: float = 0.0  # rounds
+    n_drafts: float = 0.0  # rounds in which a model drafted, and not copies were looked up
+    n_steps: float = 0.0  # tokens that it drafted
+
+    def add(self, gain: float, n_steps: int, keep: float) -> None:
+        """Adds a round; n_steps is 0 for a lookup."""
+        self.gain = self.gain * keep + gain
+        self.weight = self.weight * keep + 1.0
+        self.n_drafts = self.n_drafts * keep + (n_steps > 0)
+        self.n_steps = self.n_steps * keep + n_steps
+
+    def total(self, prices: Prices) -> float:
+        """The gain of all rounds at these prices, in plain rounds."""
+        plain = prices.plain_s
+        if plain <= 0.0:
+            return self.gain
+        cost = (self.weight - self.n_drafts) * prices.lookup_s
+        if self.n_drafts > 0.0:
+            cost += self.n_drafts * prices.drafting_s(self.n_steps / self.n_drafts)
+        return self.gain - cost / plain
+
+    def per_round(self, prices: Prices) -> float:
+        """The mean gain of a round."""
+        return self.total(prices) / self.weight
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """The state of one sequence.
+    """The state of one sequence."""
 
-    Attributes:
-        text: how good drafts are in its text.
-        worth: the gains of rounds in which the model was asked.
-        is_on: whether the model is asked.
-        wait, interval: the rounds until the next retry, and between retries.
-        earned: the gains since it was enabled.
-        last: the number of drafted tokens in the last round's batch.
-        regret_s: the seconds that the batch's width has cost since it was changed, compared with
-            the best widths.
-        n_expected: the expected number of accepted tokens of this round.
-        since_plain: the number of rounds since one without a draft.
-        n_waiting: the number of tokens since the model was asked.
-        n_tokens: the number of tokens of the answer.
-        was_asked: whether the model was asked in this text.
-        patience: the number of plain rounds that the model may lose before it is disabled.
-        is_trial: whether it is enabled, or was asked, for a retry that has not paid yet.
-        stop: the stop function of the chain that is being drafted.
-    """
-
-    text: TextState = field(default_factory=TextState)
+    # How often its tokens are right, relative to all texts.
+    ratios: TextRatios = field(default_factory=TextRatios)
+    # The gains of rounds in which the model was asked, which it is in every round while it is on;
+    # else rounds to the next retry, and between retries.
     worth: GainEstimate = field(default_factory=GainEstimate)
     is_on: bool = True
     wait: int = 0
     interval: int = _FIRST_RETRY
-    earned: float = 0.0
-    last: int = 0
-    regret_s: float = 0.0
-    n_expected: float = 0.0
-    since_plain: int = 0
-    n_waiting: int = 0
-    n_tokens: int = 0
-    was_asked: bool = False
+    # Plain rounds that the model may lose before it is disabled.
     patience: float = _PATIENCE
-    is_trial: bool = False
-    stop: _ChainStop | None = None
-
-
-class _ChainStop:
-    """Stops a chain where another step does not pay. Called with each token's probability."""
-
-    __slots__ = ("_calibration", "_n", "_prices", "_ratio", "rates", "survivals")
-
-    def __init__(self, calibration: Calibration, ratio: float, prices: Prices, n: int) -> None:
-        self._calibration, self._ratio, self._prices, self._n = calibration, ratio, prices, n
-        self.rates: list[float] = []
-        self.survivals: list[float] = []
-
-    def __call__(self, p: float) -> bool:
-        depth = len(self.rates)
-        rate = self._calibration.rate(depth, p)
-        survival = clipped(rate * self._ratio)
-        if depth:
-            survival *= self.survivals[-1]
-        self.rates.append(rate)
-        self.survivals.append(survival)
-        depth += 1
-        if depth >= self._n:
-            return True
-        kind, prices = next_kind(rate), self._prices
-        ends = prices.ends.get(kind)
-        if ends is None:
-            chance = self._calibration.next_rate(kind)
-            ends = thresholds(prices.verify, prices.draft, prices.token_s, chance)
-            prices.ends[kind] = ends
-        return survival < ends[depth]
+    # Of this round: the expected number of accepted tokens, the chance of each drafted one in an
+    # average text, and both of a chain that stop_of() stops.
+    n_expected: float = 0.0
+    rates: Sequence[float] = ()
+    chain: tuple[list[float], list[float]] | None = None
+    since_plain: int = 0  # rounds since one without a draft
+    n_unread: int = 0  # tokens since the model was asked
+    n_tokens: int = 0  # tokens of the answer
+    was_asked: bool = False  # whether the model was asked in this text
 
 
 class ProfitController(Controller):
     """Chooses the draft length of each sequence and round, from 0 to the cap, that saves most.
 
-    Chances come from the drafts' own probabilities, or the lengths of matches, calibrated by the
-    outcomes until now; costs from running medians of this machine's rounds. A drafter that loses is
-    disabled except for retries, which become rarer.
+    A drafter that loses is disabled except for retries, which become rarer.
     """
 
     name = "profit"
@@ -177,11 +245,10 @@ class ProfitController(Controller):
         # Whether the drafter drafts the requested length without calling the stop; None while
         # no chain of it was seen.
         self._is_silent: bool | None = None
-        # Survivals of the last blocks.
-        self._blocks: deque[list[float]] = deque(maxlen=_N_BLOCKS)
         self._sequences: dict[int, _Sequence] = {}
-        self._worth = prior_gain()
-        self._hope = ReadingHope()
+        # The gain in all texts, and their lengths.
+        self._worth = GainEstimate(weight=_FIRST_WEIGHT)
+        self._lengths: deque[int] = deque(maxlen=_N_LENGTHS)
         # The cost of retries, in plain rounds, that gains have not made up for yet.
         self._debt = 0.0
         # Seconds and tokens of the last rounds, faded.
@@ -189,10 +256,6 @@ class ProfitController(Controller):
         self._prices: dict[tuple[int, int, int], tuple[int, Prices]] = {}
         self._prices_of_last = Prices([0.0], [0.0], 0.0, 1e-9)
         self._n_rounds = 0
-        # Copies that are cut until one is verified longer to be timed, the same between two tries,
-        # and how long the last try was, until it has paid.
-        self._until_try = self._try_interval = _FIRST_RETRY
-        self._n_last_try = 0
 
     def attach(self, limits: ControllerLimits) -> None:
         """Resets the costs for a new target."""
@@ -217,8 +280,9 @@ class ProfitController(Controller):
 
     def begin(self, seq: int) -> None:
         """Starts a new text with the statistics of all other texts."""
-        if (last := self._sequences.get(seq)) is not None:
-            self._hope.end_text(last.n_tokens)
+        last = self._sequences.get(seq)
+        if last is not None and last.n_tokens:
+            self._lengths.append(last.n_tokens)
         state = self._sequences[seq] = _Sequence()
         state.is_on = self._worth.per_round(self._prices_of_last) >= 0.0
         # Not every short text is worth a trial draft.
@@ -236,7 +300,7 @@ class ProfitController(Controller):
     def catch_up(self, seq: int, n_tokens: int) -> None:
         """Counts the unread tokens as rounds in which the model was not asked."""
         state = self._of(seq)
-        state.n_waiting = max(state.n_waiting, n_tokens)
+        state.n_unread = max(state.n_unread, n_tokens)
 
     def _of(self, seq: int) -> _Sequence:
         state = self._sequences.get(seq)
@@ -251,24 +315,23 @@ class ProfitController(Controller):
         return [self._decision(self._of(span.seq), span.max_draft, prices) for span in spans]
 
     def _decision(self, state: _Sequence, max_draft: int, prices: Prices) -> DraftDecision:
-        state.n_expected = 0.0
+        state.n_expected, state.rates = 0.0, ()
         n = min(max_draft, len(prices.verify) - 1)
         if n < 1:
             return _NO_ROOM
         state.since_plain += 1
-        if state.since_plain > _PLAIN_EVERY:
-            return NOT_ASKED
-        is_on, is_retry, limits = state.is_on or self._is_free(prices, n), False, self._limits
-        if not is_on:
+        is_retry, reason, limits = False, "", self._limits
+        if not state.is_on:
             state.wait -= 1
-            is_retry = is_on = state.wait <= 0
-        reason = _EARLY if is_on and self._is_early(state, prices) else ""
-        if is_on and not reason:
-            # stop_of() ends a chain, and verify_lengths() what is looked up.
-            n_requested = n if self._ends_chains else min(n, prices.n_requested)
-            if self._is_silent is None and limits.is_stepwise and limits.step_share:
-                n_requested = min(n, max(int(_FIRST_DRAFT / limits.step_share), 1))
-            return DraftDecision(n_requested, n, False, is_retry)
+            is_retry = state.wait <= 0
+        if state.is_on or is_retry:
+            if not self._is_early(state, prices):
+                # stop_of() ends a chain, and verify_lengths() what is looked up.
+                n_requested = n if self._ends_chains else min(n, prices.n_requested)
+                if self._is_silent is None and limits.is_stepwise and limits.step_share:
+                    n_requested = min(n, max(int(_FIRST_DRAFT / limits.step_share), 1))
+                return DraftDecision(n_requested, n, False, is_retry)
+            reason = _EARLY
         if limits.has_lookup and not prices.is_dear_lookup:
             return DraftDecision(n, n, True, reason=reason)
         return DraftDecision(reason=reason) if reason else NOT_ASKED
@@ -278,34 +341,66 @@ class ProfitController(Controller):
         """Whether stop_of() stops drafts; else the requested length is drafted."""
         return self._limits.is_stepwise and not self._is_silent
 
-    def _is_free(self, prices: Prices, n: int) -> bool:
-        """Whether a request costs next to nothing."""
-        first = 1 if self._ends_chains else min(n, prices.n_requested)
-        dearest = max(prices.draft[first], prices.lookup_s)
-        return dearest < FREE_SHARE * prices.plain_s
-
     def _is_early(self, state: _Sequence, prices: Prices) -> bool:
         """Whether a text is too short for the draft to read its prompt."""
         if state.was_asked or not self._limits.step_share:
             return False
-        hoped_s = self._hope.seconds(state.n_tokens, self._worth, prices)
-        return prices.reading_s(state.n_waiting, self._limits.step_share) > hoped_s
+        # It reads as fast as the target's rows take, by its share.
+        reading_s = state.n_unread * prices.row_s * self._limits.step_share
+        return reading_s > self._hoped_s(state.n_tokens, prices)
+
+    def _hoped_s(self, n_tokens: int, prices: Prices) -> float:
+        """The seconds that drafts are expected to save in a text after its first n_tokens.
+
+        A text of unknown kind is expected to double, and to get 64 tokens more; the last texts that
+        became longer than n_tokens count beside that. The gain per token begins with half of what
+        it would be if every drafted token were accepted, and follows the gain in all texts.
+        """
+        further = [n - n_tokens for n in self._lengths if n > n_tokens]
+        n_further = _LENGTH_WEIGHT * (n_tokens + _LEAST_LENGTH) + sum(further)
+        n_further /= _LENGTH_WEIGHT + len(further)
+        gain, weight = self._worth.per_round(prices), self._worth.weight
+        if gain > 0.0:
+            gain /= 1.0 + gain  # of a round, which has more than one token
+        gain = _GAIN_ROUNDS * _GAIN_SHARE * prices.most_gain + weight * gain
+        return gain / (_GAIN_ROUNDS + weight) * n_further * prices.plain_s
 
     def stop_of(self, span: Span) -> DraftStop | None:
-        """The stop function of a sequence's chain."""
+        """The stop function of a sequence's chain: it ends where another step does not pay."""
         decision = span.decision or NOT_ASKED
         if not self._limits.is_stepwise or decision.lookup_only:
             return None
-        state = self._of(span.seq)
-        state.stop = _ChainStop(
-            self.acceptance.model, state.text.model.ratio, self._prices_of_last, span.n_requested
+        state, acceptance = self._of(span.seq), self.acceptance
+        prices, n_most, ratio = (
+            self._prices_of_last,
+            span.n_requested,
+            state.ratios.model.after(1.0),
         )
-        return state.stop
+        ends, rates, survivals = prices.ends, list[float](), list[float]()
+        state.chain = rates, survivals
+
+        def stop(p: float) -> bool:
+            depth = len(rates)
+            rate = acceptance.rate(depth, p)
+            survival = clipped(rate * ratio)
+            if depth:
+                survival *= survivals[-1]
+            rates.append(rate)
+            survivals.append(survival)
+            depth += 1
+            if depth >= n_most:
+                return True
+            kind = next_kind(rate)
+            least = ends.get(kind)
+            if least is None:
+                least = ends[kind] = thresholds(prices, acceptance.next_rate(kind))
+            return survival < least[depth]
+
+        return stop
 
     def _priced(self, spans: Sequence[Span]) -> Prices:
         """The prices for a number of sequences with such contexts."""
-        n_seqs, n_on = len(spans), 1
-        n_past = spans[0].n_past
+        n_seqs, n_on, n_past = len(spans), 1, spans[0].n_past
         if n_seqs > 1:
             n_past = sum(span.n_past for span in spans) // n_seqs
             # Sequences that draft together share the cost.
@@ -321,8 +416,7 @@ class ProfitController(Controller):
 
     def _make_prices(self, n_seqs: int, n_on: int, n_past: int) -> Prices:
         limits, costs = self._limits, self.costs
-        bound = DraftBound(limits.max_draft, "the round")
-        max_draft = draft_bound(bound, n_rows=limits.max_rows, n_seqs=n_seqs).max_draft
+        max_draft = max(min(limits.max_draft, limits.max_rows // n_seqs - 1), 0)
         verify = costs.verify(n_seqs, n_past, max_draft)
         draft, rest = costs.draft(n_on, max_draft), costs.rest(n_seqs)
         plain = verify[0] + rest
@@ -331,11 +425,11 @@ class ProfitController(Controller):
         token_s = min(plain, pace) or 1e-9
         prices = Prices(
             verify, draft, rest, token_s, n_requested=max_draft, lookup_s=costs.lookup_s,
-            knows_plain=costs.is_known(n_seqs, n_past, n_seqs),
+            knows_plain=costs.curve(n_seqs, n_past).is_known(n_seqs),
         )  # fmt: skip
         if not self._ends_chains and draft[-1]:
-            means = [self.acceptance.model.mean(i) for i in range(max_draft)]
-            prices.n_requested = prices.length(self._blocks, means)
+            means = [self.acceptance.mean(i) for i in range(max_draft)]
+            prices.n_requested = block_length(prices, means)
         return prices
 
     # ---- once drafts are there
@@ -349,42 +443,18 @@ class ProfitController(Controller):
             return lengths
         survivals_of = [self._survivals(spans[i]) for i in drafted]
         if len(spans) == 1:
-            survivals_of = [survivals_of[0][: len(prices.verify) - 1]]
-            chosen = [self._best_alone(self._of(spans[0].seq), survivals_of[0], prices)]
+            survivals = survivals_of[0] = survivals_of[0][: len(prices.verify) - 1]
+            n, saved_s = best_length(prices, survivals)
+            is_due = self._of(spans[0].seq).since_plain > _PLAIN_SOON and not prices.knows_plain
+            chosen = [0 if is_due and saved_s < _CLEAR_GAIN * prices.plain_s else n]
         else:
             chosen = lengths_together(prices, survivals_of, len(spans), self._limits)
         chosen = self._lengths_to_try(spans, survivals_of, chosen)
-        chosen = [
-            n if survivals[0] >= _HOPELESS else 0
-            for n, survivals in zip(chosen, survivals_of, strict=True)
-        ]
         for i, survivals, n in zip(drafted, survivals_of, chosen, strict=True):
-            lengths[i] = n
+            lengths[i] = n = n if survivals[0] >= _HOPELESS else 0
             is_drawn = spans[i].draft.distributions is not None  # all of it is verified
             self._of(spans[i].seq).n_expected = sum(survivals if is_drawn else survivals[:n])
         return lengths
-
-    def _best_alone(self, state: _Sequence, survivals: Sequence[float], prices: Prices) -> int:
-        """How many tokens of the only sequence's draft pay.
-
-        A change of width costs once and lasts for many rounds. So a width that is not the best one
-        is kept until it has cost as much as the change (as one rents skis before one buys them).
-        """
-        switch_s, last = self.costs.switch_s, state.last
-        n, gain = prices.best(survivals, switch_s, last)
-        best, most = prices.best(survivals, 0.0, last)
-        # A draft that costs something is disabled where it gains nothing; then rounds are plain.
-        is_due = state.since_plain > _PLAIN_SOON and self._is_free(prices, len(survivals))
-        if is_due and not prices.knows_plain and most < _CLEAR_GAIN * prices.plain_s:
-            n = best = 0
-        if n != last:
-            state.regret_s = 0.0
-            return n
-        state.regret_s += most - (gain if not last else gain - switch_s)
-        if state.regret_s <= switch_s:
-            return n
-        state.regret_s = 0.0
-        return best
 
     def _lengths_to_try(
         self, spans: Sequence[Span], survivals_of: Sequence[Sequence[float]], chosen: list[int]
@@ -392,10 +462,8 @@ class ProfitController(Controller):
         """The lengths that pay, or longer ones of sure drafts, to time such a batch.
 
         A batch that was timed in a bad moment, as when a model was opened beside a busy program,
-        may look so slow that it is never verified again, and so never timed again. The curve of
-        costs cannot tell it from one that is slow. Copies come in many rounds, so that one in some
-        is tried. A model whose drafts are not verified is soon disabled, so that each is tried
-        where it drafts for a single sequence; several together have too many widths to time.
+        may look so slow that it is never verified again, and so never timed again. So a width with
+        few samples is tried. A model that drafts for several sequences has too many widths for it.
         """
         drafts = [span.draft for span in spans if span.draft.ids]
         copies = [i for i, draft in enumerate(drafts) if draft.match_length]
@@ -409,52 +477,21 @@ class ProfitController(Controller):
         for i in copies or range(len(drafts)):
             n_sure = sum(s >= _SURE for s in survivals_of[i])
             tried[i] = max(chosen[i], min(n_sure, chosen[i] + -(-n_rows // n_longer)))
-        if copies and max(chosen[i] for i in copies) >= self._n_last_try > 0:
-            # The last try paid: longer ones may pay too.
-            self._until_try = self._try_interval = _FIRST_RETRY
-            self._n_last_try = 0
-        if tried == chosen or not self.costs.is_worth_timing(spans, tried):
-            return chosen
-        if not copies:
-            return tried
-        self._until_try -= 1
-        if self._until_try > 0:
-            return chosen
-        self._try_interval = min(2 * self._try_interval, _MAX_RETRY)
-        self._until_try, self._n_last_try = self._try_interval, max(tried[i] for i in copies)
-        return tried
+        return tried if tried != chosen and self.costs.is_worth_timing(spans, tried) else chosen
 
     def _survivals(self, span: Span) -> list[float]:
         """For each token of a draft, the chance that it and all before are accepted."""
         state, draft = self._of(span.seq), span.draft
-        stop, state.stop = state.stop, None
-        n = len(draft.ids)
-        if stop is not None and n and not draft.match_length:
-            self._hear(bool(stop.rates))
-            if len(stop.rates) >= n:
-                self.acceptance.watch(state.text, draft, stop.rates)
-                return stop.survivals[:n]
-        rates = self.acceptance.rates(draft)
-        self.acceptance.watch(state.text, draft, rates)
-        out = survivals_in(rates, state.text, draft)
-        if not draft.match_length and draft.probabilities is not None:
-            self._blocks.append(out)  # without probabilities the means by depth say all, and newer
-        return out
-
-    def _hear(self, was_asked: bool) -> None:
-        """Notes of a chain whether its drafter called the stop function."""
-        if self._is_silent is None or self._is_silent is was_asked:
-            self._is_silent = not was_asked
-            self._prices.clear()
-
-    def _now_expected(self, state: _Sequence, span: Span) -> float:
-        """The expected number of accepted tokens among the verified ones, with today's calibration.
-
-        Before the first rounds of a draft little is expected of it. To hold that against a slow one
-        which is always right would end it before it is known.
-        """
-        draft = span.draft
-        return sum(survivals_in(self.acceptance.rates(draft)[: span.n_verified], state.text, draft))
+        chain, state.chain = state.chain, None
+        if chain is not None and not draft.match_length:
+            state.rates, survivals = chain
+            if self._is_silent is bool(survivals) or self._is_silent is None:
+                self._is_silent = not survivals
+                self._prices.clear()
+            if len(survivals) >= len(draft.ids):
+                return survivals[: len(draft.ids)]
+        state.rates = self.acceptance.rates(draft)
+        return self.acceptance.survivals(draft, state.rates, state.ratios)
 
     # ---- after a round
 
@@ -464,11 +501,10 @@ class ProfitController(Controller):
         if not n_done:
             return ()
         prices = self._prices_of_last
-        if spent.is_pure and n_done == len(spans):
-            if self._n_rounds % _IDLE_EVERY and all(map(_is_idle, spans)):
-                self.costs.skip(len(spans))
-            else:
-                self.costs.learn(spans, spent, [self._of(span.seq).n_waiting for span in spans])
+        is_idle = not any(span.n_verified or span.asks_model for span in spans)
+        is_timed = not is_idle or self._n_rounds % _IDLE_EVERY == 0
+        if is_timed and spent.is_pure and n_done == len(spans):
+            self.costs.learn(spans, spent, [self._of(span.seq).n_unread for span in spans])
         # What this round took of each, as if the machine ran as fast as the prices say.
         seconds = spent.total_s / (len(spans) * self.costs.speed)
         gains = [
@@ -478,21 +514,19 @@ class ProfitController(Controller):
         return gains
 
     def _learn_text(self, span: Span, prices: Prices, seconds: float) -> DraftGain:
-        state, n, tokens = self._of(span.seq), span.n_verified, span.tokens
-        self.acceptance.meet(state.text, tokens)
+        state, n, tokens, draft = self._of(span.seq), span.n_verified, span.tokens, span.draft
+        if state.rates:
+            self.acceptance.learn(draft, state.rates, state.ratios, tokens)
         state.n_tokens += len(tokens)
-        state.last = n
         if not n:
             state.since_plain = 0
-        n_steps = 0
-        by_model = span.asks_model and not span.draft.match_length
+        by_model, n_steps = span.asks_model and not draft.match_length, 0
         if by_model:
-            is_stepwise = self._limits.is_stepwise
-            n_steps = max(len(span.draft.ids), 1) if is_stepwise else span.n_requested
+            n_steps = max(len(draft.ids), 1) if self._limits.is_stepwise else span.n_requested
         cost = prices.verify[n] + prices.rest + prices.draft[n_steps]
         self._debt = max(self._debt - _RETRY_SHARE, 0.0)
-        self._pace_s = self._pace_s * _KEEP_PACE + cost
-        self._pace_tokens = self._pace_tokens * _KEEP_PACE + len(tokens)
+        self._pace_s = self._pace_s * _KEEP_RECENT + cost
+        self._pace_tokens = self._pace_tokens * _KEEP_RECENT + len(tokens)
         plain, n_expected, gain = prices.plain_s, state.n_expected, NO_GAIN
         if plain > 0.0 and (by_model or n):
             gain_expected = 1.0 + n_expected - cost / plain
@@ -500,90 +534,70 @@ class ProfitController(Controller):
         elif n:
             gain = DraftGain(n_expected)
         if not by_model:
-            state.n_waiting += len(tokens)
-            if not (span.draft.match_length and prices.is_dear_lookup):
-                return gain
-        n_waited = state.n_waiting if by_model else 0
-        if plain > 0.0:
-            if n_waited > _LATE * (1 + n):  # it read what it had missed
+            state.n_unread += len(tokens)
+        if plain > 0.0 and (by_model or (draft.match_length and prices.is_dear_lookup)):
+            if by_model and state.n_unread > _LATE * (1 + n):
                 self._note_reading(state, span.is_retry, max(seconds - cost, 0.0) / plain)
-            # What was expected is less noisy than what was realised, but may be wrong: both count.
-            n_tokens = 1.0 + max(n_expected, self._now_expected(state, span) if n else 0.0)
-            n_tokens += _REALISED * (len(tokens) - n_tokens)
-            without = n_tokens - (prices.verify[n] + prices.rest) / plain
             if self._is_silent and prices.n_requested >= len(prices.draft) - 1:
                 # It drafted all that may be drafted: the next time it is asked for what pays.
                 n_steps = min(n_steps, max(n, 1))
-            self._note_gain(state, span.is_retry, without, n_steps, prices)
+            n_tokens = 1.0 + max(n_expected, self._now_expected(span, state))
+            without = n_tokens - (prices.verify[n] + prices.rest) / plain
+            self._learn_gain(state, span.is_retry, without, n_steps, prices)
         if by_model:
-            state.n_waiting, state.was_asked = len(tokens), True
+            state.n_unread, state.was_asked = len(tokens), True
         return gain
 
+    def _now_expected(self, span: Span, state: _Sequence) -> float:
+        """The expected number of accepted tokens by what this round has shown, too.
+
+        Before the first rounds of a draft little is expected of it. To hold that against a slow one
+        which is always right would end it before it is known.
+        """
+        rates = self.acceptance.rates(span.draft)[: span.n_verified]
+        return sum(self.acceptance.survivals(span.draft, rates, state.ratios))
+
     def _note_reading(self, state: _Sequence, is_retry: bool, read: float) -> None:
-        """Notes that a draft read missed tokens, a cost that some drafts have to earn."""
+        """Notes the cost of reading missed tokens, in plain rounds, which drafts have to earn."""
         state.patience = _PATIENCE + min(_READING_SHARE * read, _MOST_PATIENCE)
         if is_retry:
             self._debt += read
-            if state.patience >= _READER_PATIENCE:
-                state.worth = GainEstimate()  # what it lost before is not held against these drafts
 
-    def _note_gain(
+    def _learn_gain(
         self, state: _Sequence, is_retry: bool, gain: float, n_steps: int, prices: Prices
     ) -> None:
         """Enables or disables drafting, by the gain of this text's last rounds and of all texts."""
-        state.worth.add(gain, n_steps, _KEEP_LOCAL)
+        state.worth.add(gain, n_steps, _KEEP_RECENT)
         self._worth.add(gain, n_steps, _KEEP_LONG)
-        value = state.worth.with_long(self._worth).per_round(prices)
-        now = GainEstimate(gain, 1.0, float(n_steps > 0), n_steps).per_round(prices)
         if is_retry:
-            state.is_trial = True
-        if state.is_trial:
-            self._debt += max(-now, 0.0)
-        may_lose = -state.worth.per_round(prices) * state.worth.weight < state.patience
-        if value > _HYSTERESIS:
-            state.is_trial = False
-        if state.is_on:
-            state.earned += now
-            if value < 0.0 and not may_lose:
-                if state.is_trial:
-                    state.interval = min(2 * state.interval, _MAX_RETRY)
-                elif state.earned > 0.0:  # else it should not have been on: no sooner than before
-                    state.interval = _FIRST_RETRY
-                state.is_on = state.is_trial = False
-                state.wait = self._interval(state, prices)
-        elif value > _HYSTERESIS or (is_retry and may_lose and state.patience >= _READER_PATIENCE):
-            # A retry that had to read much continues: the reading is paid, and drafts are cheap.
-            state.is_on, state.earned = True, 0.0
+            asking_s = prices.drafting_s(n_steps) if n_steps else prices.lookup_s
+            self._debt += max(asking_s / prices.plain_s - gain, 0.0)
+        gain_of_text = state.worth.total(prices)
+        if gain_of_text + _LONG_WEIGHT * self._worth.per_round(prices) > 0.0:
+            state.is_on = True
         elif is_retry:
-            state.is_trial = False
             state.interval = min(2 * state.interval, _MAX_RETRY)
-            state.wait = self._interval(state, prices)
+            state.wait = self._rounds_to_retry(state, prices)
+        elif state.is_on and -gain_of_text >= state.patience:
+            state.is_on, state.interval = False, _FIRST_RETRY
+            state.wait = self._rounds_to_retry(state, prices)
 
-    def _interval(self, state: _Sequence, prices: Prices) -> int:
-        """The rounds to the next retry, so that retries cost a small share of the time."""
-        if prices.plain_s <= 0.0:
-            return state.interval
-        share = _RETRY_SHARE * prices.plain_s
+    def _rounds_to_retry(self, state: _Sequence, prices: Prices) -> int:
+        """The rounds to the next retry, so that retries take a small share of the time."""
         n = 1 if self._ends_chains else prices.n_requested
-        first = max(prices.draft[n], prices.lookup_s)
-        beside = self.costs.catch_up_s(state.interval) + 2 * self.costs.switch_s
-        most = _DEAR_RETRY if self.costs.knows_drafts else _UNKNOWN_RETRY
-        alone, all_ = min(first / share, most), min((first + beside) / share, _MAX_RETRY)
-        return max(state.interval, int(alone), int(all_))
-
-    # ---- for people
+        share = max(prices.draft[n], prices.lookup_s) / (_RETRY_SHARE * prices.plain_s)
+        most = _DEAR_RETRY if self.costs.knows_drafts else _MAX_RETRY
+        return max(state.interval, int(min(share, most)))
 
     def reason_off(self, seq: int) -> str | None:
         """The reason while drafting is disabled."""
         state = self._sequences.get(seq)
-        if state is None or state.is_on:
-            return None
-        return REASON
+        return None if state is None or state.is_on else REASON
 
     def describe(self) -> dict[str, Any]:
         """The curves, the calibration and the gain of a round."""
         return {
             **self.costs.describe(),
             "gain": self._worth.per_round(self._prices_of_last),
-            "calibration": [list(row) for row in self.acceptance.model.table()],
+            "calibration": [list(row) for row in self.acceptance.table()],
         }
