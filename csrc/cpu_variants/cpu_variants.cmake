@@ -7,6 +7,14 @@ set(CPU_VARIANTS avx512 avx512bf16)
 set(FLAGS_avx512 -mavx512f -mavx512cd -mavx512vl -mavx512dq -mavx512bw -mavx512vnni)
 set(FLAGS_avx512bf16 ${FLAGS_avx512} -mavx512bf16)
 
+# AVX-VNNI, of Intel's processors without AVX-512, pays in one file, whose functions are its own.
+include(CheckCXXCompilerFlag)
+check_cxx_compiler_flag(-mavxvnni PYLLAMA_SPEC_HAS_AVXVNNI)
+if (PYLLAMA_SPEC_HAS_AVXVNNI)
+    set_source_files_properties("${SPEC_DIR}/kernels/repacked_vnni.cpp" DIRECTORY . TARGET_DIRECTORY ggml-cpu
+        PROPERTIES COMPILE_OPTIONS -mavxvnni)
+endif()
+
 get_target_property(CPU_SOURCES ggml-cpu SOURCES)
 set(VARIANT_SOURCES)
 foreach (SOURCE ${CPU_SOURCES})
