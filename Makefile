@@ -35,7 +35,7 @@ export CCACHE_BASEDIR   ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 endif
 
-.PHONY: FORCE demo check test test-release test-train test-wheel test-pythons test-coexistence test-page test-gpu test-vulkan device-tests build-cuda fuzz sanitize soak release-check quality style wheel bench docs docs-build docs-pages clean
+.PHONY: FORCE demo check test test-release test-train test-wheel test-pythons test-coexistence test-page test-gpu test-vulkan test-arm64 device-tests build-cuda fuzz sanitize soak release-check quality style wheel bench docs docs-build docs-pages clean
 
 demo: $(STAMP) $(MODEL)
 	$(BIN)/pyllama-spec generate -m $(MODEL) -d $(DRAFT) --chat -n 256 \
@@ -112,6 +112,24 @@ build-cuda:
 	CMAKE_ARGS="-DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=$(CUDA_ARCH) $$CMAKE_ARGS" \
 	    $(MAKE) VENV=.venv-cuda BUILD=build/cuda .venv-cuda/.built .venv-cuda/.test
 	.venv-cuda/bin/python -m tools.check_cuda_build
+
+# Our kernels for ARM64, cross-compiled for each variant of a wheel and run in an emulator: rows of every width and type, and a
+# model's texts with and without drafts. On Debian: apt-get install g++-aarch64-linux-gnu qemu-user
+ARM64_MODEL = models/SmolLM2-135M-Instruct.Q4_K_M.gguf
+ARM64_VARIANTS ?= neon:armv8-a:cortex-a72 dotprod:armv8.2-a+dotprod+fp16:neoverse-n1 \
+    i8mm:armv8.6-a+dotprod+fp16+i8mm+bf16:max
+ARM64_TOKENS ?= 12
+test-arm64: $(STAMP) $(ARM64_MODEL)
+	@for program in aarch64-linux-gnu-g++ qemu-aarch64; do command -v $$program >/dev/null || \
+	    { echo "$$program is missing: apt-get install g++-aarch64-linux-gnu qemu-user"; exit 1; }; done
+	set -e; for variant in $(ARM64_VARIANTS); do \
+	    name=$${variant%%:*}; cpu=$${variant##*:}; arch=$${variant#*:}; arch=$${arch%:*}; \
+	    $(BIN)/cmake -S tests/arm64 -B build/arm64-$$name -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	        -DCMAKE_TOOLCHAIN_FILE=$(abspath tests/arm64/toolchain.cmake) -DCMAKE_BUILD_TYPE=Release -DGGML_CPU_ARM_ARCH=$$arch; \
+	    $(BIN)/cmake --build build/arm64-$$name --target rows text; \
+	    qemu-aarch64 -cpu $$cpu build/arm64-$$name/rows; \
+	    qemu-aarch64 -cpu $$cpu build/arm64-$$name/text $(ARM64_MODEL) $(ARM64_TOKENS); \
+	done
 
 # libFuzzer over the C side, with the address and the undefined-behaviour sanitizer: Clang, and some minutes to build.
 # FUZZ_SECONDS are for each of the five targets. What crashes is left in build/fuzz-corpus.

@@ -83,6 +83,13 @@ ROWS: dict[str, Row] = {
         ("glslc",),
         "apt-get install libvulkan-dev glslc spirv-headers mesa-vulkan-drivers",
     ),
+    "arm64": Row(
+        "test-arm64",
+        "the kernels for ARM64 and a model's texts under an emulator, for each variant of a wheel",
+        (*_ENGINE, "tests/arm64"),
+        ("aarch64-linux-gnu-g++", "qemu-aarch64"),
+        "apt-get install g++-aarch64-linux-gnu qemu-user",
+    ),
     # Checks only that it compiles and loads: our own sources are compiled everywhere.
     "cuda": Row(
         "build-cuda",

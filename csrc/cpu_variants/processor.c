@@ -46,6 +46,19 @@ static void read_registers(uint32_t out[N_REGISTERS], uint32_t * state) {
 }
 #endif
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+
+// Bits of the system's two words.
+static const struct {
+    const char * name;
+    unsigned long word;
+    int          bit;
+} FEATURES[] = {
+    { "ASIMDHP", AT_HWCAP, 10 }, { "ASIMDDP", AT_HWCAP, 20 }, { "I8MM", AT_HWCAP2, 13 }, { "BF16", AT_HWCAP2, 14 },
+};
+#endif
+
 static PyObject * features(PyObject * self, PyObject * none) {
     (void) self;
     (void) none;
@@ -56,6 +69,13 @@ static PyObject * features(PyObject * self, PyObject * none) {
     for (size_t i = 0; i < sizeof(FEATURES) / sizeof(*FEATURES); ++i) {
         const int is_there = registers[FEATURES[i].reg] >> FEATURES[i].bit & 1;
         if (is_there && (state & FEATURES[i].state) == FEATURES[i].state) {
+            strcat(names, FEATURES[i].name);
+            strcat(names, " ");
+        }
+    }
+#elif defined(__aarch64__) && defined(__linux__)
+    for (size_t i = 0; i < sizeof(FEATURES) / sizeof(*FEATURES); ++i) {
+        if (getauxval(FEATURES[i].word) >> FEATURES[i].bit & 1) {
             strcat(names, FEATURES[i].name);
             strcat(names, " ");
         }

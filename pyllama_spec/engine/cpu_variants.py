@@ -1,14 +1,15 @@
 """Chooses the compiled engine: a wheel has one per CPU variant, a source build has one.
 
 A build from source is for the processor that it was built on. A wheel (`make wheel`) holds the
-engine once for each variant of x86-64 processors, and the best that this one can run is loaded:
-csrc/cpu_variants/ builds them, and the module that reports the processor's features.
+engine once for each variant of its kind of processors, and the best that this one can run is
+loaded: csrc/cpu_variants/ builds them, and the module that reports the processor's features.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import re
 import sys
 from collections.abc import Collection
@@ -19,11 +20,17 @@ from types import ModuleType
 _NAME = "pyllama_spec._engine"
 # From the least to the best, with the features that each needs in addition:
 # cpu_variants.cmake has the flags that they are compiled with.
-CPU_VARIANTS: dict[str, tuple[str, ...]] = {
+X86: dict[str, tuple[str, ...]] = {
     "avx2": ("AVX2", "FMA", "F16C", "BMI2"),
     "avx512": ("AVX512F", "AVX512CD", "AVX512VL", "AVX512DQ", "AVX512BW", "AVX512VNNI"),
     "avx512bf16": ("AVX512BF16",),
 }
+ARM: dict[str, tuple[str, ...]] = {
+    "neon": (),
+    "dotprod": ("ASIMDDP", "ASIMDHP"),
+    "i8mm": ("I8MM", "BF16"),
+}
+CPU_VARIANTS = ARM if platform.machine() in {"aarch64", "arm64"} else X86
 VARIABLE = "PYLLAMA_SPEC_LEVEL"
 # The messages of the loaders of glibc and of musl.
 _MISSING = re.compile(
@@ -53,10 +60,10 @@ def choose(features: Collection[str], wanted: str = "") -> str:
             "unset it"
         )
     if not best:
+        needed = next(iter(CPU_VARIANTS.values()))
         raise ImportError(
-            f"this wheel of pyllama_spec needs a processor with {', '.join(CPU_VARIANTS['avx2'])}, "
-            f"and this one lacks {lacking}: build it here from its source, with `pip install .` in "
-            "a checkout"
+            f"this wheel of pyllama_spec needs a processor with {', '.join(needed)}, and this one "
+            f"lacks {lacking}: build it here from its source, with `pip install .` in a checkout"
         )
     return best
 

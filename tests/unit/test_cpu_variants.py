@@ -11,9 +11,28 @@ from pathlib import Path
 import pytest
 
 import pyllama_spec
-from pyllama_spec.engine.cpu_variants import CPU_VARIANTS, choose
+from pyllama_spec.engine import cpu_variants
+from pyllama_spec.engine.cpu_variants import ARM, X86, choose
 
-AVX2, AVX512, BF16 = (list(CPU_VARIANTS[name]) for name in ("avx2", "avx512", "avx512bf16"))
+AVX2, AVX512, BF16 = (list(X86[name]) for name in ("avx2", "avx512", "avx512bf16"))
+DOT, I8MM = (list(ARM[name]) for name in ("dotprod", "i8mm"))
+
+
+@pytest.fixture(autouse=True)
+def _on_x86(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_variants, "CPU_VARIANTS", X86)
+
+
+@pytest.mark.parametrize(
+    ("features", "variant"),
+    [([], "neon"), (DOT, "dotprod"), (I8MM, "neon"), ([*DOT, *I8MM], "i8mm")],
+)
+def test_the_best_on_arm(
+    features: list[str], variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_variants, "CPU_VARIANTS", ARM)
+    assert choose(features) == variant
+    assert choose(features, "neon") == "neon"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,173 @@
+// Products of our kernels for repacked weights: to the bit the same for a row of a batch as for the row alone, and near
+// sums in double precision. Prints a line for each type.
+//
+// With an argument N it multiplies N blocks of a group's rows by each width of a tile: tools/arm64_counts.py counts.
+#include "kernels/repacked.h"
+
+#include "ggml-cpu.h"
+#include "ggml.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+using namespace pyllama_spec;
+
+namespace {
+
+std::vector<float> draw(size_t n, unsigned seed) {
+    std::mt19937 generator(seed);
+    std::normal_distribution<float> normal;
+    std::vector<float> out(n);
+    for (float & x : out) {
+        x = normal(generator);
+    }
+    return out;
+}
+
+float half(const char * from) {
+    ggml_fp16_t x;
+    std::memcpy(&x, from, sizeof(x));
+    return ggml_fp16_to_fp32(x);
+}
+
+// The engine has no way back from Q8_1 and Q8_K.
+void unpack_row(ggml_type type, const char * from, float * out, int64_t n_k) {
+    const size_t n_block = ggml_blck_size(type), n_bytes = ggml_type_size(type);
+    if (type != GGML_TYPE_Q8_1 && type != GGML_TYPE_Q8_K) {
+        return ggml_get_type_traits(type)->to_float(from, out, n_k);
+    }
+    for (int64_t i = 0; i < n_k; ++i) {
+        const char * block = from + i / n_block * n_bytes;
+        float d = type == GGML_TYPE_Q8_1 ? half(block) : 0;
+        if (type == GGML_TYPE_Q8_K) {
+            std::memcpy(&d, block, sizeof(d));
+        }
+        out[i] = d * (signed char) block[4 + i % n_block];
+    }
+}
+
+struct Case {
+    ggml_type type;
+    int64_t   n_k, n_out, n_most;
+
+    const RepackedKernel &       kernel = *repacked_kernel_of(type);
+    const ggml_type_traits_cpu * traits = ggml_get_type_traits_cpu(type);
+    ggml_type                    row_type = traits->vec_dot_type;
+    size_t                       n_row = ggml_row_size(row_type, n_k), stride = ggml_row_size(type, n_k);
+    int64_t                      n_blocks = n_k / kernel.length;
+    std::vector<char>            flat = std::vector<char>(stride * n_out), weights, rows = std::vector<char>(n_row * n_most);
+
+    Case(ggml_type type, int64_t n_k, int64_t n_out, int64_t n_most) : type(type), n_k(n_k), n_out(n_out), n_most(n_most) {
+        const std::vector<float> w = draw(n_k * n_out, 1), x = draw(n_k * n_most, 2);
+        ggml_quantize_chunk(type, w.data(), flat.data(), 0, n_out, n_k, std::vector<float>(n_k, 1.0f).data());
+        for (int64_t i = 0; i < n_most; ++i) {
+            ggml_get_type_traits_cpu(row_type)->from_float(x.data() + i * n_k, rows.data() + i * n_row, n_k);
+        }
+        const int64_t n_groups = n_out / kernel.height;
+        weights.resize(n_groups * n_blocks * kernel.n_bytes);
+        for (int64_t g = 0; g < n_groups; ++g) {
+            std::vector<char> back(stride * kernel.height);
+            for (int64_t b = 0; b < n_blocks; ++b) {
+                char * to = weights.data() + (g * n_blocks + b) * kernel.n_bytes;
+                kernel.pack(flat.data() + g * kernel.height * stride + b * kernel.n_from, stride, to);
+                kernel.unpack(to, back.data() + b * kernel.n_from, stride);
+            }
+            if (std::memcmp(back.data(), flat.data() + g * kernel.height * stride, back.size()) != 0) {
+                std::printf("%s is not read back as it was\n", ggml_type_name(type));
+                std::exit(1);
+            }
+        }
+    }
+
+    // The rows from `first` on in one tile.
+    void multiply(int64_t first, int width, float * out, int64_t n_blocks_now) const {
+        std::vector<char> x(width * n_blocks_now * kernel.n_x_bytes);
+        float * outs[MAX_TILE];
+        for (int r = 0; r < width; ++r) {
+            kernel.fill(rows.data() + (first + r) * n_row, n_blocks_now, x.data(), width, r);
+            outs[r] = out + (first + r) * n_out;
+        }
+        kernel.tiles[width - 1]({ weights.data(), n_out, n_blocks_now, x.data(), outs, true });
+    }
+
+    std::vector<float> product(int64_t n_rows) const {
+        std::vector<float> out(n_rows * n_out);
+        const int64_t n_tiles = (n_rows + kernel.n_most - 1) / kernel.n_most;
+        for (int64_t row = 0, tiles = n_tiles; row < n_rows; --tiles) {
+            const int width = (int) ((n_rows - row + tiles - 1) / tiles);
+            multiply(row, width, out.data(), n_blocks);
+            row += width;
+        }
+        return out;
+    }
+
+    double error_of(const std::vector<float> & got) const {
+        std::vector<float> w(n_k * n_out), x(n_k);
+        ggml_get_type_traits(type)->to_float(flat.data(), w.data(), w.size());
+        double worst = 0, squares = 0;
+        for (int64_t i = 0; i < n_most; ++i) {
+            unpack_row(row_type, rows.data() + i * n_row, x.data(), n_k);
+            for (int64_t j = 0; j < n_out; ++j) {
+                double sum = 0;
+                for (int64_t k = 0; k < n_k; ++k) {
+                    sum += (double) w[j * n_k + k] * x[k];
+                }
+                worst = std::fmax(worst, std::fabs(sum - got[i * n_out + j]));
+                squares += sum * sum;
+            }
+        }
+        return worst / std::sqrt(squares / (n_most * n_out));
+    }
+};
+
+constexpr int64_t N_MOST = 40;
+
+bool is_right(ggml_type type) {
+    double worst = 0;
+    bool is_equal = true;
+    for (int64_t n_k : ggml_blck_size(type) == 256 ? std::vector<int64_t>{ 256, 1280 } : std::vector<int64_t>{ 32, 96, 896 }) {
+        const Case c(type, n_k, 48, N_MOST);
+        std::vector<float> alone(N_MOST * c.n_out);
+        for (int64_t i = 0; i < N_MOST; ++i) {
+            c.multiply(i, 1, alone.data(), c.n_blocks);
+        }
+        worst = std::fmax(worst, c.error_of(alone));
+        for (int64_t n_rows : { 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 23, 32, 40 }) {
+            is_equal &= std::memcmp(c.product(n_rows).data(), alone.data(), n_rows * c.n_out * sizeof(float)) == 0;
+        }
+    }
+    const bool is_near = worst < 4e-6;
+    std::printf("%s %s, largest error %.1e%s\n", ggml_type_name(type), is_equal ? "equal" : "DIFFERS", worst, is_near ? "" : " WRONG");
+    return is_equal && is_near;
+}
+
+constexpr ggml_type TYPES[] = {
+    GGML_TYPE_Q8_0, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_IQ4_NL, GGML_TYPE_MXFP4,
+    GGML_TYPE_Q2_K, GGML_TYPE_Q3_K, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_XS,
+};
+
+}  // namespace
+
+int main(int argc, char ** argv) {
+    ggml_cpu_init();
+    if (argc == 2) {
+        for (ggml_type type : TYPES) {
+            const Case c(type, 512, 16, MAX_TILE);
+            std::vector<float> out(c.n_out * MAX_TILE);
+            for (int width = 1; width <= c.kernel.n_most; ++width) {
+                c.multiply(0, width, out.data(), std::atoi(argv[1]));
+            }
+        }
+        return 0;
+    }
+    bool is_right_everywhere = true;
+    for (ggml_type type : TYPES) {
+        is_right_everywhere &= is_right(type);
+    }
+    return !is_right_everywhere;
+}
