@@ -159,7 +159,10 @@ int llama_spec_model_load(const char * path, const llama_spec_model_params * par
             }
             raw.kv_overrides = params->n_overrides > 0 ? overrides.data() : nullptr;
             // Memory of the process, unlike pages of the file, cannot be dropped while other buffers are allocated.
-            pyllama_spec_set_repacking(params->repack && !params->use_mlock && has_room(3 * n_file_bytes(path) / 2));
+            const bool repacks = params->repack && !params->use_mlock && has_room(3 * n_file_bytes(path) / 2);
+            pyllama_spec_set_repacking(repacks);
+            // Where we have kernels, the engine's own order of weights would miss them.
+            raw.use_extra_bufts = raw.use_extra_bufts && (repacks || pyllama_spec_repacked_buffer_type() == nullptr);
             state->model = llama_model_load_from_file(path, raw);
         } catch (const engine_abort & e) {
             fail(LLAMA_SPEC_LOAD, std::string("the engine refused the file at ") + e.what());
