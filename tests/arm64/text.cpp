@@ -104,6 +104,7 @@ struct Sequence {
 }  // namespace
 
 int main(int argc, char ** argv) {
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);
     const int32_t n = argc > 2 ? std::atoi(argv[2]) : 24;
     llama_spec_model_params params = {};
     params.use_mmap = true;
