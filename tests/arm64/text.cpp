@@ -129,7 +129,7 @@ int main(int argc, char ** argv) {
         prompt.resize(llama_spec_tokenize(model, text, (int32_t) std::strlen(text), prompt.data(), 256, true, true));
         const Ids plain = sequence.plain(prompt, n);
         int32_t n_accepted = 0;
-        for (int32_t n_draft : { 1, 4, 9 }) {
+        for (int32_t n_draft : { 4, 9 }) {
             n_different += sequence.drafted(prompt, plain, n_draft, n_accepted) != plain;
         }
         std::string words;
