@@ -1,15 +1,10 @@
 """Writes random weights in the shapes of published models, to time rounds without a download.
 
     python -m benchmarks.shapes qwen3.5-4b OUT.gguf [--vocab 248320] [--layers 32]
-    python -m benchmarks.shapes qwen3-0.6b OUT.gguf
-    python -m benchmarks.shapes llama-3.1-8b-eagle3 OUT.gguf
 
-The shapes: qwen3.5-4b and qwen3.5-9b with their MTP head, qwen3-8b, qwen3-0.6b, llama-3.1-8b, and
-an EAGLE-3 head for the last.
-
-Types are those of Q4_K_M, of the EAGLE-3 head Q8_0. The weights are blocks of random bits with mean
-0, so that gigabytes are written in seconds. After each token the one STRIDE ids further on is by
-far the likeliest. So rounding changes no text, and `bench --synthetic-acceptance` can follow it.
+The shapes: qwen3.5-4b and qwen3.5-9b with their MTP head, qwen3-8b and llama-3.1-8b, with the types
+of Q4_K_M. The weights are blocks of random bits with mean 0, so that gigabytes are written in
+seconds.
 """
 
 from __future__ import annotations
@@ -18,40 +13,27 @@ import argparse
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
-from tests.models import SPECIAL_IDS, TinyConfig, dense, mtp, parts, recurrent
-from tests.models.eagle3 import Draft, Eagle3Config
+from tests.models import TinyConfig, dense, mtp, parts, recurrent
 from tests.models.sketch import Sketch
 from tests.models.vocab import write_tokenizer
 
-STRIDE = 1009
-# The standard deviation of embedding rows. Each layer adds about 1, which must not hide them.
-_EMBEDDING_STD = 16.0
-# The size of all logits but the likeliest, which is at least 45 times as large.
-_OUTPUT_GAIN = 2.0
-_SPECIAL_SCALE = 1.0 / 64.0
 Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """The scales of a block, and the values that give its random bits the mean 0.
+    """The places in a block: its scale, its minimum with a multiple (or None), its parts' scales.
 
-    Attributes:
-        scale_at: the offset of the float16 that scales all numbers.
-        least: the offset of the float16 minimum and its multiple of the scale, for types that have
-            one; None for the others.
-        scales: the offset of the parts' scales, and their bytes.
-        std: the standard deviation of the numbers at a scale of 1.
-
+    `std` is the standard deviation of its numbers at a scale of 1.
     """
 
     scale_at: int
@@ -71,7 +53,6 @@ _LAYOUTS = {
     "Q4_K": _Layout(0, (2, 4.0), (4, _part_scales(32, 60)), 32 * 4.61),
     "Q5_K": _Layout(0, (2, 8.0), (4, _part_scales(32, 62)), 32 * 9.23),
     "Q6_K": _Layout(208, None, (192, bytes([4] * 16)), 4 * 18.47),
-    "Q8_0": _Layout(0, None, (2, b""), 73.9),
 }
 
 
@@ -113,16 +94,16 @@ class Shape(Sketch):
             shape = (shape[0], width)
         self.large[name] = shape, gain
 
-    def embedding(self, std: float = _EMBEDDING_STD) -> None:
+    def embedding(self, std: float = 1.0) -> None:
         """Stores the embedding's shape and gain."""
         cfg = self.cfg
         gain = std * float(np.sqrt(cfg.n_embd))
         self.large["token_embd.weight"] = (cfg.n_vocab, cfg.n_embd), gain
 
     def output(self, gain: float = 1.0, norm: str = "output_norm", *, bias: bool = False) -> None:
-        """Adds the norm; stores the output's shape: the embedding's rows, STRIDE ids further on."""
+        """Adds the norm; stores the output's shape and gain."""
         self.norm(norm, self.cfg.n_embd, bias=bias)
-        self.large["output.weight"] = (self.cfg.n_vocab, self.cfg.n_embd), _OUTPUT_GAIN
+        self.large["output.weight"] = (self.cfg.n_vocab, self.cfg.n_embd), gain
 
     def kind(self, name: str) -> str:
         """The type of a matrix in Q4_K_M."""
@@ -135,21 +116,22 @@ class Shape(Sketch):
         return "Q6_K" if is_finer and ("ffn_down" in name or "attn_v" in name) else "Q4_K"
 
     def write(self, path: Path) -> Path:
-        """Writes the file; returns its path."""
-        large = (
-            (name, self.kind(name), self._blocks(name, shape, self.kind(name), gain))
-            for name, (shape, gain) in self.large.items()
-        )
-        return _write(self, path, self.tensors, large)
-
-    def _blocks(self, name: str, shape: tuple[int, ...], kind: str, gain: float) -> Bytes:
-        if name != "output.weight" or "token_embd.weight" not in self.large:
-            return blocks(shape, kind, gain, zlib.crc32(name.encode()))
-        out = blocks(shape, kind, gain, zlib.crc32(b"token_embd.weight"))
-        out = np.roll(out, STRIDE, axis=0)
-        special = blocks((len(SPECIAL_IDS), shape[1]), kind, gain * _SPECIAL_SCALE, 0)
-        out[list(SPECIAL_IDS)] = special
-        return out
+        """Writes the file, the large tensors one at a time; returns its path."""
+        writer = GGUFWriter(path, self.cfg.arch)
+        writer.add_name("random weights")
+        self._write_meta(writer)
+        write_tokenizer(writer, self.cfg.n_vocab, None)
+        for name, array in self.tensors.items():
+            writer.add_tensor(name, array)
+        for name, (shape, gain) in self.large.items():
+            kind = self.kind(name)
+            raw = blocks(shape, kind, gain, zlib.crc32(name.encode()))
+            writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType[kind])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
 
 
 @dataclass(frozen=True)
@@ -163,7 +145,7 @@ class _Sized(TinyConfig):
         return self.head_size
 
 
-def qwen35(n_vocab: int, n_layer: int, n_embd: int, n_ff: int) -> Shape:
+def qwen35(n_embd: int, n_ff: int, n_vocab: int, n_layer: int) -> Shape:
     """A Qwen3.5 with its MTP head, of 4B or 9B: of four layers three are gated delta nets."""
     m = Shape(
         _Sized(
@@ -193,36 +175,16 @@ def qwen35(n_vocab: int, n_layer: int, n_embd: int, n_ff: int) -> Shape:
     return m
 
 
-def qwen35_4b(n_vocab: int, n_layer: int) -> Shape:
-    """The shape of Qwen3.5-4B."""
-    return qwen35(n_vocab, n_layer, 2560, 9216)
-
-
-def qwen35_9b(n_vocab: int, n_layer: int) -> Shape:
-    """The shape of Qwen3.5-9B."""
-    return qwen35(n_vocab, n_layer, 4096, 12288)
-
-
-def qwen3(n_vocab: int, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> Shape:
-    """The shape of a dense Qwen3."""
+def qwen3_8b(n_vocab: int, n_layer: int) -> Shape:
+    """The shape of Qwen3-8B."""
     m = Shape(
         _Sized(
-            "qwen3", 0, n_layer, n_vocab, n_embd=n_embd, n_head=n_head, n_head_kv=8, n_ff=n_ff,
+            "qwen3", 0, n_layer, n_vocab, n_embd=4096, n_head=32, n_head_kv=8, n_ff=12288,
             rope_freq_base=1e6, head_size=128,
         )
     )  # fmt: skip
     dense.qwen3(m)
     return m
-
-
-def qwen3_8b(n_vocab: int, n_layer: int) -> Shape:
-    """The shape of Qwen3-8B."""
-    return qwen3(n_vocab, n_layer, 4096, 32, 12288)
-
-
-def qwen3_06b(n_vocab: int, n_layer: int) -> Shape:
-    """The shape of Qwen3-0.6B, a draft for larger models of its family."""
-    return qwen3(n_vocab, n_layer, 1024, 16, 3072)
 
 
 def llama_8b(n_vocab: int, n_layer: int) -> Shape:
@@ -237,76 +199,13 @@ def llama_8b(n_vocab: int, n_layer: int) -> Shape:
     return m
 
 
-class _Eagle3(Draft):
-    """A head for Llama 3.1 8B, which has the target's embedding and a quarter of its ids."""
-
-    def __init__(self, cfg: Eagle3Config) -> None:
-        super().__init__("eagle3", cfg)
-        self.large: dict[str, tuple[tuple[int, ...], float]] = {}
-
-    def matrix(self, name: str, *shape: int, gain: float = 1.0) -> None:
-        """Stores a matrix's shape and gain."""
-        self.large[name] = shape, gain
-
-    def write(self, path: Path) -> Path:
-        """Writes the file; returns its path."""
-        cfg = self.draft
-        self.fill()
-        assert cfg.n_draft_vocab is not None
-        n_ids = cfg.n_draft_vocab
-        self.matrix("output.weight", n_ids, cfg.n_embd, gain=_OUTPUT_GAIN)
-        tensors: dict[str, npt.NDArray[Any]] = dict(self.tensors)
-        tensors["d2t"] = np.arange(n_ids, dtype=np.int64) * (cfg.n_vocab // n_ids)
-        self.keys()
-        large = (
-            (name, "Q8_0", blocks(shape, "Q8_0", gain, zlib.crc32(name.encode())))
-            for name, (shape, gain) in self.large.items()
-        )
-        return _write(self, path, tensors, large)
-
-
-def _write(
-    sketch: Sketch,
-    path: Path,
-    tensors: Mapping[str, npt.NDArray[Any]],
-    large: Iterable[tuple[str, str, Bytes]],
-) -> Path:
-    """Writes a file; the large tensors are made one at a time."""
-    writer = GGUFWriter(path, sketch.cfg.arch)
-    writer.add_name("random weights")
-    sketch._write_meta(writer)
-    write_tokenizer(writer, sketch.cfg.n_vocab, None)
-    for name, array in tensors.items():
-        writer.add_tensor(name, array)
-    for name, kind, raw in large:
-        writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType[kind])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def llama_8b_eagle3(n_vocab: int, n_layer: int) -> _Eagle3:
-    """A head of one layer for the model of llama_8b() with so many layers."""
-    return _Eagle3(
-        Eagle3Config(
-            n_vocab=n_vocab, n_draft_vocab=n_vocab // 4, target_n_embd=4096,
-            target_layers=(2, n_layer // 2, n_layer - 3), n_embd=4096, n_head=32, n_head_kv=8,
-            n_ff=14336, own_embedding=False, own_output=False, rope_freq_base=5e5,
-        )
-    )  # fmt: skip
-
-
-SHAPES: dict[str, tuple[Callable[[int, int], Shape | _Eagle3], int, int]] = {
-    "qwen3.5-4b": (qwen35_4b, 248320, 32),
-    "qwen3.5-9b": (qwen35_9b, 248320, 32),
+SHAPES: dict[str, tuple[Callable[[int, int], Shape], int, int]] = {
+    "qwen3.5-4b": (partial(qwen35, 2560, 9216), 248320, 32),
+    "qwen3.5-9b": (partial(qwen35, 4096, 12288), 248320, 32),
     "qwen3-8b": (qwen3_8b, 151936, 36),
-    "qwen3-0.6b": (qwen3_06b, 151936, 28),
     "llama-3.1-8b": (llama_8b, 128256, 32),
-    "llama-3.1-8b-eagle3": (llama_8b_eagle3, 128256, 32),
 }
-"""Each shape's builder, vocabulary size, and number of layers of it or of its target."""
+"""Each shape's builder, vocabulary size, and number of layers."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -315,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("path", type=Path)
     parser.add_argument("--vocab", type=int, help="ids [the model's]")
-    parser.add_argument("--layers", type=int, help="of the target [the model's]")
+    parser.add_argument("--layers", type=int, help="layers [the model's]")
     args = parser.parse_args(argv)
     make, n_vocab, n_layer = SHAPES[args.shape]
     path = make(args.vocab or n_vocab, args.layers or n_layer).write(args.path)

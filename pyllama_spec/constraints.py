@@ -45,11 +45,8 @@ _LOOSER = 'Else "strict": False beside the schema leaves "{}" out of the grammar
 class Guide(NamedTuple):
     """A grammar that llguidance follows.
 
-    Attributes:
-        kind: the form of the text.
-        text: a regular expression in the syntax of Rust's regex crate, which the whole answer
-            matches; Lark rules with a rule `start`; or a JSON schema.
-
+    Lark rules with a rule `start`, a JSON schema, or a regular expression of Rust's regex crate for
+    the whole answer.
     """
 
     kind: GuideKind
@@ -59,11 +56,8 @@ class Guide(NamedTuple):
 def form_of(grammar: object, response_format: Mapping[str, Any] | None) -> str | Guide | None:
     """The GBNF rules or guide of a request's grammar or response_format; None for no constraint.
 
-    Args:
-        grammar: GBNF; Lark rules that begin with %llguidance; a Guide; or an object that holds one
-            of these as `_grammar`.
-        response_format: see requests.options.RequestOptions.
-
+    A grammar is GBNF, Lark rules that begin with %llguidance, a Guide, or an object that holds one
+    of these as `_grammar`.
     """
     form = _format_of(response_format)
     if grammar is None:

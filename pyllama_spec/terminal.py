@@ -78,13 +78,7 @@ def clear_bar() -> None:
 
 
 class ProgressBar:
-    """A bar on a terminal's stderr, or of tqdm in a notebook; silent elsewhere.
-
-    Args:
-        label: the name of the task.
-        stream: the stream to draw on.
-
-    """
+    """A bar on a terminal's stderr, or of tqdm in a notebook; silent elsewhere."""
 
     def __init__(self, label: str, stream: TextIO | None = None) -> None:
         self._label = label

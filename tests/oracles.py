@@ -289,16 +289,6 @@ def check_same_rows(run: LoopRun, expected: LoopRun) -> None:
     np.testing.assert_array_equal(np.stack(run.rows), np.stack(expected.rows))
 
 
-def check_draft_logits(
-    paths: Sequence[Callable[[], Rows]], *, rtol: float = 0.0, atol: float = 0.0
-) -> None:
-    """O3: a drafter's logits for one prefix are the same on every path that leads there."""
-    first, *rest = [np.array(path(), copy=True) for path in paths]
-    assert np.isfinite(first).all()
-    for i, other in enumerate(rest, start=1):
-        np.testing.assert_allclose(other, first, rtol=rtol, atol=atol, err_msg=f"O3: path {i}")
-
-
 def check_fingerprint(got: Rows, expected: Rows, *, rtol: float = 0.0) -> None:
     """O4: rows of one (sequence, position) range equal those of single-token decodes.
 

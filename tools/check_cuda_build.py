@@ -22,12 +22,7 @@ _NEEDED = re.compile(r"\(NEEDED\).*\[(.+)\]")
 
 
 def main() -> int:
-    """Prints what was found.
-
-    Returns:
-        0 if every check passed.
-
-    """
+    """Prints what was found."""
     faults = [*_link_faults(), *_run_faults()]
     for fault in faults:
         print(f"FAULT: {fault}", file=sys.stderr)

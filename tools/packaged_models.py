@@ -22,15 +22,7 @@ from pyllama_spec.errors import PyllamaSpecError
 
 @dataclass(frozen=True, slots=True)
 class Packaged:
-    """A model file in one package, or split over several packages.
-
-    Attributes:
-        type: the weight type in the file's name.
-        sha256: the SHA-256 of the whole file.
-        parts: for each part its pinned package and its file in the wheel, in order.
-        megabytes: the size of the whole download.
-
-    """
+    """A model file in one package, or split over several: pinned packages and files in wheels."""
 
     type: str
     sha256: str
@@ -69,12 +61,7 @@ def cache_directory() -> Path:
 
 
 def shipped_model(name: str) -> Path:
-    """The file as its packages ship it; downloads it if the cache lacks it.
-
-    Raises:
-        FetchError: pip cannot get a package, or the package has other content.
-
-    """
+    """The file as its packages ship it; downloads it if the cache lacks it."""
     model = MODELS[name]
     path = cache_directory() / f"{name}.{model.type}.gguf"
     if _is_shipped(path, model.sha256):
@@ -122,12 +109,7 @@ def _is_shipped(path: Path, sha256: str) -> bool:
 
 
 def fetch(path: Path) -> Path:
-    """Creates the model at `path`; the file's name gives model and weight type. Returns `path`.
-
-    Raises:
-        FetchError: the name lacks a known model or a type, or a package is not available.
-
-    """
+    """Creates the model at `path`; the file's name gives model and weight type. Returns `path`."""
     name, _, kind = path.stem.rpartition(".")
     if path.suffix != ".gguf" or name not in MODELS:
         known = " or ".join(f"{known}.TYPE.gguf" for known in MODELS)

@@ -110,15 +110,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
 
 
 class Outcome(NamedTuple):
-    """The result of one of their tests.
-
-    Attributes:
-        file: the file of the test.
-        name: the name of the test, with its parameters.
-        state: passed, failed or skipped.
-        why: the reason, if it did not pass.
-
-    """
+    """The result of one of their tests."""
 
     file: str
     name: str
@@ -161,13 +153,7 @@ def prepare(tests: Path, texts: Path | None) -> Path:
 
 
 def with_stand_ins(arguments: Sequence[str], models: Mapping[str, str]) -> list[str]:
-    """A command line with a local file in place of the hub's model.
-
-    Args:
-        arguments: the arguments of llama-server.
-        models: the file for each model of the hub, by a part of its name.
-
-    """
+    """A command line with a local file in place of the hub's model."""
     words, given, asked = list[str](), iter(arguments), ""
     for word in given:
         if word in ("--hf-repo", "--hf-file"):

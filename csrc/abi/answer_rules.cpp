@@ -124,7 +124,6 @@ struct answer_rules::tables {
 };
 
 answer_rules::answer_rules(const llama_spec_sampler_params & p, const llama_vocab * vocab, const token_pieces & pieces) {
-    require(p.min_tokens >= 0 && p.thought_budget >= -1, "min_tokens or the budget of a thought is negative");
     auto made = std::make_shared<tables>();
     made->vocab       = vocab;
     made->pieces      = &pieces;
@@ -142,16 +141,13 @@ answer_rules::answer_rules(const llama_spec_sampler_params & p, const llama_voca
     if (follows_thoughts(p)) {
         made->thought_start = p.thought_start;
         made->longest_mark  = made->thought_start.size();
-        require(!made->thought_start.empty() && p.n_thought_ends > 0, "a thought needs marks of its beginning and its end");
         for (int32_t i = 0; i < p.n_thought_ends; ++i) {
             made->thought_ends.emplace_back(p.thought_ends[i]);
-            require(!made->thought_ends.back().empty(), "the mark of a thought's end is empty");
             made->longest_mark = std::max(made->longest_mark, made->thought_ends.back().size());
         }
         made->begins_in_thought = p.thought_is_open;
         made->thought_budget    = p.thought_budget;
         made->thought_close.assign(p.thought_close, p.thought_close + p.n_thought_close);
-        require(p.thought_budget < 0 || p.n_thought_close > 0, "a budget of a thought needs the tokens that end it");
     }
     for (const auto * ids : { &made->early, &made->thought_close }) {
         for (const int32_t id : *ids) {

@@ -2,7 +2,6 @@
 // parsers of models' answers. Input and output are JSON.
 
 #include "abi/handles.h"
-#include "checks/nesting.h"
 #include "checks/number_text.h"
 #include "checks/work_limit.h"
 #include "hooks/schema_rules.h"
@@ -52,6 +51,30 @@ template <typename F> void with_bounds(const work_bounds & bounds, F && body) {
     with_deep_stack(CHAT_STACK_BYTES, [&] { within(bounds, body); });
 }
 
+constexpr int MAX_DEPTH = 200;  // real tools and schemas have less than a tenth of that
+
+// Throws if more than MAX_DEPTH brackets are open at once: the engine reads JSON, schemas, templates and answers with
+// recursive functions, and unlimited nesting would overflow the stack, which ends the process. A level takes one or two
+// kilobytes of the engine's eight-megabyte stack. Strings of JSON may hold any number: a user's text has them.
+void check_nesting(const char * text, const char * what, bool is_json = false) {
+    int  depth     = 0;
+    bool in_string = false;
+    for (const char * at = text; *at != '\0'; ++at) {
+        if (is_json && *at == '"') {
+            in_string = !in_string;
+        } else if (in_string) {
+            at += *at == '\\' && at[1] != '\0';
+        } else if (*at == '{' || *at == '[' || *at == '(') {
+            ++depth;
+        } else if ((*at == '}' || *at == ']' || *at == ')') && depth > 0) {
+            --depth;
+        }
+        if (depth > MAX_DEPTH) {
+            fail(LLAMA_SPEC_ARGUMENT, std::string(what) + " is nested deeper than " + std::to_string(MAX_DEPTH) + " brackets");
+        }
+    }
+}
+
 // The engine's template parser recurses for each nested part.
 void check_template(const char * text) {
     if (text != nullptr && std::strlen(text) > MAX_TEMPLATE_BYTES) {
@@ -79,9 +102,9 @@ struct llama_spec_chat_session {
 
 namespace {
 
-// An unreadable template and messages that it refuses are the caller's fault: the engine throws plain exceptions for
-// them.
-template <typename F> void as_argument(F && body) {
+// An unreadable template, messages that it refuses, and an answer in another form are not the engine's fault, which
+// throws plain exceptions for them.
+template <typename F> void with_code(int code, F && body) {
     try {
         body();
     } catch (const failure &) {
@@ -92,13 +115,12 @@ template <typename F> void as_argument(F && body) {
         throw;
     } catch (const std::exception & e) {
         const std::string text = e.what();
-        fail(LLAMA_SPEC_ARGUMENT, text.substr(std::min(text.find_first_not_of('\n'), text.size())));
+        fail(code, text.substr(std::min(text.find_first_not_of('\n'), text.size())));
     }
 }
 
 common_json parsed(const char * text, const char * what) {
-    require(text != nullptr, what);
-    check_json_nesting(text, what);
+    check_nesting(text, what, /* is_json */ true);
     return common_json::parse(text);
 }
 
@@ -277,10 +299,8 @@ common_json parsed_answer(const common_chat_parser_params & params, const std::s
 
 int llama_spec_template_new(const char * source, llama_spec_template ** out, char ** strings) {
     return guarded([&] {
-        require(source != nullptr && out != nullptr && strings != nullptr, "a template is needed");
-        *out = nullptr;
         check_template(source);
-        with_bounds(TEMPLATE_BOUNDS, [&] { as_argument([&] {
+        with_bounds(TEMPLATE_BOUNDS, [&] { with_code(LLAMA_SPEC_ARGUMENT, [&] {
             const auto tokens = jinja::lexer().tokenize(source);
             std::set<std::string> all;
             for (const auto & token : tokens.tokens) {
@@ -300,16 +320,13 @@ int llama_spec_template_new(const char * source, llama_spec_template ** out, cha
 
 void llama_spec_template_free(llama_spec_template * program) {
     guarded([&] {
-        if (program != nullptr) {
-            with_deep_stack(CHAT_STACK_BYTES, [&] { delete program; });
-        }
+        with_deep_stack(CHAT_STACK_BYTES, [&] { delete program; });
     });
 }
 
 int llama_spec_template_run(llama_spec_template * program, const char * variables, int64_t time, char ** text) {
     return guarded([&] {
-        require(program != nullptr && text != nullptr, "the template is closed");
-        with_bounds(CHAT_BOUNDS, [&] { as_argument([&] {
+        with_bounds(CHAT_BOUNDS, [&] { with_code(LLAMA_SPEC_ARGUMENT, [&] {
             jinja::context ctx;
             ctx.current_time = (std::time_t) time;
             jinja::global_from_json(ctx, parsed(variables, "the chat"), false);
@@ -334,14 +351,12 @@ int llama_spec_template_run(llama_spec_template * program, const char * variable
 
 int llama_spec_chat_new(llama_spec_model * model, const char * source, llama_spec_chat ** out) {
     return guarded([&] {
-        require(model != nullptr && model->state && out != nullptr, "the model is closed");
-        *out = nullptr;
         model->state->home.check("this model was loaded");
         for (const char * text : { source, llama_model_chat_template(model->state->model, nullptr),
                                    llama_model_chat_template(model->state->model, "tool_use") }) {
             check_template(text);
         }
-        with_bounds(TEMPLATE_BOUNDS, [&] { as_argument([&] {
+        with_bounds(TEMPLATE_BOUNDS, [&] { with_code(LLAMA_SPEC_ARGUMENT, [&] {
             auto templates = common_chat_templates_init(model->state->model, source != nullptr ? source : "");
             *out = new llama_spec_chat{ model->state, std::move(templates) };
         }); });
@@ -350,17 +365,13 @@ int llama_spec_chat_new(llama_spec_model * model, const char * source, llama_spe
 
 void llama_spec_chat_free(llama_spec_chat * chat) {
     guarded([&] {
-        if (chat != nullptr) {
-            with_deep_stack(CHAT_STACK_BYTES, [&] { delete chat; });
-        }
+        with_deep_stack(CHAT_STACK_BYTES, [&] { delete chat; });
     });
 }
 
 int llama_spec_chat_begin(llama_spec_chat * chat, const char * request, llama_spec_chat_session ** out, char ** answer) {
     return guarded([&] {
-        require(chat != nullptr && out != nullptr && answer != nullptr, "the chat is closed");
-        *out = nullptr;
-        with_bounds(CHAT_BOUNDS, [&] { as_argument([&] {
+        with_bounds(CHAT_BOUNDS, [&] { with_code(LLAMA_SPEC_ARGUMENT, [&] {
             const llama_vocab * vocab = chat->model->vocab();
             const auto given   = parsed(request, "the request");
             const schema_rules rules(given.value("schema_rules", common_json()));
@@ -377,14 +388,12 @@ int llama_spec_chat_begin(llama_spec_chat * chat, const char * request, llama_sp
                 { "stops", applied.additional_stops }, { "generation_prompt", applied.generation_prompt },
                 { "format", common_chat_format_name(applied.format) }, { "supports_thinking", applied.supports_thinking },
                 { "thinking_start", applied.thinking_start_tag }, { "thinking_ends", applied.thinking_end_tags },
+                { "prefill", prefill(vocab, applied.generation_prompt) },
                 { "object_arguments", common_chat_templates_get_caps(chat->templates.get()).at("supports_object_arguments") },
                 { "has_call_ids", has_call_ids(applied.parser) },
                 { "preserved_tokens", std::vector<llama_token>(sampling.preserved_tokens.begin(), sampling.preserved_tokens.end()) },
             };
             write_triggers(sampling, json);
-            json["prefill"] = prefill(vocab, applied.generation_prompt);
-            json["thinking_start"] = applied.thinking_start_tag;
-            json["thinking_ends"]  = applied.thinking_end_tags;
 
             auto session = std::make_unique<llama_spec_chat_session>();
             session->parser.format            = applied.format;
@@ -402,20 +411,11 @@ void llama_spec_chat_session_free(llama_spec_chat_session * session) {
 
 int llama_spec_chat_parse(llama_spec_chat_session * session, const char * text, int32_t n_bytes, char ** answer) {
     return guarded([&] {
-        require(session != nullptr && answer != nullptr && n_bytes >= 0 && (text != nullptr || n_bytes == 0), "the chat is closed");
-        const std::string said(text != nullptr ? text : "", (size_t) n_bytes);
+        const std::string said(text, (size_t) n_bytes);
         std::string brackets = said;
         std::replace(brackets.begin(), brackets.end(), '\0', ' ');
         check_nesting(brackets.c_str(), "the answer");
-        try {
-            *answer = text_out(parsed_answer(session->parser, said).dump_safe());
-        } catch (const failure &) {
-            throw;
-        } catch (const engine_abort &) {
-            throw;
-        } catch (const std::exception & e) {
-            fail(LLAMA_SPEC_UNSUPPORTED, e.what());
-        }
+        with_code(LLAMA_SPEC_UNSUPPORTED, [&] { *answer = text_out(parsed_answer(session->parser, said).dump_safe()); });
     });
 }
 

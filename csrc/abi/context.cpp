@@ -36,7 +36,6 @@ void poison(context_state & state) {
 }
 
 context_state & open_context(llama_spec_context * handle) {
-    require(handle != nullptr && handle->state != nullptr, "the context is closed");
     handle->state->home.check("this context was opened");
     return *handle->state;
 }
@@ -111,19 +110,8 @@ llama_context_params engine_params(const llama_spec_context_params & in, context
 }
 
 void check_params(const llama_spec_context_params & p) {
-    require(p.n_ctx > 0, "n_ctx must be at least 1");
-    require(p.n_batch > 0 && p.n_ubatch > 0, "n_batch and n_ubatch must be at least 1");
-    require(p.n_seq_max > 0 && p.n_seq_max <= llama_max_parallel_sequences(), "n_seq_max is outside 1 .. the engine's limit");
-    require(p.n_threads > 0 && p.n_threads_batch > 0 && p.n_threads <= GGML_MAX_N_THREADS &&
-            p.n_threads_batch <= GGML_MAX_N_THREADS, "n_threads and n_threads_batch must be at least 1 and at most the engine's limit");
-    require(p.flash_attn >= -1 && p.flash_attn <= 1, "flash_attn must be -1 (auto), 0 or 1");
-    for (int32_t type : { p.type_k, p.type_v }) {
-        require(type >= 0 && type < GGML_TYPE_COUNT && ggml_blck_size((ggml_type) type) > 0, "type_k or type_v is not a type of the "
-                "engine");
-    }
-    require(p.pooling_type >= -1 && p.pooling_type <= LLAMA_POOLING_TYPE_RANK, "pooling_type must be -1 (the model's) to 4");
-    require(p.attention_type >= -1 && p.attention_type <= 1, "attention_type must be -1 (the model's), 0 (causal) or 1");
-    require(p.n_layers >= 0 && (p.n_layers == 0 || p.layers != nullptr), "layers are missing");
+    require(p.n_seq_max <= llama_max_parallel_sequences(), "n_seq_max is above the engine's limit");
+    require(std::max(p.n_threads, p.n_threads_batch) <= GGML_MAX_N_THREADS, "n_threads or n_threads_batch is above the engine's limit");
     // The engine asserts that a batch can have an output for each sequence, and limits n_batch to n_ctx.
     const uint32_t n_outputs = std::min(p.n_outputs_max > 0 ? std::min(p.n_outputs_max, p.n_batch) : p.n_batch, p.n_ctx);
     if (p.n_seq_max > n_outputs) {
@@ -170,7 +158,7 @@ void prepare_undo(context_state & state, bool is_head) {
 void prepare_draft(context_state & state, bool is_head) {
     const llama_model * model  = state.model->model;
     const llama_model * target = state.target != nullptr ? state.target->model->model : nullptr;
-    const draft_kind * kind = is_head ? &mtp_kind() : find_draft_kind(model);
+    const draft_kind * kind = is_head ? &MTP_KIND : find_draft_kind(model);
     if (kind == nullptr) {
         return;
     }
@@ -215,37 +203,9 @@ void attach_threads(context_state & state, int32_t n_threads) {
 
 } // namespace
 
-void llama_spec_context_default_params(llama_spec_context_params * out) {
-    const llama_context_params p = llama_context_default_params();
-    *out = {};
-    out->n_ctx           = 512;
-    out->n_batch         = p.n_batch;
-    out->n_ubatch        = p.n_ubatch;
-    out->n_seq_max       = 1;
-    out->n_threads       = p.n_threads;
-    out->n_threads_batch = p.n_threads_batch;
-    out->flash_attn      = LLAMA_FLASH_ATTN_TYPE_AUTO;
-    out->type_k          = p.type_k;
-    out->type_v          = p.type_v;
-    out->rope_scaling_type = p.rope_scaling_type;
-    out->pooling_type      = p.pooling_type;
-    out->attention_type    = p.attention_type;
-    out->yarn_ext_factor   = p.yarn_ext_factor;
-    out->yarn_attn_factor  = p.yarn_attn_factor;
-    out->yarn_beta_fast    = p.yarn_beta_fast;
-    out->yarn_beta_slow    = p.yarn_beta_slow;
-    out->yarn_orig_ctx     = p.yarn_orig_ctx;
-    out->offload_kqv = true;
-    // With op_offload, batches of different widths run on different processors, whose results differ.
-    out->op_offload  = false;
-    out->swa_full    = true;
-}
-
 int llama_spec_context_new(llama_spec_model * model, const llama_spec_context_params * params,
                            llama_spec_context * target, llama_spec_context ** out) {
     return guarded([&] {
-        require(model != nullptr && model->state && params != nullptr && out != nullptr, "the model is closed");
-        *out = nullptr;
         model->state->home.check("this model was loaded");
         if (target != nullptr) {
             open_context(target);
@@ -257,7 +217,6 @@ int llama_spec_context_new(llama_spec_model * model, const llama_spec_context_pa
         if (model->state->vocab_only) {
             fail(LLAMA_SPEC_UNSUPPORTED, "the model was loaded with vocab_only and has no weights; load it without");
         }
-
         if (!params->is_head && is_head_alone(model->state->model)) {
             fail(LLAMA_SPEC_UNSUPPORTED, "the file holds an MTP head and no layers: it drafts for another file, and gives no text");
         }
@@ -317,7 +276,7 @@ int llama_spec_context_new(llama_spec_model * model, const llama_spec_context_pa
 
 int llama_spec_context_free(llama_spec_context * ctx) {
     return guarded([&] {
-        if (ctx == nullptr || !ctx->state->home.is_here()) {
+        if (ctx == nullptr || !ctx->state->home.is_here()) {    // NULL: one that could not be opened
             return;
         }
         if (ctx->state->in_call.load(std::memory_order_acquire)) {
@@ -329,7 +288,6 @@ int llama_spec_context_free(llama_spec_context * ctx) {
 
 int llama_spec_context_get_info(llama_spec_context * ctx, llama_spec_context_info * out) {
     return guarded([&] {
-        require(ctx != nullptr && ctx->state != nullptr, "the context is closed");
         const llama_context * c = ctx->state->ctx;
         out->n_ctx         = llama_n_ctx(c);
         out->n_ctx_seq     = llama_n_ctx_seq(c);
@@ -337,7 +295,6 @@ int llama_spec_context_get_info(llama_spec_context * ctx, llama_spec_context_inf
         out->n_ubatch      = llama_n_ubatch(c);
         out->n_seq_max     = llama_n_seq_max(c);
         out->n_rs_seq      = llama_n_rs_seq(c);
-        out->n_outputs_max = 0;
         out->n_host_copies = ctx->state->n_host_copies;
         out->n_graphs_reused = llama_perf_context(c).n_reused;
         out->n_threads     = ctx->state->compute->n_threads;
@@ -352,7 +309,6 @@ int llama_spec_context_get_info(llama_spec_context * ctx, llama_spec_context_inf
 
 int llama_spec_get_transfers(llama_spec_context * ctx, bool with_relatives, llama_spec_transfers * out) {
     return guarded([&] {
-        require(ctx != nullptr && ctx->state != nullptr && out != nullptr, "the context is closed");
         const transfers & from = with_relatives ? ctx->state->compute->crossed : ctx->state->crossed;
         out->bytes_to_device    = from.bytes_to_device.load(std::memory_order_relaxed);
         out->bytes_to_host      = from.bytes_to_host.load(std::memory_order_relaxed);
@@ -370,25 +326,14 @@ void llama_spec_limit_memory(uint64_t n_bytes) {
 }
 
 void llama_spec_cancel(llama_spec_context * ctx, bool value) {
-    if (ctx != nullptr && ctx->state != nullptr) {
-        ctx->state->cancelled.store(value, std::memory_order_relaxed);
-    }
+    ctx->state->cancelled.store(value, std::memory_order_relaxed);
 }
 
 int llama_spec_rest(llama_spec_context * ctx) {
-    return guarded([&] {
-        // Waits for a running graph: pausing a worker that has not begun it would leave the other threads waiting.
-        context_call call(ctx);
-        ggml_threadpool_pause(call.state.compute->pool);
-    });
+    // Waits for a running graph: pausing a worker that has not begun it would leave the other threads waiting.
+    return guarded_call(ctx, [&](context_state & state) { ggml_threadpool_pause(state.compute->pool); });
 }
 
 int64_t llama_spec_add_views(llama_spec_context * ctx, int32_t n) {
-    int64_t n_views = 0;
-    guarded([&] {
-        if (ctx != nullptr && ctx->state != nullptr && ctx->state->home.is_here()) {
-            n_views = llama_spec_count_views(ctx->state->ctx, n);
-        }
-    });
-    return n_views;
+    return guarded_or<int64_t>(0, [&] { return ctx->state->home.is_here() ? llama_spec_count_views(ctx->state->ctx, n) : 0; });
 }

@@ -1,4 +1,3 @@
-#include "abi/decoding.h"
 #include "abi/handles.h"
 #include "abi/rpc.h"
 #include "base/model_facts.h"
@@ -32,8 +31,6 @@ void check_batch(const context_state & state, const llama_spec_batch & b) {
         fail(LLAMA_SPEC_ARGUMENT, "the batch has " + std::to_string(b.n_tokens) + " tokens, more than n_batch = " +
                 std::to_string(n_batch) + "; split it, or open the context with a larger n_batch");
     }
-    require(b.ids != nullptr || b.rows != nullptr, "the batch has neither ids nor rows");
-    require(b.pos != nullptr && b.seq != nullptr && b.output != nullptr, "the batch has no positions, sequences or outputs");
     if (b.rows != nullptr && b.n_row != state.n_row_inp) {
         fail(LLAMA_SPEC_ARGUMENT, "the batch has rows of " + std::to_string(b.n_row) + " numbers, the model takes " +
                 std::to_string(state.n_row_inp));
@@ -246,6 +243,30 @@ layer_rows rows_of(const context_state & state, int32_t layer) {
     return { llama_get_embeddings_layer_inp(state.ctx, (uint32_t) layer), (size_t) llama_model_n_embd(model) };
 }
 
+// The newest tokens of the drafts that continue.
+struct step {
+    std::vector<int32_t> chains, ids, pos, seq;
+    std::vector<int8_t>  output;
+
+    void add(int32_t chain, int32_t id, int32_t position, int32_t sequence) {
+        chains.push_back(chain);
+        ids.push_back(id);
+        pos.push_back(position);
+        seq.push_back(sequence);
+        output.push_back(1);
+    }
+
+    llama_spec_batch batch() {
+        llama_spec_batch out = {};
+        out.n_tokens = (int32_t) ids.size();
+        out.ids      = ids.data();
+        out.pos      = pos.data();
+        out.seq      = seq.data();
+        out.output   = output.data();
+        return out;
+    }
+};
+
 } // namespace
 
 namespace llama_spec {
@@ -309,34 +330,27 @@ void decode(context_state & state, const llama_spec_batch & batch, bool encode) 
 } // namespace llama_spec
 
 int llama_spec_decode(llama_spec_context * ctx, const llama_spec_batch * batch, bool encode) {
-    return guarded([&] {
-        require(batch != nullptr, "there is no batch");
-        context_call call(ctx);
-        decode(call.state, *batch, encode);
+    return guarded_call(ctx, [&](context_state & state) {
+        decode(state, *batch, encode);
     });
 }
 
 int llama_spec_synchronize(llama_spec_context * ctx) {
-    return guarded([&] {
-        context_call call(ctx);
-        llama_synchronize(call.state.ctx);
+    return guarded_call(ctx, [&](context_state & state) {
+        llama_synchronize(state.ctx);
     });
 }
 
 int llama_spec_logits(llama_spec_context * ctx, int32_t i, const float ** out) {
-    return guarded([&] {
-        context_call call(ctx);
-        *out = logits_of(call.state, i);
+    return guarded_call(ctx, [&](context_state & state) {
+        *out = logits_of(state, i);
     });
 }
 
 int llama_spec_draft_output(llama_spec_context * ctx, int32_t n_slots, const char ** name, uint64_t * row_bytes,
                             bool * is_targets) {
-    return guarded([&] {
-        context_call call(ctx);
-        context_state & state = call.state;
-        require(n_slots >= 0 && n_slots <= state.model->n_vocab() && name != nullptr && row_bytes != nullptr &&
-                is_targets != nullptr, "n_slots is outside 0 .. the size of the vocabulary");
+    return guarded_call(ctx, [&](context_state & state) {
+        require(n_slots >= 0 && n_slots <= state.model->n_vocab(), "n_slots is outside 0 .. the size of the vocabulary");
         const ggml_tensor * whole = state.draft ? state.draft->output() : nullptr;
         if (whole == nullptr) {
             fail(LLAMA_SPEC_UNSUPPORTED, "this context has no draft that could choose among a part of the vocabulary");
@@ -359,11 +373,8 @@ int llama_spec_draft_output(llama_spec_context * ctx, int32_t n_slots, const cha
 
 int llama_spec_draft_output_set(llama_spec_context * ctx, int32_t n, const int32_t * slots, const int32_t * ids, const uint8_t * rows,
                                 uint64_t n_bytes) {
-    return guarded([&] {
-        context_call call(ctx);
-        context_state & state = call.state;
+    return guarded_call(ctx, [&](context_state & state) {
         require(state.output != nullptr, "there are no slots for rows of the output matrix: call draft_output() first");
-        require(n >= 0 && slots != nullptr && ids != nullptr && rows != nullptr, "there are no rows");
         if (n_bytes != (uint64_t) n * state.output->row_bytes()) {
             fail(LLAMA_SPEC_ARGUMENT, std::to_string(n_bytes) + " bytes are not " + std::to_string(n) + " rows of " +
                     std::to_string(state.output->row_bytes()));
@@ -379,18 +390,15 @@ int llama_spec_draft_output_set(llama_spec_context * ctx, int32_t n, const int32
 
 int llama_spec_likeliest(llama_spec_context * ctx, int32_t i, const int32_t * counterparts, int32_t n_max, int32_t * ids,
                          float * probabilities, int32_t * n) {
-    return guarded([&] {
-        context_call call(ctx);
-        require(ids != nullptr && probabilities != nullptr && n != nullptr && n_max >= 0, "there is no place for the result");
-        *n = pyllama_spec::likeliest(logits_of(call.state, i), call.state.model->n_vocab(), counterparts, n_max, ids, probabilities);
+    return guarded_call(ctx, [&](context_state & state) {
+        *n = pyllama_spec::likeliest(logits_of(state, i), state.model->n_vocab(), counterparts, n_max, ids, probabilities);
     });
 }
 
 int llama_spec_embeddings(llama_spec_context * ctx, int32_t i, const float ** out) {
-    return guarded([&] {
-        context_call call(ctx);
-        check_row(call.state, i);
-        *out = llama_get_embeddings_ith(call.state.ctx, i);
+    return guarded_call(ctx, [&](context_state & state) {
+        check_row(state, i);
+        *out = llama_get_embeddings_ith(state.ctx, i);
         if (*out == nullptr) {
             fail(LLAMA_SPEC_ARGUMENT, "no embeddings were asked for at row " + std::to_string(i) + " of the last batch; open the context with embeddings");
         }
@@ -398,10 +406,9 @@ int llama_spec_embeddings(llama_spec_context * ctx, int32_t i, const float ** ou
 }
 
 int llama_spec_embeddings_seq(llama_spec_context * ctx, int32_t seq, const float ** out) {
-    return guarded([&] {
-        context_call call(ctx);
-        require(seq >= 0 && seq < (int32_t) llama_n_seq_max(call.state.ctx), "there is no such sequence");
-        *out = llama_get_embeddings_seq(call.state.ctx, seq);
+    return guarded_call(ctx, [&](context_state & state) {
+        require(seq >= 0 && seq < (int32_t) llama_n_seq_max(state.ctx), "there is no such sequence");
+        *out = llama_get_embeddings_seq(state.ctx, seq);
         if (*out == nullptr) {
             fail(LLAMA_SPEC_ARGUMENT, "the last batch gave no pooled embedding for sequence " + std::to_string(seq));
         }
@@ -410,11 +417,7 @@ int llama_spec_embeddings_seq(llama_spec_context * ctx, int32_t seq, const float
 
 int llama_spec_draft_candidates(llama_spec_context * ctx, int32_t i, int32_t given, int32_t n_max, int32_t * ids,
                                 float * probabilities, int32_t * n, const float ** row) {
-    return guarded([&] {
-        context_call call(ctx);
-        const context_state & state = call.state;
-        require(ids != nullptr && probabilities != nullptr && n != nullptr && row != nullptr && n_max >= 0,
-                "there is no place for the result");
+    return guarded_call(ctx, [&](context_state & state) {
         if (!state.draft) {
             fail(LLAMA_SPEC_UNSUPPORTED, std::string("architecture '") + llama_spec_arch_name(state.model->model) +
                     "' is not a draft that this version knows; it knows " + draft_kind_names());
@@ -428,41 +431,60 @@ int llama_spec_draft_candidates(llama_spec_context * ctx, int32_t i, int32_t giv
 }
 
 int llama_get_output_layer_inp(llama_spec_context * ctx, int32_t layer, const float ** out, int32_t * n_rows) {
-    return guarded([&] {
-        context_call call(ctx);
-        check_layer(call.state, layer);
-        *n_rows = call.state.n_rows;
+    return guarded_call(ctx, [&](context_state & state) {
+        check_layer(state, layer);
+        *n_rows = state.n_rows;
         *out    = nullptr;
         if (*n_rows > 0) {
             // The rows are copied asynchronously: without this wait the caller would read stale ones.
-            llama_synchronize(call.state.ctx);
-            *out = rows_of(call.state, layer).data;
+            llama_synchronize(state.ctx);
+            *out = rows_of(state, layer).data;
         }
     });
 }
 
 int llama_spec_copy_layer_inputs(llama_spec_context * ctx, const int32_t * layers, int32_t n_layers, int32_t first, int32_t n,
                                  float * out) {
-    return guarded([&] {
-        context_call call(ctx);
-        require(layers != nullptr && out != nullptr, "there is no place for the rows");
-        if (n <= 0) {
+    return guarded_call(ctx, [&](context_state & state) {
+        if (n == 0) {
             return;
         }
-        check_row(call.state, first);
-        check_row(call.state, (int32_t) std::min<int64_t>((int64_t) first + n - 1, INT32_MAX));
-        llama_synchronize(call.state.ctx);
+        check_row(state, first);
+        check_row(state, (int32_t) std::min<int64_t>((int64_t) first + n - 1, INT32_MAX));
+        llama_synchronize(state.ctx);
         size_t width = 0, column = 0;
         for (int32_t k = 0; k < n_layers; ++k) {
-            width += rows_of(call.state, layers[k]).n_embd;
+            width += rows_of(state, layers[k]).n_embd;
         }
         for (int32_t k = 0; k < n_layers; ++k) {
-            const auto [rows, n_embd] = rows_of(call.state, layers[k]);
+            const auto [rows, n_embd] = rows_of(state, layers[k]);
             for (size_t i = 0; i < (size_t) n; ++i) {
                 const float * row = rows + ((size_t) first + i) * n_embd;
                 std::copy(row, row + n_embd, out + i * width + column);
             }
             column += n_embd;
+        }
+    });
+}
+
+int llama_spec_draft_chains(llama_spec_context * ctx, const llama_spec_chains * chains, llama_spec_next next, void * user) {
+    return guarded_call(ctx, [&](context_state & state) {
+        step now;
+        for (int32_t i = 0; i < chains->n; ++i) {
+            now.add(i, chains->ids[i], chains->pos[i], chains->seq[i]);
+        }
+        while (!now.ids.empty()) {
+            decode(state, now.batch(), false);
+            step then;
+            for (size_t i = 0; i < now.ids.size(); ++i) {
+                int32_t id = -1;
+                float   p  = 0.0f;
+                pyllama_spec::likeliest(logits_of(state, (int32_t) i), state.model->n_vocab(), chains->counterparts, 1, &id, &p);
+                if (next(user, now.chains[i], id, p) && id >= 0) {
+                    then.add(now.chains[i], id, now.pos[i] + 1, now.seq[i]);
+                }
+            }
+            now = std::move(then);
         }
     });
 }

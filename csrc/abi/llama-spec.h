@@ -64,7 +64,7 @@ void llama_spec_on_wait(bool (*wants_to_stop)(void));
 /* The engine's number for a type, such as "f16" or "q8_0"; a status for an unknown name. */
 int32_t llama_spec_type_id(const char * name);
 
-int32_t llama_spec_n_devices(void);
+/* name is NULL past the last. */
 int     llama_spec_device(int32_t i, const char ** name, const char ** description,
                           uint64_t * free_bytes, uint64_t * total_bytes);
 /* The i-th backend of this build, including the CPU, and its number of devices; *name is NULL past the last one. */
@@ -117,6 +117,7 @@ struct llama_spec_model_params {
 };
 
 struct llama_spec_model_info {
+    const char * arch;
     int32_t n_vocab, n_embd, n_embd_inp, n_embd_out, n_layer, n_head, n_head_kv, n_ctx_train, n_swa;
     uint64_t n_params, size_bytes;
     bool has_encoder, has_decoder, is_recurrent, is_hybrid, is_diffusion, can_roll_back;
@@ -128,29 +129,26 @@ struct llama_spec_model_info {
     uint64_t state_bytes;       /* recurrent state of a sequence, without snapshots; 0 if there is none */
     /* What rollbacks add to it for each sequence: once, and for each token that can be rolled back. */
     uint64_t snapshot_base_bytes, snapshot_token_bytes;
+    uint64_t head_bytes;        /* weights of a loaded MTP head; 0 if none is loaded */
+    const char * head_type;     /* the type of most of them, */
+    double   head_bits;         /* and its bits per weight */
+    struct llama_spec_ngrams ngrams;
+    struct llama_spec_block block;
     uint64_t repacked_bytes;    /* weights that our kernels read 16 rows at a time, in memory of the process */
 };
 
 int  llama_spec_model_load(const char * path, const struct llama_spec_model_params * params, llama_spec_model ** out);
 void llama_spec_model_free(llama_spec_model * model);
 int  llama_spec_model_get_info(llama_spec_model * model, struct llama_spec_model_info * out);
-const char * llama_spec_model_arch(llama_spec_model * model);
-/* A loaded MTP head: its weights, the type of most of them, and that type's bits per weight. NULL and zeros if none is
- * loaded. */
-int  llama_spec_model_get_head(llama_spec_model * model, uint64_t * n_bytes, const char ** type, double * bits);
 /* How many MTP heads of an architecture this version can draft with: 0, 1, or the maximum number in a file. */
 int32_t llama_spec_most_heads(const char * arch);
 int  llama_spec_model_desc(llama_spec_model * model, char * buf, size_t size);
 /* Where the weights lie: the i-th device with layers, and its number of layers, the output counted as one. name is NULL
  * past the last; a model loaded with vocab_only has none. */
 int  llama_spec_model_device(llama_spec_model * model, int32_t i, const char ** name, int32_t * n_layers);
-int  llama_spec_model_target_layers(llama_spec_model * model, int32_t * out, int32_t n_max);
+int  llama_spec_model_target_layers(llama_spec_model * model, int32_t * out);   /* [n_target_layers] */
 /* OK if this draft was made for that target; otherwise ARGUMENT with the first difference. Opens no context. */
 int  llama_spec_model_check_draft(llama_spec_model * draft, llama_spec_model * target);
-/* For a draft with an n-gram table. n is 0 for a model without one. */
-int  llama_spec_model_get_ngrams(llama_spec_model * model, struct llama_spec_ngrams * out);
-/* For a draft that predicts a block of tokens at once. */
-int  llama_spec_model_get_block(llama_spec_model * model, struct llama_spec_block * out);
 /* Metadata as text; returns the length without the terminating zero, or a status. */
 int32_t llama_spec_model_n_meta(llama_spec_model * model);
 int32_t llama_spec_model_meta_key(llama_spec_model * model, int32_t i, char * buf, size_t size);
@@ -194,7 +192,7 @@ struct llama_spec_context_params {
 };
 
 struct llama_spec_context_info {
-    uint32_t n_ctx, n_ctx_seq, n_batch, n_ubatch, n_seq_max, n_rs_seq, n_outputs_max;
+    uint32_t n_ctx, n_ctx_seq, n_batch, n_ubatch, n_seq_max, n_rs_seq;
     int32_t  n_threads;
     uint64_t memory_bytes;      /* memory of past tokens, on all devices */
     uint64_t n_host_copies;     /* how often a sequence's state was copied to or from the host */
@@ -212,7 +210,6 @@ int  llama_spec_context_new(llama_spec_model * model, const struct llama_spec_co
 /* BUSY, and nothing is freed, if another thread is inside a call on it. */
 int  llama_spec_context_free(llama_spec_context * ctx);
 int  llama_spec_context_get_info(llama_spec_context * ctx, struct llama_spec_context_info * out);
-void llama_spec_context_default_params(struct llama_spec_context_params * out);
 
 /* Copies between host and devices in all calls on a context so far; all 0 if everything lies on the CPU. */
 struct llama_spec_transfers {
@@ -297,7 +294,6 @@ int  llama_spec_set_adapters(llama_spec_context * ctx, llama_spec_adapter ** ada
 int llama_spec_memory_clear(llama_spec_context * ctx);
 int llama_spec_seq_rm(llama_spec_context * ctx, int32_t seq, int32_t p0, int32_t p1);
 int llama_spec_seq_cp(llama_spec_context * ctx, int32_t from, int32_t to, int32_t p0, int32_t p1);
-int llama_spec_seq_keep(llama_spec_context * ctx, int32_t seq);
 int llama_spec_seq_positions(llama_spec_context * ctx, int32_t seq, int32_t * first, int32_t * last);
 /* The version of the engine's state format; it accepts no other. */
 int32_t llama_spec_state_version(void);
@@ -359,10 +355,10 @@ int  llama_spec_sample(llama_spec_sampler * sampler, llama_spec_context * ctx, i
 /* The same for a row of the caller's: [n_vocab] float32. */
 int  llama_spec_sample_row(llama_spec_sampler * sampler, const float * logits, int32_t n_vocab, int32_t * id);
 /* The distribution from which sample() would draw: the ids that the chain leaves, in its order, with their logits after
- * the whole chain, temperature included; their softmax is the distribution. n_max: room in ids and logits. It uses up
- * the chain's random numbers like sample(). Not for greedy sampling, mirostat and grammars. */
+ * the whole chain, temperature included; their softmax is the distribution. ids, logits: [n_vocab]. It uses up the chain's
+ * random numbers like sample(). Not for greedy sampling, mirostat and grammars. */
 int  llama_spec_candidates(llama_spec_sampler * sampler, llama_spec_context * ctx, int32_t i, int32_t * ids, float * logits,
-                           int32_t n_max, int32_t * n);
+                           int32_t * n);
 /* Alternates sample() and accept() at rows row, row + 1 ... of the last batch, while the drawn tokens equal draft[0],
  * draft[1] ... It ends with the first token that differs, that follows the whole draft, or that ends a generation. out:
  * [n_draft + 1]. After a failure at a later row, out and n_out hold the tokens accepted before it. */
@@ -377,7 +373,7 @@ bool llama_spec_sampler_skips_grammar(llama_spec_sampler * sampler);
 int64_t llama_spec_sampler_place(llama_spec_sampler * sampler);
 /* Gumbel noise of ids at a position of an answer. With shared_noise, the token with the largest sum of logit and noise
  * is drawn: a draft that adds the same noise often draws the same. out: [n]. */
-int  llama_spec_shared_noise(uint32_t seed, int64_t place, const int32_t * ids, int32_t n, double * out);
+void llama_spec_shared_noise(uint32_t seed, int64_t place, const int32_t * ids, int32_t n, double * out);
 /* Advances penalties, grammar and the rest by a committed token. */
 int  llama_spec_sampler_accept(llama_spec_sampler * sampler, int32_t id, bool is_generated);
 
@@ -422,15 +418,6 @@ int llama_spec_quantize(const char * path, const char * out_path, const char * t
                         bool allow_requantize);
 /* The name of the i-th type that quantize accepts; NULL past the last. */
 const char * llama_spec_quantize_type(int32_t i);
-
-/* ---- measuring ------------------------------------------------------------------------------------ */
-
-/* The reference of benchmarks/overhead.py, entirely in C, without any code of ours: each step decodes one token for
- * each of the sequences 0 .. n_seq - 1 in one batch, and takes the likeliest as the next. pos0: [n_seq], the positions
- * of the first tokens, right after the sequences' contents. ids: [n_steps + 1, n_seq]: the caller gives the first row,
- * and the call fills the others. */
-int llama_spec_baseline_decode(llama_spec_context * ctx, int32_t n_seq, const int32_t * pos0, int32_t * ids,
-                               int32_t n_steps, double * seconds);
 /* cdef end */
 
 #ifdef __cplusplus

@@ -67,44 +67,41 @@ llama_state_seq_flags state_flags(const context_state & state, bool partial) {
 } // namespace
 
 int llama_spec_memory_clear(llama_spec_context * ctx) {
-    return guarded([&] {
-        context_call call(ctx);
-        llama_memory_clear(memory_of(call.state), false);
-        std::fill(call.state.n_undo.begin(), call.state.n_undo.end(), 0);
-        std::fill(call.state.n_undone.begin(), call.state.n_undone.end(), 0);
+    return guarded_call(ctx, [&](context_state & state) {
+        llama_memory_clear(memory_of(state), false);
+        std::fill(state.n_undo.begin(), state.n_undo.end(), 0);
+        std::fill(state.n_undone.begin(), state.n_undone.end(), 0);
     });
 }
 
 int llama_spec_seq_rm(llama_spec_context * ctx, int32_t seq, int32_t p0, int32_t p1) {
-    return guarded([&] {
-        context_call call(ctx);
-        check_seq(call.state, seq);
-        llama_memory_t memory = memory_of(call.state);
+    return guarded_call(ctx, [&](context_state & state) {
+        check_seq(state, seq);
+        llama_memory_t memory = memory_of(state);
         const int32_t last = llama_memory_seq_pos_max(memory, seq);
         if (p0 <= 0 && p1 > last) {
             p1 = -1;    // the whole sequence: the engine then also resets its snapshot bookkeeping
         }
         const auto remove = [&] {
             const bool is_tail = p0 > 0 && p0 <= last && (p1 < 0 || p1 > last);
-            return is_tail ? roll_back(memory, call.state.states, seq, p0) : llama_memory_seq_rm(memory, seq, p0, p1);
+            return is_tail ? roll_back(memory, state.states, seq, p0) : llama_memory_seq_rm(memory, seq, p0, p1);
         };
-        if (!can_remove(call.state, seq, p0, p1, last) || !remove()) {
+        if (!can_remove(state, seq, p0, p1, last) || !remove()) {
             fail(LLAMA_SPEC_UNSUPPORTED, "the engine cannot remove positions " + std::to_string(p0) + " .. " +
                     std::to_string(p1 < 0 ? last : p1 - 1) + " of sequence " + std::to_string(seq) + " alone; clear it");
         }
         if (p0 <= last) {
-            note_rollback(call.state, seq, p0, last);
+            note_rollback(state, seq, p0, last);
         }
     });
 }
 
 int llama_spec_seq_cp(llama_spec_context * ctx, int32_t from, int32_t to, int32_t p0, int32_t p1) {
-    return guarded([&] {
-        context_call call(ctx);
-        check_seq(call.state, from);
-        check_seq(call.state, to);
-        llama_memory_t memory = memory_of(call.state);
-        if (!call.state.n_undo.empty() && (p0 > 0 || (p1 >= 0 && p1 <= llama_memory_seq_pos_max(memory, from)))) {
+    return guarded_call(ctx, [&](context_state & state) {
+        check_seq(state, from);
+        check_seq(state, to);
+        llama_memory_t memory = memory_of(state);
+        if (!state.n_undo.empty() && (p0 > 0 || (p1 >= 0 && p1 <= llama_memory_seq_pos_max(memory, from)))) {
             fail(LLAMA_SPEC_UNSUPPORTED, "a recurrent state can only be copied whole");
         }
         try {
@@ -116,9 +113,9 @@ int llama_spec_seq_cp(llama_spec_context * ctx, int32_t from, int32_t to, int32_
         }
         // With a stream for each sequence, the engine defers copying keys and values to the next decode. Until then a
         // save, a restore or a removal would see the wrong ones.
-        call.state.ctx->memory_update(false);
-        if (call.state.states != nullptr && from != to) {
-            copy_depth(call.state.states, from, to);
+        state.ctx->memory_update(false);
+        if (state.states != nullptr && from != to) {
+            copy_depth(state.states, from, to);
         } else if (from != to) {
             llama_memory_recurrent * cells = recurrent_part(memory);     // an MTP head's memory
             if (cells != nullptr) {
@@ -126,31 +123,16 @@ int llama_spec_seq_cp(llama_spec_context * ctx, int32_t from, int32_t to, int32_
             }
         }
         // Both sequences share a cell now, and a shared cell cannot roll back for one of them.
-        forget_snapshots(call.state, from);
-        forget_snapshots(call.state, to);
-    });
-}
-
-int llama_spec_seq_keep(llama_spec_context * ctx, int32_t seq) {
-    return guarded([&] {
-        context_call call(ctx);
-        check_seq(call.state, seq);
-        // With a stream for each sequence, llama_memory_seq_keep() only changes the stream of `seq`.
-        for (int32_t other = 0; other < (int32_t) llama_n_seq_max(call.state.ctx); ++other) {
-            if (other != seq) {
-                llama_memory_seq_rm(memory_of(call.state), other, -1, -1);
-                forget_snapshots(call.state, other);
-            }
-        }
+        forget_snapshots(state, from);
+        forget_snapshots(state, to);
     });
 }
 
 int llama_spec_seq_positions(llama_spec_context * ctx, int32_t seq, int32_t * first, int32_t * last) {
-    return guarded([&] {
-        context_call call(ctx);
-        check_seq(call.state, seq);
-        *first = llama_memory_seq_pos_min(memory_of(call.state), seq);
-        *last  = llama_memory_seq_pos_max(memory_of(call.state), seq);
+    return guarded_call(ctx, [&](context_state & state) {
+        check_seq(state, seq);
+        *first = llama_memory_seq_pos_min(memory_of(state), seq);
+        *last  = llama_memory_seq_pos_max(memory_of(state), seq);
     });
 }
 
@@ -159,28 +141,26 @@ int32_t llama_spec_state_version(void) {
 }
 
 int llama_spec_state_size(llama_spec_context * ctx, int32_t seq, bool partial, size_t * out) {
-    return guarded([&] {
-        context_call call(ctx);
-        check_seq(call.state, seq);
-        *out = llama_state_seq_get_size_ext(call.state.ctx, seq, state_flags(call.state, partial));
+    return guarded_call(ctx, [&](context_state & state) {
+        check_seq(state, seq);
+        *out = llama_state_seq_get_size_ext(state.ctx, seq, state_flags(state, partial));
     });
 }
 
 int llama_spec_state_get(llama_spec_context * ctx, int32_t seq, bool partial, int32_t back, uint8_t * data, size_t size,
                          size_t * written) {
-    return guarded([&] {
-        context_call call(ctx);
-        check_seq(call.state, seq);
+    return guarded_call(ctx, [&](context_state & state) {
+        check_seq(state, seq);
         if (back != 0) {
-            require(partial && back > 0, "only a partial state can be read as of an earlier token");
-            if (call.state.states == nullptr || back > call.state.n_undo[(size_t) seq]) {
+            require(partial, "only a partial state can be read as of an earlier token");
+            if (state.states == nullptr || back > state.n_undo[(size_t) seq]) {
                 fail(LLAMA_SPEC_UNSUPPORTED, "there is no snapshot of " + std::to_string(back) + " tokens ago");
             }
         }
-        ++call.state.n_host_copies;
-        const earlier_state earlier(call.state.states, seq, back);
+        ++state.n_host_copies;
+        const earlier_state earlier(state.states, seq, back);
         take_failure();
-        *written = llama_state_seq_get_data_ext(call.state.ctx, data, size, seq, state_flags(call.state, partial));
+        *written = llama_state_seq_get_data_ext(state.ctx, data, size, seq, state_flags(state, partial));
         if (const auto failure = take_failure()) {
             std::rethrow_exception(failure);
         }
@@ -191,16 +171,15 @@ int llama_spec_state_get(llama_spec_context * ctx, int32_t seq, bool partial, in
 }
 
 int llama_spec_state_set(llama_spec_context * ctx, int32_t seq, bool partial, const uint8_t * data, size_t size) {
-    return guarded([&] {
-        context_call call(ctx);
-        check_seq(call.state, seq);
-        ++call.state.n_host_copies;
+    return guarded_call(ctx, [&](context_state & state) {
+        check_seq(state, seq);
+        ++state.n_host_copies;
         take_failure();
-        const size_t n_read = llama_state_seq_set_data_ext(call.state.ctx, data, size, seq, state_flags(call.state, partial));
+        const size_t n_read = llama_state_seq_set_data_ext(state.ctx, data, size, seq, state_flags(state, partial));
         const auto failure = take_failure();
-        forget_snapshots(call.state, seq);
+        forget_snapshots(state, seq);
         if (n_read == 0 || failure) {
-            llama_memory_seq_rm(memory_of(call.state), seq, -1, -1);
+            llama_memory_seq_rm(memory_of(state), seq, -1, -1);
         }
         if (failure) {
             std::rethrow_exception(failure);

@@ -13,6 +13,7 @@
 #include "llama-model.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -22,11 +23,6 @@
 using namespace llama_spec;
 
 namespace {
-
-llama_spec_model & checked(llama_spec_model * model) {
-    require(model != nullptr && model->state && model->state->model != nullptr, "the model is closed");
-    return *model;
-}
 
 // All devices that can take layers: first the servers', so that consecutive layers share a machine, then this
 // machine's.
@@ -89,7 +85,7 @@ llama_model_params engine_params(const llama_spec_model_params & in, model_state
     out.load_mtp        = in.load_mtp;
     out.load_mode       = in.use_mmap ? (in.use_mlock ? LLAMA_LOAD_MODE_MMAP_MLOCK : LLAMA_LOAD_MODE_MMAP)
                                       : (in.use_mlock ? LLAMA_LOAD_MODE_MLOCK : LLAMA_LOAD_MODE_NONE);
-    if (in.tensor_split != nullptr && in.n_tensor_split > 0) {
+    if (in.n_tensor_split > 0) {
         require((size_t) in.n_tensor_split <= llama_max_devices(), "tensor_split has more entries than there can be devices");
         state.tensor_split.assign(llama_max_devices(), 0.0f);
         std::copy(in.tensor_split, in.tensor_split + in.n_tensor_split, state.tensor_split.begin());
@@ -106,14 +102,14 @@ std::vector<llama_model_kv_override> engine_overrides(const llama_spec_model_par
     for (int32_t i = 0; i < in.n_overrides; ++i) {
         const llama_spec_override & from = in.overrides[i];
         llama_model_kv_override to = {};
-        require(from.key != nullptr && std::strlen(from.key) < sizeof(to.key), "a key of kv_overrides is too long");
+        require(std::strlen(from.key) < sizeof(to.key), "a key of kv_overrides is too long");
         std::strcpy(to.key, from.key);
         switch (from.kind) {
             case 0: to.tag = LLAMA_KV_OVERRIDE_TYPE_INT;   to.val_i64  = from.whole;      break;
             case 1: to.tag = LLAMA_KV_OVERRIDE_TYPE_FLOAT; to.val_f64  = from.real;       break;
             case 2: to.tag = LLAMA_KV_OVERRIDE_TYPE_BOOL;  to.val_bool = from.whole != 0; break;
             default:
-                require(from.text != nullptr && std::strlen(from.text) < sizeof(to.val_str), "a text of kv_overrides is too long");
+                require(std::strlen(from.text) < sizeof(to.val_str), "a text of kv_overrides is too long");
                 to.tag = LLAMA_KV_OVERRIDE_TYPE_STR;
                 std::strcpy(to.val_str, from.text);
         }
@@ -151,8 +147,6 @@ int32_t text_result(int32_t n) {
 
 int llama_spec_model_load(const char * path, const llama_spec_model_params * params, llama_spec_model ** out) {
     return guarded([&] {
-        require(path != nullptr && params != nullptr && out != nullptr, "a path, parameters and a place for the result are needed");
-        *out = nullptr;
         check_gguf(path);
         auto state = std::make_shared<model_state>();
         state->vocab_only = params->vocab_only;
@@ -165,7 +159,10 @@ int llama_spec_model_load(const char * path, const llama_spec_model_params * par
             }
             raw.kv_overrides = params->n_overrides > 0 ? overrides.data() : nullptr;
             // Memory of the process, unlike pages of the file, cannot be dropped while other buffers are allocated.
-            pyllama_spec_set_repacking(params->repack && !params->use_mlock && has_room(3 * n_file_bytes(path) / 2));
+            const bool repacks = params->repack && !params->use_mlock && has_room(3 * n_file_bytes(path) / 2);
+            pyllama_spec_set_repacking(repacks);
+            // Where we have kernels, the engine's own order of weights would miss them.
+            raw.use_extra_bufts = raw.use_extra_bufts && (repacks || pyllama_spec_repacked_buffer_type() == nullptr);
             state->model = llama_model_load_from_file(path, raw);
         } catch (const engine_abort & e) {
             fail(LLAMA_SPEC_LOAD, std::string("the engine refused the file at ") + e.what());
@@ -188,8 +185,9 @@ void llama_spec_model_free(llama_spec_model * model) {
 
 int llama_spec_model_get_info(llama_spec_model * handle, llama_spec_model_info * out) {
     return guarded([&] {
-        const llama_model * m = checked(handle).state->model;
+        const llama_model * m = handle->state->model;
         *out = {};
+        out->arch          = llama_spec_arch_name(m);
         out->n_vocab       = handle->state->n_vocab();
         out->n_embd        = llama_model_n_embd(m);
         out->n_embd_inp    = llama_model_n_embd_inp(m);
@@ -218,34 +216,23 @@ int llama_spec_model_get_info(llama_spec_model * handle, llama_spec_model_info *
         out->n_heads  = n_heads(m);
         out->has_head = head_fault(m).empty();
         out->is_head_alone = !handle->state->vocab_only && is_head_alone(m);
-    });
-}
-
-const char * llama_spec_model_arch(llama_spec_model * model) {
-    const char * out = "";
-    guarded([&] { out = llama_spec_arch_name(checked(model).state->model); });
-    return out;
-}
-
-int llama_spec_model_get_head(llama_spec_model * model, uint64_t * n_bytes, const char ** type, double * bits) {
-    return guarded([&] {
-        const head_weights found = weights_of_head(checked(model).state->model);
-        *n_bytes = found.n_bytes;
-        *type    = found.n_bytes > 0 ? ggml_type_name(found.type) : nullptr;
-        *bits    = found.n_bytes > 0 ? 8.0 * (double) ggml_type_size(found.type) / (double) ggml_blck_size(found.type) : 0.0;
+        const head_weights head = weights_of_head(m);
+        out->head_bytes = head.n_bytes;
+        out->head_type  = ggml_type_name(head.type);
+        out->head_bits  = 8.0 * (double) ggml_type_size(head.type) / (double) ggml_blck_size(head.type);
+        const draft_kind * kind = find_draft_kind(m);
+        out->ngrams = kind != nullptr && kind->ngrams != nullptr ? kind->ngrams(m) : llama_spec_ngrams{};
+        out->block  = kind != nullptr && kind->block != nullptr ? kind->block(m) : llama_spec_block{};
     });
 }
 
 int32_t llama_spec_most_heads(const char * arch) {
-    int32_t out = 0;
-    guarded([&] { out = arch != nullptr ? most_heads(arch) : 0; });
-    return out;
+    return most_heads(arch);
 }
 
 int llama_spec_model_device(llama_spec_model * model, int32_t i, const char ** name, int32_t * n_layers) {
     return guarded([&] {
-        const auto placement = llama_spec_placement(checked(model).state->model);
-        require(i >= 0, "devices are counted from 0");
+        const auto placement = llama_spec_placement(model->state->model);
         const bool is_one = (size_t) i < placement.size();
         *name     = is_one ? device_name(placement[(size_t) i].first) : nullptr;
         *n_layers = is_one ? placement[(size_t) i].second : 0;
@@ -253,26 +240,23 @@ int llama_spec_model_device(llama_spec_model * model, int32_t i, const char ** n
 }
 
 int llama_spec_model_desc(llama_spec_model * model, char * buf, size_t size) {
-    return guarded([&] { llama_model_desc(checked(model).state->model, buf, size); });
+    return guarded([&] { llama_model_desc(model->state->model, buf, size); });
 }
 
-int llama_spec_model_target_layers(llama_spec_model * model, int32_t * out, int32_t n_max) {
+int llama_spec_model_target_layers(llama_spec_model * model, int32_t * out) {
     return guarded([&] {
-        const llama_model * m = checked(model).state->model;
-        const int32_t n = (int32_t) llama_model_target_layer_ids_n(m);
-        require(n <= n_max, "the place for the layer ids is too small");
-        const int32_t * ids = llama_model_target_layer_ids(m);
-        std::copy(ids, ids + n, out);
+        const int32_t * ids = llama_model_target_layer_ids(model->state->model);
+        std::copy(ids, ids + llama_model_target_layer_ids_n(model->state->model), out);
     });
 }
 
 int llama_spec_model_check_draft(llama_spec_model * draft, llama_spec_model * target) {
     return guarded([&] {
-        const llama_model * d = checked(draft).state->model;
-        const llama_model * t = checked(target).state->model;
+        const llama_model * d = draft->state->model;
+        const llama_model * t = target->state->model;
         const draft_kind * kind = find_draft_kind(d);
         if (kind == nullptr && n_heads(d) > 0) {
-            kind = &mtp_kind();
+            kind = &MTP_KIND;
         }
         if (kind == nullptr) {
             fail(LLAMA_SPEC_UNSUPPORTED, std::string("a model of architecture '") + llama_spec_arch_name(d) + "' is not a draft that this "
@@ -286,49 +270,25 @@ int llama_spec_model_check_draft(llama_spec_model * draft, llama_spec_model * ta
     });
 }
 
-int llama_spec_model_get_ngrams(llama_spec_model * model, llama_spec_ngrams * out) {
-    return guarded([&] {
-        const llama_model * m = checked(model).state->model;
-        const draft_kind * kind = find_draft_kind(m);
-        *out = kind != nullptr ? kind->ngrams(m) : llama_spec_ngrams{};
-    });
-}
-
-int llama_spec_model_get_block(llama_spec_model * model, llama_spec_block * out) {
-    return guarded([&] {
-        const llama_model * m = checked(model).state->model;
-        const draft_kind * kind = find_draft_kind(m);
-        *out = kind != nullptr ? kind->block(m) : llama_spec_block{};
-    });
-}
-
 int32_t llama_spec_model_n_meta(llama_spec_model * model) {
-    int32_t n = 0;
-    const int rc = guarded([&] { n = llama_model_meta_count(checked(model).state->model); });
-    return rc == LLAMA_SPEC_OK ? n : rc;
+    return llama_model_meta_count(model->state->model);
 }
 
 int32_t llama_spec_model_meta_key(llama_spec_model * model, int32_t i, char * buf, size_t size) {
-    int32_t n = 0;
-    const int rc = guarded([&] { n = text_result(llama_model_meta_key_by_index(checked(model).state->model, i, buf, size)); });
-    return rc == LLAMA_SPEC_OK ? n : rc;
+    return number_or_status([&] { return text_result(llama_model_meta_key_by_index(model->state->model, i, buf, size)); });
 }
 
 int32_t llama_spec_model_meta_value(llama_spec_model * model, int32_t i, char * buf, size_t size) {
-    int32_t n = 0;
-    const int rc = guarded([&] { n = text_result(llama_model_meta_val_str_by_index(checked(model).state->model, i, buf, size)); });
-    return rc == LLAMA_SPEC_OK ? n : rc;
+    return number_or_status([&] { return text_result(llama_model_meta_val_str_by_index(model->state->model, i, buf, size)); });
 }
 
 const char * llama_spec_model_chat_template(llama_spec_model * model, const char * name) {
-    const char * out = nullptr;
-    guarded([&] { out = llama_model_chat_template(checked(model).state->model, name); });
-    return out;
+    return llama_model_chat_template(model->state->model, name);
 }
 
 int llama_spec_model_probe_layers(llama_spec_model * model, const int32_t * layers, int32_t n_layers) {
     return guarded([&] {
-        llama_model * m = checked(model).state->model;
+        llama_model * m = model->state->model;
         model->state->home.check("this model was loaded");
         for (int32_t i = 0; i < n_layers; ++i) {
             if (layers[i] != LLAMA_SPEC_HEAD_ROWS && (layers[i] < 0 || layers[i] > llama_model_n_layer(m))) {
@@ -361,6 +321,115 @@ int llama_spec_model_probe_layers(llama_spec_model * model, const int32_t * laye
             llama_spec_enable_layer_inputs(ctx.get(), layers, (size_t) n_layers);
         } catch (const std::exception & e) {
             fail(LLAMA_SPEC_UNSUPPORTED, e.what());
+        }
+    });
+}
+
+// ---- LoRA adapters: small matrices beside a model's weights, which a context enables
+
+// The engine keeps an adapter with its model and frees both together.
+struct llama_spec_adapter {
+    std::shared_ptr<model_state> model;
+    llama_adapter_lora *         adapter = nullptr;
+};
+
+int llama_spec_adapter_load(llama_spec_model * model, const char * path, llama_spec_adapter ** out) {
+    return guarded([&] {
+        model->state->home.check("this model was loaded");
+        if (model->state->vocab_only) {
+            fail(LLAMA_SPEC_UNSUPPORTED, "the model was loaded with vocab_only and has no weights; load it without");
+        }
+        llama_adapter_lora * adapter = nullptr;
+        try {
+            adapter = llama_adapter_lora_init(model->state->model, path);
+        } catch (const engine_abort & e) {
+            fail(LLAMA_SPEC_LOAD, std::string("the engine refused the file at ") + e.what());
+        }
+        if (adapter == nullptr) {
+            fail(LLAMA_SPEC_LOAD, "the file is not an adapter for this model");
+        }
+        *out = new llama_spec_adapter{ model->state, adapter };
+    });
+}
+
+void llama_spec_adapter_free(llama_spec_adapter * adapter) {
+    guarded([&] { delete adapter; });
+}
+
+int llama_spec_set_adapters(llama_spec_context * ctx, llama_spec_adapter ** adapters, const float * scales, int32_t n) {
+    return guarded_call(ctx, [&](context_state & state) {
+        std::vector<llama_adapter_lora *> raw;
+        for (int32_t i = 0; i < n; ++i) {
+            require(adapters[i]->model == state.model, "the adapter was loaded for another model");
+            raw.push_back(adapters[i]->adapter);
+        }
+        std::vector<float> values(scales, scales + n);
+        if (llama_set_adapters_lora(state.ctx, raw.data(), raw.size(), values.data()) != 0) {
+            fail(LLAMA_SPEC_ENGINE, "the engine did not take the adapters");
+        }
+    });
+}
+
+// ---- types and quantisation
+
+namespace {
+
+const struct { const char * name; llama_ftype type; } TYPES[] = {
+    { "F32", LLAMA_FTYPE_ALL_F32 },          { "F16", LLAMA_FTYPE_MOSTLY_F16 },      { "BF16", LLAMA_FTYPE_MOSTLY_BF16 },
+    { "Q4_0", LLAMA_FTYPE_MOSTLY_Q4_0 },     { "Q4_1", LLAMA_FTYPE_MOSTLY_Q4_1 },    { "Q5_0", LLAMA_FTYPE_MOSTLY_Q5_0 },
+    { "Q5_1", LLAMA_FTYPE_MOSTLY_Q5_1 },     { "Q8_0", LLAMA_FTYPE_MOSTLY_Q8_0 },    { "Q2_K", LLAMA_FTYPE_MOSTLY_Q2_K },
+    { "Q3_K_S", LLAMA_FTYPE_MOSTLY_Q3_K_S }, { "Q3_K_M", LLAMA_FTYPE_MOSTLY_Q3_K_M },
+    { "Q3_K_L", LLAMA_FTYPE_MOSTLY_Q3_K_L }, { "Q4_K_S", LLAMA_FTYPE_MOSTLY_Q4_K_S },
+    { "Q4_K_M", LLAMA_FTYPE_MOSTLY_Q4_K_M }, { "Q5_K_S", LLAMA_FTYPE_MOSTLY_Q5_K_S },
+    { "Q5_K_M", LLAMA_FTYPE_MOSTLY_Q5_K_M }, { "Q6_K", LLAMA_FTYPE_MOSTLY_Q6_K },
+    { "IQ4_NL", LLAMA_FTYPE_MOSTLY_IQ4_NL }, { "IQ4_XS", LLAMA_FTYPE_MOSTLY_IQ4_XS },
+};
+
+bool same_name(const char * a, const char * b) {
+    for (; *a != 0 && *b != 0; ++a, ++b) {
+        if (std::toupper((unsigned char) *a) != std::toupper((unsigned char) *b)) {
+            return false;
+        }
+    }
+    return *a == *b;
+}
+
+} // namespace
+
+int32_t llama_spec_type_id(const char * name) {
+    return number_or_status([&]() -> int32_t {
+        for (int32_t i = 0; i < GGML_TYPE_COUNT; ++i) {
+            const char * known = ggml_type_name((ggml_type) i);
+            if (known != nullptr && same_name(known, name)) {
+                return i;
+            }
+        }
+        fail(LLAMA_SPEC_ARGUMENT, std::string("the engine has no type ") + name);
+    });
+}
+
+const char * llama_spec_quantize_type(int32_t i) {
+    const int32_t n = (int32_t) (sizeof(TYPES) / sizeof(TYPES[0]));
+    return i >= 0 && i < n ? TYPES[i].name : nullptr;
+}
+
+int llama_spec_quantize(const char * path, const char * out_path, const char * type, int32_t n_threads, bool pure,
+                        bool allow_requantize) {
+    return guarded([&] {
+        llama_model_quantize_params params = llama_model_quantize_default_params();
+        bool found = false;
+        for (const auto & entry : TYPES) {
+            if (same_name(entry.name, type)) {
+                params.ftype = entry.type;
+                found = true;
+            }
+        }
+        require(found, "there is no such quantisation type");
+        params.nthread          = n_threads;
+        params.pure             = pure;
+        params.allow_requantize = allow_requantize;
+        if (llama_model_quantize(path, out_path, &params) != 0) {
+            fail(LLAMA_SPEC_LOAD, "the engine could not quantise the file");
         }
     });
 }

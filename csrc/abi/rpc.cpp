@@ -84,7 +84,6 @@ void llama_spec_set_server_timeout(int32_t seconds) {
 int llama_spec_server_device(const char * endpoint, int32_t i, const char ** name, uint64_t * free_bytes,
                              uint64_t * total_bytes) {
     return guarded([&] {
-        require(endpoint != nullptr && i >= 0, "an endpoint and a number are needed");
         ggml_backend_ptr holder;
         const auto found = server_devices(endpoint, holder);
         *name = nullptr;

@@ -1,19 +1,95 @@
 // Builds sampler chains. The samplers have the order of llama.cpp's own programs.
 
-#include "abi/grammar_copy.h"
-#include "abi/handles.h"
-#include "checks/grammar_check.h"
-#include "checks/hidden_tokens.h"
+#include "abi/sampler.h"
 
 #include "llama-grammar.h"
+#include "llama-vocab.h"
 
 #include <algorithm>
-#include <cmath>
+#include <cstring>
+#include <functional>
 #include <string>
 
 using namespace llama_spec;
 
+namespace llama_spec {
+
+logit_changes::logit_changes(const llama_spec_sampler_params & p, int32_t penalty_last_n)
+    : repeat_(p.repeat_penalty), frequency_(p.frequency_penalty), presence_(p.presence_penalty) {
+    for (int32_t i = 0; i < p.n_bias; ++i) {
+        biases_.emplace_back(p.bias_ids[i], p.bias[i]);
+    }
+    if (repeat_ != 1.0f || frequency_ != 0.0f || presence_ != 0.0f) {
+        last_n_ = (size_t) std::max(penalty_last_n, 0);
+    }
+}
+
+// Dividing lowers a positive logit but raises a negative one, so a negative one is multiplied.
+void logit_changes::penalise(float & logit, int32_t count) const {
+    if (logit <= 0) {
+        logit *= repeat_;
+    } else {
+        logit /= repeat_;
+    }
+    logit -= float(count) * frequency_ + presence_;
+}
+
+void logit_changes::accept(int32_t id) {
+    if (last_n_ == 0) {
+        return;
+    }
+    ++counts_[id];
+    recent_.push_back(id);
+    if (recent_.size() > last_n_) {
+        const auto oldest = counts_.find(recent_.front());
+        if (--oldest->second == 0) {
+            counts_.erase(oldest);
+        }
+        recent_.pop_front();
+    }
+}
+
+void logit_changes::reset() {
+    recent_.clear();
+    counts_.clear();
+}
+
+llama_grammar * copy_grammar(const llama_grammar & from) {
+    std::unique_ptr<llama_grammar> to(new llama_grammar {
+        from.vocab, from.rules, from.stacks, from.partial_utf8, from.lazy, from.awaiting_trigger, from.trigger_buffer,
+        from.trigger_buffer_positions, from.trigger_tokens, from.trigger_patterns,
+    });
+    std::vector<size_t> order(from.rules.size());
+    for (size_t i = 0; i < order.size(); ++i) {
+        order[i] = i;
+    }
+    const std::less<> before;   // compares pointers into different vectors
+    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return before(from.rules[a].data(), from.rules[b].data()); });
+    for (auto & stack : to->stacks) {
+        for (auto & place : stack) {
+            const auto next = std::upper_bound(order.begin(), order.end(), place,
+                    [&](const llama_grammar_element * p, size_t i) { return before(p, from.rules[i].data()); });
+            const size_t i = *(next - 1);
+            place = to->rules[i].data() + (place - from.rules[i].data());
+        }
+    }
+    return to.release();
+}
+
+} // namespace llama_spec
+
 namespace {
+
+grammar_ptr owned(llama_grammar * grammar) {
+    if (grammar == nullptr) {
+        fail(LLAMA_SPEC_ARGUMENT, "the grammar could not be parsed");
+    }
+    return { grammar, llama_grammar_free_impl };
+}
+
+grammar_ptr copy_of(const grammar_ptr & from) {
+    return from ? owned(copy_grammar(*from)) : grammar_ptr(nullptr, nullptr);
+}
 
 void add(llama_sampler * chain, llama_sampler * sampler, const char * what) {
     if (sampler == nullptr) {
@@ -22,14 +98,7 @@ void add(llama_sampler * chain, llama_sampler * sampler, const char * what) {
     llama_sampler_chain_add(chain, sampler);
 }
 
-void check_params(const llama_spec_sampler_params & p, int32_t n_vocab) {
-    for (float value : { p.temperature, p.top_p, p.min_p, p.typical_p, p.top_n_sigma, p.xtc_probability, p.xtc_threshold,
-                         p.repeat_penalty, p.frequency_penalty, p.presence_penalty, p.dry_multiplier, p.dry_base,
-                         p.mirostat_tau, p.mirostat_eta }) {
-        require(std::isfinite(value), "a sampling parameter is not a finite number");
-    }
-    require(p.repeat_penalty > 0.0f, "repeat_penalty must be above 0");
-    require(p.mirostat >= 0 && p.mirostat <= 2, "mirostat must be 0, 1 or 2");
+void check_ids(const llama_spec_sampler_params & p, int32_t n_vocab) {
     for (int32_t i = 0; i < p.n_trigger_tokens + p.n_grammar_prefill; ++i) {
         const int32_t id = i < p.n_trigger_tokens ? p.trigger_tokens[i] : p.grammar_prefill[i - p.n_trigger_tokens];
         require(id >= 0 && id < n_vocab, "a token of the grammar's triggers or prefill is outside the vocabulary");
@@ -48,7 +117,7 @@ int32_t window(int32_t last_n, const model_state & model) {
     return std::min(last_n < 0 ? std::max(llama_model_n_ctx_train(model.model), 0) : last_n, MAX_WINDOW);
 }
 
-// Biases and penalties come before the chain: logit_changes.h.
+// Biases and penalties come before the chain: logit_changes.
 void add_dry(llama_sampler * chain, const llama_spec_sampler_params & p, const model_state & model) {
     if (p.dry_multiplier != 0.0f) {
         add(chain, llama_sampler_init_dry(model.vocab(), p.dry_multiplier, p.dry_base, p.dry_allowed_length,
@@ -98,8 +167,55 @@ void add_choice(llama_sampler * chain, const llama_spec_sampler_params & p, int3
     }
 }
 
+// A vocabulary has some thousand of these names, and a grammar may have half a million bytes: an index by the first
+// characters makes the search fast.
+constexpr size_t N_HEAD = 3;
+
+// Control tokens that a grammar does not name. The engine matches their names like text, but a text shows none of them:
+// within a string, one would count as characters that no reader sees.
+//
+// Says for each id whether it is such a token; empty if there are none, or if the grammar refers to tokens by id.
+std::vector<bool> hidden_tokens(const llama_vocab * vocab, const char * grammar) {
+    if (std::strstr(grammar, "<[") != nullptr || std::strstr(grammar, "!<") != nullptr) {
+        return {};
+    }
+    const int32_t n = llama_vocab_n_tokens(vocab);
+    std::vector<bool> hidden((size_t) n, false);
+    std::unordered_map<std::string, std::vector<llama_token>> by_head;
+    for (llama_token id = 0; id < n; ++id) {
+        const std::string & name = vocab->token_to_piece(id);
+        if (llama_vocab_is_control(vocab, id) && !llama_vocab_is_eog(vocab, id) && !name.empty()) {
+            hidden[(size_t) id] = true;
+            by_head[name.substr(0, N_HEAD)].push_back(id);
+        }
+    }
+    if (by_head.empty()) {
+        return {};
+    }
+    const std::string text = grammar;
+    for (size_t at = 0; at < text.size(); ++at) {
+        for (size_t n_head = 1; n_head <= std::min(N_HEAD, text.size() - at); ++n_head) {
+            const auto found = by_head.find(text.substr(at, n_head));
+            if (found == by_head.end()) {
+                continue;
+            }
+            for (const llama_token id : found->second) {
+                const std::string & name = vocab->token_to_piece(id);
+                if (text.compare(at, name.size(), name) == 0) {
+                    hidden[(size_t) id] = false;
+                }
+            }
+        }
+    }
+    return hidden;
+}
+
+const char * root_of(const llama_spec_sampler_params & p) {
+    return p.grammar_root != nullptr ? p.grammar_root : "root";
+}
+
 llama_sampler * make_grammar(const llama_spec_sampler_params & p, const model_state & model) {
-    const char * root = p.grammar_root != nullptr ? p.grammar_root : "root";
+    const char * root = root_of(p);
     check_grammar(model.vocab(), p.grammar, root);
     check_triggers(p.grammar_triggers, p.n_grammar_triggers);
     llama_sampler * grammar = p.n_grammar_triggers > 0 || p.n_trigger_tokens > 0
@@ -120,11 +236,8 @@ void show_prefill(llama_spec_sampler & s) {
 }
 
 void make_shadow(llama_spec_sampler & s, const char * text, const char * root) {
-    s.shadow = { llama_grammar_init_impl(s.model->vocab(), text, root, false, nullptr, 0, nullptr, 0), llama_grammar_free_impl };
-    if (!s.shadow) {
-        fail(LLAMA_SPEC_ARGUMENT, "the grammar could not be parsed");
-    }
-    s.shadow_begin = { copy_grammar(*s.shadow), llama_grammar_free_impl };
+    s.shadow = owned(llama_grammar_init_impl(s.model->vocab(), text, root, false, nullptr, 0, nullptr, 0));
+    s.shadow_begin = copy_of(s.shadow);
 }
 
 void watch_thoughts(llama_spec_sampler & s, const llama_spec_sampler_params & p) {
@@ -132,23 +245,17 @@ void watch_thoughts(llama_spec_sampler & s, const llama_spec_sampler_params & p)
     s.thoughts.ends.assign(p.thought_ends, p.thought_ends + p.n_thought_ends);
     s.thoughts.is_open = p.thought_is_open;
     s.thoughts_begin   = s.thoughts;
-    s.waiting_begin = { llama_grammar_init_impl(s.model->vocab(), p.grammar, p.grammar_root != nullptr ? p.grammar_root : "root",
-                            true, p.grammar_triggers, (size_t) p.n_grammar_triggers, p.trigger_tokens, (size_t) p.n_trigger_tokens),
-                        llama_grammar_free_impl };
-    if (!s.waiting_begin) {
-        fail(LLAMA_SPEC_ARGUMENT, "the grammar could not be parsed");
-    }
-    s.waiting = { copy_grammar(*s.waiting_begin), llama_grammar_free_impl };
+    s.waiting_begin = owned(llama_grammar_init_impl(s.model->vocab(), p.grammar, root_of(p), true, p.grammar_triggers,
+            (size_t) p.n_grammar_triggers, p.trigger_tokens, (size_t) p.n_trigger_tokens));
+    s.waiting = copy_of(s.waiting_begin);
 }
 
 } // namespace
 
 int llama_spec_sampler_new(llama_spec_model * model, const llama_spec_sampler_params * params, llama_spec_sampler ** out) {
     return guarded([&] {
-        require(model != nullptr && model->state && params != nullptr && out != nullptr, "the model is closed");
-        *out = nullptr;
         model->state->home.check("this model was loaded");
-        check_params(*params, model->state->n_vocab());
+        check_ids(*params, model->state->n_vocab());
         auto s = std::make_unique<llama_spec_sampler>();
         s->model = model->state;
         s->chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
@@ -171,7 +278,7 @@ int llama_spec_sampler_new(llama_spec_model * model, const llama_spec_sampler_pa
                 s->grammar = make_grammar(*params, *s->model);
                 if (params->n_grammar_triggers == 0 && params->n_trigger_tokens == 0) {
                     s->grammar_prefill.assign(params->grammar_prefill, params->grammar_prefill + params->n_grammar_prefill);
-                    make_shadow(*s, params->grammar, params->grammar_root != nullptr ? params->grammar_root : "root");
+                    make_shadow(*s, params->grammar, root_of(*params));
                     s->hidden = std::make_shared<std::vector<bool>>(hidden_tokens(s->model->vocab(), params->grammar));
                 }
                 show_prefill(*s);
@@ -187,16 +294,14 @@ int llama_spec_sampler_new(llama_spec_model * model, const llama_spec_sampler_pa
 
 void llama_spec_sampler_free(llama_spec_sampler * sampler) {
     guarded([&] {
-        if (sampler != nullptr && sampler->home.is_here()) {
+        if (sampler->home.is_here()) {
             delete sampler;
         }
     });
 }
 
 int llama_spec_sampler_clone(llama_spec_sampler * sampler, llama_spec_sampler ** out) {
-    return guarded([&] {
-        auto & from = open_sampler(sampler);
-        in_use lock(from.busy, "the sampler");
+    return guarded_call(sampler, [&](llama_spec_sampler & from) {
         auto s = std::make_unique<llama_spec_sampler>();
         s->model     = from.model;
         s->is_argmax = from.is_argmax;
@@ -211,18 +316,14 @@ int llama_spec_sampler_clone(llama_spec_sampler * sampler, llama_spec_sampler **
         s->grammar_seconds_left = from.grammar_seconds_left;
         s->grammar_prefill = from.grammar_prefill;
         s->hidden          = from.hidden;
-        if (from.shadow) {
-            s->shadow       = { copy_grammar(*from.shadow), llama_grammar_free_impl };
-            s->shadow_begin = { copy_grammar(*from.shadow_begin), llama_grammar_free_impl };
-        }
+        s->shadow          = copy_of(from.shadow);
+        s->shadow_begin    = copy_of(from.shadow_begin);
         s->is_lazy     = from.is_lazy;
         s->n_unmatched = from.n_unmatched;
         s->thoughts       = from.thoughts;
         s->thoughts_begin = from.thoughts_begin;
-        if (from.waiting) {
-            s->waiting       = { copy_grammar(*from.waiting), llama_grammar_free_impl };
-            s->waiting_begin = { copy_grammar(*from.waiting_begin), llama_grammar_free_impl };
-        }
+        s->waiting        = copy_of(from.waiting);
+        s->waiting_begin  = copy_of(from.waiting_begin);
         s->chain     = llama_sampler_clone(from.chain);
         s->grammar   = from.grammar != nullptr ? llama_sampler_clone(from.grammar) : nullptr;
         *out = s.release();
@@ -230,9 +331,7 @@ int llama_spec_sampler_clone(llama_spec_sampler * sampler, llama_spec_sampler **
 }
 
 int llama_spec_sampler_reset(llama_spec_sampler * sampler) {
-    return guarded([&] {
-        auto & s = open_sampler(sampler);
-        in_use lock(s.busy, "the sampler");
+    return guarded_call(sampler, [&](llama_spec_sampler & s) {
         llama_sampler_reset(s.chain);
         s.rules.reset();
         s.changes.reset();
@@ -243,12 +342,8 @@ int llama_spec_sampler_reset(llama_spec_sampler * sampler) {
         if (s.grammar != nullptr) {
             within(GRAMMAR_BOUNDS, [&] {
                 llama_sampler_reset(s.grammar);
-                if (s.shadow) {
-                    s.shadow = { copy_grammar(*s.shadow_begin), llama_grammar_free_impl };
-                }
-                if (s.waiting) {
-                    s.waiting = { copy_grammar(*s.waiting_begin), llama_grammar_free_impl };
-                }
+                s.shadow  = copy_of(s.shadow_begin);
+                s.waiting = copy_of(s.waiting_begin);
                 show_prefill(s);
             });
         }

@@ -1,8 +1,6 @@
 // Draws tokens with a sampler chain.
 
-#include "abi/handles.h"
-#include "abi/top_logits.h"
-#include "checks/grammar_check.h"
+#include "abi/sampler.h"
 #include "hooks/held_logits.h"
 
 #include "common.h"
@@ -11,12 +9,132 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
+#include <functional>
 #include <limits>
 #include <string>
 
 using namespace llama_spec;
 
 namespace {
+
+// ---- the k likeliest tokens of a row, without a list of the whole vocabulary
+
+constexpr int32_t BLOCK = 64;
+constexpr float   LOWEST = -std::numeric_limits<float>::infinity();
+
+// The largest logit of each block; false if any is NaN. The registers' width is chosen at run time.
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+bool block_maxima(const float * logits, int32_t n_blocks, float * maxima) {
+    typedef float lanes __attribute__((vector_size(32)));
+    typedef int32_t flags __attribute__((vector_size(32)));
+    constexpr int32_t N_LANES = 8, N_REGISTERS = BLOCK / N_LANES;
+    flags is_nan = {};
+    for (int32_t block = 0; block < n_blocks; ++block) {
+        lanes x[N_REGISTERS];
+        std::memcpy(x, logits + block * BLOCK, sizeof(x));
+        for (const lanes & one : x) {
+            is_nan |= one != one;
+        }
+        for (int half = N_REGISTERS / 2; half > 0; half /= 2) {
+            for (int i = 0; i < half; ++i) {
+                x[i] = x[i + half] > x[i] ? x[i + half] : x[i];
+            }
+        }
+        float most = LOWEST;
+        for (int i = 0; i < N_LANES; ++i) {
+            most = x[0][i] > most ? x[0][i] : most;
+        }
+        maxima[block] = most;
+    }
+    bool any = false;
+    for (int i = 0; i < N_LANES; ++i) {
+        any = any || is_nan[i] != 0;
+    }
+    return !any;
+}
+
+// Like block_maxima(), for the remaining logits, which fill no block.
+bool last_maximum(const float * logits, int32_t n, float & most) {
+    most = LOWEST;
+    for (int32_t i = 0; i < n; ++i) {
+        if (logits[i] != logits[i]) {
+            return false;
+        }
+        most = std::max(most, logits[i]);
+    }
+    return true;
+}
+
+// Writes the k largest logits in descending order; `room` is scratch memory. Returns false, with `out` unspecified, if
+// the engine has to sort instead. That is the case if two of them are equal (the engine's sort decides their order), if
+// some are NaN, if fewer than k are above minus infinity, or if k is so large that a full list is as fast.
+bool top_logits(const float * logits, int32_t n_vocab, int32_t k, std::vector<float> & room, std::vector<llama_token_data> & out) {
+    const int32_t n_whole = n_vocab / BLOCK, n_blocks = (n_vocab + BLOCK - 1) / BLOCK;
+    if (k <= 0 || k > n_blocks / 2) {
+        return false;
+    }
+    room.resize(2 * (size_t) n_blocks);
+    float * maxima = room.data(), * sorted = maxima + n_blocks;
+    if (!block_maxima(logits, n_whole, maxima) ||
+            (n_whole < n_blocks && !last_maximum(logits + n_whole * BLOCK, n_vocab - n_whole * BLOCK, maxima[n_whole]))) {
+        return false;
+    }
+    // At least k blocks have a maximum of `least` or more, so none of the k largest logits is smaller.
+    std::copy(maxima, sorted, sorted);
+    std::nth_element(sorted, sorted + (k - 1), sorted + n_blocks, std::greater<float>());
+    const float least = sorted[k - 1];
+    if (least == LOWEST) {
+        return false;
+    }
+    const size_t most = 8 * (size_t) k + BLOCK;     // more means many equal logits, or a sorted row
+    out.clear();
+    for (int32_t block = 0; block < n_blocks; ++block) {
+        if (maxima[block] < least) {
+            continue;
+        }
+        for (int32_t id = block * BLOCK; id < std::min((block + 1) * BLOCK, n_vocab); ++id) {
+            if (logits[id] >= least) {
+                out.push_back({ id, logits[id], 0.0f });
+            }
+        }
+        if (out.size() > most) {
+            return false;
+        }
+    }
+    const auto is_more = [](const llama_token_data & a, const llama_token_data & b) { return a.logit > b.logit; };
+    const size_t n_sorted = std::min(out.size(), (size_t) k + 1);
+    std::partial_sort(out.begin(), out.begin() + (std::ptrdiff_t) n_sorted, out.end(), is_more);
+    for (size_t i = 1; i < n_sorted; ++i) {
+        if (out[i].logit == out[i - 1].logit) {
+            return false;
+        }
+    }
+    out.resize((size_t) k);
+    return true;
+}
+
+// ---- noise
+
+// The finalizer of SplitMix64 (Steele, Lea and Flood 2014): every bit of the result depends on every bit of x.
+uint64_t mixed(uint64_t x) {
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+// Gumbel noise; place: the number of earlier tokens in the answer.
+double shared_noise(uint32_t seed, uint64_t place, int32_t id) {
+    const uint64_t bits = mixed(mixed(mixed(seed) ^ place) ^ (uint32_t) id);
+    // Strictly between 0 and 1, so that both logarithms are finite.
+    const double u = ((double) (bits >> 11) + 0.5) * 0x1p-53;
+    return -std::log(-std::log(u));
+}
+
+// ---- choices
 
 void fill(std::vector<llama_token_data> & out, const float * logits, int32_t n_vocab) {
     out.resize((size_t) n_vocab);
@@ -385,12 +503,70 @@ void accept(llama_spec_sampler & s, int32_t id, bool is_generated) {
     }
 }
 
+// ---- text that the grammar forces: it can be drafted without a model
+
+// The character that every continuation begins with; 0 if there are several, or if the text may end.
+uint32_t forced_char(llama_grammar & grammar) {
+    const llama_grammar_stacks & stacks = llama_grammar_get_stacks(&grammar);
+    uint32_t found = 0;
+    for (const auto & stack : stacks) {
+        if (stack.empty() || stack.back()->type != LLAMA_GRETYPE_CHAR) {
+            return 0;
+        }
+        const llama_grammar_element * next = stack.back() + 1;
+        if (next->type == LLAMA_GRETYPE_CHAR_ALT || next->type == LLAMA_GRETYPE_CHAR_RNG_UPPER) {
+            return 0;
+        }
+        if (found != 0 && found != stack.back()->value) {
+            return 0;
+        }
+        found = stack.back()->value;
+    }
+    return found;
+}
+
+void append_utf8(std::string & out, uint32_t c) {
+    if (c < 0x80) {
+        out += (char) c;
+    } else if (c < 0x800) {
+        out += (char) (0xC0 | (c >> 6));
+        out += (char) (0x80 | (c & 0x3F));
+    } else if (c < 0x10000) {
+        out += (char) (0xE0 | (c >> 12));
+        out += (char) (0x80 | ((c >> 6) & 0x3F));
+        out += (char) (0x80 | (c & 0x3F));
+    } else {
+        out += (char) (0xF0 | (c >> 18));
+        out += (char) (0x80 | ((c >> 12) & 0x3F));
+        out += (char) (0x80 | ((c >> 6) & 0x3F));
+        out += (char) (0x80 | (c & 0x3F));
+    }
+}
+
 } // namespace
 
+int64_t noise_draw::choose(const llama_token_data * candidates, size_t n) const {
+    int64_t best = -1;
+    double  most = -std::numeric_limits<double>::infinity();
+    for (size_t i = 0; i < n; ++i) {
+        const double logit = candidates[i].logit;
+        if (std::isnan(logit)) {
+            return (int64_t) i;
+        }
+        if (logit == -std::numeric_limits<double>::infinity()) {
+            continue;
+        }
+        const double score = logit + shared_noise(seed, place, candidates[i].id);
+        if (best < 0 || score > most || (score == most && candidates[i].id < candidates[best].id)) {
+            best = (int64_t) i;
+            most = score;
+        }
+    }
+    return best;
+}
+
 int llama_spec_sample(llama_spec_sampler * sampler, llama_spec_context * ctx, int32_t i, int32_t * id) {
-    return guarded([&] {
-        auto & s = open_sampler(sampler);
-        in_use lock(s.busy, "the sampler");
+    return guarded_call(sampler, [&](llama_spec_sampler & s) {
         context_call call(ctx);
         within_grammar(s, [&] { *id = draw_at(s, call.state, i); }, &call.state.cancelled);
     });
@@ -398,12 +574,8 @@ int llama_spec_sample(llama_spec_sampler * sampler, llama_spec_context * ctx, in
 
 int llama_spec_sample_chain(llama_spec_sampler * sampler, llama_spec_context * ctx, int32_t row, const int32_t * draft,
                             int32_t n_draft, int32_t * out, int32_t * n_out) {
-    return guarded([&] {
-        require(out != nullptr && n_out != nullptr && n_draft >= 0 && (n_draft == 0 || draft != nullptr),
-                "a draft and a place for the result are needed");
-        *n_out = 0;
-        auto & s = open_sampler(sampler);
-        in_use lock(s.busy, "the sampler");
+    *n_out = 0;
+    return guarded_call(sampler, [&](llama_spec_sampler & s) {
         context_call call(ctx);
         for (int32_t k = 0; k <= n_draft; ++k) {
             int32_t id = -1;
@@ -420,11 +592,8 @@ int llama_spec_sample_chain(llama_spec_sampler * sampler, llama_spec_context * c
 }
 
 int llama_spec_candidates(llama_spec_sampler * sampler, llama_spec_context * ctx, int32_t i, int32_t * ids, float * logits,
-                          int32_t n_max, int32_t * n) {
-    return guarded([&] {
-        require(ids != nullptr && logits != nullptr && n != nullptr, "a place for the candidates is needed");
-        auto & s = open_sampler(sampler);
-        in_use lock(s.busy, "the sampler");
+                          int32_t * n) {
+    return guarded_call(sampler, [&](llama_spec_sampler & s) {
         context_call call(ctx);
         require(s.has_draw, "greedy sampling, mirostat and grammars have no distribution that is known before the choice");
         s.n_left = 0;
@@ -433,7 +602,6 @@ int llama_spec_candidates(llama_spec_sampler * sampler, llama_spec_context * ctx
             s.candidates.assign(1, { id, 0.0f, 1.0f }); // no chain ran: a rule forced the end of the thought
             s.n_left = 1;
         }
-        require(s.n_left <= (size_t) std::max(n_max, 0), "there is no room for so many candidates");
         for (size_t k = 0; k < s.n_left; ++k) {
             ids[k]    = s.candidates[k].id;
             logits[k] = s.candidates[k].logit;
@@ -443,10 +611,7 @@ int llama_spec_candidates(llama_spec_sampler * sampler, llama_spec_context * ctx
 }
 
 int llama_spec_sample_row(llama_spec_sampler * sampler, const float * logits, int32_t n_vocab, int32_t * id) {
-    return guarded([&] {
-        auto & s = open_sampler(sampler);
-        in_use lock(s.busy, "the sampler");
-        require(logits != nullptr, "there are no logits");
+    return guarded_call(sampler, [&](llama_spec_sampler & s) {
         if (n_vocab != s.model->n_vocab()) {
             fail(LLAMA_SPEC_ARGUMENT, "the row has " + std::to_string(n_vocab) + " numbers, and the vocabulary " +
                     std::to_string(s.model->n_vocab()) + " tokens; give a number for each");
@@ -456,33 +621,48 @@ int llama_spec_sample_row(llama_spec_sampler * sampler, const float * logits, in
 }
 
 int64_t llama_spec_sampler_place(llama_spec_sampler * sampler) {
-    int64_t place = 0;
-    guarded([&] { place = (int64_t) open_sampler(sampler).noise.place; });
-    return place;
+    return (int64_t) sampler->noise.place;
 }
 
-int llama_spec_shared_noise(uint32_t seed, int64_t place, const int32_t * ids, int32_t n, double * out) {
-    return guarded([&] {
-        require(place >= 0 && n >= 0 && (n == 0 || (ids != nullptr && out != nullptr)), "a place, ids and room for their noise are needed");
-        for (int32_t i = 0; i < n; ++i) {
-            out[i] = shared_noise(seed, (uint64_t) place, ids[i]);
-        }
-    });
+void llama_spec_shared_noise(uint32_t seed, int64_t place, const int32_t * ids, int32_t n, double * out) {
+    for (int32_t i = 0; i < n; ++i) {
+        out[i] = shared_noise(seed, (uint64_t) place, ids[i]);
+    }
 }
 
 bool llama_spec_sampler_skips_grammar(llama_spec_sampler * sampler) {
-    bool skips = false;
-    guarded([&] { skips = skips_grammar(open_sampler(sampler)); });
-    return skips;
+    return skips_grammar(*sampler);
 }
 
 int llama_spec_sampler_accept(llama_spec_sampler * sampler, int32_t id, bool is_generated) {
-    return guarded([&] {
-        auto & s = open_sampler(sampler);
-        in_use lock(s.busy, "the sampler");
+    return guarded_call(sampler, [&](llama_spec_sampler & s) {
         if (id < 0 || id >= s.model->n_vocab()) {
             fail(LLAMA_SPEC_ARGUMENT, "id " + std::to_string(id) + " is outside 0 .. " + std::to_string(s.model->n_vocab() - 1));
         }
         within_grammar(s, [&] { accept(s, id, is_generated); });
     });
+}
+
+int32_t llama_spec_sampler_forced(llama_spec_sampler * sampler, char * buf, int32_t size) {
+    int32_t n = 0;
+    const int rc = guarded_call(sampler, [&](llama_spec_sampler & s) {
+        // After a token that ends within a character nothing is forced.
+        if (!s.shadow || skips_grammar(s) || s.shadow->partial_utf8.n_remain != 0 || forced_char(*s.shadow) == 0) {
+            return;
+        }
+        const grammar_ptr walk(copy_grammar(*s.shadow), llama_grammar_free_impl);
+        std::string text;
+        for (uint32_t c = forced_char(*walk); c != 0; c = forced_char(*walk)) {
+            std::string one;
+            append_utf8(one, c);
+            if (text.size() + one.size() > (size_t) size) {
+                break;
+            }
+            text += one;
+            llama_grammar_accept(walk.get(), c);
+        }
+        std::copy(text.begin(), text.end(), buf);
+        n = (int32_t) text.size();
+    });
+    return rc == LLAMA_SPEC_OK ? n : rc;
 }

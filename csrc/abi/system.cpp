@@ -64,16 +64,13 @@ void llama_spec_on_wait(bool (*wants_to_stop)(void)) {
     set_stop_question(wants_to_stop);
 }
 
-int32_t llama_spec_n_devices(void) {
-    int32_t n = 0;
-    guarded([&] { n = (int32_t) ggml_backend_dev_count(); });
-    return n;
-}
-
 int llama_spec_device(int32_t i, const char ** name, const char ** description, uint64_t * free_bytes,
                       uint64_t * total_bytes) {
     return guarded([&] {
-        require(i >= 0 && (size_t) i < ggml_backend_dev_count(), "there is no device with this number");
+        *name = nullptr;
+        if ((size_t) i >= ggml_backend_dev_count()) {
+            return;
+        }
         ggml_backend_dev_t dev = ggml_backend_dev_get((size_t) i);
         size_t n_free = 0, n_total = 0;
         ggml_backend_dev_memory(dev, &n_free, &n_total);
@@ -86,7 +83,7 @@ int llama_spec_device(int32_t i, const char ** name, const char ** description, 
 
 int llama_spec_backend(int32_t i, const char ** name, int32_t * n_devices) {
     return guarded([&] {
-        const bool is_one = i >= 0 && (size_t) i < ggml_backend_reg_count();
+        const bool is_one = (size_t) i < ggml_backend_reg_count();
         ggml_backend_reg_t reg = is_one ? ggml_backend_reg_get((size_t) i) : nullptr;
         *name      = is_one ? ggml_backend_reg_name(reg) : nullptr;
         *n_devices = is_one ? (int32_t) ggml_backend_reg_dev_count(reg) : 0;
@@ -94,13 +91,13 @@ int llama_spec_backend(int32_t i, const char ** name, int32_t * n_devices) {
 }
 
 bool llama_spec_supports_gpu(void) {
-    bool ok = false;
     // The engine says yes for any build with RPC, even without a server.
-    guarded([&] {
+    return guarded_or(false, [] {
+        bool ok = false;
         for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
             const auto type = ggml_backend_dev_type(ggml_backend_dev_get(i));
             ok = ok || type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
         }
+        return ok;
     });
-    return ok;
 }

@@ -1,21 +1,14 @@
 #include "abi/handles.h"
 #include "checks/tokenizer_bounds.h"
 
-#include <algorithm>
 #include <climits>
 #include <cstring>
-#include <string>
 
 using namespace llama_spec;
 
 namespace {
 
-const llama_vocab * vocab_of(llama_spec_model * model) {
-    require(model != nullptr && model->state && model->state->model != nullptr, "the model is closed");
-    return model->state->vocab();
-}
-
-bool in_range(llama_spec_model * model, int32_t id) {
+bool in_range(const llama_spec_model * model, int32_t id) {
     return id >= 0 && id < model->state->n_vocab();
 }
 
@@ -25,8 +18,8 @@ int32_t llama_spec_tokenize(llama_spec_model * model, const char * text, int32_t
                             bool add_special, bool parse_special) {
     int32_t n = 0;
     const int rc = guarded([&] {
-        const llama_vocab * vocab = vocab_of(model);
-        tokenize_bounded(vocab, text, (size_t) std::max(n_bytes, 0), [&] {
+        const llama_vocab * vocab = model->state->vocab();
+        tokenize_bounded(vocab, text, (size_t) n_bytes, [&] {
             n = llama_tokenize(vocab, text, n_bytes, out, n_max, add_special, parse_special);
         });
         for (int32_t i = 0; i < n; ++i) {
@@ -39,62 +32,43 @@ int32_t llama_spec_tokenize(llama_spec_model * model, const char * text, int32_t
 }
 
 int32_t llama_spec_token_to_piece(llama_spec_model * model, int32_t id, char * buf, int32_t size, bool special) {
-    int32_t n = INT32_MIN;
-    guarded([&] {
-        const llama_vocab * vocab = vocab_of(model);
-        if (in_range(model, id)) {
-            n = llama_token_to_piece(vocab, id, buf, size, 0, special);
-        }
+    return guarded_or(INT32_MIN, [&] {
+        return in_range(model, id) ? llama_token_to_piece(model->state->vocab(), id, buf, size, 0, special) : INT32_MIN;
     });
-    return n;
 }
 
 bool llama_spec_vocab_is_eog(llama_spec_model * model, int32_t id) {
-    bool out = false;
-    guarded([&] { out = in_range(model, id) && llama_vocab_is_eog(vocab_of(model), id); });
-    return out;
+    return guarded_or(false, [&] { return in_range(model, id) && llama_vocab_is_eog(model->state->vocab(), id); });
 }
 
 bool llama_spec_vocab_is_control(llama_spec_model * model, int32_t id) {
-    bool out = false;
-    guarded([&] { out = in_range(model, id) && llama_vocab_is_control(vocab_of(model), id); });
-    return out;
+    return guarded_or(false, [&] { return in_range(model, id) && llama_vocab_is_control(model->state->vocab(), id); });
 }
 
 int32_t llama_spec_vocab_special(llama_spec_model * model, const char * name) {
-    int32_t id = -1;
-    guarded([&] {
-        using getter = llama_token (*)(const llama_vocab *);
-        static const struct { const char * name; getter get; } table[] = {
-            { "bos", llama_vocab_bos }, { "eos", llama_vocab_eos }, { "eot", llama_vocab_eot },
-            { "sep", llama_vocab_sep }, { "nl", llama_vocab_nl },   { "pad", llama_vocab_pad },
-            { "mask", llama_vocab_mask }, { "fim_pre", llama_vocab_fim_pre }, { "fim_suf", llama_vocab_fim_suf },
-            { "fim_mid", llama_vocab_fim_mid },
-        };
-        const llama_vocab * vocab = vocab_of(model);
-        for (const auto & entry : table) {
-            if (std::strcmp(entry.name, name) == 0) {
-                id = entry.get(vocab);
-            }
+    using getter = llama_token (*)(const llama_vocab *);
+    static const struct { const char * name; getter get; } table[] = {
+        { "bos", llama_vocab_bos }, { "eos", llama_vocab_eos }, { "eot", llama_vocab_eot },
+        { "sep", llama_vocab_sep }, { "nl", llama_vocab_nl },   { "pad", llama_vocab_pad },
+        { "mask", llama_vocab_mask }, { "fim_pre", llama_vocab_fim_pre }, { "fim_suf", llama_vocab_fim_suf },
+        { "fim_mid", llama_vocab_fim_mid },
+    };
+    for (const auto & entry : table) {
+        if (std::strcmp(entry.name, name) == 0) {
+            return entry.get(model->state->vocab());
         }
-    });
-    return id;
+    }
+    return -1;
 }
 
 bool llama_spec_vocab_adds_bos(llama_spec_model * model) {
-    bool out = false;
-    guarded([&] { out = llama_vocab_get_add_bos(vocab_of(model)); });
-    return out;
+    return llama_vocab_get_add_bos(model->state->vocab());
 }
 
 bool llama_spec_vocab_adds_eos(llama_spec_model * model) {
-    bool out = false;
-    guarded([&] { out = llama_vocab_get_add_eos(vocab_of(model)); });
-    return out;
+    return llama_vocab_get_add_eos(model->state->vocab());
 }
 
 bool llama_spec_vocab_adds_sep(llama_spec_model * model) {
-    bool out = false;
-    guarded([&] { out = llama_vocab_get_add_sep(vocab_of(model)); });
-    return out;
+    return llama_vocab_get_add_sep(model->state->vocab());
 }

@@ -34,8 +34,7 @@ void init();
 const std::string & last_error();
 void set_last_error(const std::string & message);
 
-// Sets the level from which lines are printed: for the process, or for this thread, where -1 follows the process's. The
-// function for the thread returns its previous level.
+// llama_spec_set_log_level() and llama_spec_set_thread_log_level().
 void set_log_level(int level);
 int  set_thread_log_level(int level);
 
@@ -51,15 +50,11 @@ int report_current_exception();
 // Says whether the process is about to end: running decodes stop, and new ones are refused.
 bool is_exiting();
 
-// Marks the process as exiting; waits until no thread is inside a call, or for the timeout.
-void begin_exit(int32_t timeout_ms);
-
-// note_fork() runs in a forked child, before any other call; the other counts the forks behind this process.
+// llama_spec_shutdown(), llama_spec_after_fork(), llama_spec_fork_generation(), llama_spec_on_wait().
+void    begin_exit(int32_t timeout_ms);
 void    note_fork();
 int32_t n_forks();
-
-// A further check that wants_to_stop() makes.
-void set_stop_question(bool (*wants_to_stop)());
+void    set_stop_question(bool (*wants_to_stop)());
 
 // Says whether a waiting thread has to stop: the process ends, or a signal such as that of Ctrl-C has arrived.
 bool wants_to_stop();
@@ -114,6 +109,19 @@ template <typename F> int guarded(F && body) {
     } catch (...) {
         return report_current_exception();
     }
+}
+
+// What `body` returns, or `otherwise` if it fails.
+template <typename T, typename F> T guarded_or(T otherwise, F && body) {
+    guarded([&] { otherwise = body(); });
+    return otherwise;
+}
+
+// The number that `body` returns, or the status of its failure.
+template <typename F> int32_t number_or_status(F && body) {
+    int32_t out = 0;
+    const int rc = guarded([&] { out = body(); });
+    return rc == LLAMA_SPEC_OK ? out : rc;
 }
 
 [[noreturn]] inline void fail(int code, const std::string & what) {

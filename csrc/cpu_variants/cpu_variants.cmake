@@ -15,6 +15,14 @@ else()
     set(FLAGS_avx512bf16 ${FLAGS_avx512} -mavx512bf16)
 endif()
 
+# AVX-VNNI, of Intel's processors without AVX-512, pays in one file, whose functions are its own.
+include(CheckCXXCompilerFlag)
+check_cxx_compiler_flag(-mavxvnni PYLLAMA_SPEC_HAS_AVXVNNI)
+if (PYLLAMA_SPEC_HAS_AVXVNNI)
+    set_source_files_properties("${SPEC_DIR}/kernels/repacked_vnni.cpp" DIRECTORY . TARGET_DIRECTORY ggml-cpu
+        PROPERTIES COMPILE_OPTIONS -mavxvnni)
+endif()
+
 get_target_property(CPU_SOURCES ggml-cpu SOURCES)
 set(VARIANT_SOURCES)
 foreach (SOURCE ${CPU_SOURCES})

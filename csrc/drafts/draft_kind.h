@@ -1,5 +1,5 @@
 // The interface of draft models to the rest of csrc/, the same for every kind. A new kind needs a folder beside this
-// file and a line in registry.cpp. If it does not use the engine's graph, a file with the name of the engine's file
+// file and a line in draft_pair.cpp. If it does not use the engine's graph, a file with the name of the engine's file
 // replaces it.
 #pragma once
 
@@ -9,10 +9,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
+#include <vector>
 
 struct llama_context;
+struct llama_hparams;
 struct llama_model;
+struct llama_model_loader;
 
 namespace llama_spec {
 
@@ -48,28 +52,26 @@ public:
                          const float ** row, const draft_output * part) const = 0;
 };
 
-class draft_kind {
-public:
-    virtual ~draft_kind() = default;
-
-    // The name as it stands in "an EAGLE-3 draft".
-    virtual const char * name() const = 0;
+struct draft_kind {
+    const char * name;  // as it stands in "an EAGLE-3 draft"
     // Returns why the draft cannot draft for the target; empty if it can. Opens no context.
-    virtual std::string mismatch(const llama_model * draft, const llama_model * target) const = 0;
+    std::string (*mismatch)(const llama_model * draft, const llama_model * target);
     // `target` is NULL if the draft is opened on its own. Throws std::runtime_error for a damaged file.
-    virtual std::unique_ptr<draft_context> open(const llama_model * draft, const llama_model * target) const = 0;
-    // Returns where an n-gram table lies in the draft's file.
-    virtual llama_spec_ngrams ngrams(const llama_model *) const { return {}; }
-    // For a kind that drafts in blocks.
-    virtual llama_spec_block block(const llama_model *) const { return {}; }
+    std::unique_ptr<draft_context> (*open)(const llama_model * draft, const llama_model * target);
+    // Returns where an n-gram table lies in the draft's file. NULL for a kind without one.
+    llama_spec_ngrams (*ngrams)(const llama_model * draft);
+    // NULL for a kind that does not draft in blocks.
+    llama_spec_block (*block)(const llama_model * draft);
 };
+
+// MTP_KIND: the head in a target's own file, which has no architecture of its own.
+extern const draft_kind EAGLE3_KIND, DFLASH_KIND, MTP_KIND;
 
 // The kind of a model, by its architecture; NULL if it is no draft.
 const draft_kind * find_draft_kind(const llama_model * model);
 
-// ---- the MTP head in a target's own file, which has no architecture of its own. mtp/kind.cpp
+// ---- MTP heads: mtp/kind.cpp
 
-const draft_kind & mtp_kind();
 // How many heads of an architecture this version can draft with: none, one, or the maximum number in a file.
 int32_t most_heads(const std::string & arch);
 // The number of heads in the file, loaded or not.
@@ -89,5 +91,43 @@ head_weights weights_of_head(const llama_model * model);
 
 // The names of all kinds, as in "EAGLE-3, DFlash".
 std::string draft_kind_names();
+
+// ---- Checks that every kind makes of a draft and its target: draft_pair.cpp
+
+// For a draft that reads the target's rows: compares the rows' width, the layers, the vocabulary, and the tensors that
+// the draft takes from the target. Returns the first difference; empty if the two fit.
+std::string pair_mismatch(const llama_model * draft, const llama_model * target, int64_t n_embd_target);
+
+// The same for an MTP head in a file of its own, which was made for one model.
+std::string head_mismatch(const llama_model * draft, const llama_model * target);
+
+// Returns the matrix if it lies in the host's memory, where a part of its rows can be used; otherwise NULL.
+const ggml_tensor * in_host_memory(const ggml_tensor * matrix);
+// For a draft that chooses from the whole vocabulary: its output matrix or the target's, if it lies there; otherwise
+// NULL.
+const ggml_tensor * whole_output(const llama_model * draft, const llama_model * target);
+
+// The number of ids that the draft chooses from.
+int32_t n_vocab_draft(const llama_model * draft);
+
+// The target's id for each draft id; empty if they are the same. Throws std::runtime_error, naming d2t, for an id
+// outside the vocabulary or a duplicate.
+std::vector<int32_t> target_ids(const llama_model * draft);
+
+// ---- while a file is loaded. Each returns why the file cannot be used, or an empty text.
+
+// Checks the key ARCH.target_layers.
+std::string target_layers_fault(const std::string & arch, const std::vector<int32_t> & layers);
+// Checks the tensor d2t, if there is one; sets the number of ids that the draft chooses from.
+std::string d2t_fault(llama_model_loader & ml, int64_t n_vocab, int64_t * n_vocab_draft);
+// Checks for unknown tensors; `doc` describes the keys that some of them need. The engine only counts unused tensors
+// and does not name them.
+std::string leftover_fault(const llama_model_loader & ml, const std::set<std::string> & known, const char * doc);
+// Checks for tensors whose type no product or norm accepts, except those in `ids`, which hold token ids.
+std::string types_fault(const llama_model_loader & ml, const std::set<std::string> & ids);
+// Checks that sizes are the same for all layers, as a draft's must be.
+std::string layers_fault(const llama_hparams & hparams, const std::string & arch);
+// Reads and checks an optional flag.
+std::string flag_fault(const llama_model_loader & ml, const char * key, bool * out);
 
 } // namespace llama_spec

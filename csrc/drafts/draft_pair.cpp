@@ -1,10 +1,12 @@
-#include "drafts/draft_pair.h"
+#include "drafts/draft_kind.h"
+#include "drafts/spec-ngrams.h"
 
 #include "llama-model.h"
 #include "llama-model-loader.h"
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <stdexcept>
 
 namespace llama_spec {
@@ -35,6 +37,18 @@ std::string vocabulary_mismatch(const llama_model * draft, const llama_model * t
 }
 
 } // namespace
+
+const draft_kind * find_draft_kind(const llama_model * model) {
+    switch (model->arch) {
+        case LLM_ARCH_EAGLE3: return &EAGLE3_KIND;
+        case LLM_ARCH_DFLASH: return &DFLASH_KIND;
+        default:              return nullptr;
+    }
+}
+
+std::string draft_kind_names() {
+    return std::string(EAGLE3_KIND.name) + ", " + DFLASH_KIND.name;
+}
 
 std::string pair_mismatch(const llama_model * draft, const llama_model * target, int64_t n_embd_target) {
     const int64_t n_embd = draft->hparams.n_embd, n_found = target->hparams.n_embd;
@@ -198,6 +212,37 @@ std::string flag_fault(const llama_model_loader & ml, const char * key, bool * o
         return std::string(key) + " is not a bool";
     }
     *out = gguf_get_val_bool(ml.metadata, id);
+    return "";
+}
+
+std::string ngrams_fault(llama_model_loader & ml, llama_spec_ngram_places * out, std::vector<std::string> * names) {
+    const struct { const char * name; ggml_type type; uint64_t * at; } parts[] = {
+        { "ngram.keys", GGML_TYPE_I32, &out->keys_at },
+        { "ngram.ids",  GGML_TYPE_I32, &out->ids_at },
+        { "ngram.p",    GGML_TYPE_I8,  &out->p_at },
+    };
+    for (const auto & part : parts) {
+        const auto * weight = ml.get_weight(part.name);
+        if (weight == nullptr) {
+            continue;
+        }
+        if (weight->idx != 0 || weight->tensor->type != part.type || ggml_n_dims(weight->tensor) != 1) {
+            return (std::string("the tensor ") + part.name + " is no vector of " + ggml_type_name(part.type) + " in the first file");
+        }
+        if (!names->empty() && weight->tensor->ne[0] != out->n) {
+            return (std::string("the tensor ") + part.name + " has " + std::to_string(weight->tensor->ne[0]) + " entries, and " +
+                    names->front() + " has " + std::to_string(out->n));
+        }
+        out->n = weight->tensor->ne[0];
+        *part.at = weight->offs;
+        names->push_back(part.name);
+        // Counts the tensor as the engine does for one that it skips.
+        ml.size_data -= ggml_nbytes(weight->tensor);
+        ml.n_created++;
+    }
+    if (!names->empty() && names->size() != std::size(parts)) {
+        return ("it has " + names->front() + ", and not all of ngram.keys, ngram.ids and ngram.p");
+    }
     return "";
 }
 

@@ -32,8 +32,12 @@ inline model load(const std::string & path, bool vocab_only) {
 }
 
 inline context open(llama_spec_model * m) {
-    llama_spec_context_params params;
-    llama_spec_context_default_params(&params);
+    llama_spec_context_params params = {};
+    params.n_seq_max = 1;
+    params.type_k = params.type_v = 1;  // F16
+    params.flash_attn = params.rope_scaling_type = params.pooling_type = params.attention_type = -1;
+    params.yarn_ext_factor = params.yarn_attn_factor = params.yarn_beta_fast = params.yarn_beta_slow = -1.0f;
+    params.swa_full = true;
     params.n_ctx = 64;
     params.n_batch = params.n_ubatch = 32;
     params.n_threads = params.n_threads_batch = 1;

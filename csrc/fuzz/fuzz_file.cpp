@@ -21,8 +21,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
         llama_spec_model_meta_key(m.get(), i, buf, sizeof(buf));
         llama_spec_model_meta_value(m.get(), i, buf, sizeof(buf));
     }
-    llama_spec_ngrams ngrams;
-    llama_spec_model_get_ngrams(m.get(), &ngrams);
     int32_t ids[64];
     llama_spec_tokenize(m.get(), "The cat 12 \xc3\xa9!", 13, ids, 64, true, true);
     return 0;

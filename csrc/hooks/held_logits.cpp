@@ -7,7 +7,7 @@
 
 #include "hooks/held_logits.h"
 
-#include "base/candidates.h"
+#include "base/draft_output.h"
 
 #include "llama-context.h"
 #include "llama-graph.h"
@@ -143,7 +143,7 @@ struct llama_spec_held_logits {
 void llama_spec_add_likeliest(const llama_model & model, llm_graph_result & res, bool is_head) {
     ggml_tensor * logits = res.t_logits;
     ggml_backend_dev_t device = model.dev_output();
-    // A draft's candidates are also chosen on the device: base/candidates.cpp.
+    // A draft's candidates are also chosen on the device: base/draft_output.cpp.
     const bool is_draft = model.arch == LLM_ARCH_EAGLE3 || model.arch == LLM_ARCH_DFLASH;
     if (logits == nullptr || is_draft || !is_device(device) || model.split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
         return;

@@ -92,9 +92,10 @@ bool moves_dropping(const llm_graph_context & graph) {
 }
 
 // Selects the rows of t, [n, n_tokens], that have an output.
-ggml_tensor * rows_with_output(ggml_context * ctx, llm_graph_result & res, const llm_graph_params & params, ggml_tensor * t) {
-    auto inp = std::make_unique<llm_graph_input_out_ids>(params.hparams, params.cparams, params.n_outputs);
-    inp->out_ids = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, params.n_outputs);
+ggml_tensor * rows_with_output(ggml_context * ctx, llm_graph_result & res, const llama_hparams & hparams,
+                               const llama_cparams & cparams, int32_t n_outputs, ggml_tensor * t) {
+    auto inp = std::make_unique<llm_graph_input_out_ids>(hparams, cparams, n_outputs);
+    inp->out_ids = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, n_outputs);
     ggml_set_input(inp->out_ids);
     ggml_set_name(inp->out_ids, "spec_out_ids");
     ggml_tensor * rows = ggml_get_rows(ctx, t, inp->out_ids);
@@ -119,7 +120,7 @@ void check_head_rows(llm_graph_result & res, const llm_graph_params & params) {
     const int64_t n_rows = ggml_nelements(t) / n_embd;
     if (is_masked && n_rows == n_tokens && params.n_outputs > 0 && params.n_outputs < n_tokens) {
         ggml_tensor * all = ggml_reshape_2d(res.get_ctx(), t, n_embd, n_tokens);
-        res.t_h_nextn = rows_with_output(res.get_ctx(), res, params, all);
+        res.t_h_nextn = rows_with_output(res.get_ctx(), res, params.hparams, params.cparams, (int32_t) params.n_outputs, all);
         ggml_set_output(res.t_h_nextn);
         ggml_build_forward_expand(res.get_gf(), res.t_h_nextn);
     } else if (n_rows != n_tokens && !(is_masked && n_rows == params.n_outputs)) {
@@ -176,14 +177,7 @@ ggml_tensor * llama_spec_before_norm(const llm_graph_context & graph, ggml_tenso
     if (cur->ne[0] != graph.n_embd || cur->ne[1] != graph.n_tokens) {
         return cur;
     }
-    auto inp = std::make_unique<llm_graph_input_out_ids>(graph.hparams, graph.cparams, graph.n_outputs);
-    inp->out_ids = ggml_new_tensor_1d(graph.ctx0, GGML_TYPE_I32, graph.n_outputs);
-    ggml_set_input(inp->out_ids);
-    ggml_set_name(inp->out_ids, "spec_out_ids");
-
-    ggml_tensor * rows = ggml_get_rows(graph.ctx0, cur, inp->out_ids);
-    graph.res->add_input(std::move(inp));
-    return rows;
+    return rows_with_output(graph.ctx0, *graph.res, graph.hparams, graph.cparams, (int32_t) graph.n_outputs, cur);
 }
 
 void llama_spec_check_graph(llm_graph_result & res, const llm_graph_params & params) {

@@ -4,7 +4,6 @@
 
 #include "base/model_facts.h"
 #include "hooks/llama-spec-hooks.h"
-#include "hooks/state_scan.h"
 
 #include "llama-arch.h"
 #include "llama-graph.h"
@@ -24,7 +23,7 @@ state_sizes state_sizes_of(const llama_model & model) {
         return sizes;
     }
     // A snapshot holds a state for each layer; with scans in place, an older state and a log of tokens.
-    const pyllama_spec_scan_shape scan = scan_shape(model, 1);
+    const pyllama_spec_scan_shape scan = llama_spec_scan_shape(model, 1);
     const bool     is_logged = scan.n_heads > 0;
     const uint64_t n_log     = is_logged ? (uint64_t) (scan.n_heads * pyllama_spec_token_log(&scan)) : 0;
     const uint64_t n_older   = is_logged ? (uint64_t) pyllama_spec_cell_log(&scan) - n_log + h.n_embd_s() : 0;

@@ -1,5 +1,3 @@
-#include "hooks/state_scan.h"
-
 #include "base/model_facts.h"
 #include "hooks/llama-spec-hooks.h"
 
@@ -64,20 +62,18 @@ operands operands_of(const llm_graph_input_rs & inp, ggml_tensor * log) {
 
 } // namespace
 
-pyllama_spec_scan_shape scan_shape(const llama_model & model, uint32_t n_log) {
-    const llama_hparams & h = model.hparams;
-    const pyllama_spec_scan_shape shape = shape_of(h, model.arch, n_log);
-    const bool fits = shape.n_heads > 0 && shape.n_cols > 0 && shape.n_cols <= PYLLAMA_SPEC_SCAN_COLS &&
-        pyllama_spec_cell_state(&shape) == (int64_t) h.n_embd_s();
-    return fits && llama_spec_n_device_layers(&model) == 0 ? shape : pyllama_spec_scan_shape{};
-}
-
 } // namespace llama_spec
 
 using namespace llama_spec;
 
+// The engine's own scan runs with layers on a device, with a decay for each element (Mamba, Jamba), and with heads wider
+// than the kernel's rows.
 pyllama_spec_scan_shape llama_spec_scan_shape(const llama_model & model, uint32_t n_rs_seq) {
-    return scan_shape(model, n_rs_seq);
+    const llama_hparams & h = model.hparams;
+    const pyllama_spec_scan_shape shape = shape_of(h, model.arch, n_rs_seq);
+    const bool fits = shape.n_heads > 0 && shape.n_cols > 0 && shape.n_cols <= PYLLAMA_SPEC_SCAN_COLS &&
+        pyllama_spec_cell_state(&shape) == (int64_t) h.n_embd_s();
+    return fits && llama_spec_n_device_layers(&model) == 0 ? shape : pyllama_spec_scan_shape{};
 }
 
 ggml_tensor * llama_spec_scan_log(const llama_memory_recurrent & memory, ggml_context * ctx, int il) {

@@ -5,6 +5,8 @@
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && defined(__BMI2__)
 
+#define PYLLAMA_SPEC_BLOCKS_AVX2
+
 #include <immintrin.h>
 
 #include <cstddef>
@@ -94,12 +96,12 @@ inline const int8_t * numbers_of(const block_q8_K * row, int64_t i, float & d) {
     return row[i / 8].qs + i % 8 * 32;
 }
 
-template <class Rows, int LANE> void fill_numbers(const char * row, int64_t first, int64_t n_blocks, Group & x) {
+template <class Rows> void fill_numbers(const char * row, int64_t first, int64_t n_blocks, Group & x) {
     for (int b = 0; b < 8; ++b) {
         if (first + b < n_blocks) {
             const int8_t * from = numbers_of((const Rows *) row, first + b, x.d[2 * b]);
-            for (int i = 0; i < 32 / LANE; ++i) {
-                std::memcpy(x.q[i % 4] + 8 * b + i / 4 * LANE, from + i * LANE, LANE);
+            for (int c = 0; c < 4; ++c) {
+                std::memcpy(x.q[c] + 8 * b, from + 8 * c, 8);
             }
         } else {
             x.d[2 * b] = 0;
@@ -115,7 +117,7 @@ template <class T> void fill(const char * row, int64_t n_k, Group * out) {
     constexpr int LENGTH = 4 / T::CHAINS;
     for (int64_t first = 0; first < n_k / 32; first += 8) {
         Group & x = out[first / 8];
-        fill_numbers<typename T::Rows, T::LANE>(row, first, n_k / 32, x);
+        fill_numbers<typename T::Rows>(row, first, n_k / 32, x);
         for (int i = 0; i < T::CHAINS; ++i) {
             alignas(64) int32_t s[16];
             T::add_up(x, i * LENGTH, LENGTH, T::HAS_MINS ? 1 : T::OFFSET, s);
@@ -126,16 +128,6 @@ template <class T> void fill(const char * row, int64_t n_k, Group * out) {
                     x.start[i][lane] = -s[lane];
                 }
             }
-        }
-    }
-}
-
-inline void fill_q4_Kx8(const char * row, int64_t n_k, Group * out) {
-    for (int64_t g = 0; g < n_k / GROUP; ++g) {
-        const block_q8_K & from = ((const block_q8_K *) row)[g];
-        fill_numbers<block_q8_K, 8>(row, 8 * g, n_k / 32, out[g]);
-        for (int b = 0; b < 8; ++b) {
-            out[g].pairs[b / 2][b % 2] = (int16_t) (from.bsums[2 * b] + from.bsums[2 * b + 1]);
         }
     }
 }

@@ -1,336 +1,360 @@
-// Converts blocks of 16 weight rows to the layouts of repacked.h and back, and activation rows to those of its tiles.
+// Converts blocks of a group of weight rows to the layouts of repacked.h and back, and activation rows to those of its tiles.
+//
+// A type's codec lists once which bits of the engine's block are which numbers, scales and fields. Pack and Unpack copy
+// along this list, one way or the other; what they copy to is zero before.
 #pragma once
 
-#include "fill.h"
 #include "repacked.h"
 
-#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && defined(__BMI2__)
+#include "simd-mappings.h"
+
+#include <cstring>
 
 namespace pyllama_spec {
+
+namespace {  // each file that includes this has other instructions
 
 template <class T> void store(void * to, T x) {
     std::memcpy(to, &x, sizeof(x));
 }
 
-// ---- 32 numbers of row `row`, in four vectors of nibbles and one of fifth bits
+struct Pack {
+    static void copy_bits(const uint8_t & from, int from_bit, uint8_t & to, int to_bit, int n_bits) {
+        to |= (uint8_t) ((from >> from_bit & ((1 << n_bits) - 1)) << to_bit);
+    }
 
-inline void pack_nibbles(const uint8_t * numbers, int row, uint8_t (&q)[4][64]) {
-    for (int c = 0; c < 4; ++c) {
-        const uint32_t low = load<uint32_t>(numbers + 4 * c), high = load<uint32_t>(numbers + 16 + 4 * c);
-        store(q[c] + 4 * row, (low & 0x0f0f0f0f) | (high & 0x0f0f0f0f) << 4);
+    template <class T> static void copy(const T & from, T & to) {
+        to = from;
+    }
+};
+
+struct Unpack {
+    static void copy_bits(uint8_t & to, int to_bit, const uint8_t & from, int from_bit, int n_bits) {
+        Pack::copy_bits(from, from_bit, to, to_bit, n_bits);
+    }
+
+    template <class T> static void copy(T & to, const T & from) {
+        to = from;
+    }
+};
+
+// The same bits of n bytes.
+template <class Way, class A, class B> void bits(A * a, int a_bit, B * b, int b_bit, int n_bits, int n) {
+    for (int i = 0; i < n; ++i) {
+        Way::copy_bits(a[i], a_bit, b[i], b_bit, n_bits);
     }
 }
 
-inline void unpack_nibbles(const uint8_t (&q)[4][64], int row, uint8_t * numbers) {
-    for (int c = 0; c < 4; ++c) {
-        const uint32_t both = load<uint32_t>(q[c] + 4 * row);
-        store(numbers + 4 * c, both & 0x0f0f0f0f);
-        store(numbers + 16 + 4 * c, both >> 4 & 0x0f0f0f0f);
+// Fields of n_bits of n bytes: the lowest of all, then the next ones, and so on; to the bits from `bit` on of numbers.
+template <class Way, int N_BITS, class A, class B> void fields(A * a, int n, B * numbers, int bit = 0) {
+    for (int i = 0; i < 8 / N_BITS; ++i) {
+        bits<Way>(a, N_BITS * i, numbers + n * i, bit, N_BITS, n);
     }
 }
 
-// bits: of the numbers 0 .. 31.
-inline void pack_fifth_bits(uint32_t bits, int row, uint8_t (&high)[64]) {
-    for (int j = 0; j < 4; ++j) {
-        high[4 * row + j] = (uint8_t) _pext_u32(bits, 0x11111111u << j);
+// Byte i of vector j of SixBits.
+template <class Way, class A, class B> void six_bits(A & a, B & to, int j, int i) {
+    Way::copy_bits(a, 0, to.low[j / 2][i], 4 * (j % 2), 4);
+    Way::copy_bits(a, 4, to.high[i], 2 * j, 2);
+}
+
+inline constexpr int in_pairs(int part, int row, int n) {
+    return 2 * n * (part / 2) + 2 * row + part % 2;
+}
+
+// ---- codecs. q: the numbers of row i of a group of N, 32 or 256.
+
+template <class Way, class F, class Q> void fifth_bits(F & from, Q * q) {
+    for (int k = 0; k < 32; ++k) {
+        Way::copy_bits(from.qh[k / 8], k % 8, q[k], 4, 1);
     }
 }
 
-inline uint32_t unpack_fifth_bits(const uint8_t (&high)[64], int row) {
-    uint32_t bits = 0;
-    for (int j = 0; j < 4; ++j) {
-        bits |= _pdep_u32(high[4 * row + j], 0x11111111u << j);
+template <class B, int BITS> struct Of32 {
+    using From = B;
+    template <int N> using To = BlockOf32<BITS, N>;
+
+    template <class Way, int N, class F, class Q, class T> static void copy(F & from, Q * q, T & to, int i) {
+        Way::copy(from.d, to.d[i]);
+        fields<Way, 4>(from.qs, 16, q);
+        if constexpr (BITS == 5) {
+            fifth_bits<Way>(from, q);
+        }
     }
-    return bits;
-}
+};
 
-// ---- the engine's blocks of 32
-
-struct PackQ8_0 {
+struct OfBytes {
     using From = block_q8_0;
-    using To   = block_q8_0x16;
+    template <int N> using To = BlockOf32<8, N>;
 
-    static void pack(const From & from, int row, To & to) {
-        to.d[row] = from.d;
-        for (int c = 0; c < 8; ++c) {
-            store(to.q[c] + 4 * row, load<uint32_t>(from.qs + 4 * c) ^ 0x80808080);
-        }
+    template <class Way, int N, class F, class Q, class T> static void copy(F & from, Q * q, T & to, int i) {
+        Way::copy(from.d, to.d[i]);
+        bits<Way>((std::conditional_t<std::is_const_v<F>, const uint8_t, uint8_t> *) from.qs, 0, q, 0, 8, 32);
     }
+};
 
-    static void unpack(const To & from, int row, From & to) {
-        to.d = from.d[row];
-        for (int c = 0; c < 8; ++c) {
-            store(to.qs + 4 * c, load<uint32_t>(from.q[c] + 4 * row) ^ 0x80808080);
+template <class B, int BITS> struct Of32WithMin {
+    using From = B;
+    template <int N> using To = BlockWithMin<BITS, N>;
+
+    template <class Way, int N, class F, class Q, class T> static void copy(F & from, Q * q, T & to, int i) {
+        Way::copy(from.data.data.d, to.d[i]);
+        Way::copy(from.data.data.m, to.m[i]);
+        fields<Way, 4>(from.qs, 16, q);
+        if constexpr (BITS == 5) {
+            fifth_bits<Way>(from, q);
         }
     }
 };
 
-struct PackQ4_0 {
-    using From = block_q4_0;
-    using To   = block_q4_0x16;
+struct OfPowers {
+    using From = block_mxfp4;
+    template <int N> using To = BlockOfPowers<N>;
 
-    static void pack(const From & from, int row, To & to) {
-        to.d[row] = from.d;
-        for (int c = 0; c < 4; ++c) {
-            std::memcpy(to.q[c] + 4 * row, from.qs + 4 * c, 4);
-        }
-    }
-
-    static void unpack(const To & from, int row, From & to) {
-        to.d = from.d[row];
-        for (int c = 0; c < 4; ++c) {
-            std::memcpy(to.qs + 4 * c, from.q[c] + 4 * row, 4);
-        }
+    template <class Way, int N, class F, class Q, class T> static void copy(F & from, Q * q, T & to, int i) {
+        Way::copy(from.e, to.e[i]);
+        fields<Way, 4>(from.qs, 16, q);
     }
 };
 
-struct PackQ5_0 {
-    using From = block_q5_0;
-    using To   = block_q5_0x16;
+template <class B, int BITS> struct OfSuperWithMins {
+    using From = B;
+    template <int N> using To = SuperWithMins<BITS, N>;
 
-    static void pack(const From & from, int row, To & to) {
-        to.d[row] = from.d;
-        for (int c = 0; c < 4; ++c) {
-            std::memcpy(to.q[c] + 4 * row, from.qs + 4 * c, 4);
-        }
-        pack_fifth_bits(load<uint32_t>(from.qh), row, to.high);
-    }
-
-    static void unpack(const To & from, int row, From & to) {
-        to.d = from.d[row];
-        for (int c = 0; c < 4; ++c) {
-            std::memcpy(to.qs + 4 * c, from.q[c] + 4 * row, 4);
-        }
-        store(to.qh, unpack_fifth_bits(from.high, row));
-    }
-};
-
-// ---- the engine's blocks of 256
-
-// 64 nibbles from 32 bytes: the low ones first.
-inline void split_nibbles(const uint8_t * from, uint8_t * numbers) {
-    for (int i = 0; i < 32; ++i) {
-        numbers[i]      = from[i] & 15;
-        numbers[32 + i] = from[i] >> 4;
-    }
-}
-
-inline void join_nibbles(const uint8_t * numbers, uint8_t * to) {
-    for (int i = 0; i < 32; ++i) {
-        to[i] = (uint8_t) (numbers[i] | numbers[32 + i] << 4);
-    }
-}
-
-inline void pack_scales(const uint8_t * from, int row, scales_x16 & to) {
-    uint64_t scales, mins;
-    scales_of(from, scales, mins);
-    for (int s = 0; s < 8; ++s, scales >>= 8, mins >>= 8) {
-        const int i = 16 * (s % 4) + row, j = 32 * (s % 4 / 2) + 2 * row + s % 2, is_second = s / 4;
-        to.scales[i] |= (uint8_t) ((scales & 15) << 4 * is_second);
-        to.bits[i]   |= (uint8_t) ((scales >> 4 & 3) << 2 * is_second);
-        to.mins[j]   |= (uint8_t) ((mins & 15) << 4 * is_second);
-        to.bits[j]   |= (uint8_t) ((mins >> 4 & 3) << (4 + 2 * is_second));
-    }
-}
-
-inline void unpack_scales(const scales_x16 & from, int row, uint8_t * to) {
-    std::memset(to, 0, 12);
-    for (int s = 0; s < 8; ++s) {
-        const int i = 16 * (s % 4) + row, j = 32 * (s % 4 / 2) + 2 * row + s % 2, is_second = s / 4;
-        const int scale = (from.scales[i] >> 4 * is_second & 15) | (from.bits[i] >> 2 * is_second & 3) << 4;
-        const int least = (from.mins[j] >> 4 * is_second & 15) | (from.bits[j] >> (4 + 2 * is_second) & 3) << 4;
+    // Scale (j = 0) or minimum (1) of part s, in the two vectors of each.
+    template <class Way, int N, class F, class T> static void copy_scale(F * from, T & to, int j, int s, int i) {
+        const int at = j ? in_pairs(s % 4, i, N) : N * (s % 4) + i, vector = 2 * j + s / 4;
+        uint8_t & low = (uint8_t &) to.low[vector / 2][at], & high = (uint8_t &) to.high[at];
+        const int low_bit = 4 * (vector % 2), high_bit = 2 * vector;
         if (s < 4) {
-            to[s]     |= (uint8_t) scale;
-            to[s + 4] |= (uint8_t) least;
+            Way::copy_bits(from[s + 4 * j], 0, low, low_bit, 4);
+            Way::copy_bits(from[s + 4 * j], 4, high, high_bit, 2);
         } else {
-            to[s + 4] |= (uint8_t) ((scale & 15) | (least & 15) << 4);
-            to[s - 4] |= (uint8_t) (scale >> 4 << 6);
-            to[s]     |= (uint8_t) (least >> 4 << 6);
-        }
-    }
-}
-
-struct PackQ4_K {
-    using From = block_q4_K;
-    using To   = block_q4_Kx16;
-
-    static void pack(const From & from, int row, To & to) {
-        to.d[row]    = load<ggml_half>(&from);
-        to.dmin[row] = load<ggml_half>((const char *) &from + sizeof(ggml_half));
-        pack_scales(from.scales, row, to.scales);
-        for (int p = 0; p < 4; ++p) {
-            uint8_t numbers[64];
-            split_nibbles(from.qs + 32 * p, numbers);
-            pack_nibbles(numbers, row, to.q[2 * p]);
-            pack_nibbles(numbers + 32, row, to.q[2 * p + 1]);
+            Way::copy_bits(from[s + 4], 4 * j, low, low_bit, 4);
+            Way::copy_bits(from[s - 4 + 4 * j], 6, high, high_bit, 2);
         }
     }
 
-    static void unpack(const To & from, int row, From & to) {
-        store(&to, from.d[row]);
-        store((char *) &to + sizeof(ggml_half), from.dmin[row]);
-        unpack_scales(from.scales, row, to.scales);
-        for (int p = 0; p < 4; ++p) {
-            uint8_t numbers[64];
-            unpack_nibbles(from.q[2 * p], row, numbers);
-            unpack_nibbles(from.q[2 * p + 1], row, numbers + 32);
-            join_nibbles(numbers, to.qs + 32 * p);
-        }
-    }
-};
-
-struct PackQ5_K {
-    using From = block_q5_K;
-    using To   = block_q5_Kx16;
-
-    static void pack(const From & from, int row, To & to) {
-        to.d[row]    = load<ggml_half>(&from);
-        to.dmin[row] = load<ggml_half>((const char *) &from + sizeof(ggml_half));
-        pack_scales(from.scales, row, to.scales);
-        for (int p = 0; p < 4; ++p) {
-            uint8_t numbers[64];
-            split_nibbles(from.qs + 32 * p, numbers);
-            pack_nibbles(numbers, row, to.part[2 * p].q);
-            pack_nibbles(numbers + 32, row, to.part[2 * p + 1].q);
-        }
-        const __m256i bits = _mm256_loadu_si256((const __m256i *) from.qh);
-        for (int s = 0; s < 8; ++s) {  // bit s of each byte
-            const __m256i at_top = _mm256_sll_epi16(bits, _mm_cvtsi32_si128(7 - s));
-            pack_fifth_bits((uint32_t) _mm256_movemask_epi8(at_top), row, to.part[s].high);
-        }
-    }
-
-    static void unpack(const To & from, int row, From & to) {
-        store(&to, from.d[row]);
-        store((char *) &to + sizeof(ggml_half), from.dmin[row]);
-        unpack_scales(from.scales, row, to.scales);
-        for (int p = 0; p < 4; ++p) {
-            uint8_t numbers[64];
-            unpack_nibbles(from.part[2 * p].q, row, numbers);
-            unpack_nibbles(from.part[2 * p + 1].q, row, numbers + 32);
-            join_nibbles(numbers, to.qs + 32 * p);
-        }
-        std::memset(to.qh, 0, sizeof(to.qh));
-        for (int s = 0; s < 8; ++s) {
-            const uint32_t bits = unpack_fifth_bits(from.part[s].high, row);
-            for (int i = 0; i < 32; ++i) {
-                to.qh[i] |= (uint8_t) ((bits >> i & 1) << s);
+    template <class Way, int N, class F, class Q, class T> static void copy(F & from, Q * q, T & to, int i) {
+        Way::copy(from.data.data.d, to.d[i]);
+        Way::copy(from.data.data.dmin, to.dmin[i]);
+        for (int j = 0; j < 2; ++j) {
+            for (int s = 0; s < 8; ++s) {
+                copy_scale<Way, N>(from.scales, to.scales, j, s, i);
             }
         }
+        for (int p = 0; p < 4; ++p) {
+            fields<Way, 4>(from.qs + 32 * p, 32, q + 64 * p);
+        }
+        if constexpr (BITS == 5) {
+            fields<Way, 1>(from.qh, 32, q, 4);
+        }
     }
 };
 
-struct PackQ6_K {
+struct OfTwoBits {
+    using From = block_q2_K;
+    template <int N> using To = SuperOfTwoBits<N>;
+
+    template <class Way, int N, class F, class Q, class T> static void copy(F & from, Q * q, T & to, int i) {
+        Way::copy(from.data.data.d, to.d[i]);
+        Way::copy(from.data.data.dmin, to.dmin[i]);
+        for (int s = 0; s < 16; ++s) {
+            Way::copy_bits(from.scales[s], 0, to.scales[N * s + i], 0, 4);
+            Way::copy_bits(from.scales[s], 4, to.scales[in_pairs(s, i, N)], 4, 4);
+        }
+        fields<Way, 2>(from.qs, 32, q);
+        fields<Way, 2>(from.qs + 32, 32, q + 128);
+    }
+};
+
+struct OfThreeBits {
+    using From = block_q3_K;
+    template <int N> using To = SuperOfThreeBits<N>;
+
+    template <class Way, int N, class F, class Q, class T> static void copy(F & from, Q * q, T & to, int i) {
+        Way::copy(from.d, to.d[i]);
+        for (int s = 0; s < 16; ++s) {
+            const int at = N * (s % 4) + i, vector = s / 4;
+            Way::copy_bits(from.scales[s % 8], 4 * (s / 8), to.scales.low[vector / 2][at], 4 * (vector % 2), 4);
+            Way::copy_bits(from.scales[8 + s % 4], 2 * vector, to.scales.high[at], 2 * vector, 2);
+        }
+        fields<Way, 2>(from.qs, 32, q);
+        fields<Way, 2>(from.qs + 32, 32, q + 128);
+        fields<Way, 1>(from.hmask, 32, q, 2);
+    }
+};
+
+struct OfSixBits {
     using From = block_q6_K;
-    using To   = block_q6_Kx16;
+    template <int N> using To = SuperWithScales<6, 16, N>;
 
-    static void pack(const From & from, int row, To & to) {
-        to.d[row] = from.d;
-        uint8_t numbers[256];
-        for (int half = 0; half < 2; ++half) {
-            const uint8_t * low = from.ql + 64 * half, * high = from.qh + 32 * half;
-            uint8_t * out = numbers + 128 * half;
-            for (int i = 0; i < 32; ++i) {
-                out[i]      = (uint8_t) ((low[i] & 15) | (high[i] & 3) << 4);
-                out[i + 32] = (uint8_t) ((low[i + 32] & 15) | (high[i] >> 2 & 3) << 4);
-                out[i + 64] = (uint8_t) (low[i] >> 4 | (high[i] >> 4 & 3) << 4);
-                out[i + 96] = (uint8_t) (low[i + 32] >> 4 | (high[i] >> 6) << 4);
-            }
+    template <class Way, int N, class F, class Q, class T> static void copy(F & from, Q * q, T & to, int i) {
+        Way::copy(from.d, to.d[i]);
+        for (int s = 0; s < 16; ++s) {
+            Way::copy(from.scales[s], to.scales[N * s + i]);
         }
-        for (int p = 0; p < 8; ++p) {
-            pack_nibbles(numbers + 32 * p, row, to.pair[p].low);
-            for (int s = 0; s < 2; ++s) {
-                uint32_t bits = 0;
-                for (int c = 0; c < 4; ++c) {
-                    bits |= (load<uint32_t>(numbers + 32 * p + 16 * s + 4 * c) >> 4 & 0x03030303) << 2 * c;
-                }
-                store(to.pair[p].high[s] + 4 * row, bits);
-                to.scales[2 * p + s][row] = from.scales[2 * p + s];
-            }
-        }
-    }
-
-    static void unpack(const To & from, int row, From & to) {
-        to.d = from.d[row];
-        uint8_t numbers[256];
-        for (int p = 0; p < 8; ++p) {
-            unpack_nibbles(from.pair[p].low, row, numbers + 32 * p);
-            for (int s = 0; s < 2; ++s) {
-                const uint32_t bits = load<uint32_t>(from.pair[p].high[s] + 4 * row);
-                for (int c = 0; c < 4; ++c) {
-                    uint8_t * at = numbers + 32 * p + 16 * s + 4 * c;
-                    store(at, load<uint32_t>(at) | (bits >> 2 * c & 0x03030303) << 4);
-                }
-                to.scales[2 * p + s] = from.scales[2 * p + s][row];
-            }
-        }
-        for (int half = 0; half < 2; ++half) {
-            uint8_t * low = to.ql + 64 * half, * high = to.qh + 32 * half;
-            const uint8_t * in = numbers + 128 * half;
-            for (int i = 0; i < 32; ++i) {
-                low[i]      = (uint8_t) ((in[i] & 15) | (in[i + 64] & 15) << 4);
-                low[i + 32] = (uint8_t) ((in[i + 32] & 15) | (in[i + 96] & 15) << 4);
-                high[i]     = (uint8_t) (in[i] >> 4 | in[i + 32] >> 4 << 2 | in[i + 64] >> 4 << 4 | in[i + 96] >> 4 << 6);
-            }
+        for (int h = 0; h < 2; ++h) {
+            fields<Way, 4>(from.ql + 64 * h, 64, q + 128 * h);
+            fields<Way, 2>(from.qh + 32 * h, 32, q + 128 * h, 4);
         }
     }
 };
 
-template <class P> void pack_16(const char * from, size_t stride, char * to) {
-    typename P::To out = {};
-    for (int row = 0; row < 16; ++row) {
-        P::pack(*(const typename P::From *) (from + row * stride), row, out);
+struct OfTable {
+    using From = block_iq4_xs;
+    template <int N> using To = SuperWithScales<4, 8, N>;  // scales plus 32
+
+    template <class Way, int N, class F, class Q, class T> static void copy(F & from, Q * q, T & to, int i) {
+        Way::copy(from.d, to.d[i]);
+        auto * high = (std::conditional_t<std::is_const_v<F>, const uint8_t, uint8_t> *) &from.scales_h;
+        for (int s = 0; s < 8; ++s) {
+            auto & scale = (std::conditional_t<std::is_const_v<T>, const uint8_t, uint8_t> &) to.scales[N * s + i];
+            Way::copy_bits(from.scales_l[s / 2], 4 * (s % 2), scale, 0, 4);
+            Way::copy_bits(high[s / 4], 2 * (s % 4), scale, 4, 2);
+            fields<Way, 4>(from.qs + 16 * s, 16, q + 32 * s);
+        }
     }
-    std::memcpy(to, &out, sizeof(out));
+};
+
+// ---- numbers of a group's rows to planes and back: numbers[v][row] are four of vector v.
+
+template <class Way, int BITS, int N, class Q, class P> void copy_planes(Q (&numbers)[8][4 * N], P & to) {
+    constexpr int AFTER_NIBBLES = BITS == 8 ? 0 : BITS & 4, N_AFTER = BITS & 2;
+    for (int v = 0; v < 8; ++v) {
+        if constexpr (BITS == 8) {
+            bits<Way>(numbers[v], 0, to.planes[v], 0, 8, 4 * N);
+        }
+        if constexpr (AFTER_NIBBLES) {
+            bits<Way>(numbers[v], 0, to.planes[v % 4], 4 * (v / 4), 4, 4 * N);
+        }
+        if constexpr (N_AFTER) {
+            bits<Way>(numbers[v], AFTER_NIBBLES, to.planes[AFTER_NIBBLES + v / 4], 2 * (v % 4), 2, 4 * N);
+        }
+        if constexpr (BITS % 2) {
+            bits<Way>(numbers[v], AFTER_NIBBLES + N_AFTER, to.planes[BITS - 1], v, 1, 4 * N);
+        }
+    }
 }
 
-template <class P> void unpack_16(const char * from, char * to, size_t stride) {
-    for (int row = 0; row < 16; ++row) {
-        P::unpack(*(const typename P::To *) from, row, *(typename P::From *) (to + row * stride));
-    }
+template <int BITS, int N> Numbers<BITS, N> & numbers_of(Numbers<BITS, N> & q, int) {
+    return q;
 }
+
+template <int BITS, int N> Numbers<BITS, N> & numbers_of(Numbers<BITS, N> (&q)[8], int p) {
+    return q[p];
+}
+
+template <int BITS, int N> constexpr int bits_of(const Numbers<BITS, N> &) {
+    return BITS;
+}
+
+template <int BITS, int N> constexpr int bits_of(const Numbers<BITS, N> (&)[8]) {
+    return BITS;
+}
+
+// FLIP: all numbers are changed by it, so that signed ones become unsigned.
+template <class C, int N, int FLIP> struct Repacking {
+    using From = typename C::From;
+    using To   = typename C::template To<N>;
+
+    static constexpr int BITS = bits_of(decltype(To::q){}), LENGTH = sizeof(To::q) / (4 * BITS * N) * 32;
+
+    static void pack(const char * from, size_t stride, char * to) {
+        To out = {};
+        uint8_t rows[N][LENGTH] = {};
+        for (int i = 0; i < N; ++i) {
+            C::template copy<Pack, N>(*(const From *) (from + i * stride), rows[i], out, i);
+        }
+        for (int p = 0; p < LENGTH / 32; ++p) {
+            uint8_t vectors[8][4 * N];
+            for (int i = 0; i < N; ++i) {
+                for (int v = 0; v < 8; ++v) {
+                    uint32_t four;
+                    std::memcpy(&four, rows[i] + 32 * p + 4 * v, 4);
+                    store(vectors[v] + 4 * i, four ^ 0x01010101u * FLIP);
+                }
+            }
+            copy_planes<Pack, BITS, N>(vectors, numbers_of(out.q, p));
+        }
+        std::memcpy(to, &out, sizeof(out));
+    }
+
+    static void unpack(const char * from, char * to, size_t stride) {
+        To in;
+        std::memcpy(&in, from, sizeof(in));
+        uint8_t rows[N][LENGTH];
+        for (int p = 0; p < LENGTH / 32; ++p) {
+            uint8_t vectors[8][4 * N] = {};
+            copy_planes<Unpack, BITS, N>(vectors, numbers_of(in.q, p));
+            for (int i = 0; i < N; ++i) {
+                for (int v = 0; v < 8; ++v) {
+                    uint32_t four;
+                    std::memcpy(&four, vectors[v] + 4 * i, 4);
+                    store(rows[i] + 32 * p + 4 * v, four ^ 0x01010101u * FLIP);
+                }
+            }
+        }
+        for (int i = 0; i < N; ++i) {
+            From & block = *(From *) (to + i * stride);
+            std::memset((void *) &block, 0, sizeof(block));
+            C::template copy<Unpack, N>(block, rows[i], in, i);
+        }
+    }
+};
 
 // ---- activations
 
-inline int sum_of(const int8_t * from, int n) {
-    int sum = 0;
-    for (int i = 0; i < n; ++i) {
-        sum += from[i];
-    }
-    return sum;
-}
-
-template <int OFFSET> void fill_32(const char * row, int64_t n_blocks, char * to, int width, int r) {
-    const block_q8_0 * from = (const block_q8_0 *) row;
+template <class X, bool HAS_MINS, int OFFSET> void fill_32(const char * row, int64_t n_blocks, char * to, int width, int r) {
+    const X * from = (const X *) row;
     for (int64_t b = 0; b < n_blocks; ++b, to += 40 * width) {
+        ggml_half d;
+        std::memcpy(&d, from + b, sizeof(d));
+        int sum = 0;
+        for (int i = 0; i < 32; ++i) {
+            sum += from[b].qs[i];
+        }
         std::memcpy(to + 32 * r, from[b].qs, 32);
-        store(to + 32 * width + 4 * r, half(from[b].d));
-        store(to + 36 * width + 4 * r, -OFFSET * sum_of(from[b].qs, 32));
+        store(to + 32 * width + 4 * r, GGML_CPU_FP16_TO_FP32(d));
+        if constexpr (HAS_MINS) {
+            store(to + 36 * width + 4 * r, GGML_CPU_FP16_TO_FP32(d) * (float) sum);
+        } else {
+            store(to + 36 * width + 4 * r, -OFFSET * sum);
+        }
     }
 }
 
-inline void fill_with_mins(const char * row, int64_t n_blocks, char * to, int width, int r) {
+template <int PART, bool HAS_STARTS, bool HAS_SUMS> constexpr int n_x_bytes_of_256() {
+    return 256 + 256 / PART * ((HAS_STARTS ? 4 : 0) + (HAS_SUMS ? 2 : 0)) + 4;
+}
+
+template <int PART, bool HAS_STARTS, bool HAS_SUMS, int OFFSET>
+void fill_256(const char * row, int64_t n_blocks, char * to, int width, int r) {
+    constexpr int N_PARTS = 256 / PART;
     const block_q8_K * from = (const block_q8_K *) row;
-    for (int64_t b = 0; b < n_blocks; ++b, to += 276 * width) {
-        for (int s = 0; s < 8; ++s) {
-            std::memcpy(to + 32 * (s * width + r), from[b].qs + 32 * s, 32);
-            store(to + 256 * width + 4 * (s / 2 * width + r) + 2 * (s % 2), (int16_t) (from[b].bsums[2 * s] + from[b].bsums[2 * s + 1]));
+    for (int64_t b = 0; b < n_blocks; ++b) {
+        const auto sum_of = [&](int s) {
+            return PART == 16 ? from[b].bsums[s] : from[b].bsums[2 * s] + from[b].bsums[2 * s + 1];
+        };
+        for (int s = 0; s < N_PARTS; ++s) {
+            std::memcpy(to + PART * r, from[b].qs + PART * s, PART);
+            to += PART * width;
+            if constexpr (HAS_STARTS) {
+                store(to + 4 * r, -OFFSET * (int) sum_of(s));
+                to += 4 * width;
+            }
         }
-        store(to + 272 * width + 4 * r, from[b].d);
+        if constexpr (HAS_SUMS) {
+            for (int s = 0; s < N_PARTS; ++s) {
+                store(to + 4 * (s / 2 * width + r) + 2 * (s % 2), (int16_t) sum_of(s));
+            }
+            to += 2 * N_PARTS * width;
+        }
+        store(to + 4 * r, from[b].d);
+        to += 4 * width;
     }
 }
 
-inline void fill_q6_K(const char * row, int64_t n_blocks, char * to, int width, int r) {
-    const block_q8_K * from = (const block_q8_K *) row;
-    for (int64_t b = 0; b < n_blocks; ++b, to += 324 * width) {
-        for (int s = 0; s < 16; ++s) {
-            std::memcpy(to + 20 * width * s + 16 * r, from[b].qs + 16 * s, 16);
-            store(to + 20 * width * s + 16 * width + 4 * r, -32 * (int) from[b].bsums[s]);
-        }
-        store(to + 320 * width + 4 * r, from[b].d);
-    }
-}
+}  // namespace
 
 }  // namespace pyllama_spec
-
-#endif

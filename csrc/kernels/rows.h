@@ -28,11 +28,6 @@ bool pyllama_spec_takes_rows(  // says whether the next function will compute it
     const struct ggml_compute_params * params, const struct ggml_tensor * dst);
 bool pyllama_spec_mul_mat_rows(const struct ggml_compute_params * params, const struct ggml_tensor * dst);
 
-// For weights that the engine interleaved at loading: n_interleaved rows, n_bytes of each in turn. Packs the rows of
-// dst->src[1] itself.
-bool pyllama_spec_mul_mat_repacked(
-    const struct ggml_compute_params * params, const struct ggml_tensor * dst, int n_interleaved, int n_bytes);
-
 // The experts of a batch's rows: counts[e] pairs (slot, token), from rows[2 * e * n_most] on.
 struct pyllama_spec_routes {
     const int64_t * counts;
@@ -40,11 +35,9 @@ struct pyllama_spec_routes {
     int64_t         n_most;
 };
 
-// For experts, interleaved or not (n_interleaved = 1). Rows are packed and the counter is set as for
-// pyllama_spec_mul_mat_rows.
+// For experts. Rows are packed and the counter is set as for pyllama_spec_mul_mat_rows.
 bool pyllama_spec_mul_mat_id_rows(
-    const struct ggml_compute_params * params, const struct ggml_tensor * dst, struct pyllama_spec_routes routes,
-    int n_interleaved);
+    const struct ggml_compute_params * params, const struct ggml_tensor * dst, struct pyllama_spec_routes routes);
 
 // Bytes that a thread needs for a product beside its operands: scratch() of tiles.h. 0 if the engine's own kernel runs.
 size_t pyllama_spec_float_scratch(const struct ggml_tensor * dst);

@@ -29,7 +29,7 @@ struct Rows {
 // the weights in the cache.
 void multiply(const Kernel & kernel, Job job, const Rows & rows, int64_t begin, int64_t end) {
     constexpr int64_t N_BYTES = 128 << 10;
-    const int64_t n_bytes = job.stride / kernel.height, part = std::max<int64_t>(N_BYTES / n_bytes / 16 * 16, 16);
+    const int64_t n_bytes = job.stride, part = std::max<int64_t>(N_BYTES / n_bytes / 16 * 16, 16);
     for (int64_t i0 = begin, last = begin; i0 < end; i0 = last) {
         last = rows.n <= MAX_COLUMNS ? end : std::min(end, i0 + part);
         for (int row = 0, n_tiles = (rows.n + MAX_COLUMNS - 1) / MAX_COLUMNS; row < rows.n; --n_tiles) {
@@ -47,7 +47,7 @@ Job pack(const Kernel & kernel, const ggml_compute_params * params, const ggml_t
     for (int i = 0; i < rows.n; ++i) {
         kernel.fill(rows.from[i], n_k, x + i * n_groups);
     }
-    return { (const char *) weights->data + i2 * weights->nb[2], kernel.height * weights->nb[1], n_k, n_groups, x, rows.out };
+    return { (const char *) weights->data + i2 * weights->nb[2], weights->nb[1], n_k, n_groups, x, rows.out };
 }
 
 // The number of weight rows in a thread's chunk: see for_chunks().
@@ -56,10 +56,10 @@ int64_t height_of_chunk(const ggml_compute_params * params, int64_t n_out) {
 }
 
 // Also used for prompts: each row then equals the row alone, whatever part of the prompt was decoded before.
-const Kernel * kernel_for(const ggml_compute_params * params, const ggml_tensor * dst, bool is_interleaved) {
+const Kernel * kernel_for(const ggml_compute_params * params, const ggml_tensor * dst) {
     const ggml_tensor * weights = dst->src[0];
-    const Kernel * kernel = is_stock(params) ? nullptr : kernel_of(weights->type, is_interleaved);
-    return kernel && weights->ne[3] == 1 && weights->ne[1] % kernel->height == 0 && dst->src[1]->type == GGML_TYPE_F32
+    const Kernel * kernel = is_stock(params) ? nullptr : kernel_of(weights->type);
+    return kernel && weights->ne[3] == 1 && dst->src[1]->type == GGML_TYPE_F32
         ? kernel : nullptr;
 }
 
@@ -146,37 +146,17 @@ bool pyllama_spec_is_few_rows(const ggml_compute_params * params, const ggml_ten
 }
 
 bool pyllama_spec_takes_rows(const ggml_compute_params * params, const ggml_tensor * dst) {
-    return kernel_for(params, dst, false) && dst->src[0]->ne[2] == 1;
+    return kernel_for(params, dst) && dst->src[0]->ne[2] == 1;
 }
 
 bool pyllama_spec_mul_mat_rows(const ggml_compute_params * params, const ggml_tensor * dst) {
-    return pyllama_spec_takes_rows(params, dst) && multiply_all(params, dst, *kernel_for(params, dst, false));
-}
-
-bool pyllama_spec_mul_mat_repacked(const ggml_compute_params * params, const ggml_tensor * dst, int n_interleaved, int n_bytes) {
-    const Kernel * kernel = n_interleaved == 8 && n_bytes == 8 ? kernel_for(params, dst, true) : nullptr;
-    const ggml_tensor * rows = dst->src[1];
-    if (!kernel || dst->src[0]->ne[2] != 1 || rows->ne[3] != 1) {
-        return false;
-    }
-    const ggml_type type = ggml_get_type_traits_cpu(dst->src[0]->type)->vec_dot_type;
-    const ggml_from_float_t quantize = ggml_get_type_traits_cpu(type)->from_float;
-    const size_t stride = ggml_row_size(type, rows->ne[0]);
-    for (int64_t i = params->ith; i < ggml_nrows(rows); i += params->nth) {
-        const char * from = (const char *) rows->data + i % rows->ne[1] * rows->nb[1] + i / rows->ne[1] * rows->nb[2];
-        quantize((const float *) from, (char *) params->wdata + i * stride, rows->ne[0]);
-    }
-    if (params->ith == 0) {
-        ggml_threadpool_chunk_set(params->threadpool, params->nth);
-    }
-    ggml_barrier(params->threadpool);
-    return multiply_all(params, dst, *kernel);
+    return pyllama_spec_takes_rows(params, dst) && multiply_all(params, dst, *kernel_for(params, dst));
 }
 
 bool pyllama_spec_mul_mat_id_rows(
-        const ggml_compute_params * params, const ggml_tensor * dst, pyllama_spec_routes routes, int n_interleaved) {
-    const Kernel * kernel = kernel_for(params, dst, n_interleaved > 1);
-    return kernel && kernel->height == n_interleaved && multiply_experts(params, dst, *kernel, routes);
+        const ggml_compute_params * params, const ggml_tensor * dst, pyllama_spec_routes routes) {
+    const Kernel * kernel = kernel_for(params, dst);
+    return kernel && multiply_experts(params, dst, *kernel, routes);
 }
 
 size_t pyllama_spec_block_scratch(const ggml_tensor * dst) {
@@ -184,9 +164,9 @@ size_t pyllama_spec_block_scratch(const ggml_tensor * dst) {
     if (weights->buffer && ggml_backend_buffer_get_type(weights->buffer) == pyllama_spec_repacked_buffer_type()) {
         return 0;
     }
-    if (!kernel_of(dst->src[0]->type, false) && !kernel_of(dst->src[0]->type, true)) {
+    if (!kernel_of(weights->type)) {
         return 0;
     }
     return n_scratch(std::min<int64_t>(ggml_nrows(dst->src[1]) * (dst->op == GGML_OP_MUL_MAT_ID ? dst->src[2]->ne[0] : 1), FEW_ROWS),
-        dst->src[0]->ne[0]);
+        weights->ne[0]);
 }

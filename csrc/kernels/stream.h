@@ -3,7 +3,7 @@
 
 #include "fill.h"
 
-#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && defined(__BMI2__)
+#if defined(PYLLAMA_SPEC_BLOCKS_AVX2)
 
 namespace pyllama_spec {
 

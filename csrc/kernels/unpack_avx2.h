@@ -7,13 +7,11 @@
 
 #include "fill.h"
 
-#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && defined(__BMI2__)
-
-#define PYLLAMA_SPEC_BLOCKS_AVX2
+#if defined(PYLLAMA_SPEC_BLOCKS_AVX2)
 
 namespace pyllama_spec::avx2 {
 
-// As in unpack_avx512.h, for half a group.
+// The weights of half a group.
 struct Weights {
     __m256i q[4];
     __m256  d[2], m[2];
@@ -33,8 +31,6 @@ inline __m256i add_pairs(__m256i x) {
 }
 
 struct Lanes {
-    static constexpr int LANE = 8;  // as in unpack_avx512.h
-
     static void add_up(const Group & x, int c, int n, int factor, int32_t * out) {
         for (int h = 0; h < 2; ++h) {
             __m256i s = _mm256_setzero_si256();
@@ -59,7 +55,7 @@ inline PYLLAMA_SPEC_INLINE __m256 twice(__m128i halves) {
 
 // The first eight bytes of four blocks. Every block has at least that many.
 template <class At> inline PYLLAMA_SPEC_INLINE __m256i heads(At b) {
-    // Not loaded as four integers: see unpack_avx512.h.
+    // Not loaded as four integers: the compiler would store these to memory, and loading them again has to wait.
     const auto both = [&](int i) PYLLAMA_SPEC_INLINE {
         const __m128i first = _mm_loadl_epi64((const __m128i *) b[i]);   // _mm_load_sd needs an address aligned to eight
         return _mm_castpd_si128(_mm_loadh_pd(_mm_castsi128_pd(first), (const double *) b[i + 1]));

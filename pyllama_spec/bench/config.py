@@ -9,7 +9,6 @@ from pathlib import Path
 from pyllama_spec.chat.prompt_file import Prompt, read_prompt_file
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.engine.checks import count, instance, real
-from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import ControllerChoice
 
 OWN_PROMPTS = Path(__file__).with_name("prompts.jsonl")
@@ -28,10 +27,9 @@ class BenchConfig:
         repeats: how often each prompt is measured on each side, beside the warm-up.
         n_draft: the most tokens to draft per round; None for the drafter's own number.
         p_min: end a draft before a token that it gives a lower probability; None for no such limit.
-        lookup: see Llama; not used with synthetic_acceptance.
-        controller: see Llama; not used with synthetic_acceptance.
+        lookup, controller: see Llama.
         temperature: 0 is greedy; all other sampling options are those of Llama.
-        seed: the seed of the draws, and of the coins of synthetic_acceptance.
+        seed: the seed of the draws.
         chat: True renders every prompt with the chat template, False none; None follows the line:
             "messages" are a chat, "prompt" is a text to continue.
         n_threads: CPU threads; None for the physical cores.
@@ -39,8 +37,6 @@ class BenchConfig:
         n_gpu_layers, draft_gpu_layers, devices: see Llama; for the target and for a draft's file.
         offload_kqv, flash_attn, op_offload: see Llama, for both sides.
         n_ctx: context length; None for what the longest prompt needs.
-        synthetic_acceptance: drafted token i is right with probability [i - 1], given that the
-            tokens before it were right. This measures speed, not the draft's quality.
         command: the command line that says the same, for the record; None for none.
 
     """
@@ -68,7 +64,6 @@ class BenchConfig:
     flash_attn: bool | None = None
     op_offload: bool = False
     n_ctx: int | None = None
-    synthetic_acceptance: tuple[float, ...] = ()
     command: str | None = None
 
     def __post_init__(self) -> None:
@@ -81,32 +76,6 @@ class BenchConfig:
             if getattr(self, name) is not None:
                 count(getattr(self, name), name, low)
         instance(self.chat, (bool, type(None)), "chat")
-        instance(self.synthetic_acceptance, tuple, "synthetic_acceptance", ", such as (0.8, 0.6)")
-        for i, p in enumerate(self.synthetic_acceptance):
-            if not 0.0 <= real(p, f"synthetic_acceptance[{i}]") <= 1.0:
-                raise ArgumentError(f"synthetic_acceptance[{i}]={p!r} is not a probability: 0 .. 1")
-        n = len(self.synthetic_acceptance)
-        if n and self.also:
-            raise ArgumentError(
-                f"synthetic_acceptance measures one draft, and {1 + len(self.also)} are given: "
-                "give one"
-            )
-        if n and self.lookup:
-            raise ArgumentError(
-                f"lookup={self.lookup}: synthetic_acceptance measures rounds of the draft, and "
-                "copies nothing; leave one of them out"
-            )
-        if n and self.n_draft is not None and self.n_draft > n:
-            raise ArgumentError(
-                f"n_draft={self.n_draft}, and synthetic_acceptance has {n} probabilities; give one "
-                "per drafted token"
-            )
-
-    @property
-    def max_draft(self) -> int | None:
-        """The maximum number of tokens to draft per round, as far as the options fix it."""
-        n = len(self.synthetic_acceptance)
-        return n if n and self.n_draft is None else self.n_draft
 
 
 def load_prompts(path: str | os.PathLike[str] | None = None) -> tuple[Prompt, ...]:

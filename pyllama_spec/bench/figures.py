@@ -135,15 +135,10 @@ def compare(pairs: Iterable[Pair]) -> Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """The first difference between the two texts of a prompt.
+    """The first difference between two texts of a prompt; a token is None where a text had ended.
 
-    Attributes:
-        repeat: the first repeat in which it was seen, from 0.
-        position: index of the first token that differs.
-        plain_token, spec_token: the two tokens; None where a text had ended.
-        top2_gap: the distance between plain decoding's two largest logits there. Near 0, rounding
-            decided. None if a second run did not show it.
-
+    `top2_gap` is the distance between plain decoding's two largest logits there. Near 0, rounding
+    decided. None if a second run did not show it.
     """
 
     repeat: int
@@ -196,20 +191,9 @@ def repeats_of(prompts: Sequence[PromptResult]) -> list[Comparison]:
 class Setup:
     """How the benchmark ran, in addition to its configuration.
 
-    Attributes:
-        target: the engine's description of the target.
-        drafter: the drafter's name.
-        draft: its name in tables: its file, else the drafter; "auto: ..." where auto chose it.
-        n_ctx, n_threads: the same for both contexts.
-        max_draft: the most tokens that a round drafts.
-        weight_bytes: the bytes of weights that decoding one plain token reads.
-        weight_basis: the source of that number.
-        streaming: the memory bandwidth of this machine; None if the weights are on a GPU.
-        placement: the number of the target's layers on each device.
-        draft_placement: the same for the draft; None if it is not a model.
-        provenance: versions, machine and files, as JSON types.
-        notes: remarks for a reader.
-
+    `draft` is its name in tables: its file, else the drafter; "auto: ..." where auto chose it.
+    `weight_bytes` are what decoding one plain token reads, `weight_basis` says whence the number
+    is. `streaming` is None if the weights are on a GPU.
     """
 
     target: str
@@ -235,7 +219,6 @@ class BenchResult:
         config: the configuration of the run.
         setup: how it ran.
         prompts: in the file's order; after an interruption, only prompts with a pair.
-        n_off_script: rounds of synthetic acceptance that the oracle could not script.
         is_interrupted: Ctrl-C ended it.
         failure: the error that ended it, if any; the figures up to it are kept.
         span: when it began and ended, and the load average then.
@@ -246,16 +229,10 @@ class BenchResult:
     config: BenchConfig
     setup: Setup
     prompts: tuple[PromptResult, ...]
-    n_off_script: int = 0
     is_interrupted: bool = False
     failure: str | None = None
     span: dict[str, Any] = field(default_factory=dict)
     others: tuple[BenchResult, ...] = ()
-
-    @property
-    def is_synthetic(self) -> bool:
-        """Whether the acceptance is synthetic."""
-        return bool(self.config.synthetic_acceptance)
 
     @property
     def pairs(self) -> list[Pair]:
@@ -283,14 +260,9 @@ class BenchResult:
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """The counts for the i-th token of drafts: reached, drafted, accepted.
+    """The drafts with at least `depth` tokens.
 
-    Attributes:
-        depth: i, from 1.
-        drafted: the number of drafts with at least i tokens.
-        reached: the number of those whose earlier tokens were all accepted.
-        accepted: the number of those whose token i was accepted too.
-
+    All, those whose earlier tokens were accepted, and those whose token there was accepted too.
     """
 
     depth: int

@@ -13,7 +13,7 @@ import numpy as np
 from pyllama_spec.bench import machine
 from pyllama_spec.bench.config import BenchConfig, load_prompts
 from pyllama_spec.bench.figures import BenchResult, Fork, Pair, PromptResult, Setup, find_fork
-from pyllama_spec.bench.sides import Run, Side, open_sides
+from pyllama_spec.bench.sides import Side, open_sides
 from pyllama_spec.chat.prompt_file import Prompt
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.drafters import Drafter
@@ -195,25 +195,21 @@ class _Measurement:
 
     def _warm_up(self, tokens: Sequence[int]) -> None:
         n = min(_WARM_UP_TOKENS, self.config.n_tokens)
-        answer = self.plain.run(tokens, n)
+        self.plain.run(tokens, n)
         for side in self.specs:
-            _speculate(side, tokens, n, answer, "warm-up")
+            side.run(tokens, n)
 
     def _measure_one(
         self, prompt: Prompt, tokens: Sequence[int], repeat: int, n_steps: int
     ) -> None:
         """Measures one text of each side."""
-        n, key = self.config.n_tokens, f"{prompt.id}/{repeat}"
-        first = self.results[0].get(prompt.id)
-        plain = None
+        n, plain = self.config.n_tokens, None
         if repeat % 2 == 0:
             plain = self.plain.run(tokens, n)
             self._step(n_steps)
-        answer = plain or (first.pairs[-1].plain if first else None)
-        assert answer is not None, "the first repeat begins with plain decoding"
         specs = []
         for side in self.specs:
-            specs.append(_speculate(side, tokens, n, answer, key))
+            specs.append(side.run(tokens, n))
             self._step(n_steps)
         if plain is None:
             plain = self.plain.run(tokens, n)
@@ -256,17 +252,10 @@ class _Measurement:
                 config=self.config,
                 setup=setup,
                 prompts=tuple(results.values()),
-                n_off_script=side.synthetic.n_off_script if side.synthetic is not None else 0,
                 is_interrupted=self.is_interrupted or is_part,
                 failure=self.failure,
                 span=self.span,
             )
-            for setup, side, results in zip(self.setups, self.specs, self.results, strict=True)
+            for setup, results in zip(self.setups, self.results, strict=True)
         ]
         return replace(by_setup[0], others=tuple(by_setup[1:]))
-
-
-def _speculate(side: Side, tokens: Sequence[int], n: int, answer: Run, key: str) -> Run:
-    if side.synthetic is not None:
-        side.synthetic.follow(len(tokens), answer.tokens, key)
-    return side.run(tokens, n)

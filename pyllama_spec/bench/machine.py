@@ -31,15 +31,7 @@ _PASSES = 5
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """The memory bandwidth of this machine, which bounds the rate of reading weights.
-
-    Attributes:
-        n_threads: the number of concurrent threads, each with its own part of the buffer.
-        buffer_bytes: the size of the float64 buffer, much larger than the caches.
-        sum_bytes_per_s: the read rate of np.sum over float64, in the fastest pass.
-        copy_bytes_per_s: the read and write rate of np.copyto, in the fastest pass.
-
-    """
+    """The memory bandwidth of np.sum and np.copyto over float64, in their fastest passes."""
 
     n_threads: int
     buffer_bytes: int

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from pyllama_spec.bench.figures import (
@@ -17,12 +14,9 @@ from pyllama_spec.bench.figures import (
     ratio,
 )
 from pyllama_spec.errors import ArgumentError, UnsupportedError
-from pyllama_spec.speculative import RoundCounts
 
 FORMATS = (".png", ".svg", ".pdf")
 _BLUE, _ORANGE, _GREY = "#4477aa", "#ee7733", "#999999"
-# Rounds that are drawn as one point, so that a text of thousands can be read.
-_N_POINTS = 100
 
 
 def check_plot(path: str | os.PathLike[str]) -> None:
@@ -36,22 +30,11 @@ def check_plot(path: str | os.PathLike[str]) -> None:
 
 
 def plot(result: BenchResult, path: str | os.PathLike[str]) -> None:
-    """Draws speed-up per prompt with its spread, acceptance by depth, and the split of the time.
-
-    For rounds with drafts, it also draws: draft lengths over the rounds of a text, expected and
-    real accepted tokens, and the time that drafts saved in each prompt.
-    """
+    """Draws speed-up per prompt with its spread, acceptance by depth, and the split of the time."""
     check_plot(path)
-    n_rows = max(len(result.prompts), 1)
-    height, has_rounds = max(4.0, 1.5 + 0.28 * n_rows), _has_rounds(result)
-    figure = _figure_class()(figsize=(14, height + 4.0 * has_rounds), layout="constrained")
-    if has_rounds:
-        (speed, depth, time), below = figure.subplots(
-            2, 3, width_ratios=(2.2, 1.2, 1), height_ratios=(height, 4.0)
-        )
-        _draw_controller(below, result)
-    else:
-        speed, depth, time = figure.subplots(1, 3, width_ratios=(2.2, 1.2, 1))
+    height = max(4.0, 1.5 + 0.28 * max(len(result.prompts), 1))
+    figure = _figure_class()(figsize=(14, height), layout="constrained")
+    speed, depth, time = figure.subplots(1, 3, width_ratios=(2.2, 1.2, 1))
     figure.suptitle(_title(result))
     _draw_speedups(speed, result)
     _draw_depths(depth, result)
@@ -76,12 +59,8 @@ def _title(result: BenchResult) -> str:
             f": {both.speedup:.2f}x ({both.plain.tps or 0:.1f} to {both.spec.tps or 0:.1f} tokens/s"
             f"), {both.spec.stats.tokens_per_round:.2f} tokens per round"
         )
-    marks = []
-    if result.is_synthetic:
-        marks.append("SYNTHETIC ACCEPTANCE: speed only, not the draft's quality")
-    if result.is_interrupted or result.failure is not None:
-        marks.append("NOT COMPLETE")
-    return "\n".join([*marks, text])
+    is_part = result.is_interrupted or result.failure is not None
+    return f"NOT COMPLETE\n{text}" if is_part else text
 
 
 def _draw_speedups(axes: Any, result: BenchResult) -> None:
@@ -114,15 +93,12 @@ def _draw_depths(axes: Any, result: BenchResult) -> None:
     drafted = [one.rate_of_drafted or 0.0 for one in depths]
     axes.plot(x, reached, "o-", color=_BLUE, label="if those before it were")
     axes.plot(x, drafted, "s--", color=_ORANGE, label="of all drafted")
-    if result.is_synthetic:
-        acceptance = result.config.synthetic_acceptance
-        axes.plot(range(1, len(acceptance) + 1), acceptance, "x", color=_GREY, label="asked for")
     axes.set_xticks(x)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("depth in the draft")
     axes.set_ylabel("share accepted")
     axes.legend(loc="lower left")
-    axes.set_title("acceptance by depth" + (" (SYNTHETIC)" if result.is_synthetic else ""))
+    axes.set_title("acceptance by depth")
 
 
 def _draw_time(axes: Any, result: BenchResult) -> None:
@@ -147,83 +123,3 @@ def _draw_time(axes: Any, result: BenchResult) -> None:
 
 def _ms(seconds: float, side: Totals) -> float:
     return ratio(1e3 * seconds, side.n_tokens) or 0.0
-
-
-def _has_rounds(result: BenchResult) -> bool:
-    """Whether any round asked the drafter."""
-    return any(one.n_requested for rounds in _rounds(result) for one in rounds)
-
-
-def _draw_controller(axes: Any, result: BenchResult) -> None:
-    """Fills three axes."""
-    lengths, calibration, gains = axes
-    _draw_lengths(lengths, _rounds(result))
-    _draw_calibration(calibration, [one for rounds in _rounds(result) for one in rounds])
-    _draw_gains(gains, result)
-
-
-def _rounds(result: BenchResult) -> list[list[RoundCounts]]:
-    return [pair.spec.stats.round_counts for pair in result.pairs]
-
-
-def _draw_lengths(axes: Any, all_rounds: list[list[RoundCounts]]) -> None:
-    """Draws mean draft lengths over all texts, by the number of the round."""
-    longest = max((len(rounds) for rounds in all_rounds), default=1)
-    width = -(-longest // _N_POINTS)
-    parts: dict[str, tuple[str, Callable[[RoundCounts], int]]] = {
-        "proposed": (_GREY, lambda one: one.n_proposed),
-        "drafted": (_BLUE, lambda one: one.n_verified),
-        "accepted": (_ORANGE, lambda one: one.n_accepted),
-    }
-    for label, (colour, read) in parts.items():
-        sums: defaultdict[int, list[int]] = defaultdict(list)
-        for rounds in all_rounds:
-            for i, one in enumerate(rounds):
-                sums[i // width].append(read(one))
-        keys = sorted(sums)
-        axes.plot(
-            [width * k for k in keys], [mean(sums[k]) for k in keys], color=colour, label=label
-        )
-    axes.set_xlabel("round of a text")
-    axes.set_ylabel("tokens, mean over texts")
-    axes.legend(loc="upper right")
-    axes.set_title("lengths over time")
-
-
-def _draw_calibration(axes: Any, rounds: list[RoundCounts]) -> None:
-    """Draws accepted tokens of verified drafts by the number expected."""
-    cells: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for one in rounds:
-        if one.n_verified and one.n_expected:
-            cell = cells[round(2 * one.n_expected)]
-            cell[0] += one.n_expected
-            cell[1] += one.n_accepted
-            cell[2] += 1.0
-    points = [(c[0] / c[2], c[1] / c[2], c[2]) for _, c in sorted(cells.items())]
-    highest = max((max(x, y) for x, y, _ in points), default=1.0)
-    axes.plot([0, highest], [0, highest], color=_GREY, linestyle="--", linewidth=1)
-    if points:
-        max_rounds = max(n for _, _, n in points)
-        sizes = [10.0 + 190.0 * n / max_rounds for _, _, n in points]
-        axes.scatter([x for x, _, _ in points], [y for _, y, _ in points], s=sizes, color=_BLUE)
-    axes.set_xlabel("accepted tokens expected of a round")
-    axes.set_ylabel("accepted, mean")
-    axes.set_title("calibration (size: rounds)")
-
-
-def _draw_gains(axes: Any, result: BenchResult) -> None:
-    """Draws a point per prompt: measured and expected gain, in rounds of plain decoding.
-
-    Grey if too few rounds were measured to tell whether drafts saved time.
-    """
-    points, colours = [], []
-    for one in result.prompts:
-        counts = one.comparison.spec.stats
-        points.append((counts.gain_expected, counts.gain_realised.total))
-        colours.append(_GREY if counts.gain_realised.known is None else _ORANGE)
-    ends = [value for point in points for value in point] or [0.0]
-    axes.plot([min(ends), max(ends)], [min(ends), max(ends)], color=_GREY, linestyle="--")
-    axes.scatter([x for x, _ in points], [y for _, y in points], color=colours)
-    axes.set_xlabel("plain rounds to be saved, expected")
-    axes.set_ylabel("saved by the clock")
-    axes.set_title("gain per prompt (grey: sign unknown)")

@@ -37,7 +37,6 @@ def to_json(result: BenchResult) -> dict[str, Any]:
     config, setup, both = result.config, result.setup, result.comparison
     return {
         "format": FORMAT,
-        "synthetic": _synthetic(result),
         "interrupted": result.is_interrupted,
         "failure": result.failure,
         "prompts": [_prompt(prompt) for prompt in result.prompts],
@@ -74,16 +73,6 @@ def to_json(result: BenchResult) -> dict[str, Any]:
         "notes": notes(result),
         **({"others": [to_json(one) for one in result.others]} if result.others else {}),
     }  # fmt: skip
-
-
-def _synthetic(result: BenchResult) -> dict[str, Any] | None:
-    if not result.is_synthetic:
-        return None
-    return {
-        "probabilities": list(result.config.synthetic_acceptance),
-        "seed": result.config.seed,
-        "rounds_off_script": result.n_off_script,
-    }
 
 
 def _comparison(both: Comparison) -> dict[str, Any]:
@@ -182,16 +171,6 @@ def _bandwidth(result: BenchResult) -> dict[str, Any]:
 def notes(result: BenchResult) -> list[str]:
     """Remarks that a reader needs before the figures."""
     out = list(result.setup.notes)
-    if result.is_synthetic:
-        chances = ", ".join(f"{p:g}" for p in result.config.synthetic_acceptance)
-        out.append(
-            f"SYNTHETIC acceptance {chances} by depth, seed {result.config.seed}: speed only; "
-            "nothing here is claimed of the draft's quality or of its text"
-        )
-    if result.n_off_script:
-        out.append(
-            f"{result.n_off_script} rounds were not synthetic: the text had left plain decoding's"
-        )
     if result.config.repeats == 1:
         out.append("one repeat: what a single prompt shows may be the machine's doing")
     share = own_share(result)
@@ -318,7 +297,6 @@ def _prompts(run: _Figures) -> list[str]:
     rows.append(["all", "", *_speeds(run["summary"]), _n_same(run)])
     by_cpu = _speedup_by_cpu(run)
     return [
-        *["SYNTHETIC ACCEPTANCE"] * (run["synthetic"] is not None),
         "tokens per second of decoding; total tokens / total seconds; same: the same text",
         *_aligned([head, *rows]),
         "with the prompts, end to end: speed-up " + _number(run["summary"]["end_to_end_speedup"]),
@@ -436,10 +414,9 @@ def _acceptance(run: _Figures) -> list[str]:
     depths = [one for one in run["acceptance_by_depth"] if one["rate"] is not None]
     if not depths:
         return []
-    mark = " (SYNTHETIC)" if run["synthetic"] else ""
     sources = sources_in_words(run["by_source"])
     rows = [
-        [f"depth of a drafted token{mark}", *(str(one["depth"]) for one in depths)],
+        ["depth of a drafted token", *(str(one["depth"]) for one in depths)],
         ["accepted, if those before it were", *(_number(one["rate"]) for one in depths)],
         ["accepted, of all drafted", *(_number(one["rate_of_drafted"]) for one in depths)],
     ]

@@ -16,7 +16,6 @@ from time import process_time
 from typing import Any
 
 from pyllama_spec.bench.config import BenchConfig
-from pyllama_spec.bench.synthetic import SyntheticDrafter
 from pyllama_spec.drafters import Drafter, DraftOptions, NoDrafter
 from pyllama_spec.drafters.automatic import make_drafter_for
 from pyllama_spec.drafters.options import draft_place
@@ -41,18 +40,7 @@ from pyllama_spec.speculative.stats import SpeculationStats, Timing
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One text of one side.
-
-    Attributes:
-        tokens: all committed ids; an end token is the last of them.
-        rounds: (drafted, accepted) of each round.
-        is_stopped: whether an end token cut the last round.
-        timing, stats: those of the text.
-        cpu_s: processor time of all threads of the process, prompt and rounds.
-        rounds_cpu_s: the part of cpu_s spent in the rounds.
-        transfers: the transfers between host and devices in all rounds, for target and draft.
-
-    """
+    """One text of one side. `rounds` are (drafted, accepted); `tokens` end with the end token."""
 
     tokens: tuple[int, ...]
     rounds: tuple[tuple[int, int], ...]
@@ -72,11 +60,9 @@ class Side(Closeable):
         runtime: Runtime,
         options: RequestOptions,
         drafter: Drafter | None = None,
-        synthetic: SyntheticDrafter | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         self.runtime = runtime
-        self.synthetic = synthetic
         self._facts = facts or {}
         self._options = options
         self._open = OpenModel(runtime.model, runtime, own_drafter=drafter)
@@ -171,35 +157,22 @@ def _open_spec(
     options: RequestOptions,
 ) -> Side:
     """Opens the side of one draft."""
-    max_draft = config.max_draft
     with contextlib.ExitStack() as stack:
-        # What a round costs is what is measured with made-up acceptance, and a copy costs nothing.
         is_file = not isinstance(draft, Drafter) and (draft == MTP or Path(draft).is_file())
-        lookup = 0 if config.synthetic_acceptance and is_file else config.lookup
-        p_min = config.p_min
+        lookup, p_min = config.lookup, config.p_min
         if config.also and not is_file:  # they are of the others
             lookup = p_min = None
-        choice = "fixed" if config.synthetic_acceptance else config.controller
-        controller = make_controller(choice, p_min)
+        controller = make_controller(config.controller, p_min)
         place = draft_place(
             config.n_gpu_layers, config.draft_gpu_layers, config.devices, config.rpc_servers
         )
-        drafter = make_drafter_for(
-            model,
-            draft,
-            DraftOptions(max_draft, p_min, lookup, is_adaptive=controller.wants_costs, **place),
-        )
+        adapts = controller.wants_costs
+        how = DraftOptions(config.n_draft, p_min, lookup, is_adaptive=adapts, **place)
+        drafter = make_drafter_for(model, draft, how)
         own = None if drafter is draft else drafter
         if own is not None:
             stack.callback(own.close)
-        synthetic = None
-        if config.synthetic_acceptance:
-            synthetic = SyntheticDrafter(
-                drafter, config.synthetic_acceptance, model.info.n_vocab, config.seed
-            )
-        runtime = open_runtime(
-            model, params, synthetic or drafter, max_draft, controller=controller
-        )
-        side = Side(runtime, options, own, synthetic, drafter.describe())
+        runtime = open_runtime(model, params, drafter, config.n_draft, controller=controller)
+        side = Side(runtime, options, own, drafter.describe())
         stack.pop_all()
     return side

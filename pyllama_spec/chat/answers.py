@@ -28,15 +28,7 @@ _CALL_HEAD = re.compile(r'\{ ?"name": ("(?:[^"\\]|\\.)*") ?, ?"arguments": ?(?=[
 
 
 class Call(NamedTuple):
-    """A call of a function.
-
-    Attributes:
-        name: the function's name.
-        arguments: JSON text; incomplete if the answer was cut.
-        id: the model's own id of the call; "" for none.
-        is_open: whether more of the call may follow.
-
-    """
+    """A call of a function. `arguments` are JSON text, incomplete if the answer was cut."""
 
     name: str
     arguments: str
@@ -55,14 +47,7 @@ class Call(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """A parsed answer.
-
-    Attributes:
-        content: the text for the user.
-        reasoning: the model's thought before it, if that is kept apart.
-        calls: the function calls.
-
-    """
+    """A parsed answer: the text for the user, the thought before it, and the calls."""
 
     content: str = ""
     reasoning: str = ""
@@ -75,12 +60,7 @@ class Answer:
 
 
 class AnswerReader(Protocol):
-    """Parses answers.
-
-    Attributes:
-        options: the options that the request needs beside its own.
-
-    """
+    """Parses answers; `options` are those that the request needs beside its own."""
 
     options: dict[str, Any]
 
@@ -89,22 +69,11 @@ class AnswerReader(Protocol):
         """The control tokens whose names the reader needs in the text."""
 
     def read(self, text: str, *, has_ended: bool) -> Answer:
-        """Parses the answer so far.
-
-        Args:
-            text: the text of the answer, with the names of the tokens that are `shown`.
-            has_ended: whether the answer has ended.
-
-        """
+        """Parses the answer so far; the text has the names of the tokens that are `shown`."""
 
 
 class AnswerText:
-    """The text of an answer as its reader needs it, with the names of some control tokens.
-
-    Attributes:
-        text: the text so far.
-
-    """
+    """The text of an answer as its reader needs it, with the names of some control tokens."""
 
     def __init__(self, vocab: Vocab, shown: Collection[int]) -> None:
         self._vocab, self._shown = vocab, shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ T = TypeVar("T")
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
-    """Checks messages, and makes the content of each one text."""
+    """Checks messages, and makes the content of each one text. A key that is None is absent."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise ArgumentError(
             f"messages must be a list of dicts with role and content, not {shown(messages)}"
@@ -19,7 +20,7 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
     if not messages:
         raise ArgumentError("messages is empty: give at least one message")
     out: list[dict[str, Any]] = []
-    for i, message in enumerate(map(_plain, messages)):
+    for i, message in enumerate(map(present, messages)):
         if not isinstance(message, Mapping):
             raise ArgumentError(f"messages[{i}] is not a dict: {shown(message)}")
         role = message.get("role")
@@ -29,14 +30,14 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
             )
         content = _text(message.get("content"), i)
         if content is None and not message.get("tool_calls"):
-            # A call in OpenAI's older form, of which no template knows.
-            if not message.get("function_call"):
+            # Of an empty answer, or of one with a call in OpenAI's older form.
+            if role != "assistant":
                 raise ArgumentError(f"messages[{i}] has no content; give a str")
             content = ""
         checked = {**message, "content": content}
         calls = checked.get("tool_calls")
         if isinstance(calls, (list, tuple)):
-            checked["tool_calls"] = [_with_arguments(_plain(call)) for call in calls]
+            checked["tool_calls"] = [_with_arguments(call) for call in calls]
         out.append(checked)
     return out
 
@@ -59,20 +60,35 @@ def render_messages(
         return render(texts), texts
 
 
-def _plain(thing: Any) -> Any:
-    """The dict of a pydantic object, such as an answer of the package openai; others unchanged."""
-    dump = None if isinstance(thing, Mapping) else getattr(thing, "model_dump", None)
-    return dump(exclude_none=True) if callable(dump) else thing
+def present(thing: Any) -> Any:
+    """A dict without its keys that are None, also of a pydantic object; others unchanged."""
+    if not isinstance(thing, Mapping):
+        dump = getattr(thing, "model_dump", None)
+        return dump(exclude_none=True) if callable(dump) else thing
+    return {key: value for key, value in thing.items() if value is not None}
 
 
 def _with_arguments(call: Any) -> Any:
-    """Adds empty arguments to a call without them, which templates expect."""
-    function = _plain(call.get("function")) if isinstance(call, Mapping) else None
+    """A call with the type and the arguments that templates expect.
+
+    Arguments that are no JSON, as of an answer that max_tokens cut, become {}.
+    """
+    call = present(call)
+    function = present(call.get("function")) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return call
-    arguments = function.get("arguments")
-    is_missing = not arguments.strip() if isinstance(arguments, str) else arguments is None
-    return {**call, "function": {**function, **({"arguments": "{}"} if is_missing else {})}}
+    arguments = function.get("arguments", "{}")
+    if isinstance(arguments, str) and not _is_json(arguments):
+        arguments = "{}"
+    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _text(content: object, i: int) -> str | None:
@@ -88,11 +104,12 @@ def _text(content: object, i: int) -> str | None:
     for part in content:
         if not isinstance(part, Mapping) or "type" not in part:
             raise ArgumentError(f"messages[{i}] has a part without a type: {shown(part)}")
-        if part["type"] != "text":
+        if part["type"] not in ("text", "refusal"):
             raise UnsupportedError(
                 f"messages[{i}] has a part of type {shown(part['type'])}; only text is supported"
             )
-        if not isinstance(part.get("text"), str):
+        text = part.get(part["type"])
+        if not isinstance(text, str):
             raise ArgumentError(f"messages[{i}] has a text part without text: {shown(part)}")
-        texts.append(part["text"])
+        texts.append(text)
     return "".join(texts)

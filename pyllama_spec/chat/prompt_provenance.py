@@ -141,13 +141,7 @@ def _free(taken: set[str]) -> Iterator[str]:
 
 
 class _OneForEach:
-    """Maps each requested character to a free stand-in.
-
-    Attributes:
-        free: characters that are no stand-ins yet.
-        by_char: the stand-ins of the characters that were asked for.
-
-    """
+    """Maps each requested character to a free stand-in."""
 
     def __init__(self, taken: set[str], letter: str) -> None:
         self.free = _free(taken)

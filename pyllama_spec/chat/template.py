@@ -121,8 +121,11 @@ def check_form(chat_format: object, chat_template: object) -> None:
     if chat_template is not None:
         if chat_format is not None:
             raise ArgumentError("give chat_format or chat_template, not both")
-        if not isinstance(chat_template, str):
-            raise ArgumentError(f"chat_template takes Jinja text, not {shown(chat_template)}")
+        if not isinstance(chat_template, str) or "{" not in chat_template:
+            raise ArgumentError(
+                f"chat_template takes Jinja text, not {shown(chat_template)}; of a file, give its "
+                "text: Path(...).read_text()"
+            )
         ChatTemplate(chat_template)
     elif chat_format is not None and not isinstance(chat_format, str):
         raise ArgumentError(f"chat_format takes the name of a template, not {shown(chat_format)}")

@@ -15,7 +15,7 @@ from pyllama_spec.chat.answers import (
     ForcedReader,
 )
 from pyllama_spec.chat.grammar_rules import after, calls_grammar, either, unfenced
-from pyllama_spec.chat.messages import check_messages, render_messages
+from pyllama_spec.chat.messages import check_messages, present, render_messages
 from pyllama_spec.chat.prompt_provenance import Form
 from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
 from pyllama_spec.constraints import call_rules, schema_grammar
@@ -39,13 +39,8 @@ REASONING = ("auto", "deepseek", "none")
 class ToolRequest:
     """A chat's tools, by either generation of OpenAI's API.
 
-    Attributes:
-        tools: descriptions of functions; () for none.
-        choice: "auto", "none", "required", or the name of a function after "=".
-        is_legacy: whether they were given as functions= and function_call=.
-        parallel: whether several calls may be made at once; None for the template's own choice.
-        reasoning: one of REASONING; None to keep thoughts apart if there are tools.
-
+    `choice` is "auto", "none", "required", or the name of a function after "="; `parallel` None for
+    the template's own choice; `reasoning` None to keep thoughts apart if there are tools.
     """
 
     tools: Tools = ()
@@ -68,10 +63,12 @@ class ToolRequest:
         is_legacy = functions is not None
         if is_legacy:
             given = _dicts(functions, "functions")
-            offered = [{"type": "function", "function": one} for one in given]
+            offered = [{"type": "function", "function": present(one)} for one in given]
             tool_choice = tool_choice if function_call is None else function_call
         else:
-            offered = [dict(one) for one in _dicts(tools, "tools")]
+            offered = [
+                {**one, "function": present(one.get("function"))} for one in _dicts(tools, "tools")
+            ]
         place = "functions[{}]" if is_legacy else "tools[{}].function"
         names = [_name(tool, place.format(i)) for i, tool in enumerate(offered)]
         if reasoning_format not in (None, *REASONING):
@@ -197,13 +194,39 @@ class ToolChats:
     ) -> ArgumentError:
         """The error of a refused chat, with the template's own message if it has one."""
         others = {name: value for name, value in variables.items() if name != "tools"}
+        place = self._refused_part(messages, variables)
         try:
             self._template.render(messages, tools=variables["tools"], **others)
         except ArgumentError as refusal:
-            return refusal
+            error = refusal
         except UnsupportedError:
             pass
-        return ArgumentError(str(error).replace(_BEFORE_REFUSAL, ""))
+        return ArgumentError(place + str(error).replace(_BEFORE_REFUSAL, ""))
+
+    def _refused_part(
+        self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any]
+    ) -> str:
+        """The tool and parameter that the template cannot render alone; "" if it is none."""
+
+        def fails(*tools: Mapping[str, Any]) -> bool:
+            chat = _Chat(self._parser, ToolRequest(tools), None)
+            try:
+                chat.session(messages, {**variables, "tools": tools})
+            except ArgumentError:
+                return True
+            return False
+
+        if fails():
+            return ""
+        for tool in filter(fails, variables["tools"]):
+            function = tool["function"]
+            schema = function.get("parameters") or {}
+            for name, one in (schema.get("properties") or {}).items():
+                alone = {**schema, "properties": {name: one}, "required": [name]}
+                if fails({**tool, "function": {**function, "parameters": alone}}):
+                    return f"tool {_name(tool)}, parameter {name}: "
+            return f"tool {_name(tool)}: "
+        return ""
 
     def close(self) -> None:
         """Releases the parser."""
@@ -214,13 +237,8 @@ class ToolChats:
 class _Chat:
     """One chat as a request to the engine.
 
-    Attributes:
-        parser: the parser of the engine.
-        request: the request of the chat.
-        schema: the schema of the content if no tool is called.
-        going_on: the part of the last message that the answer continues; None for a new answer.
-        rules: the rules for the schemas of the tools and of the content, in place of the engine's.
-
+    `schema` is that of the content if no tool is called, `going_on` the part of the last message
+    that the answer continues. `rules` stand in place of the engine's for the schemas.
     """
 
     parser: ChatParser

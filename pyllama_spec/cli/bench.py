@@ -6,21 +6,22 @@ import argparse
 import contextlib
 import json
 import sys
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from pyllama_spec.cli.device_options import (
+from pyllama_spec.cli.options import (
     add_context_options,
+    add_draft_length_options,
     add_layer_options,
-    context_keywords,
-    layer_keywords,
+    add_threads,
+    given,
 )
 from pyllama_spec.cli.own_draft import HELP, own_draft
 from pyllama_spec.cli.wording import file_name
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import whole_file, why_no_output
-from pyllama_spec.speculative.controller.choice import NAMES
 from pyllama_spec.terminal import ProgressBar, fitted
 
 if TYPE_CHECKING:
@@ -36,58 +37,29 @@ def add_bench(commands: _Commands) -> None:
         "bench", help="measure plain and speculative decoding, interleaved, prompt by prompt"
     )
     add = parser.add_argument
-    add("-m", "--model", type=file_name, required=True, help="the target's GGUF")
-    add(
-        "-d", "--draft", required=True, action="append",
+    add("-m", "--model", dest="model_path", type=file_name, required=True, metavar="MODEL",
+        help="the target's GGUF")  # fmt: skip
+    add("-d", "--draft", required=True, action="append",
         help="none, prompt-lookup, suffix, grammar, mtp, auto, or the GGUF of a draft or of a "
-        f"smaller model, {HELP}; several are measured in one run",
-    )  # fmt: skip
-    add("--prompts", type=Path, default=None, help="a prompts file; without it the package's own")
-    add("-n", "--max-tokens", type=int, default=128, help="maximum number of tokens per prompt")
-    add("--repeat", type=int, default=3, help="how often each prompt is measured")
-    add("--n-draft", type=int, help="maximum number of tokens in a draft [the drafter's own]")
-    add(
-        "--p-min", type=float, default=None, metavar="P",
-        help="of a draft in a file: stop below this probability [as the controller says]",
-    )  # fmt: skip
-    add(
-        "--lookup", type=int, default=None, metavar="N",
-        help="of a draft in a file: copy where the last N tokens occurred before, without asking "
-        "it; 0: never [5]",
-    )  # fmt: skip
-    add(
-        "--controller", default=None, choices=tuple(NAMES),
-        help="how many tokens are drafted: as many as pay, --n-draft in every round, or none "
-        "[profit]",
-    )  # fmt: skip
+        f"smaller model, {HELP}; several are measured in one run")  # fmt: skip
+    add("--prompts", type=Path, help="a prompts file; without it the package's own")
+    add("-n", "--max-tokens", dest="n_tokens", type=int, default=128, metavar="MAX_TOKENS",
+        help="maximum number of tokens per prompt")  # fmt: skip
+    add("--repeat", dest="repeats", type=int, default=3, metavar="REPEAT",
+        help="how often each prompt is measured")  # fmt: skip
+    add_draft_length_options(parser)
     add("--json", type=Path, metavar="OUT", help="write all figures to OUT, after each prompt")
-    add("--plot", type=Path, default=None, metavar="OUT.png", help="plot them (needs matplotlib)")
-    add(
-        "--synthetic-acceptance", type=_probabilities, default=None, metavar="P1,P2,...",
-        help="accept tokens at random with these probabilities by depth, to measure speed alone",
-    )  # fmt: skip
-    add("--temp", type=float, default=0.0, help="sampling temperature; 0 is greedy")
+    add("--plot", type=Path, metavar="OUT.png", help="plot them (needs matplotlib)")
+    add("--temp", dest="temperature", type=float, default=0.0, metavar="TEMP",
+        help="sampling temperature; 0 is greedy")  # fmt: skip
     add("--seed", type=int, default=1, help="seed of sampling")
-    add(
-        "--chat", action=argparse.BooleanOptionalAction, default=None,
-        help="render all prompts by the chat template, or none [as each line says]",
-    )  # fmt: skip
-    add("-t", "--threads", type=int, default=None, help="CPU threads [the physical cores]")
+    add("--chat", action=argparse.BooleanOptionalAction, default=None,
+        help="render all prompts by the chat template, or none [as each line says]")  # fmt: skip
     add_layer_options(parser)
     add_context_options(parser)
-    add("-c", "--n-ctx", type=int, default=None, help="context length [as long as needed]")
-    add("--verbose", action="store_true", help="show the engine's messages")
+    add("-c", "--n-ctx", type=int, help="context length [as long as needed]")
+    add_threads(parser)
     parser.set_defaults(run=run_bench)
-
-
-def _probabilities(text: str) -> tuple[float, ...]:
-    try:
-        probabilities = tuple(float(word) for word in text.split(","))
-    except ValueError:
-        probabilities = ()
-    if not probabilities or not all(0.0 <= p <= 1.0 for p in probabilities):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers from 0 to 1 such as 0.8,0.6")
-    return probabilities
 
 
 def run_bench(args: argparse.Namespace) -> int:
@@ -99,33 +71,15 @@ def run_bench(args: argparse.Namespace) -> int:
         raise ArgumentError(f"--json: {why_not}")
     if args.plot is not None:
         bench.check_plot(args.plot)
-    if {*args.draft} == {"none"} and not args.synthetic_acceptance:
+    if {*args.draft} == {"none"}:
         raise ArgumentError(
             "-d none alone compares plain decoding with itself: name a draft's GGUF or "
             "prompt-lookup; for the noise of this machine give both, -d DRAFT.gguf -d none"
         )
     drafts = tuple(own_draft(draft) for draft in args.draft)
-    config = bench.BenchConfig(
-        model_path=args.model,
-        draft=drafts[0],
-        also=drafts[1:],
-        command=args.command_line,
-        prompts=args.prompts,
-        n_tokens=args.max_tokens,
-        repeats=args.repeat,
-        n_draft=args.n_draft,
-        p_min=args.p_min,
-        lookup=args.lookup,
-        controller=args.controller,
-        temperature=args.temp,
-        seed=args.seed,
-        chat=args.chat,
-        n_threads=args.threads,
-        **layer_keywords(args),
-        **context_keywords(args),
-        n_ctx=args.n_ctx,
-        synthetic_acceptance=args.synthetic_acceptance or (),
-    )
+    known = {field.name for field in fields(bench.BenchConfig)}
+    drafting = {"draft": drafts[0], "also": drafts[1:], "command": args.command_line}
+    config = bench.BenchConfig(**{**given(args, known), **drafting})
     result = bench.run(config, ProgressBar("measuring"), partial(_keep, args.json))
     print("\n".join(map(_line, bench.table(result).split("\n"))), flush=True)
     if args.json is not None:

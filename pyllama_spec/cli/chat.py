@@ -13,18 +13,16 @@ from typing import Any, TypeAlias
 
 from pyllama_spec.cli.generate import (
     DEFAULTS_APART,
-    add_model_options,
-    add_sampling_options,
     colour_lines,
     end_lines,
     figure_lines,
-    open_llama,
     print_notes,
     print_pieces,
     request_options,
     thread_lines,
 )
 from pyllama_spec.cli.line_editor import LineEditor
+from pyllama_spec.cli.options import add_model_options, add_sampling_options, open_llama
 from pyllama_spec.drafters.registry import NONE
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.llama import Llama

@@ -18,8 +18,6 @@ from typing import Any
 
 from pyllama_spec._version import __version__
 from pyllama_spec.drafters import Committed, Drafter, DraftRequest
-from pyllama_spec.drafters.attributes import attribute
-from pyllama_spec.drafters.base import check_fits_target, named_failure
 from pyllama_spec.engine import (
     Batch,
     Context,
@@ -31,7 +29,6 @@ from pyllama_spec.engine import (
     supports_gpu,
     system_info,
 )
-from pyllama_spec.engine.checks import instance
 from pyllama_spec.engine.placement import in_words
 from pyllama_spec.engine.system import backends
 from pyllama_spec.errors import ArgumentError, CancelledError, EngineError, ModelLoadError
@@ -50,17 +47,11 @@ _TEXT = '{"id": 7, "name": "a"}\n'
 
 @dataclass(frozen=True, slots=True)
 class VerifyCost:
-    """The cost of one decode of n_rows tokens.
+    """The cost of one decode of n_rows tokens: one pending and n_rows - 1 drafted.
 
-    Attributes:
-        n_rows: tokens in the batch: one pending and n_rows - 1 drafted.
-        ms: median milliseconds of the decode.
-        ratio: the median of its ratio to a decode of one row in the same pass. A round of this
-            width pays when it commits more tokens than this, the draft's own cost aside.
-        lowest, highest: the ratio in single passes.
-        own_share: how much of its threads' time this process had, of all passes: 1.0 on a machine
-            that has nothing else to do.
-        n_passes: passes that had time for this width.
+    A round of this width pays when it commits more tokens than `ratio`, the median over one row in
+    the same pass, the draft's own cost aside. `own_share`: how much of its threads' time this
+    process had, 1.0 on a machine that has nothing else to do.
     """
 
     n_rows: int
@@ -138,20 +129,11 @@ def measure_verify_cost(
     budget_s: float | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> list[VerifyCost]:
-    """Times decodes of 1 .. max_rows rows after a short prefix, interleaved.
+    """Times decodes of 1 .. max_rows rows after a short prefix, interleaved, for budget_s at most.
 
     A wider batch takes no less than a narrower one: where it seems to, another program disturbed
-    the narrower one, and the time of the wider counts for both.
-
-    Args:
-        model: the target.
-        max_rows: the widest batch.
-        repeats: passes over all widths; medians are given, after one pass that is not counted.
-        n_threads: the threads of the context.
-        budget_s: the seconds after which it ends, even during a decode; None for VERIFY_S. The
-            result has what was measured until then.
-        progress: called with 0.0 .. 1.0.
-
+    the narrower one, and the time of the wider counts for both. The first of all passes is not
+    counted. The result has what was measured until the time was over.
     """
     budget_s = VERIFY_S if budget_s is None else budget_s
     n_ctx = _N_PREFIX + 4 * max_rows * max_rows + max_rows
@@ -243,18 +225,16 @@ def describe_draft(
     take: so many steps, or a block, which is one call whatever its length. `n_proposed` is how many
     it drafted at most; where that is 0, the times are those of asking it.
     """
-    check_fits_target(drafter, target)
+    drafter.check(target)
     draft_ms, n_proposed = _measure_drafts(drafter, target, repeats, n_threads)
-    with named_failure(drafter, "describe"):
-        facts = drafter.describe()
-        instance(facts, dict, f"the result of {type(drafter).__name__}.describe()")
+    facts = drafter.describe()
     return {
-        "name": attribute(drafter, "name"),
+        "name": drafter.name,
         **facts,
         "n_proposed": n_proposed,
-        "note": attribute(drafter, "note"),
+        "note": drafter.note,
         "max_draft": drafter_bound(drafter).max_draft,
-        "is_stepwise": attribute(drafter, "is_stepwise"),
+        "is_stepwise": drafter.is_stepwise,
         "step_ms": draft_ms[-1] / len(draft_ms),
         "draft_ms": draft_ms,
         "trained_acceptance": trained_acceptance(facts.get("path")),
@@ -280,7 +260,7 @@ def _measure_drafts(
     drafter: Drafter, target: Model, repeats: int, n_threads: int | None
 ) -> tuple[list[float], int]:
     """The median milliseconds of drafts of 1, 2 ... tokens, and the longest draft's length."""
-    layers = attribute(drafter, "target_layers")
+    layers = drafter.target_layers
     max_draft = max(drafter_bound(drafter).max_draft, 1)
     over, longest = perf_counter() + DRAFT_S, 0
     asked = IsolatedDrafter(drafter, target.info.n_vocab)
@@ -296,9 +276,10 @@ def _measure_drafts(
             (draft,) = asked.propose([DraftRequest(0, tokens, n)])
             times.append((perf_counter() - start) / max(len(draft.ids), 1))
             longest = max(longest, len(draft.ids))
-            if (failed := asked.failure_in_full(0)) is not None:
+            if (failed := asked.failure(0)) is not None:
                 raise ArgumentError(
-                    f"{failed}: mend it, or leave -d out to measure the target alone"
+                    f"{drafter.name}: {failed.reason}{failed.place}: mend it, or leave -d out to "
+                    "measure the target alone"
                 )
         return 1e3 * statistics.median(times[1:])
 
@@ -307,8 +288,7 @@ def _measure_drafts(
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # of a failure, which is raised here
-        with named_failure(drafter, "attach"):
-            drafter.attach(context)
+        drafter.attach(context)
         batch, ids = Batch(_N_PREFIX), target.vocab.tokenize(_TEXT) or [target.vocab.bos or 0]
         tokens = (ids * (1 + _N_PREFIX))[: 1 + _N_PREFIX]
         batch.extend(tokens[:-1], 0)

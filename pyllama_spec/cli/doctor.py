@@ -11,11 +11,10 @@ from dataclasses import asdict
 from typing import Any
 
 from pyllama_spec.cli import diagnostics
-from pyllama_spec.cli.device_options import add_layer_options
+from pyllama_spec.cli.options import add_layer_options, add_threads
 from pyllama_spec.cli.own_draft import HELP, own_draft
 from pyllama_spec.cli.wording import file_name, whole_number
 from pyllama_spec.drafters import Drafter, DraftOptions, needs_file
-from pyllama_spec.drafters.attributes import attribute
 from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants_head
 from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.drafters.registry import AUTO, MTP
@@ -35,48 +34,39 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "doctor", help="print versions and devices, and measure the cost of a verify batch"
     )
-    parser.add_argument(
-        "-m", "--model", type=file_name, help="the target; without it, no measurement"
-    )
-    parser.add_argument(
-        "-d", "--draft",
+    add = parser.add_argument
+    add("-m", "--model", dest="model_path", type=file_name, metavar="MODEL",
+        help="the target; without it, no measurement")  # fmt: skip
+    add("-d", "--draft",
         help="as generate's -d: the GGUF of a draft, mtp, auto, suffix and so on, "
-        f"{HELP}: does it fit, its cost",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-rows", type=whole_number(2, 64), default=None, metavar="N",
+        f"{HELP}: does it fit, its cost")  # fmt: skip
+    add("--max-rows", type=whole_number(2, 64), metavar="N",
         help="the widest verify batch that is measured, 2 to 64 "
-        f"[{diagnostics.MAX_ROWS}, or what the draft can fill]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--repeat", type=whole_number(1, 10**6), default=5, metavar="N",
-        help="passes over all widths",
-    )  # fmt: skip
-    parser.add_argument(
-        "-t", "--threads", type=int, default=None, help="CPU threads [the physical cores]"
-    )
+        f"[{diagnostics.MAX_ROWS}, or what the draft can fill]")  # fmt: skip
+    add("--repeat", dest="repeats", type=whole_number(1, 10**6), default=5, metavar="N",
+        help="passes over all widths")  # fmt: skip
     add_layer_options(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--verbose", action="store_true", help="show the engine's messages")
+    add("--json", action="store_true", help="print one JSON object")
+    add_threads(parser)
     parser.set_defaults(run=_run_doctor)
 
 
 def _run_doctor(args: argparse.Namespace) -> int:
     result = diagnostics.report()
     result["devices"] += _on_servers(args)
-    if args.draft is not None and args.model is None:
+    if args.draft is not None and args.model_path is None:
         print("pyllama-spec doctor: -d needs -m, the target that it drafts for", file=sys.stderr)
         return 2
     is_text = not args.json
     if is_text:
         _print_system(result)
-    if args.model is not None:
+    if args.model_path is not None:
         _measure(args, result)
     if args.json:
         print(json.dumps(result, indent=1, default=str))
         return 0
     if "verify_cost" in result:
-        _print_costs(result["verify_cost"], args.max_rows, args.repeat)
+        _print_costs(result["verify_cost"], args.max_rows, args.repeats)
     if "draft" in result:
         _print_draft(result["draft"], result["verify_cost"], result["model"]["n_vocab"])
     return 0
@@ -91,15 +81,15 @@ def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
             # Faults of the draft are reported before the target is loaded.
             own = isinstance(draft, Drafter)  # opened already: no option is for it
             options = DraftOptions() if own else _draft_options(args)
-            drafter = open_before(draft, args.model, options, _INSTEAD)
+            drafter = open_before(draft, args.model_path, options, _INSTEAD)
             if drafter is not None and not own:
                 opened.callback(drafter.close)
         bar = ProgressBar("loading the model")
         bar.draw(0.0)
         model = Model(
-            args.model, n_gpu_layers=args.n_gpu_layers, devices=args.devices,
+            args.model_path, n_gpu_layers=args.n_gpu_layers, devices=args.devices,
             rpc_servers=args.rpc_servers, progress=bar,
-            load_mtp=wants_head(args.draft if drafter is None else drafter, args.model),
+            load_mtp=wants_head(args.draft if drafter is None else drafter, args.model_path),
         )  # fmt: skip
         opened.enter_context(model)
         bar.clear()
@@ -121,8 +111,8 @@ def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
         costs = diagnostics.measure_verify_cost(
             model,
             max_rows=args.max_rows,
-            repeats=args.repeat,
-            n_threads=args.threads,
+            repeats=args.repeats,
+            n_threads=args.n_threads,
             progress=bar,
         )
     result["verify_cost"] = [
@@ -153,15 +143,13 @@ def _measured_draft(args: argparse.Namespace, model: Model, drafter: Drafter) ->
     """
     if not drafter_bound(drafter).max_draft:
         if not args.json:
-            _field(
-                "draft", f"{attribute(drafter, 'name')} drafts nothing: there is nothing to measure"
-            )
+            _field("draft", f"{drafter.name} drafts nothing: there is nothing to measure")
         return {}
     bar = ProgressBar("measuring the draft")
     bar.draw(0.0)
     try:
         facts = diagnostics.describe_draft(
-            drafter, model, repeats=args.repeat, n_threads=args.threads
+            drafter, model, repeats=args.repeats, n_threads=args.n_threads
         )
     finally:
         bar.clear()
@@ -250,10 +238,8 @@ def _pays(n_drafted: int, above: float) -> str:
 def conclusion(rates: Sequence[float], above: Mapping[int, float]) -> str:
     """Whether a draft pays at the acceptance of its training; "" if the file has none.
 
-    Args:
-        rates: for each token of a draft how often it and those before it were right.
-        above: by drafted tokens, the tokens per round above which a round pays.
-
+    `rates` say for each token of a draft how often it and those before it were right, `above` the
+    tokens per round above which a round pays, by drafted tokens.
     """
     per_round = {n: 1.0 + sum(rates[:n]) for n in above if n <= len(rates)}
     if not per_round:

@@ -20,7 +20,7 @@ from pyllama_spec.cli.convert import add_convert
 from pyllama_spec.cli.doctor import add_doctor
 from pyllama_spec.cli.generate import add_generate
 from pyllama_spec.cli.memory import add_memory
-from pyllama_spec.cli.option_pairs import check_pairs
+from pyllama_spec.cli.options import check_pairs
 from pyllama_spec.cli.own_draft import own_drafts_closed
 from pyllama_spec.cli.rpc_server import add_rpc_server
 from pyllama_spec.cli.serve import add_serve
@@ -156,13 +156,14 @@ def _add_quantize(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument("output", type=Path, metavar="OUT.gguf", help="the file to write")
     parser.add_argument("type", metavar="TYPE", help=", ".join(quantize_types()))
     parser.add_argument("--pure", action="store_true", help="write all tensors in TYPE")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: all cores")
+    parser.add_argument("--threads", dest="n_threads", type=int, default=0, metavar="THREADS",
+        help="CPU threads; 0: all cores")  # fmt: skip
     parser.add_argument("--verbose", action="store_true", help="show the engine's messages")
     parser.set_defaults(run=_run_quantize)
 
 
 def _run_quantize(args: argparse.Namespace) -> int:
-    quantize(args.input, args.output, args.type, n_threads=args.threads, pure=args.pure)
+    quantize(args.input, args.output, args.type, n_threads=args.n_threads, pure=args.pure)
     before, after = args.input.stat().st_size, args.output.stat().st_size
     sizes = f"{after / 1e6:.1f} MB (was {before / 1e6:.1f} MB)"
     by_type = shares_by_type(args.output).items()

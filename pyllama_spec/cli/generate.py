@@ -9,22 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pyllama_spec.cli.device_options import (
-    add_context_options,
-    add_layer_options,
-    context_keywords,
-    layer_keywords,
-)
-from pyllama_spec.cli.own_draft import HELP, own_draft
-from pyllama_spec.cli.wording import file_name, notes_held
+from pyllama_spec.cli.options import add_model_options, add_sampling_options, open_llama
+from pyllama_spec.cli.wording import notes_held
 from pyllama_spec.engine import Context, ThreadUse
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import MAX_TEXT_BYTES, read_text
-from pyllama_spec.llama import Llama
 from pyllama_spec.requests.generation import Generation
-from pyllama_spec.requests.options import ACCEPTANCE, RequestOptions
 from pyllama_spec.speculative import SpeculationStats, Timing
-from pyllama_spec.speculative.controller.choice import NAMES
 from pyllama_spec.speculative.stats import plural, since_in_words, sources_as_dict, sources_in_words
 from pyllama_spec.terminal import SOURCE_COLOURS, dim, fitted, has_colour, paint
 
@@ -32,6 +23,9 @@ _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _Messages = list[dict[str, Any]]
 # The minimum share of decodes: a few may be trials.
 _SHARED = 0.25
+_OF_REQUESTS = (
+    "max_tokens", "temperature", "seed", "top_k", "top_p", "min_p", "repeat_penalty", "stop",
+)  # fmt: skip
 DEFAULTS_APART = (
     "These defaults suit a first look at a model. Llama in Python has those of llama-cpp-python: a "
     "shorter context (512), 16 tokens for a text and no limit for a chat, a temperature of 0.8 for "
@@ -56,149 +50,10 @@ def add_generate(commands: _Commands) -> None:
     parser.set_defaults(run=run_generate)
 
 
-def add_model_options(
-    parser: argparse.ArgumentParser, instead: argparse._MutuallyExclusiveGroup | None = None
-) -> None:
-    """Adds the options for the model and how it is opened."""
-    how: dict[str, Any] = {"type": file_name, "help": "the target's GGUF"}
-    if instead is None:
-        parser.add_argument("-m", "--model", required=True, **how)
-    else:
-        instead.add_argument("-m", "--model", **how)
-    _add_draft_options(parser)
-    parser.add_argument("-c", "--n-ctx", type=int, default=4096, help="context length")
-    parser.add_argument(
-        "--draft-n-ctx", type=int, default=None, metavar="N",
-        help="context length of the draft model [as long as useful]",
-    )  # fmt: skip
-    parser.add_argument(
-        "-t", "--threads", type=int, default=None, help="CPU threads [the physical cores]"
-    )
-    add_layer_options(parser)
-    add_context_options(parser)
-    parser.add_argument("-q", "--quiet", action="store_true", help="print no figures after a text")
-    parser.add_argument("--verbose", action="store_true", help="show the engine's messages")
-
-
-def _add_draft_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-d",
-        "--draft",
-        default="none",
-        help="none, prompt-lookup, suffix, grammar, mtp (the head in the model's file), auto, or "
-        f"the GGUF of a draft or of a smaller model, {HELP}",
-    )
-    parser.add_argument(
-        "--n-draft", type=int, help="maximum number of tokens in a draft [the drafter's own]"
-    )
-    parser.add_argument(
-        "--p-min",
-        type=float,
-        default=None,
-        metavar="P",
-        help="of a draft in a file: stop below this probability; the controller is off "
-        "[as the controller says]",
-    )
-    parser.add_argument(
-        "--lookup", type=int, default=None, metavar="N",
-        help="of a draft in a file: copy where the last N tokens occurred before, without asking "
-        "it; 0: never [5]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--controller", default=None, choices=tuple(NAMES),
-        help="how many tokens are drafted: as many as pay, --n-draft in every round, or none "
-        "[profit]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--acceptance", default=None, choices=ACCEPTANCE,
-        help="how tokens of a smaller model are accepted at a temperature: exact; noise: both "
-        "models draw by the same noise, which accepts more of a similar model; a seed gives the "
-        "same text with any draft, and another than exact; distribution: the text depends on the "
-        "draft [exact]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--draft-memory", type=file_name, default=None, metavar="FILE",
-        help="a store of texts to copy from, which this text is added to; made if "
-        "missing, see the command memory",
-    )  # fmt: skip
-
-
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of a generation."""
-    default = RequestOptions()
-    parser.add_argument(
-        "-n",
-        "--max-tokens",
-        type=int,
-        default=128,
-        help="maximum new tokens; below 1: up to the context",
-    )
-    parser.add_argument("--temp", type=float, default=0.0, help="sampling temperature; 0 is greedy")
-    parser.add_argument("--seed", type=int, default=1, help="seed of sampling; -1: a random seed")
-    parser.add_argument(
-        "--top-k",
-        type=int,
-        default=default.top_k,
-        help="sample among this many likeliest tokens; 0: among all",
-    )
-    parser.add_argument(
-        "--top-p",
-        type=float,
-        default=default.top_p,
-        help="sample among the likeliest tokens with this share of probability",
-    )
-    parser.add_argument(
-        "--min-p",
-        type=float,
-        default=default.min_p,
-        help="sample only tokens with at least this share of the likeliest one's probability",
-    )
-    parser.add_argument(
-        "--repeat-penalty", type=float, default=default.repeat_penalty,
-        help="penalty on generated tokens, which divides their logits; 1: off",
-    )  # fmt: skip
-    parser.add_argument("--stop", action="append", default=[], help="a string that ends the text")
-    parser.add_argument(
-        "--grammar", type=Path, default=None,
-        help="a file with GBNF rules, or with Lark rules that begin with %%llguidance {}",
-    )  # fmt: skip
-
-
-def open_llama(args: argparse.Namespace, **more: Any) -> Llama:
-    """Opens the model and the draft that the options name, with more keywords of Llama()."""
-    return Llama(
-        model_path=args.model,
-        draft=None if args.draft == "none" else own_draft(args.draft),
-        n_draft=args.n_draft,
-        p_min=args.p_min,
-        lookup=args.lookup,
-        draft_n_ctx=args.draft_n_ctx,
-        controller=args.controller,
-        acceptance=args.acceptance or "exact",
-        draft_memory=args.draft_memory,
-        n_ctx=args.n_ctx,
-        n_threads=args.threads,
-        verbose=args.verbose,
-        **layer_keywords(args),
-        **context_keywords(args),
-        **more,
-    )
-
-
 def request_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options as keywords of a request."""
     grammar = read_text(args.grammar, "the grammar") if args.grammar is not None else None
-    return {
-        "max_tokens": args.max_tokens,
-        "temperature": args.temp,
-        "seed": args.seed,
-        "top_k": args.top_k,
-        "top_p": args.top_p,
-        "min_p": args.min_p,
-        "repeat_penalty": args.repeat_penalty,
-        "stop": args.stop,
-        "grammar": grammar,
-    }
+    return {**{name: getattr(args, name) for name in _OF_REQUESTS}, "grammar": grammar}
 
 
 def _prompt(args: argparse.Namespace) -> str:

@@ -71,7 +71,7 @@ def _action(actions: _Commands, name: str, help_: str, run: Any) -> argparse.Arg
 
 def _add_model(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
     parser.add_argument(
-        "-m", "--model", type=file_name, required=is_required, default=None,
+        "-m", "--model", dest="model_path", type=file_name, required=is_required, metavar="MODEL",
         help="a GGUF whose tokenizer the store is for; its weights are not read",
     )  # fmt: skip
 
@@ -102,9 +102,9 @@ def _opened(path: Path, digest: bytes | None = None, **options: Any) -> Store:
 
 
 def _vocabulary(args: argparse.Namespace, wanted_for: str) -> Model:
-    if args.model is None:
+    if args.model_path is None:
         raise ArgumentError(f"{wanted_for} needs the tokenizer: add -m MODEL.gguf")
-    return Model(args.model, vocab_only=True)
+    return Model(args.model_path, vocab_only=True)
 
 
 def _build(args: argparse.Namespace) -> int:
@@ -130,9 +130,9 @@ def _build(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    if args.texts and args.model is None:
+    if args.texts and args.model_path is None:
         raise ArgumentError("--texts needs the tokenizer: add -m MODEL.gguf")
-    if args.model is None:
+    if args.model_path is None:
         store, texts, newest = _opened(args.store, is_read_only=True), [], []
     else:
         with _vocabulary(args, "show") as model:

@@ -7,7 +7,7 @@ import signal
 import sys
 from types import FrameType
 
-from pyllama_spec.cli.device_options import names
+from pyllama_spec.cli.options import names
 from pyllama_spec.cli.wording import whole_number
 from pyllama_spec.engine.rpc import DEFAULT_CLIENT_TIMEOUT_S, DEFAULT_PORT, RpcServer
 
@@ -35,7 +35,7 @@ def add_rpc_server(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         help="devices to offer, named as in doctor [the GPUs, or else the CPU]",
     )  # fmt: skip
     parser.add_argument(
-        "-t", "--threads", type=int, default=None,
+        "-t", "--threads", dest="n_threads", type=int, metavar="THREADS",
         help="CPU threads for each client [the physical cores]",
     )  # fmt: skip
     parser.add_argument(
@@ -53,7 +53,7 @@ def _run_rpc_server(args: argparse.Namespace) -> int:
         raise _Terminated
 
     with RpcServer(
-        args.host, args.port, devices=args.devices, n_threads=args.threads,
+        args.host, args.port, devices=args.devices, n_threads=args.n_threads,
         timeout=args.timeout, on_note=_say if args.verbose else None,
     ) as server:  # fmt: skip
         before = signal.signal(signal.SIGTERM, stop)

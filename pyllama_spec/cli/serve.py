@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from pyllama_spec.cli.device_options import names
-from pyllama_spec.cli.generate import add_model_options, open_llama
+from pyllama_spec.cli.options import add_model_options, names, open_llama
 from pyllama_spec.drafters.registry import AUTO
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context_params import POOLING
@@ -36,17 +35,16 @@ _EPILOG = (
 
 _CACHE_MIB = 2048
 # With --config: options of the server, and options that a model's own lines set.
-_OF_SERVER = ("help", "config", "model", "quiet")
-_OF_MODELS = ("alias", "parallel", "embeddings", "pooling", "lora", "max_waiting")
-# What a file of models calls these; all others have Llama()'s names here too.
-_IN_FILE = {
-    "alias": "aliases", "parallel": "n_parallel", "embeddings": "embedding",
-    "pooling": "pooling_type", "lora": "lora_path", "threads": "n_threads",
-}  # fmt: skip
+_OF_SERVER = ("help", "config", "model_path", "quiet")
+_OF_MODELS = ("aliases", "n_parallel", "embedding", "pooling_type", "lora_path", "max_waiting")
 _HELP = {
     "n_ctx": "context length of each request; the KV cache has --parallel times as much",
     "quiet": "no line for each request",
 }
+_SETTINGS = (
+    "max_tokens", "max_time_s", "send_timeout_s", "stop_timeout_s", "has_slots", "has_metrics",
+    "has_page", "logs_clients", "logs_checks",
+)  # fmt: skip
 # What the log names in the place of settings of the server, and of keywords of Llama().
 _OF_SETTINGS = {
     "allowed_hosts": "--allowed-hosts", "cors_origins": "--cors-origin", "has_slots": "--slots",
@@ -68,7 +66,7 @@ def add_serve(commands: _Commands) -> None:
     )
     models = parser.add_mutually_exclusive_group(required=True)
     models.add_argument(
-        "--config", type=Path, default=None, metavar="TOML",
+        "--config", type=Path, metavar="TOML",
         help="a file of several models, each loaded when a request asks for it; instead of -m",
     )  # fmt: skip
     add_model_options(parser, models)
@@ -79,32 +77,36 @@ def add_serve(commands: _Commands) -> None:
     _add_address(parser)
     _add_bounds(parser)
     add = parser.add_argument
-    add("--parallel", type=int, default=4, metavar="N",
+    add("--parallel", dest="n_parallel", type=int, default=4, metavar="N",
         help="requests computed in parallel; the KV cache grows in proportion")  # fmt: skip
-    add("--alias", type=names, default=None, metavar="NAME,...",
+    add("--alias", dest="aliases", type=names, metavar="NAME,...",
         help="names of the model, the first one for answers [its file]")  # fmt: skip
-    add("--embeddings", action="store_true", help="serve embeddings and reranking too")
-    add("--pooling", choices=[one for one in POOLING if one], default=None,
+    add("--embeddings", dest="embedding", action="store_true",
+        help="serve embeddings and reranking too")  # fmt: skip
+    add("--pooling", dest="pooling_type", choices=[one for one in POOLING if one],
         help="how to pool token embeddings into a text's [the model's own]")  # fmt: skip
-    add("--lora", type=Path, default=None, metavar="GGUF", help="a LoRA adapter")
-    add("--cache-dir", type=Path, default=None, metavar="DIR",
+    add("--lora", dest="lora_path", type=Path, metavar="GGUF", help="a LoRA adapter")
+    add("--cache-dir", type=Path, metavar="DIR",
         help="store the KV cache of long prompts in DIR for the next start [memory]")  # fmt: skip
-    add("--cache-size", type=int, default=None, metavar="MIB",
+    add("--cache-size", type=int, metavar="MIB",
         help=f"maximum MiB of --cache-dir [{_CACHE_MIB}]")  # fmt: skip
-    add("--slots", action="store_true", help="serve the running requests at /slots")
-    add("--metrics", action=argparse.BooleanOptionalAction, default=True,
-        help="serve Prometheus metrics at /metrics")  # fmt: skip
-    add("--page", action=argparse.BooleanOptionalAction, default=True, help="serve the page at /")
-    add("--log-checks", action=argparse.BooleanOptionalAction, default=True,
-        help="log successful /health, /ready and /metrics requests too")  # fmt: skip
     add(
-        "--log-clients",
+        "--slots",
+        dest="has_slots",
         action="store_true",
-        help="log the clients' addresses, or those that a proxy on this machine forwards",
+        help="serve the running requests at /slots",
     )
+    add("--metrics", dest="has_metrics", action=argparse.BooleanOptionalAction, default=True,
+        help="serve Prometheus metrics at /metrics")  # fmt: skip
+    add("--page", dest="has_page", action=argparse.BooleanOptionalAction, default=True,
+        help="serve the page at /")  # fmt: skip
+    add("--log-checks", dest="logs_checks", action=argparse.BooleanOptionalAction, default=True,
+        help="log successful /health, /ready and /metrics requests too")  # fmt: skip
+    add("--log-clients", dest="logs_clients", action="store_true",
+        help="log the clients' addresses, or those that a proxy on this machine "
+        "forwards")  # fmt: skip
     of_models |= {name: parser.get_default(name) for name in _OF_MODELS}
-    options = {one.dest: one.option_strings[-1] for one in parser._actions}
-    parser.set_defaults(run=run_serve, of_models=of_models, options=options)
+    parser.set_defaults(run=run_serve, of_models=of_models)
 
 
 def _no_key(_text: str) -> None:
@@ -119,40 +121,29 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="the address to listen at; 0.0.0.0: all of them")
     add("--port", type=int, default=8080, help="the port; 0: any free one")
-    add(
-        "--api-key-file",
-        type=Path,
-        default=None,
-        metavar="F",
-        help="API keys, one per line [no key]",
-    )
-    add("--api-key", type=_no_key, default=None, help=argparse.SUPPRESS)
-    add("--cors-origin", action="append", default=[], metavar="ORIGIN",
+    add("--api-key-file", type=Path, metavar="F", help="API keys, one per line [no key]")
+    add("--api-key", type=_no_key, help=argparse.SUPPRESS)
+    add("--cors-origin", dest="cors_origins", action="append", default=[], metavar="ORIGIN",
         help="an origin whose pages may call; may be repeated [none]")  # fmt: skip
-    add("--allowed-hosts", type=names, default=None, metavar="NAME,...",
+    add("--allowed-hosts", type=names, metavar="NAME,...",
         help="accepted names in the Host header beside 127.0.0.1, localhost and ::1, such as a "
         "proxy's [on a loopback address none, else any]")  # fmt: skip
-    add("--tls-cert", type=Path, default=None, metavar="PEM", help="certificate for HTTPS")
-    add("--tls-key", type=Path, default=None, metavar="PEM", help="the key of --tls-cert")
+    add("--tls-cert", type=Path, metavar="PEM", help="certificate for HTTPS")
+    add("--tls-key", type=Path, metavar="PEM", help="the key of --tls-cert")
 
 
 def _add_bounds(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--max-waiting", type=int, default=64, metavar="N",
         help="maximum queued requests; a further one gets a 429")  # fmt: skip
-    add(
-        "--max-tokens",
-        type=int,
-        default=None,
-        metavar="N",
-        help="maximum tokens of an answer; a cut answer says so [the context length]",
-    )
-    add("--max-time", type=float, default=3600.0, metavar="S",
+    add("--max-tokens", type=int, metavar="N",
+        help="maximum tokens of an answer; a cut answer says so [the context length]")  # fmt: skip
+    add("--max-time", dest="max_time_s", type=float, default=3600.0, metavar="S",
         help="timeout of a request in seconds, its time in the queue included")  # fmt: skip
     add("--max-body", type=int, default=8, metavar="MIB", help="maximum MiB of a request body")
-    add("--send-timeout", type=float, default=60.0, metavar="S",
+    add("--send-timeout", dest="send_timeout_s", type=float, default=60.0, metavar="S",
         help="timeout of a client for one event of a stream, in seconds")  # fmt: skip
-    add("--stop-timeout", type=float, default=30.0, metavar="S",
+    add("--stop-timeout", dest="stop_timeout_s", type=float, default=30.0, metavar="S",
         help="timeout of running requests when the server stops, in seconds")  # fmt: skip
 
 
@@ -184,13 +175,9 @@ def _serve(args: argparse.Namespace) -> tuple[int, int]:
     logging.getLogger("pyllama_spec.server").setLevel(level)
     if args.config is not None:
         return _serve_several(args, settings, listening)
-    count(args.parallel, "parallel", 1)
+    count(args.n_parallel, "n_parallel", 1)
     count(args.max_waiting, "max_waiting", 0)
-    more = {"lora_path": args.lora, "pooling_type": args.pooling}
-    with open_llama(
-        args, n_parallel=args.parallel, max_waiting=args.max_waiting,
-        embedding=args.embeddings, **{k: v for k, v in more.items() if v is not None},
-    ) as llama:  # fmt: skip
+    with open_llama(args) as llama:
         _warn(args, settings)
         with _prefixes(args) as llama.cache:
             return serve(llama, settings, listening, on_start=lambda url: _say(url, args, llama))
@@ -205,7 +192,7 @@ def _serve_several(
     args.names_keys = True  # in what is said from here on: with_options()
     misplaced = [name for name, default in args.of_models.items() if getattr(args, name) != default]
     if misplaced:
-        keys = " and ".join(_IN_FILE.get(one, one) for one in misplaced)
+        keys = " and ".join(misplaced)
         flags = " and ".join(args.options[one] for one in misplaced)
         do = "does" if len(misplaced) == 1 else "do"
         raise ArgumentError(
@@ -245,26 +232,16 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
     from pyllama_spec.server.settings import hosts_for
 
     key_file = args.api_key_file
-    alias, *aliases = dict.fromkeys(args.alias or (None,))
+    alias, *aliases = dict.fromkeys(args.aliases or (None,))
     return ServerSettings(
-        alias=alias,
-        aliases=tuple(aliases),
-        api_keys=keys_of(key_file),
+        alias=alias, aliases=tuple(aliases), api_keys=keys_of(key_file),
         read_keys=reader_of(key_file),
         allowed_hosts=hosts_for(args.host, args.allowed_hosts or ()),
-        cors_origins=tuple(args.cors_origin),
         max_body_bytes=count(args.max_body, "max_body", 1, 2047) << 20,
-        max_tokens=args.max_tokens,
-        max_time_s=args.max_time,
-        send_timeout_s=args.send_timeout,
-        stop_timeout_s=args.stop_timeout,
-        has_slots=args.slots,
-        has_metrics=args.metrics,
-        has_page=args.page,
-        logs_clients=args.log_clients,
-        logs_checks=args.log_checks,
+        cors_origins=tuple(args.cors_origins),
         flags=FLAGS if args.config is None else _KEYS,
-    )
+        **{name: getattr(args, name) for name in _SETTINGS},
+    )  # fmt: skip
 
 
 def _of_unknown(words: Sequence[str]) -> str:
@@ -295,8 +272,10 @@ def _warn(args: argparse.Namespace, settings: ServerSettings) -> None:
 
 
 def _say(url: str, args: argparse.Namespace, llama: Llama) -> None:
-    name = Path(args.model).name
-    at_once = "one request at a time" if args.parallel == 1 else f"{args.parallel} requests at once"
+    name = Path(args.model_path).name
+    at_once = (
+        "one request at a time" if args.n_parallel == 1 else f"{args.n_parallel} requests at once"
+    )
     draft = args.draft
     # Which one auto took. A model that only embeds has none to ask for.
     if draft == AUTO:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from pyllama_spec.cli.device_options import add_target_options
+from pyllama_spec.cli.options import add_target_options, add_threads, given
 from pyllama_spec.cli.wording import file_name
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.gguf.writer import KINDS
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _Group: TypeAlias = "argparse._ArgumentGroup"
+_Config = TypeVar("_Config")
+_Run = TypeVar("_Run", bound=RunConfig)
 _GB = 1_000_000_000
 _GOES_ON = "; what was made so far is kept, and the same command resumes the run"
 _STAYS = "; the draft is as it was"
@@ -64,14 +67,14 @@ def _add_eagle3(kinds: _Commands) -> None:
     parser = kinds.add_parser("eagle3", help="train an EAGLE-3 head, which drafts a token per step")
     default = FitConfig()
     _add_files(parser, Eagle3TrainConfig(Path(), Path("x")))
-    parser.add_argument("--ngrams", type=int, metavar="N",
+    parser.add_argument("--ngrams", dest="n_ngrams", type=int, metavar="N",
         help=f"contexts of the n-gram table in the file [{N_NGRAMS}; 0 with --plain]")  # fmt: skip
     _add_corpus(parser)
     head = _add_head(parser, "as many", "six from the first to the last one's output")
     head.add_argument("--plain", action="store_true",
         help="without the norms of EAGLE-3.1, so that stock llama.cpp loads it")  # fmt: skip
     fit = _add_fit(parser, default, copied="0.1; 1 with --plain")
-    fit.add_argument("--steps", type=int, default=default.n_steps, metavar="N",
+    fit.add_argument("--steps", dest="n_steps", type=int, default=default.n_steps, metavar="N",
         help="depth to which it learns to draft [%(default)s]")  # fmt: skip
     parser.set_defaults(run=run_eagle3, if_interrupted=_GOES_ON)
 
@@ -82,18 +85,19 @@ def _add_dflash(kinds: _Commands) -> None:
     )
     default, sizes = DFlashFitConfig(), DFlashHeadConfig()
     _add_files(parser, DFlashTrainConfig(Path(), Path("x")))
-    parser.add_argument("--ngrams", type=int, metavar="N",
+    parser.add_argument("--ngrams", dest="n_ngrams", type=int, metavar="N",
         help=f"contexts of the n-gram table; 0 for stock llama.cpp [{N_NGRAMS}]")  # fmt: skip
     _add_corpus(parser)
     sizes_group = _add_head(
         parser, "the target's, all of them from the anchor", "six from the first to the last"
     )
     head = sizes_group.add_argument
-    head("--layers", type=int, default=sizes.n_layer, metavar="N", help="layers [%(default)s]")
-    head("--block", type=int, default=sizes.block_size, metavar="N",
+    head("--layers", dest="n_layer", type=int, default=sizes.n_layer, metavar="N",
+        help="layers [%(default)s]")  # fmt: skip
+    head("--block", dest="block_size", type=int, default=sizes.block_size, metavar="N",
         help="slots of a block, the known token's included [%(default)s]")  # fmt: skip
     head("--causal", action="store_true", help="use causal attention within a block")
-    head("--markov", type=int, default=sizes.markov_rank, metavar="RANK",
+    head("--markov", dest="markov_rank", type=int, default=sizes.markov_rank, metavar="RANK",
         help="rank of the Markov head, which reads the token before; 0: none "
         "[%(default)s]")  # fmt: skip
     head("--confidence", action="store_true",
@@ -123,18 +127,19 @@ def _add_mtp(kinds: _Commands) -> None:
     _add_files(parser, MtpTrainConfig(Path(), Path("x")))
     _add_corpus(parser)
     fit = _add_fit(parser, default, copied="0.1").add_argument
-    fit("--steps", type=int, default=default.n_steps, metavar="N",
+    fit("--steps", dest="n_steps", type=int, default=default.n_steps, metavar="N",
         help="depth to which it learns to draft [%(default)s]")  # fmt: skip
-    fit("--loss-vocab", type=int, default=default.n_loss_vocab, metavar="N",
+    fit("--loss-vocab", dest="n_loss_vocab", type=int, default=default.n_loss_vocab, metavar="N",
         help="number of frequent tokens in losses and measurements [%(default)s]")  # fmt: skip
-    parser.set_defaults(run=run_mtp, if_interrupted=_GOES_ON, ngrams=None)
+    parser.set_defaults(run=run_mtp, if_interrupted=_GOES_ON)
 
 
 def _add_files(parser: argparse.ArgumentParser, default: RunConfig) -> None:
     add = parser.add_argument
-    add("-m", "--model", type=file_name, required=True,
+    add("-m", "--model", dest="target", type=file_name, required=True, metavar="MODEL",
         help="the target's GGUF, of the type that will decode")  # fmt: skip
-    add("-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="the file to write")
+    add("-o", "--output", dest="out", type=Path, required=True, metavar="OUT.gguf",
+        help="the file to write")  # fmt: skip
     add("--init", type=Path, metavar="DRAFT.gguf",
         help="start with this draft's weights, to train on more text or for a fine-tuned "
         "target")  # fmt: skip
@@ -143,29 +148,29 @@ def _add_files(parser: argparse.ArgumentParser, default: RunConfig) -> None:
         "mostly where it was wrong; write the result only if it is better")  # fmt: skip
     add("--work", type=Path, help="folder of text, features and checkpoints [OUT.gguf.train]")
     add("--restart", action="store_true", help="train from the beginning, with the same text")
-    add("--max-disk", type=float, default=default.max_disk_bytes / _GB, metavar="GB",
+    add("--max-disk", dest="max_disk_bytes", type=float, metavar="GB",
+        default=default.max_disk_bytes / _GB,
         help="maximum disk space of features; others are computed again in every epoch "
         "[%(default)g]")  # fmt: skip
-    add("--type", choices=KINDS,
+    add("--type", dest="export_type", choices=KINDS,
         help=f"type of the matrices in the file [{default.export_type}; with --from-use the "
         "draft's]")  # fmt: skip
-    add("-t", "--threads", type=int, help="CPU threads [the physical cores]")
     add_target_options(parser)
     add("--device", choices=("cpu", "cuda"), help="device to train on [a GPU if there is one]")
-    add("--verbose", action="store_true", help="show the engine's messages")
+    add_threads(parser)
 
 
 def _add_corpus(parser: argparse.ArgumentParser) -> None:
     group, default = parser.add_argument_group("text"), CorpusConfig()
     add = group.add_argument
     n_of_use = UseConfig(Path()).n_tokens
-    add("--tokens", type=int, metavar="N",
+    add("--tokens", dest="n_tokens", type=int, metavar="N",
         help="answer tokens to train on "
         f"[{default.n_tokens}; with --from-use the newest {n_of_use}]")  # fmt: skip
     add("--prompts", type=Path, metavar="F.jsonl",
         help="a JSON prompt per line [the target writes prompts]")  # fmt: skip
     add("--n-ctx", type=int, default=default.n_ctx, help="maximum sequence length [%(default)s]")
-    add("--parallel", type=int, default=default.n_parallel, metavar="N",
+    add("--parallel", dest="n_parallel", type=int, default=default.n_parallel, metavar="N",
         help="sequences generated in parallel [%(default)s]")  # fmt: skip
     add("--greedy-share", type=float, default=default.greedy_share, metavar="SHARE",
         help="share of answers at temperature 0 [%(default)s]")  # fmt: skip
@@ -179,12 +184,8 @@ def _add_head(parser: argparse.ArgumentParser, n_head_kv: str, layers: str) -> _
     add = group.add_argument
     add("--target-layers", type=layer_list, metavar="A,B,C",
         help=f"layer inputs of the target that the draft reads [{layers}]")  # fmt: skip
-    add(
-        "--draft-vocab",
-        type=int,
-        metavar="N",
-        help="size of the draft's vocabulary [as many as pay]",
-    )
+    add("--draft-vocab", dest="n_draft_vocab", type=int, metavar="N",
+        help="size of the draft's vocabulary [as many as pay]")  # fmt: skip
     add("--n-head", type=int, help="attention heads [the target's]")
     add("--n-head-kv", type=int, help=f"key/value heads [{n_head_kv}]")
     add("--n-ff", type=int, help="width of its feed-forward block [the target's]")
@@ -207,12 +208,8 @@ def _add_fit(parser: argparse.ArgumentParser, default: FitSettings, copied: str)
     add("--batch-tokens", type=int, default=default.batch_tokens, metavar="N",
         help="tokens of a batch, prompts included [%(default)s]")  # fmt: skip
     add("--lr", type=float, default=default.lr, help="peak learning rate [%(default)g]")
-    add(
-        "--weight-decay",
-        type=float,
-        default=default.weight_decay,
-        help="weight decay of matrices [%(default)g]",
-    )
+    add("--weight-decay", type=float, default=default.weight_decay,
+        help="weight decay of matrices [%(default)g]")  # fmt: skip
     add("--patience", type=int, default=default.patience, metavar="N",
         help="measurements without progress before training stops [%(default)s]")  # fmt: skip
     add("--precision", choices=PRECISIONS, default=default.precision,
@@ -234,60 +231,32 @@ def _bytes_of(max_disk: float) -> int:
     return int(max_disk * _GB)
 
 
-def _run(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of all kinds as fields of RunConfig, without head and fit."""
-    fields: dict[str, Any] = {} if args.type is None else {"export_type": args.type}
-    n_tokens = {} if args.tokens is None else {"n_tokens": args.tokens}
-    if args.from_use is not None:
-        if args.type is not None:
-            raise ArgumentError(f"--type {args.type}: a draft from use keeps its type")
-        fields["use"], n_tokens = UseConfig(args.from_use, **n_tokens), {}
-    return {
-        **fields,
-        "target": args.model,
-        "out": args.output,
-        "work": args.work,
-        "corpus": CorpusConfig(
-            prompts=args.prompts, n_ctx=args.n_ctx, n_parallel=args.parallel,
-            greedy_share=args.greedy_share, temperature=args.temperature, seed=args.seed,
-            **n_tokens,
-        ),
-        "init": args.init,
-        "max_disk_bytes": _bytes_of(args.max_disk),
-        "n_threads": args.threads,
-        "n_gpu_layers": args.n_gpu_layers,
-        "devices": args.devices,
-        "device": args.device,
-        "restart": args.restart,
-        "n_ngrams": args.ngrams,
-    }  # fmt: skip
+def _filled(kind: type[_Config], args: argparse.Namespace, **more: Any) -> _Config:
+    """A part of the configuration, of the options that it has."""
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{**given(args, known), **more})
 
 
-def _head(args: argparse.Namespace) -> dict[str, Any]:
-    """The options as fields of HeadSettings."""
-    return {
-        "target_layers": args.target_layers, "n_head": args.n_head, "n_head_kv": args.n_head_kv,
-        "n_ff": args.n_ff, "n_draft_vocab": args.draft_vocab,
-    }  # fmt: skip
-
-
-def _fit(args: argparse.Namespace) -> dict[str, Any]:
-    """The options as fields of FitSettings."""
-    return {
-        "epochs": args.epochs, "step_decay": args.step_decay, "missed_share": args.missed_share,
-        "copied_share": args.copied_share,
-        "batch_tokens": args.batch_tokens, "lr": args.lr, "weight_decay": args.weight_decay,
-        "patience": args.patience, "precision": args.precision, "seed": args.seed,
-    }  # fmt: skip
+def _config(args: argparse.Namespace, kind: type[_Run], **parts: Any) -> _Run:
+    """The configuration of a run; `parts` are its head and its fit."""
+    if args.from_use is not None and args.export_type is not None:
+        raise ArgumentError(f"--type {args.export_type}: a draft from use keeps its type")
+    parts["max_disk_bytes"] = _bytes_of(args.max_disk_bytes)
+    if args.from_use is None:
+        parts["corpus"] = _filled(CorpusConfig, args)
+    else:
+        parts["use"] = _filled(UseConfig, args, store=args.from_use)
+        parts["corpus"] = _filled(CorpusConfig, args, n_tokens=CorpusConfig().n_tokens)
+    return _filled(kind, args, **parts)
 
 
 def run_eagle3(args: argparse.Namespace) -> int:
     """Trains a head and prints the result."""
-    config = Eagle3TrainConfig(
-        **_run(args),
-        head=HeadConfig(**_head(args), fc_norm=not args.plain, norm_output=not args.plain),
-        fit=FitConfig(**_fit(args), train_output=args.train_output, n_steps=args.steps),
-    )
+    norms = {"fc_norm": not args.plain, "norm_output": not args.plain}
+    config = _config(
+        args, Eagle3TrainConfig,
+        head=_filled(HeadConfig, args, **norms), fit=_filled(FitConfig, args),
+    )  # fmt: skip
     if config.use is not None:
         return _go_on(config, args)
     _print_report(train_eagle3(config, TerminalReporter()), config.work_dir)
@@ -296,17 +265,9 @@ def run_eagle3(args: argparse.Namespace) -> int:
 
 def run_dflash(args: argparse.Namespace) -> int:
     """Trains a draft and prints the result."""
-    config = DFlashTrainConfig(
-        **_run(args),
-        head=DFlashHeadConfig(
-            **_head(args), n_layer=args.layers, block_size=args.block, causal=args.causal,
-            markov_rank=args.markov, confidence=args.confidence,
-            sample_from_anchor=args.sample_from_anchor,
-        ),
-        fit=DFlashFitConfig(
-            **_fit(args), train_output=args.train_output, anchor_share=args.anchor_share,
-            weights=args.weights, dpace_alpha=args.dpace_alpha, hard_share=args.hard_share,
-        ),
+    config = _config(
+        args, DFlashTrainConfig,
+        head=_filled(DFlashHeadConfig, args), fit=_filled(DFlashFitConfig, args),
     )  # fmt: skip
     if config.use is not None:
         return _go_on(config, args)
@@ -316,10 +277,7 @@ def run_dflash(args: argparse.Namespace) -> int:
 
 def run_mtp(args: argparse.Namespace) -> int:
     """Trains an MTP head further and prints the result; returns 1 if it is no better."""
-    config = MtpTrainConfig(
-        **_run(args),
-        fit=MtpFitConfig(**_fit(args), n_steps=args.steps, n_loss_vocab=args.loss_vocab),
-    )
+    config = _config(args, MtpTrainConfig, fit=_filled(MtpFitConfig, args))
     if config.use is not None:
         return _go_on(config, args)
     report = train_mtp(config, TerminalReporter())

@@ -15,17 +15,6 @@ from pyllama_spec.engine.checks import meant
 from pyllama_spec.errors import FEWER_BITS
 from pyllama_spec.terminal import dim, fitted
 
-# Python's names that differ from the option's; of several the command has one.
-_OPTIONS = {
-    "temperature": "--temp", "n_threads": "--threads", "model_path": "--model",
-    "lora_path": "--lora",
-    "repeats": "--repeat", "n_tokens": "--tokens --max-tokens", "n_parallel": "--parallel",
-    "n_draft_vocab": "--draft-vocab", "max_disk_bytes": "--max-disk", "n_steps": "--steps",
-    "max_time_s": "--max-time", "send_timeout_s": "--send-timeout",
-    "stop_timeout_s": "--stop-timeout", "n_loss_vocab": "--loss-vocab",
-    "n_layer": "--layers", "block_size": "--block",
-}  # fmt: skip
-
 
 class HelpFormatter(argparse.HelpFormatter):
     """Prints each default in brackets, unless the help text has it."""
@@ -53,8 +42,14 @@ class Parser(argparse.ArgumentParser):
         """Parses as argparse does; the command itself reports an unknown option."""
         parsed: argparse.Namespace
         parsed, unknown = self.parse_known_args(args, namespace)
+        command = self._command(parsed)
         if unknown:
-            self._command(parsed)._refuse(unknown)
+            command._refuse(unknown)
+        parsed.options = {
+            one.dest: next(word for word in one.option_strings if word.startswith("--"))
+            for one in command._actions
+            if one.option_strings
+        }
         return parsed
 
     def _refuse(self, unknown: Sequence[str]) -> NoReturn:
@@ -110,22 +105,16 @@ def with_options(message: str, args: argparse.Namespace) -> str:
     """
     if getattr(args, "names_keys", False):
         return message
-    own = {name for name in vars(args) if not name.startswith("_")}
-    in_file = f", or {FEWER_BITS} in a file of --config" if "config" in own else ""
+    options: dict[str, str] = getattr(args, "options", {})
+    in_file = f", or {FEWER_BITS} in a file of --config" if "config" in options else ""
     message = message.replace(f", or {FEWER_BITS}", in_file)
 
-    def option(name: str) -> str | None:
-        for known in _OPTIONS.get(name, "").split():
-            if known[2:].replace("-", "_") in own:
-                return known
-        return f"--{name.replace('_', '-')}" if name in own else None
-
     def with_value(match: re.Match[str]) -> str:
-        known = option(match[1])
+        known = options.get(match[1])
         return match[0] if known is None else f"{known}{match[2] and ' '}{match[2]}"
 
     def alone(match: re.Match[str]) -> str:
-        return option(match[0]) or match[0]
+        return options.get(match[0], match[0])
 
     message = re.sub(r"\b([a-z][a-z_]*[a-z])=([^\s;,.]?)", with_value, message)
     return re.sub(r"(?<![^\s(])[a-z]+(?:_[a-z]+)+(?=[\s;,)]|$)", alone, message)

@@ -26,7 +26,6 @@ class Checkpoint:
         name: the model's name, from the folder's.
         config: config.json.
         tensors: the tensors by their names in the files.
-
     """
 
     folder: Path

@@ -41,7 +41,6 @@ class ConversionReport:
         type_name: type of most weights, such as "BF16".
         n_bytes: size of the GGUF.
         notes: remarks for the user, one sentence each.
-
     """
 
     path: Path
@@ -70,7 +69,6 @@ class Conversion:
         kind: the type of the matrices; None keeps the checkpoint's.
         layer_ids: how the draft's layer ids count, if its files do not tell.
         progress: called with the written share, 0.0 .. 1.0.
-
     """
 
     checkpoint: Checkpoint
@@ -99,7 +97,6 @@ class Draft:
         block_size: slots of a block; None if the draft has no blocks.
         tokenizer: the tokenizer.* keys to write beside the target's.
         notes: remarks for the user.
-
     """
 
     arch: str

@@ -25,7 +25,6 @@ class VocabularyMap:
         target_ids: int64 `[n_draft_vocab]`, no two alike; None if draft id i is target id i for the
             whole vocabulary, so that no table is written.
         notes: remarks for the user.
-
     """
 
     target_ids: Ids | None
@@ -50,7 +49,6 @@ def map_vocabulary(
         n_trained: the vocabulary that the head was trained for, config.json's vocab_size.
         n_vocab: the target's vocabulary, which may be padded differently.
         has_output: whether the head has its own output; the target's has all tokens.
-
     """
     marked = _marked(t2d, n_trained)
     if d2t is not None and d2t.shape != (n_output,):
@@ -147,7 +145,6 @@ class Vocabulary:
         n_target: the vocabulary of the target's GGUF, which may be padded differently.
         target_ids: the target id of each row, int64 `[n_output]`; None if row i is token i.
         notes: remarks for the user.
-
     """
 
     n_output: int

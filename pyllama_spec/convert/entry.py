@@ -41,7 +41,6 @@ def convert_draft(
         ConversionError: a file is missing or damaged, the engine does not have the draft's kind, or
             the draft's parts contradict each other or the target.
         ArgumentError: the kind or convention is unknown, or the output is an input.
-
     """
     conversion = open_conversion(draft_dir, target, out_path, kind, layer_ids, progress)
     make = (
@@ -59,12 +58,6 @@ def convert_eagle3(
     layer_ids: Convention | None = None,
     progress: Progress | None = None,
 ) -> ConversionReport:
-    """Converts an EAGLE-3 head as convert_draft() does, and refuses every other kind.
-
-    Raises:
-        ConversionError: see convert_draft(); or the draft is not an EAGLE-3 head.
-        ArgumentError: the kind or convention is unknown, or the output is an input.
-
-    """
+    """Converts an EAGLE-3 head as convert_draft() does, and refuses every other kind."""
     conversion = open_conversion(draft_dir, target, out_path, kind, layer_ids, progress)
     return write_draft(conversion, make_eagle3(conversion))

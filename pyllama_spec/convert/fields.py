@@ -23,7 +23,6 @@ class Fields:
     Attributes:
         values: the object.
         where: the prefix of a key in messages, such as "transformer_layer_config.".
-
     """
 
     values: Mapping[str, Any]

@@ -23,7 +23,6 @@ class ResolvedIds:
     Attributes:
         target_layers: the layers in the order of fc's columns.
         counted: how the list was read: "default", "input" or "output".
-
     """
 
     target_layers: Ids

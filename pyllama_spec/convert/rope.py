@@ -56,7 +56,6 @@ class Rope:
         keys: the keys without the architecture's prefix: a str, int or float each.
         tensors: the tensors by their GGUF names, float32 `[head size / 2]`.
         notes: remarks for the user.
-
     """
 
     keys: Mapping[str, str | int | float]

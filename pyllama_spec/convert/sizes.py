@@ -23,7 +23,6 @@ class Sizes:
         n_layer: the file's value, which is wrong in some EAGLE-3 files of one layer.
         n_vocab: the target's vocabulary when the draft was trained.
         n_ctx_train, norm_eps: the file's values.
-
     """
 
     n_embd: int

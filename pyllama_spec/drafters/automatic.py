@@ -11,7 +11,6 @@ import contextlib
 import os
 from pathlib import Path
 
-from pyllama_spec.drafters.attributes import attribute
 from pyllama_spec.drafters.base import Drafter
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.registry import (
@@ -42,7 +41,7 @@ _HEAD_PREFIX = "mtp-"
 def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:
     """Whether the draft needs the target loaded with its MTP head."""
     if isinstance(draft, Drafter):
-        return bool(attribute(draft, "wants_head"))
+        return draft.wants_head
     if is_named(draft, MTP):
         return True
     if not is_named(draft, AUTO):
@@ -84,8 +83,8 @@ def open_before(
         return None
     drafter = make_drafter(draft, options)
     with closed_on_failure(None if drafter is draft else drafter):
-        if attribute(drafter, "wants_head"):
-            name = attribute(drafter, "name")
+        if drafter.wants_head:
+            name = drafter.name
             own = f"wants_head of the drafter {name!r}"
             check_head(target, instead, f'draft="{MTP}"' if name == MTP else own)
     return drafter

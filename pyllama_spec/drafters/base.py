@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.distribution import Distribution
-from pyllama_spec.errors import ArgumentError, PyllamaSpecError
+from pyllama_spec.errors import PyllamaSpecError
 
 # One array per target layer, in the order of Drafter.target_layers.  # [n_rows, n_embd] float32
 Features = Sequence[npt.NDArray[np.float32]]
@@ -218,10 +217,11 @@ class Drafter(Closeable):
     - there is nothing to undo after a rejection: rejected tokens are never passed;
     - truncate() says that only the first n_keep tokens remain, before commit() continues there.
 
-    An exception disables the drafter for that sequence until its next prompt. The text continues
-    without it; the result says why in `reason_off`, and the exception itself is in
-    `reason_off_error`. A list form that knows which sequences failed raises SequenceErrors; any
-    other exception of a list form disables the drafter for all sequences of the call.
+    An exception, or only ids outside of the vocabulary, disable the drafter for that sequence until
+    its next prompt. The text continues without it; the result says why in `reason_off`, and the
+    exception itself is in `reason_off_error`. A list form that knows which sequences failed raises
+    SequenceErrors; any other exception of a list form disables the drafter for all sequences of
+    the call.
 
     Attributes:
         name: its name in the statistics; by default that of its class: see name_of_code().
@@ -357,18 +357,14 @@ class Drafter(Closeable):
         """Restores a state of save(); returns the number of tokens that it now knows.
 
         Only bytes of its own class are passed. An ArgumentError, for bytes that it cannot use, is
-        not reported: commit() repeats the tokens. So does a number above the saved text's, with a
-        warning.
+        not reported: commit() repeats the tokens.
         """
         return 0
 
     # ---- for people
 
     def passes_on_to(self) -> object:
-        """The wrapped drafter or callable, to which this one passes calls; None for none.
-
-        Where this one's code is the package's, a failure is blamed on the code inside.
-        """
+        """The wrapped drafter, to which this one passes calls; None for none."""
         return None
 
     def _lacks(self, one: str, many: str, what: str) -> str:
@@ -383,14 +379,12 @@ class Drafter(Closeable):
         return {}
 
     def __repr__(self) -> str:
-        file, facts = "", ""
-        with contextlib.suppress(Exception):  # closed, or a user's own
+        file = ""
+        with contextlib.suppress(PyllamaSpecError):  # closed
             path = self.describe().get("path")
             file = "" if path is None else f" {Path(path).name!r}"
-        with contextlib.suppress(Exception):  # a user's own
-            state = ", closed" if self.is_closed else ""
-            facts = f": {self.name}, max_draft={self.max_draft}{state}"
-        return f"<{type(self).__name__}{file}{facts}>"
+        state = ", closed" if self.is_closed else ""
+        return f"<{type(self).__name__}{file}: {self.name}, max_draft={self.max_draft}{state}>"
 
     @property
     def is_closed(self) -> bool:
@@ -404,29 +398,6 @@ class Drafter(Closeable):
 def overrides(drafter: Drafter, method: str, base: type[Drafter]) -> bool:
     """Whether a drafter or its class overrides a method of the base."""
     return getattr(getattr(drafter, method), "__func__", None) is not getattr(base, method)
-
-
-@contextlib.contextmanager
-def named_failure(called: object, what: str, role: str = "drafter") -> Iterator[None]:
-    """Around a call of a drafter that is not the package's: what it raises is one line."""
-    try:
-        yield
-    except PyllamaSpecError:
-        raise
-    except Exception as error:
-        if type(called).__module__.startswith("pyllama_spec."):
-            raise
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise ArgumentError(
-            f"the {role} {type(called).__name__} failed in {what}(): {type(error).__name__}: "
-            f"{error!s:.300} ({Path(frame.filename).name}, line {frame.lineno})"
-        ) from error
-
-
-def check_fits_target(drafter: Drafter, target: Model) -> None:
-    """Raises unless a drafter can draft for a target; what else it raises is one line."""
-    with named_failure(drafter, "check"):
-        drafter.check(target)
 
 
 def _each(items: Iterable[Any], call: Callable[[Any], None]) -> dict[int, Exception]:

@@ -58,15 +58,12 @@ class Asked(DraftMemory, Protocol):
 
     def ask(self, seqs: Iterable[int]) -> Mapping[int, Choice]:
         """Feeds the waiting tokens; returns the guess after the text of each sequence."""
-        ...
 
     def n_fed(self, seq: int) -> int:
         """The position of the first guess of a sequence."""
-        ...
 
     def decode(self, batch: Batch) -> None:
         """Runs a decode of the draft."""
-        ...
 
 
 _Pairs = TypeVar("_Pairs", bound=Asked)

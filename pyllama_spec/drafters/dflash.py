@@ -23,18 +23,21 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.drafters.base import NO_DRAFT, Draft, Drafter, DraftRequest, SequenceErrors
 from pyllama_spec.drafters.model_drafter import Choice, ModelDrafter, add_lookup, choose, passed
-from pyllama_spec.drafters.options import DraftOptions
+from pyllama_spec.drafters.options import DraftOptions, FileOptions
 from pyllama_spec.drafters.row_memory import RowMemory, SequenceMemory
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context import Context
-from pyllama_spec.engine.model import Model, Progress
+from pyllama_spec.engine.model import Model
 from pyllama_spec.engine.model_info import DraftBlock
 from pyllama_spec.errors import ArgumentError, EngineError, PyllamaSpecError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class DFlashMemory(RowMemory):
@@ -121,15 +124,7 @@ class DFlash(ModelDrafter[DFlashMemory]):
         model: the draft, or the path of its GGUF (docs/dflash.md).
         max_draft: the maximum number of tokens of a draft; None for the length of the blocks in
             training, up to 15: a longer block paid on no machine that was measured.
-        n_ctx: the number of rows of each sequence that it remembers; None for as many as the
-            target, or for its window if all of its layers have one. With fewer, it drops the oldest
-            rows and continues.
-        p_min: end a draft before a token with a lower probability.
-        n_output: the number of vocabulary ids that the draft chooses among; those of the text are
-            always among them (output_part.py). 0 for all; None for a part if attach() measures that
-            to be cheaper. A draft with a reduced vocabulary (d2t) chooses among that.
-        n_gpu_layers, devices, rpc_servers, progress: arguments of Model, for a draft given as a
-            path.
+        options: see FileOptions.
 
     Raises:
         ModelLoadError: the file cannot be read, or its parts contradict each other.
@@ -144,21 +139,10 @@ class DFlash(ModelDrafter[DFlashMemory]):
         self,
         model: Model | str | os.PathLike[str],
         max_draft: int | None = None,
-        *,
-        n_ctx: int | None = None,
-        p_min: float = 0.0,
-        n_output: int | None = None,
-        n_gpu_layers: int = 0,
-        devices: Sequence[str] | None = None,
-        rpc_servers: Sequence[str] | None = None,
-        progress: Progress | None = None,
+        **options: Unpack[FileOptions],
     ) -> None:
         max_draft = None if max_draft is None else count(max_draft, "max_draft", 1)
-        super().__init__(
-            model, "dflash", "a DFlash draft", n_ctx=n_ctx, p_min=p_min, n_output=n_output,
-            n_gpu_layers=n_gpu_layers, devices=devices, rpc_servers=rpc_servers,
-            progress=progress,
-        )  # fmt: skip
+        super().__init__(model, "dflash", "a DFlash draft", **options)
         self.block: DraftBlock = self.model.draft_block  # type: ignore[assignment]  # has one
         longest = self.block.max_draft
         if max_draft is not None and max_draft > longest:

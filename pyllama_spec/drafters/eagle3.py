@@ -17,15 +17,19 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pyllama_spec.drafters.base import Drafter
 from pyllama_spec.drafters.chain import ChainDrafter, ChainMemory
 from pyllama_spec.drafters.model_drafter import add_lookup
-from pyllama_spec.drafters.options import DraftOptions
+from pyllama_spec.drafters.options import DraftOptions, FileOptions
 from pyllama_spec.drafters.row_memory import SequenceMemory
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context
-from pyllama_spec.engine.model import Model, Progress
+from pyllama_spec.engine.model import Model
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Eagle3Memory(ChainMemory):
@@ -78,14 +82,7 @@ class Eagle3(ChainDrafter[Eagle3Memory]):
     Args:
         model: the head, or the path of its GGUF (docs/eagle3.md).
         max_draft: the maximum number of tokens of a draft.
-        n_ctx: the number of pairs of each sequence that the head remembers; None for as many as the
-            target. With fewer, it drops the oldest pairs and continues.
-        p_min: end a draft before a token with a lower probability.
-        n_output: the number of vocabulary ids that the head chooses among; those of the text are
-            always among them (output_part.py). 0 for all; None for a part if attach() measures that
-            to be cheaper. A head with a reduced vocabulary (d2t) chooses among that.
-        n_gpu_layers, devices, rpc_servers, progress: arguments of Model, for a head given as a
-            path.
+        options: see FileOptions.
 
     Raises:
         ModelLoadError: the file cannot be read, or its parts contradict each other.
@@ -96,20 +93,9 @@ class Eagle3(ChainDrafter[Eagle3Memory]):
         self,
         model: Model | str | os.PathLike[str],
         max_draft: int = 4,
-        *,
-        n_ctx: int | None = None,
-        p_min: float = 0.0,
-        n_output: int | None = None,
-        n_gpu_layers: int = 0,
-        devices: Sequence[str] | None = None,
-        rpc_servers: Sequence[str] | None = None,
-        progress: Progress | None = None,
+        **options: Unpack[FileOptions],
     ) -> None:
-        super().__init__(
-            model, "eagle3", "an EAGLE-3 draft", max_draft=max_draft, n_ctx=n_ctx, p_min=p_min,
-            n_output=n_output, n_gpu_layers=n_gpu_layers, devices=devices,
-            rpc_servers=rpc_servers, progress=progress,
-        )  # fmt: skip
+        super().__init__(model, "eagle3", "an EAGLE-3 draft", max_draft=max_draft, **options)
 
     def open_memory(self, target: Context) -> Eagle3Memory:
         """Opens room for as many pairs as the target has tokens, and for guesses after them."""

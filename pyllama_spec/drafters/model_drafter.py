@@ -24,7 +24,7 @@ from pyllama_spec.engine.checks import count, instance, real
 from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.distribution import Distribution
-from pyllama_spec.engine.model import Model, Progress
+from pyllama_spec.engine.model import Model
 from pyllama_spec.engine.model_info import NgramArrays
 from pyllama_spec.errors import (
     ArgumentError,
@@ -56,35 +56,27 @@ class DraftMemory(Protocol):
 
     def of(self, seq: int) -> _HasTokens:
         """The memory of a sequence."""
-        ...
 
     def commit(self, done: Sequence[Committed]) -> None:
         """Records tokens."""
-        ...
 
     def n_unread(self, seq: int) -> int:
         """See Drafter.n_unread."""
-        ...
 
     def resume_at(self, seq: int, n_keep: int) -> int:
         """See Drafter.resume_at."""
-        ...
 
     def truncate(self, seq: int, n_keep: int) -> None:
         """See Drafter.truncate."""
-        ...
 
     def copy(self, seq: int, to: int) -> None:
         """See Drafter.copy."""
-        ...
 
     def save(self, seq: int, fingerprint: str) -> bytes:
         """The state of a sequence, for restore() with an equal fingerprint."""
-        ...
 
     def restore(self, seq: int, data: bytes, fingerprint: str) -> int:
         """Restores a state of save(); returns the number of tokens."""
-        ...
 
 
 _Memory = TypeVar("_Memory", bound=DraftMemory)
@@ -113,13 +105,10 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         name: str,
         kind: str,
         *,
-        n_ctx: int | None,
-        p_min: float,
-        n_output: int | None = 0,
-        n_gpu_layers: int,
-        devices: Sequence[str] | None,
-        rpc_servers: Sequence[str] | None = None,
-        progress: Progress | None,
+        n_ctx: int | None = None,
+        p_min: float = 0.0,
+        n_output: int | None = None,
+        **how: Any,
     ) -> None:
         self.name = name
         self.p_min = real(p_min, "p_min", 0.0)
@@ -132,10 +121,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self._owns_model = not isinstance(model, (Model, type(None)))
         self._model = model if isinstance(model, Model) else None
         if self._owns_model:
-            self._model = self.load(
-                model, n_gpu_layers=n_gpu_layers, devices=devices, rpc_servers=rpc_servers,
-                progress=progress,
-            )  # fmt: skip
+            self._model = self.load(model, **how)
         if self._model is not None:
             self._check_kind(self._model, kind)
         self.target_layers = self.layers_read()
@@ -334,15 +320,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
     def can_draft(self, request: DraftRequest) -> bool:
         """Whether tokens are requested and there is a row to draft from."""
-        tokens = self.memory_or_fail().of(request.seq).tokens
-        if request.n_requested < 1 or len(tokens) < 2:
-            return False
-        if tokens[-1] != request.tokens[-1]:
-            raise ArgumentError(
-                f"token {request.tokens[-1]} is pending, but {tokens[-1]} was committed last: "
-                "commit every token before a request"
-            )
-        return True
+        return request.n_requested >= 1 and len(self.memory_or_fail().of(request.seq).tokens) >= 2
 
     def n_unread(self, seq: int) -> int:
         """The tokens that a small model has not processed, or a paused head's waiting rows."""

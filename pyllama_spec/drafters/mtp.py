@@ -19,20 +19,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pyllama_spec.drafters.base import Committed, Drafter
 from pyllama_spec.drafters.chain import Chain, ChainDrafter, ChainMemory
 from pyllama_spec.drafters.model_drafter import Choice, add_lookup, note_of_few_bits
-from pyllama_spec.drafters.options import DraftOptions
+from pyllama_spec.drafters.options import DraftOptions, FileOptions
 from pyllama_spec.drafters.row_memory import KEEP_ROWS, Rows, SequenceMemory
 from pyllama_spec.drafters.saved_state import pack, unpack
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context
-from pyllama_spec.engine.model import HEAD_ROWS, Model, Progress
+from pyllama_spec.engine.model import HEAD_ROWS, Model
 from pyllama_spec.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # Rows of a prompt that have waited for its end are fed then from this many on; fewer wait for a
 # draft.
@@ -44,14 +47,6 @@ class MtpMemory(ChainMemory):
 
     A sequence's n_fed may be one more than it has tokens: then the last pair was fed with the token
     `ahead`, which truncate() has removed.
-
-    Args:
-        context: the head's context.
-        n_features: the width of a row.
-        n_window: the number of pairs of a sequence that fit.
-        is_short: whether a text may be longer than the window. The rows of a prompt then wait for
-            its end, so that no row is fed that has left the window by that time.
-        lanes: see RowMemory.
     """
 
     def __init__(
@@ -299,14 +294,7 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
             with the head of such a target, with the same embedding and output.
         max_draft: the maximum number of tokens of a draft. If the file has several heads, each
             drafts one token, and check() lowers max_draft to their number.
-        n_ctx: the number of pairs of each sequence that the head remembers; None for as many as the
-            target. With fewer, it drops the oldest pairs and continues.
-        p_min: end a draft before a token with a lower probability.
-        n_output: the number of vocabulary ids that the heads choose among; those of the text are
-            always among them (output_part.py). 0 for all; None for a part if attach() measures that
-            to be cheaper.
-        n_gpu_layers, devices, rpc_servers, progress: arguments of Model, for a head given as a
-            path.
+        options: see FileOptions.
 
     Raises:
         ModelLoadError: the file cannot be read, or its parts contradict each other.
@@ -319,20 +307,9 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
         self,
         model: Model | str | os.PathLike[str] | None = None,
         max_draft: int = _MAX_DRAFT,
-        *,
-        n_ctx: int | None = None,
-        p_min: float = 0.0,
-        n_output: int | None = None,
-        n_gpu_layers: int = 0,
-        devices: Sequence[str] | None = None,
-        rpc_servers: Sequence[str] | None = None,
-        progress: Progress | None = None,
+        **options: Unpack[FileOptions],
     ) -> None:
-        super().__init__(
-            model, "mtp", "an MTP head", max_draft=max_draft, n_ctx=n_ctx, p_min=p_min,
-            n_output=n_output, n_gpu_layers=n_gpu_layers, devices=devices,
-            rpc_servers=rpc_servers, progress=progress,
-        )  # fmt: skip
+        super().__init__(model, "mtp", "an MTP head", max_draft=max_draft, **options)
         self.wants_head = model is None
         self._max_draft = self.max_draft
 

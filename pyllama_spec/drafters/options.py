@@ -5,11 +5,32 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from pyllama_spec.engine.checks import count, instance, real
 from pyllama_spec.engine.model import Progress
 from pyllama_spec.errors import ArgumentError, shown
+
+
+class FileOptions(TypedDict, total=False):
+    """The keywords of every drafter with a model.
+
+    n_ctx: the number of tokens of each sequence that the draft remembers; None for as many as are
+        of use. With fewer, it drops the oldest and continues.
+    p_min: end a draft before a token with a lower probability.
+    n_output: of a head, the number of vocabulary ids that it chooses among; those of the text are
+        always among them (output_part.py). 0 for all; None for a part if attach() measures that to
+        be cheaper. A draft with a reduced vocabulary (d2t) chooses among that.
+    n_gpu_layers, devices, rpc_servers, progress: arguments of Model, for a draft given as a path.
+    """
+
+    n_ctx: int | None
+    p_min: float
+    n_output: int | None
+    n_gpu_layers: int
+    devices: Sequence[str] | None
+    rpc_servers: Sequence[str] | None
+    progress: Progress | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +88,7 @@ class DraftOptions:
         if self.n_ctx is not None:
             count(self.n_ctx, "draft_n_ctx", 1)
 
-    def of_file(self) -> dict[str, Any]:
+    def of_file(self) -> FileOptions:
         """The options that every drafter with a file takes, as keywords."""
         return {
             "n_ctx": self.n_ctx,

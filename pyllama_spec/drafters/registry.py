@@ -13,8 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from pyllama_spec.drafters.attributes import check_proposes
-from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, DraftRequest, NoDrafter
+from pyllama_spec.drafters.base import (
+    NO_DRAFT,
+    Committed,
+    Draft,
+    Drafter,
+    DraftRequest,
+    NoDrafter,
+    overrides,
+)
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
 from pyllama_spec.engine.checks import meant
@@ -148,7 +155,12 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
     if isinstance(draft, (str, os.PathLike)):
         return open_draft(draft, options)
     if isinstance(draft, Drafter):
-        check_proposes(draft)
+        if not any(overrides(draft, name, Drafter) for name in ("propose_one", "propose")):
+            kind = type(draft).__name__
+            raise ArgumentError(
+                f"the drafter {kind} has neither propose_one() nor propose(): write "
+                f"{kind}.propose_one(self, request), which returns a Draft (docs/drafters.md)"
+            )
         return draft
     return NoDrafter()
 
@@ -175,13 +187,7 @@ def check_draft(draft: object, options: DraftOptions) -> None:
 
 
 def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None) -> Drafter:
-    """Opens a draft's file of any kind.
-
-    Raises:
-        ArgumentError: there is no such file, and the text looks like a name.
-        ModelLoadError: it is not a readable GGUF.
-        UnsupportedError: this version has no drafter for its architecture.
-    """
+    """Opens a draft's file of any kind."""
     _check_name(os.fspath(path))
     return _resolved(_opener_of(Path(path)))(Path(path), options or DraftOptions())
 

@@ -60,8 +60,7 @@ class FeatureRows:
 
     def view(self, first: int, end: int) -> Rows:
         """Rows first .. end - 1, [end - first, n_features], valid until a change."""
-        if not self.start <= first <= end <= self.end:
-            raise IndexError(f"rows {first} .. {end} asked for, {self.start} .. {self.end} held")
+        assert self.start <= first <= end <= self.end
         return self._buffer[first - self.start : end - self.start]
 
     def holds(self, position: int) -> bool:

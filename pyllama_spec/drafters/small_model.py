@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,15 +32,18 @@ from pyllama_spec.drafters.model_drafter import (
     step_share,
     type_of_weights,
 )
-from pyllama_spec.drafters.options import DraftOptions
+from pyllama_spec.drafters.options import DraftOptions, FileOptions
 from pyllama_spec.drafters.saved_state import pack, unpack
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.engine.load_errors import UnknownArchitectureError
-from pyllama_spec.engine.model import Model, Progress
+from pyllama_spec.engine.model import Model
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import ArgumentError, EngineError, UnsupportedError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # Ids by which vocabularies of one family are padded differently, as in the engine's own pairing.
 MAX_PADDING = 128
@@ -138,10 +141,6 @@ class VocabMap:
             ids = self._to_draft[token] = self._tokenized(token)
         return ids
 
-    def all_to_draft(self, tokens: Iterable[int]) -> list[int]:
-        """The draft's ids of a run of target ids."""
-        return [id_ for token in tokens for id_ in self.to_draft(token)]
-
     def _tokenized(self, token: int) -> tuple[int, ...]:
         piece = self.target.piece(token)
         if not piece:
@@ -237,11 +236,6 @@ class TokenMemory:
         """Notes tokens without computing."""
         for one in done:
             s = self.of(one.seq)
-            if one.start != len(s.tokens):
-                raise ArgumentError(
-                    f"tokens were committed from position {one.start}, but {len(s.tokens)} tokens "
-                    "are known: commit them in order"
-                )
             s.tokens.extend(one.tokens)
             if not self.vocab.is_identity:
                 for token in one.tokens:
@@ -522,19 +516,9 @@ class SmallModel(ChainDrafter[TokenMemory]):
         self,
         model: Model | str | os.PathLike[str],
         max_draft: int = _MAX_DRAFT,
-        *,
-        n_ctx: int | None = None,
-        p_min: float = 0.0,
-        n_gpu_layers: int = 0,
-        devices: Sequence[str] | None = None,
-        rpc_servers: Sequence[str] | None = None,
-        progress: Progress | None = None,
+        **options: Unpack[FileOptions],
     ) -> None:
-        super().__init__(
-            model, NAME, "a model that generates text", max_draft=max_draft, n_ctx=n_ctx,
-            p_min=p_min, n_gpu_layers=n_gpu_layers, devices=devices, rpc_servers=rpc_servers,
-            progress=progress,
-        )  # fmt: skip
+        super().__init__(model, NAME, "a model that generates text", max_draft=max_draft, **options)
         self._vocab: VocabMap | None = None
         self._type = type_of_weights(self.model)
 

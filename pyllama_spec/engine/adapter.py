@@ -35,7 +35,6 @@ class Adapter(Closeable):
 
     Raises:
         ModelLoadError: the file is missing, broken, or made for another model.
-
     """
 
     def __init__(self, model: Model, path: str | os.PathLike[str]) -> None:

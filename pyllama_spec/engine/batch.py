@@ -35,7 +35,6 @@ class Batch:
         logits: for a draft's context: whether tokens with an output get logits, beside
             Context.draft_candidates().
         head: for a context of MTP heads: which head computes the batch, 0 for the first.
-
     """
 
     def __init__(self, n_max: int, *, n_row: int = 0, n_model_row: int | None = None) -> None:
@@ -91,7 +90,6 @@ class Batch:
         Raises:
             ArgumentError: the batch is full, a number is out of range, or the row has another
                 width.
-
         """
         i = self.n_tokens
         if i >= self.n_max:

@@ -20,7 +20,6 @@ class TemplateProgram:
     Attributes:
         words: the strings in it.
         lookups: those that it compares, looks for or cuts at, and does not only print.
-
     """
 
     def __init__(self, source: str) -> None:
@@ -47,16 +46,7 @@ class TemplateProgram:
 
 
 class ChatParser(Closeable):
-    """The engine's parse of a model's chat template, with its tool format.
-
-    Args:
-        model: the model with the template.
-        source: Jinja text to use instead of the model's template.
-
-    Raises:
-        ArgumentError: the engine cannot read the template.
-
-    """
+    """The engine's parse of a model's chat template, with its tool format."""
 
     def __init__(self, model: Model, source: str | None = None) -> None:
         instance(model, Model, "model", "; load one with Model(path)")
@@ -98,7 +88,6 @@ class ChatSession:
         object_arguments: whether the template gets the arguments of past calls as values instead of
             text.
         has_call_ids: whether calls have an id.
-
     """
 
     def __init__(self, pointer: Any, answer: Mapping[str, Any]) -> None:
@@ -131,7 +120,6 @@ class ChatSession:
             content, reasoning_content, and tool_calls: a list of name, arguments (JSON text), id
             ("" for none). is_whole: whether the answer is complete, with no text left over. n_told:
             how many bytes of the text these fields cover.
-
         """
         out, data = ffi.new("char **"), text.encode("utf-8", errors="replace")
         code = lib.llama_spec_chat_parse(self._handle.pointer, data, len(data), out)

@@ -98,7 +98,6 @@ class Context(Closeable):
         ArgumentError: a parameter is out of range or does not fit the model.
         UnsupportedError: the architecture does not expose one of target_layers.
         OutOfMemoryError: memory is too small for the context.
-
     """
 
     def __init__(
@@ -177,7 +176,6 @@ class Context(Closeable):
 
     def _raw_params(self, params: ContextParams) -> tuple[Any, Any]:
         raw = ffi.new("struct llama_spec_context_params *")
-        lib.llama_spec_context_default_params(raw)
         params.fill(raw)
         raw.n_ctx = self.n_ctx
         raw.flash_attn = _flash_attn(self.model, params)
@@ -218,10 +216,6 @@ class Context(Closeable):
                 self.failure, self.has_failed = kind(last_error()), True
         return self.has_failed
 
-    def lend(self, borrower: str | None) -> None:
-        """Makes the memory read-only for a borrower, such as a drafter; None ends that."""
-        self._handle.borrower = borrower
-
     def check_process(self) -> None:
         """Raises a ForkedError in a forked child, before it waits for a thread it lacks."""
         if self.is_forked:
@@ -243,7 +237,6 @@ class Context(Closeable):
             CancelledError: cancel() was called; the memory holds a part of the batch.
             ForkedError: this process was forked from the one that opened the context.
             EngineError: the engine failed; open the context again.
-
         """
         instance(batch, Batch, "batch")
         if batch.max_pos >= self.n_ctx_seq and not self.params.is_window:
@@ -251,7 +244,7 @@ class Context(Closeable):
                 f"position {batch.max_pos} does not fit a context of {self.n_ctx_seq} tokens; "
                 "shorten the text or open the context with a larger n_ctx"
             )
-        handle = self._handle.own
+        handle = self._handle.pointer
         if batch.n_tokens != self._n_last:
             self._layer_views.clear()  # the buffer may be too small for this one
             self._n_last = batch.n_tokens
@@ -271,7 +264,6 @@ class Context(Closeable):
 
         Raises:
             ArgumentError: the batch asked for no logits there.
-
         """
         code = lib.llama_spec_logits(self.handle, int32(i, "row"), self._row)
         check(code, f"cannot read the logits of row {i}")
@@ -312,7 +304,6 @@ class Context(Closeable):
 
         Raises:
             ArgumentError: an adapter was loaded for another model, or a scale is not a number.
-
         """
         for adapter, _ in adapters:
             instance(adapter, Adapter, "an adapter", "; load one with Adapter(model, path)")
@@ -336,7 +327,6 @@ class Context(Closeable):
             The tokens, as ids of the target; their probabilities in the draft's own distribution;
             and a float32 row, a view as in logits(). EAGLE-3 and MTP: the hidden row to feed with
             the chosen token. DFlash: the confidence head's value, if it has one.
-
         """
         ids, probabilities, n = self._candidates
         code = lib.llama_spec_draft_candidates(
@@ -354,11 +344,10 @@ class Context(Closeable):
 
         Returns:
             The file with the matrix.
-
         """
         name, row_bytes, is_targets = ffi.new("char **"), ffi.new("uint64_t *"), ffi.new("bool *")
         n = int32(n_slots, "n_slots")
-        code = lib.llama_spec_draft_output(self._handle.own, n, name, row_bytes, is_targets)
+        code = lib.llama_spec_draft_output(self._handle.pointer, n, name, row_bytes, is_targets)
         check(code, f"cannot let the draft choose among {n} ids")
         return OutputMatrix(ffi.string(name[0]).decode(), int(row_bytes[0]), bool(is_targets[0]))
 
@@ -371,7 +360,6 @@ class Context(Closeable):
             slots: [n] int32, the slots to set.
             ids: [n] int32, the new ids of these rows.
             rows: [n, row_bytes] uint8, contiguous, in the file's format.
-
         """
         if not len(slots) == len(ids) == len(rows):
             raise ArgumentError(
@@ -379,7 +367,7 @@ class Context(Closeable):
             )
         slots, ids = (np.ascontiguousarray(part, np.int32) for part in (slots, ids))
         code = lib.llama_spec_draft_output_set(
-            self._handle.own, len(slots), ffi.from_buffer("int32_t[]", slots),
+            self._handle.pointer, len(slots), ffi.from_buffer("int32_t[]", slots),
             ffi.from_buffer("int32_t[]", ids), ffi.from_buffer("uint8_t[]", rows), rows.nbytes,
         )  # fmt: skip
         check(code, "cannot set rows of the output matrix")
@@ -394,7 +382,6 @@ class Context(Closeable):
         Returns:
             The id, and its probability in the whole vocabulary; NaN if a logit is NaN. None if all
             ids are excluded.
-
         """
         out, p, n = self._likely
         code = lib.llama_spec_likeliest(
@@ -423,7 +410,6 @@ class Context(Closeable):
             seqs: the sequence of each draft.
             goes_on: called with the draft's index, the token and its probability.
             counterparts: see likeliest().
-
         """
         n = len(ids)
         if not n == len(positions) == len(seqs):
@@ -441,7 +427,7 @@ class Context(Closeable):
         chains.ids, chains.pos, chains.seq = arrays["ids"], arrays["pos"], arrays["seq"]
         self._layer_views.clear()
         self._n_last = 0
-        handle, user = self._handle.own, ffi.new_handle(goes_on)
+        handle, user = self._handle.pointer, ffi.new_handle(goes_on)
         code = lib.llama_spec_draft_chains(handle, chains, lib.pyllama_spec_on_next, user)
         check(code, "cannot extend the drafts")
 
@@ -467,7 +453,6 @@ class Context(Closeable):
 
         Raises:
             ArgumentError: the context was not opened with this layer.
-
         """
         index = int32(layer, "layer")
         code = lib.llama_get_output_layer_inp(self.handle, index, self._row, self._n_rows)

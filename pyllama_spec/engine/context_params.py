@@ -60,7 +60,6 @@ class ContextParams:
         target_layers: the layer inputs that every decode keeps, see Context.layer_input().
         is_head: whether this is a context of the model's own MTP head. It has no embeddings, no
             pooling and no snapshots, regardless of the other fields.
-
     """
 
     n_ctx: int | None = 512

@@ -15,14 +15,9 @@ class Distribution:
         ids: [n] the ids, without duplicates.
         weights: [n] numbers from 0 on, proportional to the probabilities.
 
-    Raises:
-        ArgumentError: the lengths differ, an id is negative, a weight is negative or not finite, or
-            all weights are 0.
-
     Attributes:
         ids: [n] int32, the ids with a probability above 0, in the given order.
         p: [n] float64, their probabilities, with the sum 1.
-
     """
 
     __slots__ = ("ids", "p")
@@ -54,7 +49,6 @@ class Distribution:
         Args:
             ids: [n] the ids, without duplicates.
             logits: [n] their logits; minus infinity means probability 0.
-
         """
         wide = logits.astype(np.float64)
         peak = wide.max(initial=-np.inf)
@@ -79,12 +73,7 @@ class Distribution:
         return int(self.ids[min(at, len(self.ids) - 1)])
 
     def beyond(self, other: Distribution) -> Distribution | None:
-        """The remainder after subtracting another distribution: max(0, p - q), normalised.
-
-        Returns:
-            None if nothing is left: the two are equal except for rounding.
-
-        """
+        """The remainder after subtracting another distribution: max(0, p - q), normalised."""
         most = int(max(self.ids.max(), other.ids.max()))
         q = np.zeros(most + 1)  # of a vocabulary: pages that nothing is written to cost nothing
         q[other.ids] = other.p

@@ -26,7 +26,6 @@ def exact_rows(model: Model, *, n_seq_max: int = 1, kv_unified: bool = False) ->
         n_seq_max: sequences of the context.
         kv_unified: whether the sequences share one buffer. Their cells interleave there, which
             changes the order of sums.
-
     """
     info = system_info()
     is_plain_cpu = not model.is_on_gpu and not any(name in info for name in _OTHERS)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pyllama_spec.engine.binding import ffi, fork_generation
-from pyllama_spec.errors import ArgumentError, ClosedError, PyllamaSpecError, same_kind
+from pyllama_spec.errors import ClosedError, PyllamaSpecError, same_kind
 
 
 class Handle:
@@ -14,17 +14,14 @@ class Handle:
 
     Attributes:
         refusal: the error for a use after close(); None for a ClosedError.
-
     """
 
-    __slots__ = ("_closed", "_generation", "_pointer", "borrower", "refusal")
+    __slots__ = ("_closed", "_generation", "_pointer", "refusal")
 
     def __init__(self, pointer: Any, free: Callable[[Any], Any], closed: str) -> None:
         self._pointer: Any = ffi.gc(pointer, free)
         self._closed = closed
         self._generation = fork_generation()
-        # A borrower that may only read it now, as a drafter its target.
-        self.borrower: str | None = None
         self.refusal: PyllamaSpecError | None = None
 
     @property
@@ -38,16 +35,6 @@ class Handle:
         """The error for a use after close(): a new one, for each thread."""
         refusal = self.refusal
         return ClosedError(message) if refusal is None else same_kind(refusal, str(refusal))
-
-    @property
-    def own(self) -> Any:
-        """The pointer for functions that change the object."""
-        if self.borrower is not None:
-            raise ArgumentError(
-                f"{self.borrower} must not change the target's memory, since that would change "
-                "the text; give it a context of its own"
-            )
-        return self.pointer
 
     @property
     def is_closed(self) -> bool:

@@ -19,13 +19,6 @@ class LayerRows(Sequence[Rows]):
     """One array per layer, [n, width of the layer] float32, as Context.layer_input() gives them.
 
     They are the rows of the last batch until the next decode, even if the view is made later.
-
-    Args:
-        context: the context with the rows.
-        layers: the layers, out of those that the context keeps.
-        first: the first row of the batch.
-        n: the number of rows.
-
     """
 
     __slots__ = ("_context", "_raw", "first", "layers", "n")
@@ -60,7 +53,6 @@ class LayerRows(Sequence[Rows]):
         Args:
             buffer: [>= at + n, sum of the layers' widths] float32, contiguous.
             at: the first row of the buffer to write.
-
         """
         width = sum(map(self._context.model.row_width, self.layers))
         if buffer.shape[1] != width or not 0 <= at <= len(buffer) - self.n:

@@ -23,7 +23,6 @@ def set_log_level(level: LogLevel) -> None:
 
     Raises:
         ArgumentError: the level is unknown.
-
     """
     lib.llama_spec_set_log_level(_number(level))
 
@@ -33,10 +32,6 @@ def thread_log_level(level: LogLevel) -> Iterator[None]:
     """Sets the level for this thread's engine calls within the block.
 
     The process's level stays as it is for all other threads, the engine's own workers included.
-
-    Raises:
-        ArgumentError: the level is unknown.
-
     """
     before: int = lib.llama_spec_set_thread_log_level(_number(level))
     try:

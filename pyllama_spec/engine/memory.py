@@ -32,10 +32,9 @@ class Memory:
 
         Raises:
             UnsupportedError: a recurrent state cannot remove only this part.
-
         """
         check(
-            lib.llama_spec_seq_rm(self._handle.own, _seq(seq), _pos(p0), _pos(p1)),
+            lib.llama_spec_seq_rm(self._handle.pointer, _seq(seq), _pos(p0), _pos(p1)),
             f"cannot remove from sequence {seq}",
         )
 
@@ -48,11 +47,10 @@ class Memory:
 
         Raises:
             ArgumentError: n_keep is negative.
-
         """
         if _pos(n_keep) < 0:
             raise ArgumentError(f"n_keep={n_keep} is negative; 0 keeps nothing")
-        code: int = lib.llama_spec_seq_rm(self._handle.own, _seq(seq), _pos(n_keep), -1)
+        code: int = lib.llama_spec_seq_rm(self._handle.pointer, _seq(seq), _pos(n_keep), -1)
         if code == lib.LLAMA_SPEC_UNSUPPORTED:
             return False
         check(code, f"cannot roll sequence {seq} back to {n_keep} tokens")
@@ -61,18 +59,15 @@ class Memory:
     def copy(self, source: int, target: int, p0: int = 0, p1: int = -1) -> None:
         """Makes the sequence `target` share positions of `source`."""
         check(
-            lib.llama_spec_seq_cp(self._handle.own, _seq(source), _seq(target), _pos(p0), _pos(p1)),
+            lib.llama_spec_seq_cp(
+                self._handle.pointer, _seq(source), _seq(target), _pos(p0), _pos(p1)
+            ),
             f"cannot copy sequence {source} to {target}",
         )
 
-    def keep(self, seq: int) -> None:
-        """Removes every other sequence."""
-        code = lib.llama_spec_seq_keep(self._handle.own, _seq(seq))
-        check(code, f"cannot keep sequence {seq}")
-
     def clear(self) -> None:
         """Removes everything."""
-        check(lib.llama_spec_memory_clear(self._handle.own), "cannot clear the memory")
+        check(lib.llama_spec_memory_clear(self._handle.pointer), "cannot clear the memory")
 
     @property
     def n_host_copies(self) -> int:
@@ -93,7 +88,6 @@ class Memory:
 
         Raises:
             ArgumentError: the bytes are damaged, or from a context with other settings.
-
         """
         instance(data, (bytes, bytearray, memoryview), "the saved state")
         payload = unseal(data, _MAGIC, _VERSION, "a sequence that Memory.save() wrote")
@@ -117,7 +111,6 @@ class Memory:
 
         Raises:
             ArgumentError: the memory has no space for it; the sequence is then empty.
-
         """
         self._set(seq, data, partial=False)
 
@@ -130,7 +123,6 @@ class Memory:
 
         Raises:
             UnsupportedError: the engine keeps no snapshot of that state.
-
         """
         return self._get(seq, 0, partial=True, back=back)
 
@@ -154,7 +146,7 @@ class Memory:
 
     def _set(self, seq: int, body: memoryview, *, partial: bool) -> None:
         raw = ffi.from_buffer("uint8_t[]", body)
-        code = lib.llama_spec_state_set(self._handle.own, _seq(seq), partial, raw, len(body))
+        code = lib.llama_spec_state_set(self._handle.pointer, _seq(seq), partial, raw, len(body))
         check(code, f"cannot restore sequence {seq}")
 
 

@@ -78,7 +78,6 @@ class Model(Closeable):
         RemoteError: a server cannot be reached, or was lost during the load.
         UnsupportedError: split_mode does not work with rpc_servers, or with the file.
         OutOfMemoryError: the weights do not fit into the memory.
-
     """
 
     def __init__(
@@ -123,6 +122,8 @@ class Model(Closeable):
             f"the model {self.path} is closed; load it again",
         )
         del held  # the engine has read them
+        self._raw = ffi.new("struct llama_spec_model_info *")
+        check(lib.llama_spec_model_get_info(self.handle, self._raw), "cannot read the model")
         self.info = self._read_info()
         try:
             check_fits(kv_overrides or {}, self.info.arch, self.info.n_vocab)
@@ -157,13 +158,8 @@ class Model(Closeable):
         return out[0]
 
     def _read_info(self) -> ModelInfo:
-        raw = ffi.new("struct llama_spec_model_info *")
-        check(lib.llama_spec_model_get_info(self.handle, raw), "cannot read the model")
-        values = {
-            name: getattr(raw, name) for name in ModelInfo.__dataclass_fields__ if name != "arch"
-        }
-        arch = ffi.string(lib.llama_spec_model_arch(self.handle)).decode()
-        return ModelInfo(arch=arch, **values)
+        values = {name: getattr(self._raw, name) for name in ModelInfo.__dataclass_fields__}
+        return ModelInfo(**{**values, "arch": ffi.string(self._raw.arch).decode()})
 
     def __repr__(self) -> str:
         if self.is_closed:
@@ -261,9 +257,9 @@ class Model(Closeable):
     def target_layers(self) -> tuple[int, ...]:
         """The target layers whose inputs a draft reads, in its order; () for other models."""
         n = self.info.n_target_layers
-        out = ffi.new("int32_t[]", max(n, 1))
-        check(lib.llama_spec_model_target_layers(self.handle, out, n), "cannot read the draft")
-        return tuple(ffi.unpack(out, n)) if n else ()
+        out = ffi.new("int32_t[]", n)
+        check(lib.llama_spec_model_target_layers(self.handle, out), "cannot read the draft")
+        return tuple(ffi.unpack(out, n))
 
     def ngram_arrays(self) -> NgramArrays | None:
         """The n-gram table in a draft's file, as arrays; None without one.
@@ -271,10 +267,8 @@ class Model(Closeable):
         Returns:
             Keys `[n]` uint32, ids `[n]` int32, probabilities `[n]` int8; docs/eagle3.md explains
             them. Only their presence is checked.
-
         """
-        place = ffi.new("struct llama_spec_ngrams *")
-        check(lib.llama_spec_model_get_ngrams(self.handle, place), "cannot read the draft")
+        place = self._raw.ngrams
         if not place.n:
             return None
         parts = ((place.keys_at, "<u4"), (place.ids_at, "<i4"), (place.p_at, "i1"))
@@ -290,8 +284,7 @@ class Model(Closeable):
     @property
     def draft_block(self) -> DraftBlock | None:
         """The block of a draft that predicts several tokens at once; None for other models."""
-        raw = ffi.new("struct llama_spec_block *")
-        check(lib.llama_spec_model_get_block(self.handle, raw), "cannot read the draft")
+        raw = self._raw.block
         if not raw.n_slots:
             return None
         return DraftBlock(
@@ -307,12 +300,10 @@ class Model(Closeable):
     @property
     def head_weights(self) -> HeadWeights | None:
         """The MTP head that load_mtp loaded; None for other models."""
-        n_bytes, kind, bits = ffi.new("uint64_t *"), ffi.new("char **"), ffi.new("double *")
-        code = lib.llama_spec_model_get_head(self.handle, n_bytes, kind, bits)
-        check(code, "cannot read the head")
-        if kind[0] == ffi.NULL:
+        raw = self._raw
+        if not raw.head_bytes:
             return None
-        return HeadWeights(n_bytes[0], ffi.string(kind[0]).decode(), bits[0])
+        return HeadWeights(raw.head_bytes, ffi.string(raw.head_type).decode(), raw.head_bits)
 
     def check_draft_of(self, target: Model) -> None:
         """Raises unless this is a draft that was made for the target. Makes no context."""
@@ -331,7 +322,6 @@ class Model(Closeable):
         Raises:
             ArgumentError: a layer does not exist.
             UnsupportedError: the architecture does not expose it; the message gives the reason.
-
         """
         instance(layers, Sequence, "layers")
         ids = ffi.new("int32_t[]", [int32(layer, "layer") for layer in layers] or [0])

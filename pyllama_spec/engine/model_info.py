@@ -16,7 +16,6 @@ class NgramArrays(NamedTuple):
         keys: [n] uint32.
         ids: [n] int32.
         p: [n] int8.
-
     """
 
     keys: npt.NDArray[np.uint32]
@@ -34,7 +33,6 @@ class DraftBlock(NamedTuple):
         guesses_behind: whether each slot, the first included, predicts the next token; else its
             own.
         has_confidence: whether it reports a confidence for each prediction.
-
     """
 
     n_slots: int
@@ -56,7 +54,6 @@ class HeadWeights(NamedTuple):
         n_bytes: bytes of its weights, without the output matrix if that is the target's.
         type: the type of most weights, by the engine's name.
         bits: bits per weight of that type.
-
     """
 
     n_bytes: int

@@ -37,7 +37,6 @@ def quantize(
     Raises:
         ModelLoadError: the file cannot be read or quantised.
         ArgumentError: the type is unknown, or input and output are the same file.
-
     """
     instance(path, (str, os.PathLike), "path")
     instance(out_path, (str, os.PathLike), "out_path")

@@ -106,11 +106,6 @@ class RpcServer:
             between messages there is no limit.
         on_note: called in the client's thread with a line for each client that connects,
             disconnects or fails.
-
-    Raises:
-        ArgumentError: a value is out of range, the port is in use, or a device does not exist.
-        UnsupportedError: the build has no RPC servers.
-
     """
 
     def __init__(

@@ -73,7 +73,6 @@ class SamplerParams:
         thought_close: ids inserted when the budget is used up, once per thought.
         grammar_skips_thoughts: whether the grammar applies only outside thoughts; inside them it
             neither restricts nor sees a token.
-
     """
 
     temperature: float = 0.8
@@ -263,14 +262,12 @@ def shared_noise(seed: int, place: int, ids: npt.NDArray[np.int32]) -> npt.NDArr
 
     Returns:
         [n] float64: -log(-log(u)), where u is a hash of the three, in 0 .. 1.
-
     """
     out = np.empty(len(ids))
-    code = lib.llama_spec_shared_noise(
+    lib.llama_spec_shared_noise(
         _engine_seed(seed), place, ffi.from_buffer("int32_t[]", ids), len(ids),
         ffi.from_buffer("double[]", out),
     )  # fmt: skip
-    check(code, "cannot compute the noise")
     return out
 
 
@@ -294,7 +291,6 @@ class Sampler:
     Raises:
         ArgumentError: a parameter is out of range, or the grammar cannot be parsed.
         UnsupportedError: the grammar is too large.
-
     """
 
     def __init__(self, model: Model, params: SamplerParams | None = None) -> None:
@@ -415,7 +411,6 @@ class Sampler:
         Raises:
             PyllamaSpecError: the row has no logits, no token is allowed, or the parameters define
                 no such distribution: temperature 0, mirostat or a grammar.
-
         """
         if self._candidates is None:
             n = self.model.info.n_vocab
@@ -424,7 +419,7 @@ class Sampler:
         try:
             code = lib.llama_spec_candidates(
                 self.handle, context.handle, i, ffi.from_buffer("int32_t[]", ids),
-                ffi.from_buffer("float[]", logits), len(ids), self._id,
+                ffi.from_buffer("float[]", logits), self._id,
             )  # fmt: skip
         except (AttributeError, TypeError, ValueError, OverflowError):
             instance(context, Context, "context")
@@ -451,7 +446,6 @@ class Sampler:
         Raises:
             PyllamaSpecError: a row has no logits, or no token is allowed. The error's
                 partial_tokens holds what was accepted before.
-
         """
         try:
             n = len(draft)

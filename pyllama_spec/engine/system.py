@@ -29,10 +29,12 @@ def devices() -> tuple[Device, ...]:
     all_devices: list[Device] = []
     name, description = ffi.new("char **"), ffi.new("char **")
     free, total = ffi.new("uint64_t *"), ffi.new("uint64_t *")
-    for i in range(lib.llama_spec_n_devices()):
-        check(lib.llama_spec_device(i, name, description, free, total), "cannot read a device")
+    while True:
+        code = lib.llama_spec_device(len(all_devices), name, description, free, total)
+        check(code, "cannot read a device")
+        if name[0] == ffi.NULL:
+            return tuple(all_devices)
         all_devices.append(Device(_text(name[0]), _text(description[0]), free[0], total[0]))
-    return tuple(all_devices)
 
 
 def backends() -> dict[str, int]:

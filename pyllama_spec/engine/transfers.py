@@ -16,7 +16,6 @@ class ThreadUse(NamedTuple):
     Attributes:
         n_graphs: physical batches that several threads could compute.
         n_with_fewer: the number of those computed by fewer than all threads.
-
     """
 
     n_graphs: int = 0
@@ -33,7 +32,6 @@ class Transfers(NamedTuple):
         copies_to_device, copies_to_host, copies_between: the numbers of copies.
         synchronisations: how often the host waited for a device; blocking copies are not counted.
         graphs: graphs handed to a device: with an unsplit model, one per physical batch.
-
     """
 
     bytes_to_device: int = 0

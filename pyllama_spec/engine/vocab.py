@@ -18,13 +18,13 @@ _LEAST_STATUS = -100
 # Ids that become Python's integers in one go.
 _TOGETHER = 1 << 16
 # What the engine strips next to control tokens of some vocabularies: C's isspace().
-_SPACES = tuple(bytes((one,)) for one in b" \t\n\v\f\r")
+_SPACES = b" \t\n\v\f\r"
 # Characters that have each byte of UTF-8 in them, but for white space.
 _EACH_BYTE = tuple(
     map(
         chr,
         (
-            *(i for i in range(0xC0) if bytes((i,)) not in _SPACES),
+            *(i for i in range(0xC0) if i not in _SPACES),
             *(i << 6 for i in range(3, 0x20)), 0x800, *(i << 12 for i in range(1, 16) if i != 13),
             0xD000, 0x10000, *(i << 18 for i in range(1, 5)),
         ),
@@ -72,7 +72,6 @@ class Vocab:
             ArgumentError: the text has more than 2**31 - 1 bytes, or a run that is too long for the
                 pre-tokenizer.
             EngineError: the vocabulary has no token for a part of the text.
-
         """
         instance(text, (str, bytes, bytearray), "the text")
         flag(add_special, "add_special")
@@ -98,24 +97,24 @@ class Vocab:
     def fewest_tokens(self, text: str | bytes) -> int:
         """A lower bound of a text's token count, from its bytes; takes milliseconds.
 
-        White space does not count, since tokens of some vocabularies absorb it. 0 if a vocabulary
-        may drop other text, or make one token of any number of bytes.
+        White space does not count, since tokens of some vocabularies absorb it, and neither do
+        bytes that no token covers. 0 if a vocabulary makes one token of any number of bytes.
 
         Args:
-            text: see tokenize(); a long one computes the longest token's length, once.
-
+            text: see tokenize(); the first one computes the longest token's length.
         """
         data = text.encode("utf-8", errors="replace") if isinstance(text, str) else bytes(text)
-        n_bytes = len(data) - sum(map(data.count, _SPACES))
-        longest = self._longest if n_bytes else 0
-        return -(-n_bytes // longest) if longest else 0
+        longest, uncounted = self._bound
+        return -(-len(data.translate(None, uncounted)) // longest) if longest else 0
 
     @cached_property
-    def _longest(self) -> int:
-        """The length in bytes of the longest token; 0 if it gives no bound."""
-        if not (self._keeps_all and all(map(self._keeps, _EACH_BYTE))):
-            return 0
-        return max(len(self._read_piece(i, special=True)) for i in range(self.n_tokens))
+    def _bound(self) -> tuple[int, bytes]:
+        """The length in bytes of the longest token, 0 for no bound; and the bytes not counted."""
+        if not self._keeps_all:
+            return 0, b""
+        dropped = "".join(char for char in _EACH_BYTE if not self._keeps(char)).encode()
+        longest = max(len(self._read_piece(i, special=True)) for i in range(self.n_tokens))
+        return longest, _SPACES + dropped
 
     def _keeps(self, char: str) -> bool:
         """Whether tokens cover all bytes of a character; others are dropped."""
@@ -130,7 +129,6 @@ class Vocab:
 
         Raises:
             ArgumentError: the id is outside the vocabulary.
-
         """
         known = self._special_pieces if special is True else self._pieces
         try:

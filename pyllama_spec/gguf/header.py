@@ -23,7 +23,6 @@ class Header(NamedTuple):
     Attributes:
         n_tensors, n_keys: the number of entries of its tables.
         n_bytes: the size of the file.
-
     """
 
     n_tensors: int

@@ -36,7 +36,6 @@ class GgufKey:
         type_id: the number of the value's type in the format.
         item_type: the type of an array's items; None for other values.
         value: an int, float, bool, bytes, or a list of them.
-
     """
 
     type_id: int
@@ -53,7 +52,6 @@ class GgufTensor:
         shape: the shape in NumPy's order, `[out, in]` for a matrix.
         type_id: the number of the type in ggml.
         offset: the position of its bytes in the file.
-
     """
 
     name: str
@@ -71,7 +69,6 @@ class GgufFile:
         n_bytes: the size of the file.
         keys: the keys that were asked for.
         tensors: the entries of the table, in its order.
-
     """
 
     path: Path

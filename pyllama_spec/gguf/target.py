@@ -24,7 +24,6 @@ class Target:
         tokenizer: the keys tokenizer.*, to be copied into the draft.
         arch: its architecture, such as "qwen3"; for a folder, the name in config.json.
         has_mrope: whether its RoPE gives a token several positions.
-
     """
 
     n_layer: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -43,18 +42,12 @@ class SourceTensor:
         dtype: a key of STORED.
         shape: the shape in PyTorch's order, `[out, in]` for a matrix.
         read: returns the stored data, of that shape and of type STORED[dtype].
-
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     read: Callable[[], Raw]
-
-    @property
-    def n_elements(self) -> int:
-        """The number of elements."""
-        return math.prod(self.shape)
 
     @property
     def is_float(self) -> bool:
@@ -82,7 +75,6 @@ class PlannedTensor:
         values: the numbers, for tensors that no checkpoint holds.
         stored: the type, by gguf's name, if `values` are its bytes, uint8 `[*shape[:-1], bytes per
             row]`; "" if they are numbers.
-
     """
 
     name: str

@@ -44,7 +44,6 @@ class Output:
         tokenizer: keys that are copied unchanged.
         tensors: the tensors in their order.
         kind: the type of the matrices; None for the type of each source.
-
     """
 
     arch: str
@@ -63,7 +62,6 @@ class Written:
         n_bytes: the size of the file.
         type_name: the type of most weights, such as "BF16".
         notes: remarks for the user.
-
     """
 
     n_bytes: int

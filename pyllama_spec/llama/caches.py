@@ -5,12 +5,10 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
 from pyllama_spec.speculative import SequenceState
 from pyllama_spec.speculative.sequence import n_common
@@ -131,57 +129,6 @@ class LlamaRAMCache(BaseLlamaCache):
 
 
 LlamaCache = LlamaRAMCache
-
-
-class LlamaDiskCache(BaseLlamaCache):
-    """A cache in a folder, by the package diskcache.
-
-    The states are pickled: a folder that others can write to can run their code.
-    """
-
-    def __init__(
-        self, cache_dir: str | Path = ".cache/llama_cache", capacity_bytes: int = 2 * _GIB
-    ) -> None:
-        super().__init__(capacity_bytes)
-        try:
-            import diskcache
-        except ImportError:
-            raise UnsupportedError(
-                "LlamaDiskCache needs the package diskcache: pip install diskcache"
-            ) from None
-        self.cache: Any = diskcache.Cache(str(cache_dir))
-
-    @property
-    def cache_size(self) -> int:
-        """The size of all states in bytes."""
-        return int(self.cache.volume())
-
-    def __getitem__(self, key: Sequence[int]) -> LlamaState:
-        closest = _closest(self._keys(), _asked(key))
-        if closest is None:
-            raise KeyError("no state begins with any of these tokens")
-        state: LlamaState = self.cache[_on_disk(closest)]
-        return state
-
-    def __contains__(self, key: Sequence[int]) -> bool:
-        return _closest(self._keys(), _asked(key)) is not None
-
-    def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
-        self.cache[_on_disk(_stored(key, value))] = value
-        # The keys come in the order in which they were set.
-        for oldest in list(self.cache.iterkeys()):
-            if self.cache_size <= self.capacity_bytes:
-                break
-            del self.cache[oldest]
-
-    def _keys(self) -> Iterator[StateKey]:
-        for owner, *tokens in self.cache.iterkeys():
-            yield StateKey(tokens, owner)
-
-
-def _on_disk(key: StateKey) -> tuple[int | str | None, ...]:
-    """A plain tuple with the owner first, since the database compares the bytes of keys."""
-    return (key.owner, *key)
 
 
 class KeptStates:

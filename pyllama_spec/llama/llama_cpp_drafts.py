@@ -67,10 +67,6 @@ class _Called(Drafter):
         self._model = model
         self.name = name_of_code(model)
 
-    def passes_on_to(self) -> object:
-        """The user's draft model."""
-        return self._model
-
     def propose_one(self, request: DraftRequest) -> Draft:
         """The draft model's ids after the ids so far."""
         ids = np.array(request.tokens[:], dtype=np.intc)

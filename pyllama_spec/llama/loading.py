@@ -12,9 +12,7 @@ from time import perf_counter
 
 from pyllama_spec.chat.template import check_form
 from pyllama_spec.drafters import Drafter
-from pyllama_spec.drafters.attributes import attribute
 from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants_head
-from pyllama_spec.drafters.base import check_fits_target, named_failure
 from pyllama_spec.drafters.registry import check_draft, is_draft
 from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.engine.checks import count
@@ -35,7 +33,6 @@ from pyllama_spec.requests.generation import Runtime
 from pyllama_spec.requests.options import check_seed
 from pyllama_spec.requests.runner import Runner
 from pyllama_spec.speculative import Controller, Round, make_controller
-from pyllama_spec.speculative.controller.choice import wants_costs
 from pyllama_spec.speculative.draft_bound import draft_bound, drafter_bound
 from pyllama_spec.speculative.prefixes import PrefixStore
 from pyllama_spec.speculative.row_timing import measure_rows
@@ -133,7 +130,7 @@ def check_options(options: OpenOptions) -> None:
     options.adapters()
     check_arguments(**options.model_arguments())
     check_form(options.chat_format, options.chat_template)
-    drafts = options.draft_options(progress=None, is_adaptive=wants_costs(controller))
+    drafts = options.draft_options(progress=None, is_adaptive=controller.wants_costs)
     if options.draft_model is None:
         check_draft(options.draft, drafts)
 
@@ -144,7 +141,7 @@ def open_pair(
     """Opens the target and the drafter of Llama's `draft=`."""
     file = draft if isinstance(draft, (str, os.PathLike)) else ""
     draft_options = options.draft_options(
-        progress=progress_for(file, options.verbose), is_adaptive=wants_costs(controller)
+        progress=progress_for(file, options.verbose), is_adaptive=controller.wants_costs
     )
     # Faults of a draft are reported before the target is loaded.
     begin = perf_counter()
@@ -176,7 +173,7 @@ def open_runtime(
 ) -> Runtime:
     """Opens a target's context, drafter and runner."""
     check_target(model)
-    check_fits_target(drafter, model)
+    drafter.check(model)
     _check_is_free(drafter)
     max_draft, _ = draft_bound(drafter_bound(drafter), n_draft=n_draft, n_rows=params.n_batch)
     n_ctx = (params.n_ctx or model.info.n_ctx_train) * n_parallel
@@ -187,7 +184,7 @@ def open_runtime(
         n_rs_seq=_n_snapshots(model, max_draft, min(params.n_batch, params.n_ubatch, n_ctx)),
         # Logits of the pending token and the draft, and of no prompt: a row is a vocabulary wide.
         n_outputs_max=0 if wants_rows else min(n_parallel * (max_draft + 1), params.n_batch),
-        target_layers=attribute(drafter, "target_layers"),
+        target_layers=drafter.target_layers,
     )
     smaller = _sizes_to_reduce(params)
     context = _open_context(model, params, smaller)
@@ -205,10 +202,10 @@ def open_runtime(
 
 def _check_is_free(drafter: Drafter) -> None:
     """Raises unless the drafter may be attached to another target."""
-    attached = attribute(drafter, "attached_to")
+    attached = drafter.attached_to
     if attached is not None and not attached.is_closed:
         raise ArgumentError(
-            f"the drafter {attribute(drafter, 'name')!r} drafts for another open model: close that "
+            f"the drafter {drafter.name!r} drafts for another open model: close that "
             "one, or make a drafter for each"
         )
 
@@ -237,16 +234,13 @@ def _learn_costs(
     round_: Round, controller: Controller | None, drafter: Drafter
 ) -> Callable[[], None] | None:
     """Loads stored costs into a controller; returns the function that stores them at the end."""
-    if controller is None or not wants_costs(controller) or not round_.max_draft:
+    if controller is None or not controller.wants_costs or not round_.max_draft:
         return None
     cache = CostCache(round_.target, drafter)
     known = cache.read()
     if known is not None:
-        with named_failure(controller, "begin_with", "controller"):
-            controller.begin_with(known)
-    seconds = measure_rows(round_.target, 1 + round_.max_draft)
-    with named_failure(controller, "learn_costs", "controller"):
-        controller.learn_costs(seconds)
+        controller.begin_with(known)
+    controller.learn_costs(measure_rows(round_.target, 1 + round_.max_draft))
     return partial(cache.write, controller)
 
 

@@ -110,15 +110,10 @@ _TOLD = {"embedding=True": "--embedding true", "n_ctx": "--n_ctx", "n_batch": "-
 
 
 class Plan(NamedTuple):
-    """The parsed options.
+    """The parsed options; the keywords are those of the first model.
 
-    Attributes:
-        keywords: the keywords of Llama(), for the first model.
-        settings: the settings of the server.
-        listening: the address that the server listens on.
-        models: of a file with several; one of them is loaded at a time, as with llama-cpp-python,
-            and the first one answers to names that there are not.
-
+    Of several models one is loaded at a time, as with llama-cpp-python, and the first one answers
+    to names that there are not.
     """
 
     keywords: dict[str, Any]

@@ -173,15 +173,9 @@ class _Observer:
 class Job:
     """A request's work on the model, and the text of its tokens.
 
-    Attributes:
-        keeper: loads and stores the content of its sequence; None for none.
-        run: its SequenceRun, once it has begun.
-        end_token: the token that ended the text, which is not part of it; else None.
-        stop_reason: the stop string or the id of the token, of the request's, that ended the text.
-        n_shifts: the number of times that the older half of the text was dropped.
-        sources: the source of each token of the text, and of those of the last round that are not
-            in it; TARGET for the target's own choice.
-
+    `stop_reason` is the stop string or the id of the token, of the request's, that ended the text;
+    `end_token` the token that did, which is no part of it. `sources` has the source of each token
+    of the text, and of those of the last round that are not in it.
     """
 
     def __init__(

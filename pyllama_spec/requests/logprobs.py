@@ -15,15 +15,7 @@ from pyllama_spec.engine import Vocab
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The log-probability of one generated token.
-
-    Attributes:
-        token: its id.
-        logprob: natural logarithm.
-        top: the likeliest ids with their logprobs, likeliest first; the token itself may be
-            missing.
-
-    """
+    """The natural logarithm of one token's probability, and the likeliest ids with theirs."""
 
     token: int
     logprob: float

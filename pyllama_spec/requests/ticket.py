@@ -21,14 +21,7 @@ PENDING = Piece("")
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The call that will create a request, perhaps in another thread.
-
-    Attributes:
-        number: the number of the call; lower is earlier.
-        at: the time of the call, by time.monotonic().
-        is_slow: whether making the request may take long.
-
-    """
+    """The call that will create a request, perhaps in another thread: its number and time."""
 
     number: int
     at: float

@@ -49,7 +49,6 @@ class SchemaRules(NamedTuple):
         grammar: GBNF, which begins with the rule `root`, after the prefix.
         properties: the same for each property that a value may have.
         unknown: names in the schema that are not keywords, each with one place.
-
     """
 
     grammar: str
@@ -64,7 +63,6 @@ class Loosened(NamedTuple):
         schema: the schema without the parts that were left out.
         rules: the rules of that schema.
         left_out: for each part that was left out, the reason.
-
     """
 
     schema: Any

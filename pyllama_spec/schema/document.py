@@ -33,7 +33,6 @@ class Node(NamedTuple):
         schema: a dict, True or False.
         path: its place, as a JSON pointer after "#".
         base: the URI that references in it are relative to.
-
     """
 
     schema: Schema

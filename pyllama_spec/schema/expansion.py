@@ -77,7 +77,6 @@ class _Branch:
         case: the conditions so far.
         seen: the subschemas that were looked at.
         is_alive: whether it can still become a case.
-
     """
 
     pending: list[_Pending]

@@ -64,7 +64,7 @@ def literal(text: str) -> str:
 
 
 # The names of control tokens begin with "<" or "[": a text of a schema is never one of them, and
-# csrc/checks/hidden_tokens.cpp looks for them as they are.
+# csrc/abi/sampler_chain.cpp looks for them as they are.
 _SIGNS = {
     "<": "\\x3C", "[": "\\x5B", '"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t",
     "\x7f": "\\x7F",
@@ -96,7 +96,6 @@ class Grammar:
     Attributes:
         budget: the limit of the whole grammar.
         rules: the alternatives of each rule.
-
     """
 
     budget: Budget = field(default_factory=Budget)

@@ -339,7 +339,6 @@ class Table:
     Attributes:
         steps: for each state, the characters that lead on, and the state they lead to.
         ends: whether a text may end in the state; state 0 is the first.
-
     """
 
     steps: list[list[tuple[CharSet, int]]]

@@ -30,7 +30,6 @@ class OutOfStepsError(Exception):
 
     Attributes:
         most: the maximum number.
-
     """
 
     def __init__(self, most: int) -> None:
@@ -64,7 +63,6 @@ class Work(threading.local):
 
     Attributes:
         n_spent: the number of steps so far.
-
     """
 
     def __init__(self) -> None:

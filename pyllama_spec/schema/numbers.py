@@ -89,7 +89,6 @@ class _State(NamedTuple):
         rests: for each multiple, the remainder.
         has_value: whether some digit is not 0.
         has_fraction: whether some digit after the point is not 0.
-
     """
 
     phase: str

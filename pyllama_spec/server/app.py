@@ -41,6 +41,7 @@ _PAGE_HEADERS = ", ".join((
     "authorization", "content-type", "user-agent", "idempotency-key", "x-api-key",
     "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access",
     "openai-organization", "openai-project", "openai-beta",
+    "x-session-id",
     *(f"x-stainless-{name}" for name in _STAINLESS),
 ))  # fmt: skip
 

@@ -105,7 +105,7 @@ def decoded(raw: bytes, shape: type[_T]) -> _T:
     if not raw:
         raise ApiError(400, "the body is empty", "invalid_json")
     try:
-        return msgspec.json.decode(raw, type=shape)
+        return _present(raw, shape)
     except msgspec.ValidationError as error:
         raise invalid_type(error) from None
     except msgspec.DecodeError as error:
@@ -116,6 +116,18 @@ def decoded(raw: bytes, shape: type[_T]) -> _T:
         raise ApiError(
             400, "the body nests its lists and objects too deep", "invalid_json"
         ) from None
+
+
+def _present(raw: bytes, shape: type[_T]) -> _T:
+    """Parses a body; a null is absent where its field takes none, as clients send their models."""
+    try:
+        return msgspec.json.decode(raw, type=shape)
+    except msgspec.ValidationError:
+        fields = msgspec.json.decode(raw)
+        if not isinstance(fields, dict) or None not in fields.values():
+            raise
+        present = {name: value for name, value in fields.items() if value is not None}
+        return msgspec.convert(present, shape)
 
 
 def check_signs(raw: bytes, max_inputs: int) -> None:

@@ -55,17 +55,11 @@ def sse(data: object, event: str | None = None) -> bytes:
 
 
 class Exchange:
-    """A request and its answer over ASGI.
+    """A request and its answer over ASGI. `note` has figures for the log: counts, never text.
 
     Starlette's StreamingResponse and sse-starlette's EventSourceResponse send the status before the
     first event, so that a refusal would be a 200; and each event by itself, where the events of a
     round are one message here.
-
-    Attributes:
-        status: the HTTP status of the answer, once it has begun; 0 before.
-        note: figures about the answer for the log: counts, never text.
-        is_large: whether the body is large enough to be processed in a thread.
-
     """
 
     def __init__(self, models: Models, scope: Scope, receive: Receive, send: Send) -> None:

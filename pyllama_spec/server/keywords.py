@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from pyllama_spec.schema.grammar import literal
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.bodies import MAX_VALUES, too_many_values
 from pyllama_spec.server.settings import ServerSettings
@@ -25,10 +26,12 @@ _RENAMED = {
     "mirostat": "mirostat_mode",
     "timeout": "timeout_s",
 }
+# vLLM's names of constraints: within structured_outputs, and on their own.
+_GUIDED = {name: f"guided_{name}" for name in ("json", "regex", "choice", "grammar")}
 # Fields that are translated below, or are not for the library.
 _APART = frozenset((
     "model", "messages", "prompt", "best_of", "stream", "stream_options", "speculation",
-    "prediction", "json_schema", "logit_bias",
+    "prediction", "json_schema", "logit_bias", "structured_outputs", *_GUIDED.values(),
 ))  # fmt: skip
 
 
@@ -54,8 +57,8 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
         keywords["user"] = f"{caller}: {request.user or ''}"
     if request.stream_options is not None:
         keywords["stream_options"] = msgspec.structs.asdict(request.stream_options)
-    if request.json_schema is not None:
-        keywords["response_format"] = {"type": "json_object", "schema": request.json_schema}
+    if form := _constraint(request, fields):
+        keywords["response_format"] = form
     if request.prediction is not None:
         keywords["prediction"] = _predicted(request.prediction.content)
     if request.logit_bias is not None:
@@ -65,6 +68,46 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
     _limit(keywords, settings)
     keywords.update(_drafting(request.speculation))
     return keywords
+
+
+def _constraint(request: Sampling, fields: Mapping[str, Any]) -> Json | None:
+    """The response_format of the only constraint that a request names."""
+    found = {"response_format": request.response_format}
+    if request.json_schema is not None:
+        found["json_schema"] = {"type": "json_object", "schema": request.json_schema}
+    for name, field in _GUIDED.items():
+        found[field] = _guided(name, fields[field])
+    for name in (*_GUIDED, "json_object"):
+        value = (request.structured_outputs or {}).get(name)
+        found[f"structured_outputs.{name}"] = _guided(name, value)
+    found = {name: form for name, form in found.items() if form is not None}
+    if len(found) > 1:
+        raise ApiError(
+            400, f"{', '.join(found)}: give one of them", "invalid_value", [*found][1]
+        )  # fmt: skip
+    return next(iter(found.values()), None)
+
+
+def _guided(name: str, value: Any) -> Json | None:
+    """The response_format of a constraint under vLLM's name."""
+    if value is None or value is False:
+        return None
+    if name == "choice":
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise ApiError(400, "choice is a list of strings", "invalid_value", "choice")
+        rules = " | ".join(map(literal, value))
+        return {"type": "grammar", "grammar": f"root ::= {rules}"}
+    if name == "json_object":
+        return {"type": "json_object"}
+    if name == "json":
+        schema = value
+        if isinstance(value, str):
+            try:
+                schema = msgspec.json.decode(value)
+            except msgspec.DecodeError as error:
+                raise ApiError(400, f"the schema is not JSON: {error}", "invalid_value") from None
+        return {"type": "json_object", "schema": schema}
+    return {"type": name, name: value}
 
 
 def cut_note(request: Sampling, settings: ServerSettings) -> str | None:

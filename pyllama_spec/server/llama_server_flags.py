@@ -19,15 +19,10 @@ _FALSE = ("0", "off", "false", "no", "disabled")
 
 
 class Flag(NamedTuple):
-    """A flag that is taken.
+    """A flag that sets a keyword of Llama(), an option of requests, or one of the server.
 
-    Attributes:
-        names: its names.
-        field: what it sets: a keyword of Llama(), an option of requests, or one of the server.
-        read: converts its value; None for a switch.
-        variable: its environment variable, which applies where no flag sets the field.
-        value: the value that a switch sets.
-
+    `read` converts its value; None for a switch, which sets `value`. The variable applies where no
+    flag sets the field.
     """
 
     names: tuple[str, ...]

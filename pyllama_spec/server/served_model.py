@@ -21,14 +21,9 @@ from pyllama_spec.server.serving import log
 
 
 class Failure(NamedTuple):
-    """Why a model or an adapter could not be loaded.
+    """Why a model or an adapter could not be loaded, for clients, and when by monotonic().
 
-    Attributes:
-        why: for clients, without paths.
-        at: when that was, on the clock of monotonic().
-        may_pass: whether a later load may succeed though nobody changes anything, as where other
-            programs have the memory.
-
+    `may_pass`: a later load may succeed though nobody changes anything.
     """
 
     why: str
@@ -95,18 +90,9 @@ class Opened(NamedTuple):
 class ServedModel:
     """A model of a server, and its state.
 
-    Attributes:
-        spec: how to load it; None if the caller has loaded it.
-        missing: its missing files, as the log last named them.
-        n_bytes: the bytes that it takes, or took after its last load; 0 before the first.
-        waits_for_room: whether it waits for the memory of models in use.
-        loaded_at: the time of its last load, on the clock of monotonic().
-        n_leaks: how many contexts it has left to the process by failures, which are not freed, and
-            how often there was too little memory to reopen it.
-        retries: the adapters that are being tried again, by name.
-        draining: set while it takes no new requests since another model waits for its memory. Done
-            once it is closed, or need not be.
-
+    `n_leaks` counts the contexts that it has left to the process by failures, which are not freed,
+    and reopenings without memory. `draining` is set while it takes no new requests since another
+    model waits for its memory; done once it is closed, or need not be.
     """
 
     def __init__(self, name: str, spec: ModelSpec | None, aliases: Sequence[str] = ()) -> None:

@@ -43,12 +43,8 @@ _MAX_ROLE, _MOST_ROLES = 64, 8
 class Service:
     """The service of one model: the model, its limits, and its running requests.
 
-    Attributes:
-        answers: the answers that have begun and have not ended.
-        is_usable: False after a failure that left the model unusable.
-        has_leaked: whether the engine does not free the context of the model that failed, as its
-            state is unknown.
-
+    `has_leaked`: the engine does not free the context of the model that failed, as its state is
+    unknown.
     """
 
     def __init__(

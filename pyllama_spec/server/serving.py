@@ -39,14 +39,7 @@ _QUIET = frozenset((
 
 
 class Serving:
-    """One run of a server.
-
-    Attributes:
-        tasks: the tasks that answer HTTP requests now.
-        is_stopping: whether new requests are refused.
-        is_cutting: whether running requests are being ended, after their time is up.
-
-    """
+    """One run of a server."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings, self.metrics = settings, Metrics()

@@ -22,18 +22,15 @@ class TokenSampler(Protocol):
 
     def sample(self, context: Context, i: int) -> int:
         """Samples from the logits of token i of the last batch, without advancing the state."""
-        ...
 
     def accept(self, token: int, *, generated: bool = True) -> None:
         """Advances the state over a committed token."""
-        ...
 
     def sample_chain(self, context: Context, row: int, draft: Sequence[int]) -> list[int]:
         """Calls sample() and accept() at row, row + 1, ... while the tokens equal the draft.
 
         If an error is raised, its partial_tokens has the tokens before it.
         """
-        ...
 
 
 class StepSampler:

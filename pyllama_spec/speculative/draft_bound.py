@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pyllama_spec.drafters.attributes import attribute
 from pyllama_spec.drafters.base import Drafter
-from pyllama_spec.engine.checks import count, real
+from pyllama_spec.engine.checks import count
 
 SNAPSHOTS = "the number of snapshots of the target's state"
 _ROWS = "the number of rows that a decode verifies (n_batch, n_outputs_max or max_rows)"
@@ -24,18 +23,8 @@ class DraftBound(NamedTuple):
 
 def drafter_bound(drafter: Drafter) -> DraftBound:
     """The drafter's own maximum, which a user may have set."""
-    return DraftBound(count(*_number(drafter, "max_draft"), 0), "max_draft of the drafter")
-
-
-def step_share(drafter: Drafter) -> float:
-    """The drafter's own step_share."""
-    return real(*_number(drafter, "step_share"), 0.0)
-
-
-def _number(drafter: Drafter, name: str) -> tuple[object, str]:
-    """An attribute's value, and its place in a message about it."""
-    value = attribute(drafter, name)
-    return value, f"the drafter {attribute(drafter, 'name')} cannot be used: {name}"
+    what = f"the drafter {drafter.name} cannot be used: max_draft"
+    return DraftBound(count(drafter.max_draft, what, 0), "max_draft of the drafter")
 
 
 def draft_bound(

@@ -1,20 +1,14 @@
-"""Isolates a drafter's failures: the round and the other sequences continue."""
+"""Disables a drafter that fails: the round and the other sequences continue."""
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import traceback
-import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import islice
 from operator import index
 from pathlib import Path
-from types import CodeType
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
-from pyllama_spec.drafters.attributes import attribute, check_proposes
 from pyllama_spec.drafters.base import (
     NO_DRAFT,
     Committed,
@@ -23,120 +17,42 @@ from pyllama_spec.drafters.base import (
     DraftRequest,
     SequenceErrors,
 )
-from pyllama_spec.engine.checks import boolean, count, instance, integer
-from pyllama_spec.engine.distribution import Distribution
-from pyllama_spec.errors import ArgumentError, shown, warn
+from pyllama_spec.errors import ArgumentError, warn
 from pyllama_spec.speculative.draft_bound import drafter_bound
-from pyllama_spec.speculative.stats import plural
-
-_PACKAGE = Path(__file__).parents[1]
-# The two forms of what a drafter is called for: for one sequence, and for several.
-_ONE = {"propose": "propose_one", "commit": "commit_one"}
-
-
-class Blame(NamedTuple):
-    """The drafter that an error is attributed to; place is None where Python knows no line."""
-
-    author: str
-    module: str
-    place: tuple[str, int] | None
-
-
-def blame(drafter: Drafter, what: str, error: Exception) -> Blame:
-    """Attributes an error to the drafter, or to the wrapped drafter or callable inside."""
-    frames = [
-        (frame.filename, frame.lineno or 1)
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not _is_ours(frame.filename)
-    ]
-    chain = chain_of(drafter)
-    one, code = next(
-        ((one, code) for one in chain for code in _codes(one, what)), (chain[-1], None)
-    )
-    named: Any = one if hasattr(one, "__qualname__") else type(one)
-    module = str(named.__module__)
-    author = f"{module}.{named.__qualname__}"
-    if code is None:
-        return Blame(author, module, frames[-1] if frames else None)
-    # The innermost line of the author's own file: an error of a library has its cause there.
-    own = [frame for frame in frames if frame[0] == code.co_filename]
-    place = (own or frames or [(code.co_filename, code.co_firstlineno)])[-1]
-    return Blame(author, module, place)
-
-
-def chain_of(drafter: Drafter) -> list[object]:
-    """The drafter and those it wraps, from the outside to the inside."""
-    chain: list[object] = [drafter]
-    while isinstance(chain[-1], Drafter):
-        one = chain[-1].passes_on_to()
-        while isinstance(one, partial):
-            one = one.func
-        if one is None:
-            break
-        chain.append(one)
-    return chain
-
-
-def _codes(one: object, what: str) -> list[CodeType]:
-    """The code objects of the methods that may have been called, in Python outside this package."""
-    methods: list[object]
-    if isinstance(one, Drafter):
-        methods = [getattr(one, name, None) for name in (what, _ONE.get(what, what))]
-    else:
-        methods = [one, inspect.getattr_static(type(one), "__call__", None)]
-    codes = [
-        getattr(inspect.unwrap(method), "__code__", None) for method in methods if callable(method)
-    ]
-    return [c for c in codes if isinstance(c, CodeType) and not _is_ours(c.co_filename)]
-
-
-def _is_ours(file: str) -> bool:
-    return _PACKAGE in Path(file).parents
-
 
 _T = TypeVar("_T")
 
-# After so many drafts of a text without a single id of the vocabulary the drafter counts as failed.
+_PACKAGE = Path(__file__).parents[1]
+# After so many drafts of a text without a single id of the vocabulary the drafter has failed.
 _MAX_FOREIGN = 3
-# What a failure of these methods costs: the text that the drafter knows, and no draft.
-_IS_TOLD_AGAIN = ("save", "restore", "end_request")
-# Characters of a reason that a warning has.
-_MAX_REASON = 500
-# Characters of an error's message in results.
-_MAX_ERROR = 2000
-# A match that is longer than any text.
-_MOST_MATCH = 2**31
-# Probabilities of float32 may be rounded to a little more than 1.
-_MOST = 1.0 + 1e-4
+# Characters of an error's message in results, and in a warning.
+_MAX_ERROR, _MAX_WARNING = 2000, 500
 
 
-class DrafterFailure(Exception):  # noqa: N818 - it is a record, never raised
+class DrafterFailure(NamedTuple):
     """The error that disabled a drafter."""
 
-    def __init__(self, reason: str, error: Exception, what: str) -> None:
-        super().__init__(reason)
-        self.reason, self.error, self.what = reason, error, what
+    reason: str
+    error: Exception
+
+    @property
+    def place(self) -> str:
+        """The innermost line outside of this package that failed; "" where there is none."""
+        frames = traceback.extract_tb(self.error.__traceback__)
+        others = [frame for frame in frames if _PACKAGE not in Path(frame.filename).parents]
+        return f" ({Path(others[-1].filename).name}, line {others[-1].lineno})" if others else ""
 
 
 class IsolatedDrafter:
     """Passes calls to a drafter, and disables it for a sequence in which it fails.
 
-    Ids that it may not propose are cut off here: a drafter of the user's, or one for another
-    vocabulary, then costs acceptance and not the process. After a failure nothing is asked of it
-    for that sequence until its next prompt, where it starts from scratch.
+    It fails if it raises, proposes what is no draft, or only ids outside of the vocabulary; behind
+    others these are cut off. After a failure nothing is asked of it for that sequence until its
+    next prompt, where it starts from scratch.
     """
 
-    def __init__(
-        self,
-        drafter: Drafter,
-        n_vocab: int,
-        lend: Callable[[str | None], None] = lambda _: None,
-    ) -> None:
-        check_proposes(drafter)
+    def __init__(self, drafter: Drafter, n_vocab: int) -> None:
         self._drafter = drafter
-        # Called with the borrower of the target, then with None: a drafter may only read it.
-        self.name: str = attribute(drafter, "name")
-        self._lend, self._borrower = lend, f"the drafter {self.name}"
         self._n_vocab = n_vocab
         self._failures: dict[int, DrafterFailure] = {}
         # How many tokens of each sequence it has been told. After a failure a sequence is absent
@@ -148,15 +64,13 @@ class IsolatedDrafter:
         # Sequences whose begin_request() failed: the drafter does not know whose text it is told.
         self._unbegun: set[int] = set()
         self._has_warned = False
-        self.note: str = attribute(drafter, "note")
+        self.name, self.note = drafter.name, drafter.note
         # The layer inputs to give it.
-        self.target_layers: tuple[int, ...] = attribute(drafter, "target_layers")
-        self.is_stepwise: bool = attribute(drafter, "is_stepwise")
-        self.has_lookup: bool = attribute(drafter, "has_lookup")
-        self.is_lookup: bool = attribute(drafter, "is_lookup")
-        self.draws_tokens: bool = attribute(drafter, "draws_tokens")
+        self.target_layers = tuple(drafter.target_layers)
+        self.is_stepwise, self.draws_tokens = drafter.is_stepwise, drafter.draws_tokens
+        self.has_lookup, self.is_lookup = drafter.has_lookup, drafter.is_lookup
         # Others are told the tokens of a copy again.
-        self.copies: bool = attribute(drafter, "can_copy")
+        self.copies = drafter.can_copy
         self._mark = _mark(drafter)
         # Whether the drafter needs commits: that of plain decoding does not.
         self.listens = drafter_bound(drafter).max_draft > 0 or bool(self.target_layers)
@@ -167,15 +81,6 @@ class IsolatedDrafter:
     def failure(self, seq: int) -> DrafterFailure | None:
         """The error that disabled the drafter for a sequence; None while it is enabled."""
         return self._failures.get(seq) if self._failures else None
-
-    def failure_in_full(self, seq: int) -> str | None:
-        """What failure() says, with the drafter's name and the place in its code."""
-        failure = self.failure(seq)
-        if failure is None:
-            return None
-        why = failure.reason[:_MAX_REASON].removeprefix("the drafter ")
-        where, _ = _place(self._drafter, failure.what, failure.error)
-        return f"the drafter {self.name} {why} ({where})"
 
     @property
     def has_failed(self) -> bool:
@@ -200,16 +105,9 @@ class IsolatedDrafter:
         return n_keep
 
     def _resume_at(self, seq: int, n_keep: int) -> int:
-        def resume() -> int:
-            n = integer(self._drafter.resume_at(seq, n_keep), "the result of resume_at()")
-            if not 0 <= n <= n_keep:
-                raise ValueError(
-                    f"resume_at() returned {shown(n)} for a text of {n_keep} tokens: return how "
-                    "many of its first tokens the drafter still knows"
-                )
-            return n
-
-        n = self._call(seq, "resume_at", resume)
+        n = self._call(
+            seq, "resume_at", lambda: _up_to(self._drafter.resume_at(seq, n_keep), n_keep)
+        )
         return n_keep if n is None else n
 
     def begin_request(self, seq: int, *, remember: bool, user: str) -> None:
@@ -232,11 +130,7 @@ class IsolatedDrafter:
 
     def n_unread(self, seq: int) -> int:
         """See Drafter.n_unread."""
-
-        def n_unread() -> int:
-            return count(self._drafter.n_unread(seq), "the result of n_unread()")
-
-        return self._call(seq, "n_unread", n_unread) or 0
+        return self._call(seq, "n_unread", lambda: index(self._drafter.n_unread(seq))) or 0
 
     def save(self, seq: int) -> bytes | None:
         """The drafter's state for restore(); None if it has none.
@@ -247,10 +141,7 @@ class IsolatedDrafter:
 
         def save() -> bytes | None:
             state = self._drafter.save(seq)
-            if state is None:
-                return None
-            instance(state, (bytes, bytearray, memoryview), "the result of save()")
-            return b"".join((self._mark, state))
+            return None if state is None else self._mark + bytes(memoryview(state))
 
         return self._call(seq, "save", save) if seq in self._n_known else None
 
@@ -270,13 +161,7 @@ class IsolatedDrafter:
                 n = self._drafter.restore(seq, state[len(self._mark) :])
             except ArgumentError:  # of another draft, or damaged
                 return None
-            n = integer(n, "the result of restore()")
-            if not 0 <= n <= n_tokens:
-                raise ValueError(
-                    f"restore() returned {shown(n)}, and the saved text has {n_tokens} tokens: "
-                    "return how many of its first tokens the drafter knows now"
-                )
-            return n
+            return _up_to(n, n_tokens)
 
         self._failures.pop(seq, None)
         n = self._call(seq, "restore", restore)
@@ -321,269 +206,130 @@ class IsolatedDrafter:
     def commit(self, done: Sequence[Committed]) -> None:
         """See Drafter.commit."""
         known = self._n_known
-        notices = [c for c in done if self._is_on(c.seq)]
+        notices = [c for c in done if c.seq in known]
         if not notices:
             return
+        seqs = [c.seq for c in notices]
         try:
-            self._lend(self._borrower)
             self._drafter.commit(notices)
-        except SequenceErrors as failed:
-            self._blame("commit", failed, [c.seq for c in notices])
+        except SequenceErrors as error:
+            self._fail_some("commit", error, seqs)
         except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
-            for c in notices:
-                self._fail(c.seq, "commit", error)
-        finally:
-            self._lend(None)
+            self._fail("commit", error, *seqs)
         for c in notices:
             if c.seq in known:
                 known[c.seq] += len(c.tokens)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """A draft for each request: at most the requested number of ids, all in the vocabulary."""
-        open_requests = [r for r in requests if self._is_on(r.seq)]
-        if not open_requests:
-            return [NO_DRAFT] * len(requests)
-        try:
-            self._lend(self._borrower)
-            proposed = self._drafter.propose(open_requests)
-            _check_one_each(proposed, len(open_requests))
-            if len(requests) == 1:
-                return [self._checked(proposed[0], requests[0])]
-            drafts = dict(zip([r.seq for r in open_requests], proposed, strict=True))
-        except SequenceErrors as failed:
-            self._blame("propose", failed, [r.seq for r in open_requests])
-            drafts = failed.drafts
-        except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
-            for r in open_requests:
-                self._fail(r.seq, "propose", error)
-            return [NO_DRAFT] * len(requests)
-        finally:
-            self._lend(None)
-        return [self._checked_of(r, drafts.get(r.seq, NO_DRAFT)) for r in requests]
+        asked = [r for r in requests if r.seq in self._n_known]
+        drafts: dict[int, Draft] = {}
+        if asked:
+            seqs = [r.seq for r in asked]
+            try:
+                drafts = dict(zip(seqs, self._drafter.propose(asked), strict=True))
+            except SequenceErrors as error:
+                self._fail_some("propose", error, seqs)
+                drafts = error.drafts
+            except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
+                self._fail("propose", error, *seqs)
+        return [self._checked(r, drafts.get(r.seq, NO_DRAFT)) for r in requests]
 
-    def _checked_of(self, request: DraftRequest, draft: Draft) -> Draft:
-        if not self._is_on(request.seq):  # not asked, or it has just failed
+    def _checked(self, request: DraftRequest, draft: Draft) -> Draft:
+        """The draft, at most as long as it was requested, with ids that exist."""
+        if draft is NO_DRAFT or request.seq not in self._n_known:  # or it has just failed
             return NO_DRAFT
-        try:
-            return self._checked(draft, request)
-        except Exception as error:  # noqa: BLE001 - what it gave is not a draft
-            self._fail(request.seq, "propose", error)
-            return NO_DRAFT
-
-    def _checked(self, draft: Draft, request: DraftRequest) -> Draft:
-        """The draft, cut at the requested length and before the first id outside the vocabulary."""
-        if draft is NO_DRAFT:  # as in most rounds of a text that is only looked up
-            return draft
         try:
             n = request.n_requested
-            if draft.match_length:
-                n = max(n, request.n_lookup)
-            # A copy: the drafter may continue writing to its own list, and what is verified must be
-            # what is compared.
-            ids = _ids(draft.ids, n)
-            match_length, p = draft.match_length, draft.probabilities
-        except AttributeError:
-            raise TypeError(f"expected Draft(ids), not {draft!r:.60}") from None
-        for i, token in enumerate(ids):
-            if type(token) is not int:  # of NumPy, say
-                ids[i] = token = _index(token, f"ids[{i}]")
-            if not 0 <= token < self._n_vocab:
-                if i == 0:
-                    self._note_foreign(request.seq, token)
-                del ids[i:]
-                break
-        if ids:
-            self._n_foreign.pop(request.seq, None)
-        match_length = _match_length(match_length, draft.is_remembered)
-        # Controllers calculate with them: a value that is not a number fails here, as the drafter's
-        # fault.
-        if p is not None:
-            p = _probabilities(p, len(ids))
-        if draft.candidates is not None:
-            _check_candidates(draft.candidates, len(ids))
-        is_drawn = request.draws is not None and request.draws.verifies_all
-        drawn_from = _distributions(draft, len(ids))
-        return draft.first(len(ids))._replace(
-            ids=ids,
-            probabilities=p,
-            match_length=match_length,
-            distributions=drawn_from if is_drawn else None,
-        )
+            draft = draft.first(max(n, request.n_lookup) if draft.match_length else n)
+            # A copy, of ints: the drafter may go on writing to its own list, or it is NumPy's.
+            ids = [*map(index, draft.ids)]
+            if ids and not 0 <= min(ids) <= max(ids) < self._n_vocab:
+                draft = draft.first(self._n_valid(request.seq, ids))
+                ids = ids[: len(draft.ids)]
+            if ids:
+                self._n_foreign.pop(request.seq, None)
+            p, drawn_from = draft.probabilities, draft.distributions
+            if p is not None:
+                p = [min(float(one), 1.0) for one in p]  # of float32, it may be a little more
+            for name, column in (("probabilities", p), ("distributions", drawn_from)):
+                if column is not None and len(column) != len(ids):
+                    raise ValueError(f"a draft of {len(ids)} tokens has {len(column)} {name}")
+            is_drawn = request.draws is not None and request.draws.verifies_all
+            drawn_from = drawn_from if is_drawn else None
+            return draft._replace(ids=ids, probabilities=p, distributions=drawn_from)
+        except Exception as error:  # noqa: BLE001 - what it gave is not a draft
+            self._fail("propose", error, request.seq)
+            return NO_DRAFT
 
-    def _note_foreign(self, seq: int, token: int) -> None:
-        """Counts a draft without any valid id, in a text without other drafts.
+    def _n_valid(self, seq: int, ids: Sequence[int]) -> int:
+        """How many ids there are before one outside of the vocabulary.
 
-        Raises at too many: such a drafter costs as much as it did before, and gives nothing.
+        Raises if all drafts of the text began with one: the drafter costs as much as it did before,
+        and gives nothing.
         """
-        if seq not in self._n_foreign:
-            return
-        self._n_foreign[seq] += 1
-        if self._n_foreign[seq] >= _MAX_FOREIGN:
-            raise ValueError(
-                f"{_MAX_FOREIGN} drafts, and each began with an id outside of 0 .. "
-                f"{self._n_vocab - 1}, the last one with {token}: it is made for another vocabulary"
-            )
+        n = next(i for i, token in enumerate(ids) if not 0 <= token < self._n_vocab)
+        if not n and seq in self._n_foreign:
+            self._n_foreign[seq] += 1
+            if self._n_foreign[seq] >= _MAX_FOREIGN:
+                raise ValueError(
+                    f"{_MAX_FOREIGN} drafts, and each began with an id outside of 0 .. "
+                    f"{self._n_vocab - 1}, the last one with {ids[0]}: it is made for another "
+                    "vocabulary"
+                )
+        return n
 
     def asked_of(self, seq: int, *, asks_model: bool) -> Literal["", "copies", "drafter"]:
         """Who is asked for a draft of a sequence: see Span.asked_of."""
-        if not self._is_on(seq):
+        if seq not in self._n_known:
             return ""
         return "drafter" if asks_model or self.is_lookup else "copies"
-
-    def _is_on(self, seq: int) -> bool:
-        return seq in self._n_known
 
     def _call(self, seq: int, what: str, call: Callable[[], _T]) -> _T | None:
         if self.failure(seq) is not None:
             return None
         try:
-            self._lend(self._borrower)
             return call()
         except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
-            self._fail(seq, what, error)
+            self._fail(what, error, seq)
             return None
-        finally:
-            self._lend(None)
 
-    def _blame(self, what: str, failed: SequenceErrors, seqs: Sequence[int]) -> None:
-        """Records which drafter failed; all that were asked if the error names none of them."""
-        named = [seq for seq in seqs if seq in failed.errors]
-        for seq in named or seqs:
-            self._fail(seq, what, failed.errors.get(seq, failed))
+    def _fail_some(self, what: str, error: SequenceErrors, seqs: Sequence[int]) -> None:
+        """Records a failure of the sequences that the error names; of all if it names none."""
+        for seq in [seq for seq in seqs if seq in error.errors] or seqs:
+            self._fail(what, error.errors.get(seq, error), seq)
 
-    def _fail(self, seq: int, what: str, error: Exception) -> None:
+    def _fail(self, what: str, error: Exception, *seqs: int) -> None:
         said = " ".join(str(error).split())[:_MAX_ERROR]
-        said = f": {said}" if said else ""
-        why = f"failed in {what}(): {type(error).__name__}{said}"
-        self._failures[seq] = DrafterFailure(f"the drafter {why}", error, what)
-        self._n_known.pop(seq, None)
+        why = f"failed in {what}(): {type(error).__name__}" + (f": {said}" if said else "")
+        failure = DrafterFailure(f"the drafter {why}", error)
+        for seq in seqs:
+            self._failures[seq] = failure
+            self._n_known.pop(seq, None)
         if not self._has_warned:
             self._has_warned = True
-            _warn(self._drafter, self.name, why, what, error)
+            # A text without drafts looks like any other. A filter may make the warning an error.
+            with contextlib.suppress(UserWarning):
+                warn(
+                    f"the drafter {self.name} is disabled until the next prompt of its sequence: "
+                    f"it {why[:_MAX_WARNING]}{failure.place}. The text continues without it. This "
+                    "is said once; Llama.generate_steps(...).record.stats.reason_off_error has "
+                    "the traceback (docs/drafters.md)"
+                )
 
 
 def _mark(drafter: Drafter) -> bytes:
     """The beginning of a drafter's saved states: its class and those of the drafters inside it."""
-    kinds = [f"{type(one).__module__}.{type(one).__qualname__}" for one in chain_of(drafter)]
+    kinds: list[str] = []
+    one: object = drafter
+    while isinstance(one, Drafter):
+        kinds.append(f"{type(one).__module__}.{type(one).__qualname__}")
+        one = one.passes_on_to()
     return "/".join(kinds).encode("utf-8", "backslashreplace") + b"\0"
 
 
-def _place(drafter: Drafter, what: str, error: Exception) -> tuple[str, Blame]:
-    """The code that failed: its file and line, or its name where Python knows none."""
-    found = blame(drafter, what, error)
-    if found.place is None:
-        return found.author, found
-    return f"{Path(found.place[0]).name}, line {found.place[1]}", found
-
-
-def _warn(drafter: Drafter, name: str, why: str, what: str, error: Exception) -> None:
-    """Warns that a drafter failed: a text without drafts looks like any other."""
-    # A warning may raise, as filters say. The text depends on neither.
-    with contextlib.suppress(Exception):
-        where, (_, module, place) = _place(drafter, what, error)
-        if what in _IS_TOLD_AGAIN:
-            outcome = "is told the tokens again, at the next prompt at the latest"
-            more = "The text does not change. This is said once"
-        else:
-            outcome = "is disabled until the next prompt of its sequence"
-            more = (
-                "The text continues without it. This is said once; "
-                "Llama.generate_steps(...).record.stats.reason_off_error has the traceback"
-            )
-        message = (
-            f"the drafter {name} {outcome}: it {why[:_MAX_REASON]} ({where}). {more} "
-            "(docs/drafters.md)"
-        )
-        if place is None:
-            warn(message)
-        else:
-            warnings.warn_explicit(message, UserWarning, *place, module)
-
-
-def _ids(given: Sequence[int], n: int) -> list[int]:
-    """At most the first n ids of a draft, in a list of its own."""
-    try:
-        ids = iter(given)
-    except TypeError:
-        raise TypeError(f"ids={given!r:.60} of a draft is not a list of ints") from None
-    return list(islice(ids, n))
-
-
-def _match_length(match_length: object, is_remembered: object) -> int:
-    """The match_length of a draft, checked with what says whose text was copied."""
-    n = match_length if type(match_length) is int else _index(match_length, "match_length")
-    if not 0 <= n <= _MOST_MATCH:
-        what = "below 0" if n < 0 else f"above {_MOST_MATCH}"
-        raise ValueError(f"match_length={shown(n)} of a draft is {what}")
-    if is_remembered is not False and is_remembered is not True:
-        boolean(is_remembered, "a draft's is_remembered")
-    return n
-
-
-def _index(value: object, name: str) -> int:
-    """An int of a draft, of Python or NumPy."""
-    try:
-        return index(value)  # type: ignore[arg-type]
-    except TypeError:
-        kind = type(value).__name__
-        raise TypeError(f"{name}={value!r:.60} of a draft is a {kind}, not an int") from None
-
-
-def _check_one_each(proposed: Sequence[Draft], n: int) -> None:
-    """Raises unless propose() returned a draft for each of n requests."""
-    remedy = "return a list with one Draft for each request"
-    # A Draft has a length too: it is a tuple with names.
-    if hasattr(proposed, "ids") or not hasattr(proposed, "__len__"):
-        raise TypeError(f"propose() returned {proposed!r:.60}; {remedy}")
-    if len(proposed) != n:
-        raise ValueError(
-            f"propose() returned {plural(len(proposed), 'draft')} for {plural(n, 'request')}; "
-            f"{remedy}"
-        )
-
-
-def _probabilities(given: Sequence[float], n: int) -> list[float]:
-    """The first n of a draft's probabilities."""
-    p = [float(one) for one in islice(given, n)]
-    if len(p) < n:
-        raise ValueError(f"a draft of {n} tokens has {len(p)} probabilities; give one each")
-    for i, one in enumerate(p):
-        if not 0.0 <= one <= 1.0:  # nor is NaN
-            if not 1.0 < one <= _MOST:
-                raise ValueError(f"probabilities[{i}]={one} of a draft is not from 0 to 1")
-            p[i] = 1.0
-    return p
-
-
-def _check_candidates(given: Sequence[Sequence[tuple[int, float]]], n: int) -> None:
-    """Raises unless there are candidates for each of n tokens."""
-    if len(given) < n:
-        raise ValueError(f"a draft of {n} tokens has candidates for {len(given)}; give all")
-    for i, place in enumerate(islice(given, n)):
-        try:
-            wrong = next((one for one in place if not _is_candidate(*one)), None)
-        except (TypeError, ValueError):
-            raise TypeError(
-                f"candidates[{i}] of a draft is not a list of (token, probability): {place!r:.60}"
-            ) from None
-        if wrong is not None:
-            raise ValueError(
-                f"candidates[{i}] of a draft has {wrong!r:.60}; a candidate is a token, from 0, "
-                "with its probability, from 0 to 1"
-            )
-
-
-def _is_candidate(token: int, p: float) -> bool:
-    return 0.0 <= p <= _MOST and index(token) >= 0
-
-
-def _distributions(draft: Draft, n: int) -> list[Distribution] | None:
-    """The distributions of a draft's first n ids; None if they were not drawn."""
-    if draft.distributions is None:
-        return None
-    found = list(islice(draft.distributions, n))
-    if len(found) < n:
-        raise ValueError(f"a draft of {n} tokens has {len(found)} distributions; give one each")
-    for one in found:
-        instance(one, Distribution, "a distribution of a draft")
-    return found
+def _up_to(n: int, most: int) -> int:
+    """A number of the text's first tokens that a drafter knows."""
+    if not 0 <= index(n) <= most:
+        raise ValueError(f"it returned {n!r:.40}, which is no number of the text's {most} tokens")
+    return index(n)

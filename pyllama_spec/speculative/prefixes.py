@@ -542,12 +542,7 @@ class HeldSequences:
         )
 
     def restore(self, state: SequenceState, saved: SavedSequence) -> None:
-        """Restores a copy of save(), of this or another sequence.
-
-        Raises:
-            ArgumentError: the bytes are damaged, or from a context that differs from this one;
-                the sequence is empty then.
-        """
+        """Restores a copy of save(), of this or another sequence."""
         self.forget(state)
         state.n_given = None
         if saved.n_decoded:

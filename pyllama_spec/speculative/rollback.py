@@ -36,11 +36,6 @@ class Checkpoints:
     A prompt of a later turn often leaves the text in the middle of the last answer: a chat template
     drops what was thought, or an answer is asked for again. A memory of positions is cut there. A
     recurrent state goes back to where it was copied, and the text after it is read again.
-
-    Args:
-        target: the target's context.
-        n_kept: the number of checkpoints of each sequence; each takes ModelInfo.state_bytes, and
-            the contents of sliding-window layers.
     """
 
     def __init__(self, target: Context, n_kept: int) -> None:

@@ -28,8 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
-from pyllama_spec.drafters.attributes import check_attachable
-from pyllama_spec.drafters.base import Committed, Draft, Drafter, named_failure
+from pyllama_spec.drafters.base import Committed, Draft, Drafter
 from pyllama_spec.engine import Context
 from pyllama_spec.engine.exactness import FEW_ROWS
 from pyllama_spec.errors import (
@@ -45,7 +44,7 @@ from pyllama_spec.speculative.controller.base import (
     Span,
     Spent,
 )
-from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound, drafter_bound, step_share
+from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound, drafter_bound
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.prefixes import HeldSequences, Prefixes, PrefixStore
 from pyllama_spec.speculative.rejection import DrawnFrom, accept
@@ -107,12 +106,11 @@ class Round:
         max_stepwise: int = 0,
         store: PrefixStore | None = None,
     ) -> None:
-        check_attachable(drafter, target)
-        with named_failure(drafter, "attach"):
-            drafter.attach(target)  # before its numbers are read: it may learn some of the target
+        _check_attachable(drafter, target)
+        drafter.attach(target)  # before its numbers are read: it may learn some of the target
         bound = draft_bound(drafter_bound(drafter), n_draft=n_draft)
         self.target = target
-        self.drafter = IsolatedDrafter(drafter, target.model.info.n_vocab, target.lend)
+        self.drafter = IsolatedDrafter(drafter, target.model.info.n_vocab)
         self.rollback = rollback_of(target)
         self.prefixes = Prefixes(target, self.rollback, self.drafter, store)
         self.sequences = HeldSequences(target, self.rollback, self.drafter, self.prefixes)
@@ -127,10 +125,9 @@ class Round:
             self.drafter.has_lookup,
             is_padded=limits.has_streams or limits.needs_equal_rows,
             max_rows=limits.width,
-            step_share=step_share(drafter),
+            step_share=drafter.step_share,
         )
-        with named_failure(self.scheduler.controller, "attach", "controller"):
-            self.scheduler.controller.attach(told)
+        self.scheduler.controller.attach(told)
         self._batch = TargetBatch(target)
         self.decode_counts = self._batch.counts
         # The runs of the round that is being computed, by sequence.
@@ -522,17 +519,13 @@ class Round:
     ) -> tuple[list[int], BaseException | None]:
         """The accepted tokens, and the exception of a callback or of the chain, if any."""
         tokens: list[int] = []
-        target = self.target
-        assert run.sampler is not None
-        # The sampler only reads rows, and so may the user's callbacks.
-        target.lend("a callback of the request")
+        sampler, target = run.sampler, self.target
+        assert sampler is not None
         try:
-            accept(run.sampler, run.rejection, target, row, ids, drawn_from, tokens, run.observe)
+            accept(sampler, run.rejection, target, row, ids, drawn_from, tokens, run.observe)
         except BaseException as error:  # noqa: BLE001 - of this sequence alone; its Step has it
             run.error = error
             return tokens, error
-        finally:
-            target.lend(None)
         return tokens, None
 
     def _finish_reason(self, run: SequenceRun, tokens: Sequence[int]) -> str | None:
@@ -578,3 +571,13 @@ class Round:
                 is_asked = span.asked_of == "drafter" and not span.is_retry
                 is_plain = bool(span.tokens) and not span.n_verified and not is_asked
                 run.stats.note_off(reason, is_plain=is_plain)
+
+
+def _check_attachable(drafter: Drafter, target: Context) -> None:
+    """Raises unless the context keeps the layer inputs that the drafter reads."""
+    missing = set(drafter.target_layers) - set(target.target_layers)
+    if missing:
+        raise ArgumentError(
+            f"the drafter {drafter.name!r} reads the inputs of layers {sorted(missing)}; open the "
+            f"target's context with target_layers={drafter.target_layers}"
+        )

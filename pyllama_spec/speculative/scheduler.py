@@ -20,18 +20,14 @@ from itertools import repeat
 
 from pyllama_spec.drafters.base import DraftRequest, TokenView
 from pyllama_spec.drafters.draws import TokenDraws
-from pyllama_spec.engine.checks import real
-from pyllama_spec.errors import ArgumentError, shown
 from pyllama_spec.speculative.controller.base import (
     NO_GAIN,
     Controller,
-    DraftDecision,
     DraftGain,
     FixedLength,
     Span,
     Spent,
 )
-from pyllama_spec.speculative.controller.choice import controller_name
 from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound
 from pyllama_spec.speculative.sequence import SequenceRun
 
@@ -89,8 +85,6 @@ class PromptPace:
 _PASS_ROWS = 4
 # How many rounds a prompt is passed over for shorter ones before its age counts.
 _MAX_PASSED = 1
-# Of a user's controller. The square of a gain is a finite float too.
-_MOST_GAIN = 1e30
 
 
 def verify_width(max_rows: int, n_outputs: int, n_batch: int) -> int:
@@ -175,7 +169,7 @@ class Scheduler:
     ) -> None:
         self.limits, self.pace = limits, pace
         self.controller = FixedLength() if controller is None else controller
-        self.controller_name = controller_name(self.controller)
+        self.controller_name = self.controller.name
         self._width = limits.width
 
     def begin(self, run: SequenceRun) -> None:
@@ -205,16 +199,7 @@ class Scheduler:
         undecided = [span for span in spans if not span.n_prompt and not span.draft.ids]
         if not undecided:
             return
-        decisions = self.controller.decide(undecided)
-        if not isinstance(decisions, (list, tuple)) or len(decisions) != len(undecided):
-            raise self._wrong_answer("decide", decisions)
-        for span, decision in zip(undecided, decisions, strict=True):
-            if not isinstance(decision, DraftDecision):
-                raise self._wrong_answer("decide", decision)
-            if not isinstance(decision.n_requested, int):
-                raise self._no_number("n_requested", decision.n_requested)
-            if not isinstance(decision.n_lookup, int):
-                raise self._no_number("n_lookup", decision.n_lookup)
+        for span, decision in zip(undecided, self.controller.decide(undecided), strict=True):
             span.decide(decision)
 
     def request(
@@ -242,12 +227,7 @@ class Scheduler:
         decided = [span for span in spans if span.decision is not None]
         if not decided:
             return
-        lengths = self.controller.verify_lengths(decided)
-        if not isinstance(lengths, (list, tuple)) or len(lengths) != len(decided):
-            raise self._wrong_answer("verify_lengths", lengths)
-        for span, n in zip(decided, lengths, strict=True):
-            if not isinstance(n, int):
-                raise self._no_number("n_verified", n)
+        for span, n in zip(decided, self.controller.verify_lengths(decided), strict=True):
             # A drawn token that is left out because of which token it is would change the
             # text's distribution.
             span.verify(n if span.draft.distributions is None else len(span.draft.ids))
@@ -261,48 +241,8 @@ class Scheduler:
         decided = [span for span in spans if span.decision is not None]
         if not decided:
             return []
-        gains = self.controller.learn(decided, spent)
-        if gains is None:
-            gains = ()
-        if not isinstance(gains, (list, tuple)) or len(gains) not in (0, len(decided)):
-            raise self._wrong_answer("learn", gains)
-        return list(zip(decided, map(self._checked_gain, gains or repeat(NO_GAIN)), strict=False))
-
-    # A controller may be the user's own, and give anything.
-
-    def _checked_gain(self, gain: object) -> DraftGain:
-        """A gain whose numbers the statistics can add."""
-        if gain is NO_GAIN:
-            return NO_GAIN
-        if not isinstance(gain, DraftGain):
-            raise self._wrong_answer("learn", gain)
-        n_expected, expected, realised = gain
-        return DraftGain(
-            self._gain_number("n_expected", n_expected),
-            self._gain_number("gain_expected", expected),
-            None if realised is None else self._gain_number("gain_realised", realised),
-        )
-
-    def _gain_number(self, field: str, value: object) -> float:
-        if type(value) is float and -_MOST_GAIN < value < _MOST_GAIN:
-            return value
-        named = f"controller {self.controller_name!r:.40} set {field}"
-        number = real(value, named)
-        if abs(number) > _MOST_GAIN:
-            raise ArgumentError(f"{named}={shown(value)}; a gain is at most {_MOST_GAIN:g}")
-        return number
-
-    def _wrong_answer(self, method: str, answer: object) -> ArgumentError:
-        what = {"decide": "a DraftDecision", "learn": "a DraftGain"}.get(method, "a number")
-        return ArgumentError(
-            f"controller {self.controller_name!r:.40} gave {answer!r:.40} in {method}(); it has "
-            f"to return a list with {what} for each span"
-        )
-
-    def _no_number(self, field: str, value: object) -> ArgumentError:
-        return ArgumentError(
-            f"controller {self.controller_name!r:.40} set {field}={value!r:.40}; "
-            "a number of tokens is a whole number"
+        return list(
+            zip(decided, self.controller.learn(decided, spent) or repeat(NO_GAIN), strict=False)
         )
 
     def _text_span(self, run: SequenceRun, n_seqs: int) -> Span:

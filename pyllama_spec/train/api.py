@@ -60,7 +60,6 @@ def train_eagle3(config: Eagle3TrainConfig, reporter: Reporter | None = None) ->
         DivergedError: the loss is not finite; the last good checkpoint is kept.
         TrainError: a package is missing, the prompts file is empty, the disk is full, ...
         KeyboardInterrupt: after Ctrl-C; all work so far is kept.
-
     """
     instance(config, Eagle3TrainConfig, "config")
 
@@ -79,7 +78,6 @@ def train_dflash(config: DFlashTrainConfig, reporter: Reporter | None = None) ->
     Args:
         config: the configuration of the run.
         reporter: receives the progress; None for silence.
-
     """
     instance(config, DFlashTrainConfig, "config")
 
@@ -104,7 +102,6 @@ def train_mtp(config: MtpTrainConfig, reporter: Reporter | None = None) -> Train
         UnsupportedError: the file has no MTP head, several of them, or one without a graph for
             training. This is raised before any computation.
         TrainError: the head lacks a tensor or a key, or is damaged; see also train_eagle3().
-
     """
     instance(config, MtpTrainConfig, "config")
     return _train(config, reporter, lambda _: (HEAD_ROWS,), partial(_load_mtp, config))
@@ -136,7 +133,6 @@ def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseRe
         TrainError: the draft was made for another target, the store has too few conversations, a
             package is missing, the disk is full, ...
         KeyboardInterrupt: after Ctrl-C.
-
     """
     instance(config, (Eagle3TrainConfig, DFlashTrainConfig, MtpTrainConfig), "config")
     if config.use is None:
@@ -203,7 +199,6 @@ class _LoadedKind:
     Attributes:
         kind: the class that trains and writes the draft.
         read_draft: reads an earlier draft of the kind for this target; see read_init_draft().
-
     """
 
     kind: Kind[Any]

@@ -39,7 +39,6 @@ class CorpusConfig:
         min_answer: the fewest tokens of an answer.
         max_passes: the most answers to one prompt of a file.
         seed: the seed of all random draws.
-
     """
 
     prompts: Path | None = None
@@ -90,7 +89,6 @@ class UseConfig:
         right_share: the share to learn from of the drafts that were right when the text was made.
             All of them if the store does not record where the draft was wrong.
         max_loss: the share of tokens per round on other text that may be lost.
-
     """
 
     store: Path
@@ -120,7 +118,6 @@ class HeadSettings:
         n_head, n_head_kv: attention heads.
         n_ff: width of the feed-forward block.
         n_draft_vocab: the number of the target's tokens that it can draft.
-
     """
 
     target_layers: tuple[int, ...] | None = None
@@ -163,7 +160,6 @@ class FitSettings:
         n_evals: the number of measurements in the whole run.
         patience: the number of measurements without progress that ends the run.
         seed: the seed of the initial weights and the order of the text.
-
     """
 
     epochs: float = 2.6
@@ -239,7 +235,6 @@ class RunConfig:
         n_ngrams: the most contexts of the n-gram table in the draft's file, 9 bytes each; 0 for no
             table, as stock llama.cpp requires. None for 800,000.
         use: the source of train_from_use(), which replaces the target's own text.
-
     """
 
     kind: ClassVar[str]

@@ -33,11 +33,9 @@ class Reporter(Protocol):
 
     def line(self, text: str) -> None:
         """Prints a lasting line, such as a finished stage or a measurement."""
-        ...
 
     def progress(self, stage: str, fraction: float, note: str) -> None:
         """Reports a stage's progress, 0.0 .. 1.0, with its current figures."""
-        ...
 
 
 class SilentReporter:

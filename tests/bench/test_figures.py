@@ -107,17 +107,6 @@ def test_a_fork_is_the_first_difference() -> None:
     assert find_fork([other]) == Fork(0, 0, 0, 7)
 
 
-def test_synthetic_marks_stand_everywhere() -> None:
-    result = made_up_result([one_prompt(pair(10, 1.0, 0.5))], synthetic=(0.8, 0.6), n_off_script=2)
-    report = to_json(result)
-    assert report["synthetic"] == {"probabilities": [0.8, 0.6], "seed": 1, "rounds_off_script": 2}
-    assert any("SYNTHETIC" in note for note in report["notes"])
-    assert table(result).count("SYNTHETIC") >= 3
-    honest = made_up_result([one_prompt(pair(10, 1.0, 0.5))])
-    assert to_json(honest)["synthetic"] is None
-    assert "SYNTHETIC" not in table(honest)
-
-
 def test_bandwidth_is_bytes_per_token_times_tokens_per_second() -> None:
     # 100 tokens/s of 50 MB are 5 GB/s, a quarter of the 20 that the memory streams.
     result = made_up_result([one_prompt(pair(100, 1.0, 0.5))])

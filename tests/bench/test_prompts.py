@@ -71,9 +71,6 @@ def test_a_prompt_can_be_turned_into_the_other_kind() -> None:
     [
         ({"n_tokens": 1}, "n_tokens=1"),
         ({"n_draft": -1}, "n_draft=-1"),
-        ({"synthetic_acceptance": (0.5, 1.5)}, r"synthetic_acceptance\[1\]=1.5"),
-        ({"synthetic_acceptance": (0.5,), "lookup": 3}, "lookup=3"),
-        ({"synthetic_acceptance": (0.5,), "also": ("none",)}, "one draft"),
     ],
 )
 def test_a_configuration_that_cannot_be_is_refused(options: dict[str, Any], says: str) -> None:

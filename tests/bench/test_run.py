@@ -12,7 +12,7 @@ import pytest
 
 from pyllama_spec import Llama, bench
 from pyllama_spec.bench.sides import Run, Side, open_sides
-from pyllama_spec.drafters import Draft, DraftRequest, Eagle3, LookupFirst, PromptLookup, Suffix
+from pyllama_spec.drafters import Draft, DraftRequest, LookupFirst, PromptLookup, Suffix
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import (
     ArgumentError,
@@ -111,18 +111,6 @@ def test_no_run_copies_from_another_one(tmp_path: Path) -> None:
     alone = bench.run(tiny_config(tmp_path, draft=Suffix(7, remembers=False), repeats=1))
     for one, other in zip(result.prompts, alone.prompts, strict=True):
         assert {pair.spec.rounds for pair in one.pairs} == {other.pairs[0].spec.rounds}
-
-
-def test_synthetic_rounds_are_the_heads_own(tmp_path: Path) -> None:
-    """Synthetic rounds use no copies, which would make the rounds cheaper than those to study."""
-    target, draft = model_path("perm"), model_path("perm_eagle3")
-    config = tiny_config(
-        tmp_path, model_path=target, draft=draft, synthetic_acceptance=(0.5, 0.5), repeats=1
-    )
-    plain, (spec,) = open_sides(Model(target), config, 256)
-    with plain, spec:
-        assert spec.synthetic is not None
-        assert isinstance(spec.synthetic.inner, Eagle3)
 
 
 def test_an_eagle3_head_is_measured_and_its_file_noted(tmp_path: Path) -> None:

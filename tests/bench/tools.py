@@ -69,8 +69,7 @@ def made_up_result(prompts: Sequence[PromptResult], **options: Any) -> BenchResu
         weight_bytes=50_000_000, weight_basis="made up", streaming=Streaming(2, 2**28, 2e10, 1e10),
         provenance={"machine": {"last_level_cache_bytes": 2**25}, "files": {}},
     )  # fmt: skip
-    config = BenchConfig(model_path="a.gguf", synthetic_acceptance=options.pop("synthetic", ()))
-    return BenchResult(config, setup, tuple(prompts), **options)
+    return BenchResult(BenchConfig(model_path="a.gguf"), setup, tuple(prompts), **options)
 
 
 def one_prompt(*pairs: Pair, name: str = "p") -> PromptResult:

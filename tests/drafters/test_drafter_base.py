@@ -14,13 +14,17 @@ from pyllama_spec.drafters import (
     Committed,
     Draft,
     Drafter,
+    DrafterWrapper,
     DraftRequest,
+    PromptLookup,
     SequenceErrors,
     TokenView,
 )
+from pyllama_spec.drafters.base import name_of_code
 from pyllama_spec.engine import Context, Sampler, SamplerParams
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import Round, SequenceRun, SequenceState
+from pyllama_spec.speculative.controller import Controller
 from tests.drafters.tools import (
     N_TOKENS,
     PROMPTS,
@@ -125,8 +129,6 @@ def test_a_class_with_neither_is_refused_before_a_model_is_loaded() -> None:
             Llama("no such file.gguf", draft=drafter)
         with pytest.raises(ArgumentError, match=why):
             Llama("no such file.gguf", draft_model=drafter)
-        with three_sequences() as context, pytest.raises(ArgumentError, match=why):
-            Round(context, drafter)
     # A method that an object was given is one too.
     drafter = _Forgot()
     drafter.propose_one = drafter.propse_one  # type: ignore[method-assign]
@@ -228,3 +230,63 @@ def test_a_view_shows_the_newest_tokens() -> None:
     assert not hasattr(view, "append")
     with pytest.raises(TypeError):
         view[0] = 5  # type: ignore[index]
+
+
+# ---- names
+
+
+class Wrong(Drafter):
+    def __init__(self, answer: Draft = NO_DRAFT) -> None:
+        self.answer = answer
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        return self.answer
+
+
+def a_function(input_ids: Any) -> Any:
+    return 5
+
+
+class ACallable:
+    def __call__(self, input_ids: Any) -> Any:
+        return None
+
+
+def test_code_without_a_word_for_a_name_is_custom() -> None:
+    assert [name_of_code(code) for code in (Wrong, a_function, ACallable())] == [
+        "Wrong", "a_function", "ACallable",
+    ]  # fmt: skip
+    none = type("none", (Wrong,), {})
+    assert [name_of_code(code) for code in (lambda: None, none)] == ["custom"] * 2
+
+
+def test_a_drafter_without_a_name_has_that_of_its_class() -> None:
+    class Named(Wrong):
+        name = "mine"
+
+    class Later(Wrong):
+        def __init__(self) -> None:
+            super().__init__(Draft([1]))
+            self.name = "later"
+
+    class Copies(PromptLookup):
+        """Inherits a name that was set."""
+
+    found = [one.name for one in (Wrong(), Named(), Later(), Copies(), DrafterWrapper(Wrong()))]
+    assert found == ["Wrong", "mine", "later", "prompt-lookup", "Wrong"]
+    assert (Wrong.name, Named.name) == ("Wrong", "mine")
+
+
+def test_the_names_are_in_the_record() -> None:
+    class Whims(Controller):
+        """A controller of the user's."""
+
+    given: dict[str, Any] = {
+        "draft": Wrong(Draft([1])),
+        "controller": Whims(),
+        "n_threads": 1,
+        "n_ctx": 256,
+    }
+    with Llama(model_path("llama"), **given) as llm:
+        said = llm.create_completion("abab", max_tokens=12, **GREEDY)["speculation"]
+    assert (said["drafter"], said["controller"]) == ("Wrong", "Whims")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -321,48 +320,3 @@ def test_an_open_model_is_no_draft_and_what_is_one_is_named(keyword: str, is_our
     assert "no open model" in said
     for known in (*registry.kinds(), "prompt-lookup", "Drafter"):
         assert known in said
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["name", "max_draft", "target_layers", "attached_to", "is_closed"],
-)
-def test_an_attribute_that_raises_is_one_line(name: str) -> None:
-    def fail(self: object) -> object:
-        raise RuntimeError("mine")
-
-    bad = type("Bad", (PromptLookup,), {"__init__": lambda self: None, name: property(fail)})
-    with pytest.raises(
-        ArgumentError, match=f"Bad cannot be used: its {name} raises RuntimeError: m"
-    ):
-        open_tiny(bad())
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("can_copy", lambda self: True, "can_copy is a method"),
-        ("attached_to", "model.gguf", "attached_to"),
-        ("is_stepwise", "yes", "is_stepwise"),
-        ("name", 5, "name"),
-        ("target_layers", 5, "target_layers"),
-        ("target_layers", ("a",), "target_layers[0]"),
-    ],
-)
-def test_an_attribute_of_another_type_is_one_line(name: str, value: Any, words: str) -> None:
-    bad = type("Bad", (PromptLookup,), {name: value})
-    with pytest.raises(ArgumentError, match=re.escape(f"the drafter Bad cannot be used: {words}")):
-        open_tiny(bad())
-
-
-@pytest.mark.parametrize("method", ["check", "attach"])
-def test_a_method_that_raises_before_a_text_is_one_line(method: str) -> None:
-    def fail(self: object, target: object) -> None:
-        raise KeyError("mine")
-
-    bad = type("Bad", (PromptLookup,), {method: fail})
-    with pytest.raises(ArgumentError) as error:
-        open_tiny(bad())
-    said = f"the drafter Bad failed in {method}(): KeyError: 'mine' (test_drafter_registry.py, line"
-    assert str(error.value).startswith(said)
-    assert isinstance(error.value.__cause__, KeyError)

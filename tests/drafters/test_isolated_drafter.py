@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+import re
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -16,8 +18,10 @@ from pyllama_spec.drafters import (
     Committed,
     Draft,
     Drafter,
+    DrafterWrapper,
     DraftRequest,
     Eagle3,
+    LookupFirst,
     SequenceErrors,
 )
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
@@ -152,98 +156,30 @@ def test_ids_that_may_be_proposed(ids: Any, kept: list[int]) -> None:
 def test_a_draft_that_is_cut_loses_its_other_columns_too() -> None:
     class Wide(Drafter):
         def propose_one(self, request: DraftRequest) -> Draft:
-            return Draft(np.array([5, 6, 400, 7]), [0.4, 0.3, 0.2, 0.1], [[(5, 0.4)]] * 4)  # type: ignore[arg-type]
+            # A probability of float32 may be rounded to a little more than 1.
+            p = np.array([0.5, 1 + 2e-7, 0.25, 0.125], np.float32)
+            return Draft(np.array([5, 6, 400, 7]), p, [[(5, 0.4)]] * 4)  # type: ignore[arg-type]
 
-    for n, kept in ((4, 2), (1, 1)):
+    for n, kept in ((4, 2), (2, 2), (1, 1)):
         draft = isolated(Wide()).propose(requests(n, 1))[0]
         assert list(draft.ids) == [5, 6][:kept]
-        assert draft.probabilities == [0.4, 0.3][:kept]
+        assert draft.probabilities == [0.5, 1.0][:kept]
         assert draft.candidates == [[(5, 0.4)]] * kept
 
 
-NO_IDS: list[Any] = [None, 5, "abc", [1.5], ["a"], [None], [[1]], [1, "b"], [1, 2.0]]
-NAN, INF = float("nan"), float("inf")
-NO_PROBABILITIES: list[Any] = [NAN, 7.0, -1.0, INF, -INF, 1.001, np.float32(7), 2]
-# What controllers calculate with: too few probabilities, and what is not a number.
-NO_COLUMNS: list[Any] = [
-    *(Draft([1, 2], p) for p in ([], [0.5], ["a", "b"], [None, 0.5], 0.5)),  # type: ignore[arg-type]
-    *(Draft([1, 2], [0.5, p]) for p in NO_PROBABILITIES),
-    *(Draft([1, 2], [0.5, 0.5], [[(1, 0.5)], [(3, 0.1), (2, p)]]) for p in NO_PROBABILITIES),
-    *(
-        Draft([1, 2], None, candidates)  # type: ignore[arg-type]
-        for candidates in (
-            [],
-            [[(1, 0.5)]],
-            5,
-            [5, 6],
-            [[5], [6]],
-            [None, None],
-            [[(1, 0.5, 2)], []],
-            [[(1, "a")], []],
-            [[("a", 0.5)], []],
-            [[(-1, 0.5)], []],
-            [[(1.5, 0.5)], []],
-        )
-    ),
-    *(Draft([1, 2], match_length=n) for n in (-3, 10**400, "x", 2.5, float("nan"), None)),  # type: ignore[arg-type]
-    Draft([5], is_remembered="x"),  # type: ignore[arg-type]
-    Draft([5], distributions=[3]),  # type: ignore[list-item]
-]
+NO_DRAFTS: list[Any] = [
+    None, [1, 2], 5, "abc",
+    *(Draft(ids) for ids in (None, 5, "abc", [1.5], [None], [1, "b"])),  # type: ignore[arg-type]
+    *(Draft([1, 2], p) for p in ([], [0.5], ["a", "b"], 0.5)),  # type: ignore[arg-type]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "draft",
-    [None, [1, 2], (1, 2), 5, "abc"] + [Draft(ids) for ids in NO_IDS] + NO_COLUMNS,
-    ids=str,
-)
+@pytest.mark.parametrize("draft", NO_DRAFTS, ids=str)
 def test_what_is_no_draft(draft: Any) -> None:
     found, reason = ids_of(draft)
     assert found == []
     assert reason is not None
     assert reason.startswith("the drafter failed in propose(): ")
-
-
-def test_columns_of_other_types_and_lengths() -> None:
-    class Odd(Drafter):
-        def propose_one(self, request: DraftRequest) -> Draft:
-            return Draft([5, 6], np.array([0.5, 1, 0.25]), match_length=np.int64(3))  # type: ignore[arg-type]
-
-    draft = isolated(Odd()).propose(requests(4, 1))[0]
-    assert draft == Draft([5, 6], [0.5, 1.0], match_length=3)
-    assert type(draft.match_length) is int
-
-
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [
-        (None, "the result of resume_at()=None is a NoneType, not an int"),
-        (-1, "resume_at() returned -1 for a text of 2 tokens: return how many of its first"),
-        (3, "resume_at() returned 3 for a text of 2 tokens"),
-    ],
-)
-def test_a_result_of_resume_at_is_a_part_of_the_text(answer: Any, why: str) -> None:
-    drafter = Raising(ValueError())
-    drafter.commit = lambda done: None  # type: ignore[method-assign]
-    round_side = IsolatedDrafter(drafter, 320)
-    round_side.resume_at(0, 0, [])
-    round_side.commit([Committed(0, [7, 8], 0)])
-    drafter.resume_at = lambda seq, n_keep: answer  # type: ignore[method-assign]
-    assert round_side.resume_at(0, 2, [7, 8]) == 2
-    failure = round_side.failure(0)
-    assert failure is not None and why in failure.reason
-
-
-def test_probabilities_that_are_rounded_are_taken() -> None:
-    class Rounded(Drafter):
-        def propose_one(self, request: DraftRequest) -> Draft:
-            p = np.array([1 + 2e-7, 1.0, 0.0], np.float32)
-            return Draft([5, 6, 7], p, [[(5, p[0])], [], [(7, 0), (np.int32(8), 0.5)]])  # type: ignore[arg-type]
-
-    round_side = isolated(Rounded())
-    for n in (3, 2):  # what is cut need not be right
-        draft = round_side.propose(requests(n, 1))[0]
-        assert draft.probabilities == [1.0, 1.0, 0.0][:n]
-    assert round_side.failure(0) is None
 
 
 class Failing(Drafter):
@@ -279,10 +215,8 @@ def test_the_first_failure_is_said_and_no_other(where: str) -> None:
     assert len(said) == 1
     message = str(said[0].message)
     assert message.startswith("the drafter mine is disabled until the next prompt")
-    method = "propose" if where == "ids" else where
-    assert f"it failed in {method}(): " in message
-    assert "record.stats.reason_off_error" in message
-    assert f"({Path(__file__).name}, line {said[0].lineno})" in message
+    assert f"it failed in {'propose' if where == 'ids' else where}(): " in message
+    assert (f"({Path(__file__).name}, line " in message) == (where != "ids")
     assert Path(said[0].filename) == Path(__file__)
     assert len(message) < 1000
 
@@ -315,27 +249,14 @@ class Remembering(Drafter):
 
 
 @pytest.mark.parametrize(
-    ("drafter", "why"),
-    [
-        (Remembering(restored=10**9), "restore() returned 1000000000, and the saved text has "),
-        (Remembering(restored=-1), "restore() returned -1, and the saved text has "),
-        (Remembering(restored=2**70), "restore() returned 1180591620717411303424, and the saved "),
-        (Remembering(restored=None), "the result of restore()=None is a NoneType, not an int"),
-        (Remembering(saved="text"), "the result of save() must be a bytes or bytearray or memor"),
-    ],
-    ids=["many", "negative", "huge", "None", "str"],
+    "drafter", [Remembering(restored=10**9), Remembering(restored=None), Remembering(saved="text")]
 )
-def test_a_bad_state_is_named_and_costs_no_draft(drafter: Remembering, why: str) -> None:
-    """The drafter is told the tokens again, and the warning says so."""
-    with open_tiny(drafter) as llm, pytest.warns(UserWarning) as said:
+def test_a_bad_state_costs_no_draft(drafter: Remembering) -> None:
+    """The drafter is told the tokens again."""
+    with open_tiny(drafter) as llm, pytest.warns(UserWarning):
         llm("abab", max_tokens=12, **GREEDY)
         llm.load_state(llm.save_state())
         found = llm("abab", max_tokens=12, **GREEDY)["speculation"]
-    assert len(said) == 1
-    message = str(said[0].message)
-    assert message.startswith("the drafter mine is told the tokens again, at the next prompt")
-    assert why in message
-    assert "disabled" not in message
     assert (found["reason_off"], found["proposed"] > 0) == (None, True)
 
 
@@ -435,15 +356,8 @@ def test_nonsense_and_failures_elsewhere_cost_no_text(what: str) -> None:
                 llm.load_state(plain)
 
 
-class _Endless(list[int]):
-    """Says that it is longer than it is, and so do its slices."""
-
-    def __len__(self) -> int:
-        return 10**9
-
-
 def test_what_is_verified_is_what_was_proposed() -> None:
-    """Later writes to the drafter's list change nothing, and its claimed length is not trusted."""
+    """Later writes to the drafter's list change nothing."""
 
     class Same(Drafter):
         def __init__(self) -> None:
@@ -457,9 +371,22 @@ def test_what_is_verified_is_what_was_proposed() -> None:
     (draft,) = round_side.propose([DraftRequest(0, [7, 8], 2)])
     drafter.ids[:] = [1, 1, 1, 1, 1]
     assert (list(draft.ids), draft.probabilities) == ([7, 8], [0.5] * 2)
-    drafter.ids = _Endless([7])
-    (draft,) = round_side.propose([DraftRequest(0, [7, 8], 2)])
-    assert list(draft.ids) == [7]
+
+
+class Raises(Drafter):
+    def propose_one(self, request: DraftRequest) -> Draft:
+        raise ValueError("not today")  # it is raised here
+
+
+@pytest.mark.parametrize(
+    "drafter", [Raises(), DrafterWrapper(Raises()), LookupFirst(Raises())], ids=repr
+)
+def test_the_users_own_line_is_named(drafter: Drafter) -> None:
+    with open_tiny(drafter) as llm, pytest.warns(UserWarning) as said:
+        llm("abab", max_tokens=12, **GREEDY)
+    found = re.search(rf"\({re.escape(Path(__file__).name)}, line (\d+)\)", str(said[0].message))
+    assert found is not None
+    assert "# it is raised here" in linecache.getline(__file__, int(found[1]))
 
 
 class Foreign(Drafter):
@@ -475,16 +402,13 @@ class Foreign(Drafter):
         return Draft([5] if self.n_calls in self.good else [4000 + self.n_calls])
 
 
-def test_a_drafter_of_another_vocabulary_is_told_from_one_that_proposes_nothing() -> None:
+def test_a_drafter_of_another_vocabulary_is_disabled() -> None:
     drafter = Foreign()
-    with open_tiny(drafter) as llama:
-        expected = llama.create_completion("one two", max_tokens=20, temperature=0)
-    found = expected["speculation"]
+    with open_tiny(drafter) as llama, pytest.warns(UserWarning):
+        found = llama.create_completion("one two", max_tokens=20, temperature=0)["speculation"]
     assert drafter.n_calls == 3, "nothing more is asked of it"
-    assert found["drafted"] == 0
-    assert (
-        "each began with an id outside of 0 .. 319, the last one with 4003" in found["reason_off"]
-    )
+    assert (found["state"], found["drafted"]) == ("disabled", 0)
+    assert "0 .. 319, the last one with 4003" in found["reason_off"]
 
 
 def test_a_drafter_that_was_right_once_stays_on() -> None:

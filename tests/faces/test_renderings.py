@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from contextlib import closing
 from typing import Any, NoReturn
 
 import jinja2.ext
@@ -14,8 +15,11 @@ import pytest
 
 from pyllama_spec import ArgumentError, ChatTemplate
 from pyllama_spec.chat.messages import check_messages, render_messages
+from pyllama_spec.chat.tools import ToolChats, ToolRequest
+from pyllama_spec.engine import Model
 from pyllama_spec.llama.chat_formats import FORMATS
 from tests.faces.families import ARGUMENTS, USER, WEATHER, templates
+from tests.models import model_path
 
 
 def says(role: str, content: str, **more: Any) -> dict[str, Any]:
@@ -46,6 +50,21 @@ CHATS: dict[str, list[dict[str, Any]]] = {
     "a call with values": called({**ARGUMENTS, "at": 48.856614, "days": 1.0, "n": 1e-7}, ""),
     "two questions": [USER, USER],
 }  # fmt: skip
+# Parameters without a type, with several, and with a part that their type allows to be absent.
+AWKWARD: dict[str, Any] = {
+    "a": {"enum": ["x", "y"]}, "b": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "c": {"$ref": "#/$defs/n"}, "d": {"type": "array"}, "e": {"const": 3, "default": 4},
+    "f": {"type": ["string", "null"]}, "g": {"type": "object"},
+}  # fmt: skip
+
+
+def tool_with(properties: dict[str, Any]) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties, "required": list(properties),
+              "$defs": {"n": {"type": "integer"}}}  # fmt: skip
+    function = {"name": "f", "description": "d", "parameters": schema}
+    return {"type": "function", "function": function}
+
+
 VARIABLES: dict[str, dict[str, Any]] = {
     "usual": {},
     "no beginning": {"add_generation_prompt": False},
@@ -53,6 +72,8 @@ VARIABLES: dict[str, dict[str, Any]] = {
     "does not think": {"enable_thinking": False, "thinking": False},
     "tools": {"tools": [WEATHER]},
 }
+CASES = [(chat, given) for chat in CHATS.values() for given in VARIABLES.values()]
+CASES += [([USER], {"tools": [tool_with({name: one})]}) for name, one in AWKWARD.items()]
 # Templates that read content as a list of parts alone, and one that escapes tools as HTML.
 _BY_PARTS = ("google-translategemma-4b-it",)
 _OF_TOOLS = ("meetkai-functionary-medium-v3.1",)
@@ -110,8 +131,17 @@ def expected(
 def test_a_template_gives_the_text_of_python_s_jinja(name: str) -> None:
     ours = ChatTemplate(_ALL[name], bos_token="<s>", eos_token="</s>")
     theirs = compiled(_ALL[name])
-    for chat, messages in CHATS.items():
-        for which, variables in VARIABLES.items():
-            wanted = expected(theirs, messages, variables)
-            if wanted is not None and (which != "tools" or name not in _OF_TOOLS):
-                assert ours.render(messages, **variables).text == wanted, (chat, which)
+    for messages, variables in CASES:
+        wanted = expected(theirs, messages, variables)
+        if wanted is not None and ("tools" not in variables or name not in _OF_TOOLS):
+            assert ours.render(messages, **variables).text == wanted, (messages, variables)
+
+
+def test_a_parameter_that_a_template_cannot_show_is_named() -> None:
+    """Its template calls itself for each type of a list, without an end."""
+    template = ChatTemplate(_ALL["NousResearch-Hermes-3-Llama-3.1-8B-tool_use"])
+    chats = ToolChats(Model(model_path("llama"), vocab_only=True), template)
+    tools = [WEATHER, tool_with({"good": AWKWARD["e"], "bad": AWKWARD["f"]})]
+    request = ToolRequest.read(tools, None, None, None)
+    with closing(chats), pytest.raises(ArgumentError, match=r"f.*bad"):
+        chats.begin([USER], request, {})

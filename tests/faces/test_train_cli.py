@@ -17,7 +17,7 @@ from pyllama_spec.train import (
     HeadConfig,
 )
 from pyllama_spec.train.config import RunConfig
-from pyllama_spec.train.run.provenance import command
+from pyllama_spec.train.run.export import command
 from pyllama_spec.train.run.target_weights import block_layers, default_layers
 from tests.models import model_path
 
@@ -40,7 +40,7 @@ def train(*args: object) -> int:
         ("mtp", "--steps 0", "--steps 0"),
         ("dflash", "--block 1", "--block 1"),
         ("dflash", "--layers 0", "--layers 0"),
-        ("dflash", "--confidence --markov 0", "markov_rank"),
+        ("dflash", "--confidence --markov 0", "--markov above 0"),
         ("dflash", "--dpace-alpha 2", "--dpace-alpha 2.0"),
         ("eagle3", "--from-use s --type f32", "--type f32"),
         ("eagle3", "--from-use s --restart", "restart"),

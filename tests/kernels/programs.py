@@ -18,7 +18,7 @@ def _libraries() -> list[str]:
     return [str(path) for path in (ggml / "libggml.a", *cpu_backend(), ggml / "libggml-base.a")]
 
 
-def compiled(source: str, folder: Path) -> Path:
+def compiled(source: str, folder: Path, *flags: str) -> Path:
     """A program of this folder with the engine's libraries."""
     compiler = shutil.which("g++") or shutil.which("c++")
     assert compiler, "a C++ compiler is needed"
@@ -26,7 +26,7 @@ def compiled(source: str, folder: Path) -> Path:
     engine = _ROOT / "vendor/llama.cpp/ggml"
     subprocess.run(
         [compiler, "-std=c++17", "-O2", f"-I{engine / 'include'}", f"-I{engine / 'src'}",
-         f"-I{_ROOT / 'csrc'}", str(_HERE / source),
+         f"-I{engine / 'src/ggml-cpu'}", f"-I{_ROOT / 'csrc'}", *flags, str(_HERE / source),
          *_libraries(), "-lpthread", "-ldl", "-o", str(program)],
         check=True,
     )  # fmt: skip

@@ -4,13 +4,13 @@
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "ggml.h"
+#include "kernels/rows.h"
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
 #include <vector>
-
-ggml_backend_buffer_type_t ggml_backend_cpu_repack_buffer_type(void);
 
 namespace {
 
@@ -36,7 +36,7 @@ struct Product {
         ggml_tensor * w = ggml_new_tensor_2d(contexts[0], type, N_K, N_OUT);
         ggml_tensor * x = ggml_new_tensor_2d(contexts[1], GGML_TYPE_F32, N_K, n_rows);
         ggml_tensor * y = ggml_mul_mat(contexts[1], w, x);
-        const auto place = is_repacked ? ggml_backend_cpu_repack_buffer_type() : ggml_backend_cpu_buffer_type();
+        const auto place = is_repacked ? pyllama_spec_repacked_buffer_type() : ggml_backend_cpu_buffer_type();
         buffers[0] = ggml_backend_alloc_ctx_tensors_from_buft(contexts[0], place);
         buffers[1] = ggml_backend_alloc_ctx_tensors_from_buft(contexts[1], ggml_backend_cpu_buffer_type());
         const std::vector<float> ones(N_K * std::max(N_OUT, n_rows), 1.0f);
@@ -71,11 +71,12 @@ int main() {
     ggml_cpu_init();
     ggml_backend_t cpu = ggml_backend_cpu_init();
     ggml_backend_cpu_set_n_threads(cpu, 1);
+    const int n_most = std::strstr(pyllama_spec_block_kernels(), "AVX-512") ? 8 : 6;
     const struct { ggml_type type; bool is_repacked; int n_most; } kinds[] = {
-        { GGML_TYPE_BF16, false, 6 }, { GGML_TYPE_F16, false, 6 }, { GGML_TYPE_Q8_0, false, 8 },
-        { GGML_TYPE_Q5_0, false, 8 }, { GGML_TYPE_Q4_1, false, 8 }, { GGML_TYPE_Q5_K, false, 8 },
-        { GGML_TYPE_Q6_K, false, 8 }, { GGML_TYPE_IQ4_XS, false, 8 }, { GGML_TYPE_Q4_0, true, 8 },
-        { GGML_TYPE_MXFP4, true, 8 }, { GGML_TYPE_Q4_K, true, 8 },
+        { GGML_TYPE_BF16, false, 6 }, { GGML_TYPE_F16, false, 6 }, { GGML_TYPE_Q8_0, false, 8 }, { GGML_TYPE_Q6_K, false, 8 },
+        { GGML_TYPE_Q5_0, true, n_most }, { GGML_TYPE_Q4_1, true, n_most }, { GGML_TYPE_MXFP4, true, n_most },
+        { GGML_TYPE_Q5_K, true, n_most }, { GGML_TYPE_Q4_K, true, n_most }, { GGML_TYPE_Q2_K, true, n_most },
+        { GGML_TYPE_IQ4_XS, true, n_most },
     };
     for (const auto & kind : kinds) {
         Product less(kind.type, kind.is_repacked, kind.n_most - 1), most(kind.type, kind.is_repacked, kind.n_most);

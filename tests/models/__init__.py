@@ -10,16 +10,13 @@ from .build import (
     build,
 )
 from .cache import (
-    CACHE_VARIABLE,
     built_models,
     cache_directory,
     delete_unused_models,
     model_path,
 )
 from .config import CHATML_TEMPLATE, TinyConfig
-from .dflash import (
-    target_options,
-)
+from .dflash import target_options
 from .eagle3 import (
     Eagle3Config,
     RopeScaling,
@@ -47,7 +44,6 @@ from .vocab import (
 __all__ = [
     "ARCHITECTURES",
     "BOS",
-    "CACHE_VARIABLE",
     "CHATML_TEMPLATE",
     "CONSTANT_TOKENS",
     "DECODERS",

@@ -185,19 +185,8 @@ class _Block(Draft):
     def keys(self) -> None:
         """Add the architecture's keys; options that are None are left out."""
         cfg = self.draft
-        parts.header(self, attention=False)
+        self.sizes()
         values: dict[str, Any] = {
-            "context_length": cfg.n_ctx_train,
-            "embedding_length": cfg.n_embd,
-            "feed_forward_length": cfg.n_ff,
-            "attention.head_count": cfg.n_head,
-            "attention.head_count_kv": cfg.n_head_kv,
-            "attention.key_length": cfg.head_size,
-            "attention.value_length": cfg.head_size,
-            "attention.layer_norm_rms_epsilon": cfg.norm_eps,
-            "rope.dimension_count": cfg.head_size,
-            "rope.freq_base": cfg.rope_freq_base,
-            "target_layers": list(cfg.target_layers),
             "block_size": cfg.block_size,
             "attention.causal": cfg.causal,
             "attention.causal_pattern": cfg.causal_pattern and list(cfg.causal_pattern),

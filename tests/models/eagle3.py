@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from . import parts
 from .config import TinyConfig
 from .keys import writing
-from .sketch import Sketch
+from .sketch import MetaValue, Sketch
 from .vocab import SPECIAL_IDS, write_tokenizer
 
 Tensors = dict[str, NDArray[Any]]
@@ -106,6 +106,26 @@ class Draft(Sketch):
     def keys(self) -> None:
         """Add the architecture's keys."""
         raise NotImplementedError
+
+    def sizes(self) -> None:
+        """Add the keys of what drafts have in common."""
+        cfg = self.draft
+        parts.header(self, attention=False)
+        values: dict[str, MetaValue] = {
+            "context_length": cfg.n_ctx_train,
+            "embedding_length": cfg.n_embd,
+            "feed_forward_length": cfg.n_ff,
+            "attention.head_count": cfg.n_head,
+            "attention.head_count_kv": cfg.n_head_kv,
+            "attention.key_length": cfg.head_size,
+            "attention.value_length": cfg.head_size,
+            "attention.layer_norm_rms_epsilon": cfg.norm_eps,
+            "rope.dimension_count": cfg.head_size,
+            "rope.freq_base": cfg.rope_freq_base,
+            "target_layers": list(cfg.target_layers),
+        }
+        for name, value in values.items():
+            self.key(name, value)
 
     def quiet(self, name: str) -> None:
         """Keep control tokens far from the argmax, as in the targets."""
@@ -228,23 +248,8 @@ class _Head(Draft):
     def keys(self) -> None:
         """Add the architecture's keys; options that are off are left to their defaults."""
         cfg = self.draft
-        parts.header(self, attention=False)
-        sizes = {
-            "context_length": cfg.n_ctx_train,
-            "embedding_length": cfg.n_embd,
-            "feed_forward_length": cfg.n_ff,
-            "attention.head_count": cfg.n_head,
-            "attention.head_count_kv": cfg.n_head_kv,
-            "attention.key_length": cfg.head_size,
-            "attention.value_length": cfg.head_size,
-            "attention.layer_norm_rms_epsilon": cfg.norm_eps,
-            "rope.dimension_count": cfg.head_size,
-            "rope.freq_base": cfg.rope_freq_base,
-            "target_hidden_size": cfg.target_n_embd,
-        }
-        for name, value in sizes.items():
-            self.key(name, value)
-        self.key("target_layers", list(cfg.target_layers))
+        self.sizes()
+        self.key("target_hidden_size", cfg.target_n_embd)
         for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
             if getattr(cfg, name):
                 self.key(name, True)

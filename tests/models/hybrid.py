@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import parts
-from .moe import KV_RANK, NOPE, ROPE, dense_or_biased_experts, latent_header, shared_expert
+from .moe import dense_or_biased_experts, latent_attention, latent_header, shared_expert
 from .recurrent import (
     delta_net,
     gated_attention,
@@ -42,12 +42,7 @@ def _gated_delta_moe(m: Sketch, *, joined: bool) -> None:
 
 
 def gated_delta_header(m: Sketch) -> tuple[int, int, int]:
-    """Add the keys of a gated delta net with experts.
-
-    Returns:
-        The size of a delta net's head, and its numbers of key heads and of value heads.
-
-    """
+    """Add the keys of a gated delta net with experts; returns delta_net()'s sizes."""
     cfg = m.cfg
     head, k_heads, v_heads = cfg.state_size or 16, 2, cfg.state_heads or 4
     parts.header(m)
@@ -55,8 +50,7 @@ def gated_delta_header(m: Sketch) -> tuple[int, int, int]:
     ssm_header(m, inner=head * v_heads, state=head, rank=v_heads, groups=k_heads)
     m.key("expert_shared_feed_forward_length", cfg.n_ff_exp)
     m.key("full_attention_interval", cfg.attention_interval)
-    m.key("attention.key_length", cfg.head_dim)
-    m.key("attention.value_length", cfg.head_dim)
+    parts.head_sizes(m)
     m.key("rope.dimension_count", cfg.head_dim // 2)
     return head, k_heads, v_heads
 
@@ -195,8 +189,7 @@ def plamo2(m: Sketch) -> None:
     parts.header(m)
     key_heads(m)
     ssm_header(m, inner=inner, state=state, rank=heads, groups=0)
-    m.key("attention.key_length", cfg.head_dim)
-    m.key("attention.value_length", cfg.head_dim)
+    parts.head_sizes(m)
     m.embedding()
     for index, blk in parts.layers(m):
         parts.norms(m, blk, "attn_norm", "ffn_norm")
@@ -223,43 +216,22 @@ def plamo2(m: Sketch) -> None:
 
 def kimi_linear(m: Sketch) -> None:
     """Delta attention with a decay per channel, or latent attention without RoPE."""
-    cfg = m.cfg
-    head, kv_rank, rope, nope = cfg.state_size or 16, 16, 8, 8
-    parts.header(m)
-    parts.moe_header(m)
+    head = m.cfg.state_size or 16
+    latent_header(m)
+    m.meta.pop(f"{m.cfg.arch}.attention.q_lora_rank")
     key_heads(m, 1)
-    m.key("ssm.conv_kernel", cfg.conv_kernel)
+    m.key("ssm.conv_kernel", m.cfg.conv_kernel)
     m.key("kda.head_dim", head)
-    m.key("attention.kv_lora_rank", kv_rank)
-    m.key("attention.key_length", kv_rank + rope)
-    m.key("attention.value_length", kv_rank)
-    m.key("attention.key_length_mla", nope + rope)
-    m.key("attention.value_length_mla", cfg.head_dim)
-    m.key("rope.dimension_count", rope)
     m.key("leading_dense_block_count", 2)
-    m.key("expert_shared_count", 1)
-    m.key("expert_weights_scale", 1.5)
     m.key("expert_gating_func", 2)  # sigmoid
     m.embedding()
     for index, blk in parts.layers(m):
         parts.norms(m, blk, "attn_norm", "ffn_norm")
         if index % 2:
-            m.matrix(f"{blk}attn_q.weight", cfg.n_head * (nope + rope), cfg.n_embd, gain=1.5)
-            m.matrix(f"{blk}attn_kv_a_mqa.weight", kv_rank + rope, cfg.n_embd, gain=1.5)
-            m.norm(f"{blk}attn_kv_a_norm", kv_rank)
-            m.matrix(f"{blk}attn_k_b.weight", cfg.n_head, kv_rank, nope, gain=1.5)
-            m.matrix(f"{blk}attn_v_b.weight", cfg.n_head, cfg.head_dim, kv_rank)
-            m.matrix(f"{blk}attn_output.weight", cfg.n_embd, cfg.n_embd, gain=1.5)
+            latent_attention(m, blk, q_rank=None)
         else:
             delta_attention(m, blk, head)
-        if index < 2:
-            parts.gated_ffn(m, blk)
-            continue
-        parts.experts(m, blk)
-        m.normal(f"{blk}exp_probs_b.bias", cfg.n_expert, std=0.1)
-        for part in ("gate", "up"):
-            m.matrix(f"{blk}ffn_{part}_shexp.weight", cfg.n_ff_exp, cfg.n_embd)
-        m.matrix(f"{blk}ffn_down_shexp.weight", cfg.n_embd, cfg.n_ff_exp, gain=2.5)
+        dense_or_biased_experts(m, blk, is_dense=index < 2)
     m.output()
 
 
@@ -290,14 +262,8 @@ def bailingmoe3(m: Sketch) -> None:
 
 def gated_latent_attention(m: Sketch, blk: str) -> None:
     """Add bailingmoe3's attention."""
-    cfg = m.cfg
-    m.matrix(f"{blk}attn_q.weight", cfg.n_head * (NOPE + ROPE), cfg.n_embd, gain=1.5)
-    m.matrix(f"{blk}attn_kv_a_mqa.weight", KV_RANK + ROPE, cfg.n_embd, gain=1.5)
-    m.norm(f"{blk}attn_kv_a_norm", KV_RANK)
-    m.matrix(f"{blk}attn_k_b.weight", cfg.n_head, KV_RANK, NOPE, gain=1.5)
-    m.matrix(f"{blk}attn_v_b.weight", cfg.n_head, cfg.head_dim, KV_RANK)
-    m.matrix(f"{blk}attn_gate.weight", cfg.n_head, cfg.n_embd)
-    m.matrix(f"{blk}attn_output.weight", cfg.n_embd, cfg.n_embd, gain=1.5)
+    latent_attention(m, blk, q_rank=None)
+    m.matrix(f"{blk}attn_gate.weight", m.cfg.n_head, m.cfg.n_embd)
 
 
 def delta_attention(m: Sketch, blk: str, head: int, *, is_low_rank: bool = True) -> None:

@@ -11,6 +11,8 @@ from .moe import (
     ROPE,
     biased_experts,
     dense_or_biased_experts,
+    indexer,
+    latent_attention,
     latent_header,
 )
 from .sketch import Sketch
@@ -146,21 +148,10 @@ def glm5_next(m: Sketch) -> None:
 
 def pooled_attention(m: Sketch, blk: str) -> None:
     """Add the norms of a layer, its latent attention and its indexer."""
-    cfg = m.cfg
     parts.norms(m, blk, "attn_norm", "ffn_norm")
-    m.matrix(f"{blk}attn_q_a.weight", Q_RANK, cfg.n_embd)
-    m.norm(f"{blk}attn_q_a_norm", Q_RANK)
-    m.matrix(f"{blk}attn_q_b.weight", cfg.n_head * NOPE, Q_RANK, gain=1.5)
-    m.matrix(f"{blk}attn_kv_a_mqa.weight", KV_RANK, cfg.n_embd)
-    m.norm(f"{blk}attn_kv_a_norm", KV_RANK)
-    m.matrix(f"{blk}attn_k_b.weight", cfg.n_head, KV_RANK, NOPE, gain=1.5)
-    m.matrix(f"{blk}attn_v_b.weight", cfg.n_head, cfg.head_dim, KV_RANK)
-    m.matrix(f"{blk}attn_output.weight", cfg.n_embd, cfg.n_embd, gain=1.5)
-    m.norm(f"{blk}indexer.k_norm", INDEX_WIDTH, bias=True)
-    m.matrix(f"{blk}indexer.proj.weight", INDEX_HEADS, cfg.n_embd)
-    m.matrix(f"{blk}indexer.attn_k.weight", INDEX_WIDTH, cfg.n_embd)
-    m.matrix(f"{blk}indexer.attn_q_b.weight", INDEX_HEADS * INDEX_WIDTH, Q_RANK)
-    m.matrix(f"{blk}indexer_compressor_gate.weight", INDEX_WIDTH, cfg.n_embd)
+    latent_attention(m, blk, rope=0, kv_gain=1.0)
+    indexer(m, blk, INDEX_HEADS)
+    m.matrix(f"{blk}indexer_compressor_gate.weight", INDEX_WIDTH, m.cfg.n_embd)
     m.normal(f"{blk}indexer_compressor_ape.weight", KPOOL, INDEX_WIDTH, std=0.3)
 
 

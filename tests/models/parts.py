@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from .sketch import Sketch
+from .sketch import MetaValue, Sketch
+
+Block = Callable[[Sketch, str], None]
 
 # Random Q and K with gain 1 give attention that is close to an average over the context;
 # this makes it pick out single tokens, so that a wrong context is seen in the logits.
@@ -28,6 +30,38 @@ def header(m: Sketch, *, layer_norm: bool = False, attention: bool = True) -> No
         m.key("attention.head_count_kv", cfg.n_head_kv)
         m.key("rope.freq_base", cfg.rope_freq_base)
         m.key("rope.dimension_count", cfg.head_dim)
+
+
+def head_sizes(m: Sketch) -> None:
+    """Add the keys of the sizes of a head."""
+    m.key("attention.key_length", m.cfg.head_dim)
+    m.key("attention.value_length", m.cfg.head_dim)
+
+
+def decoder(
+    m: Sketch,
+    *blocks: Block,
+    names: tuple[str, ...] = ("attn_norm", "ffn_norm"),
+    keys: Mapping[str, MetaValue] | None = None,
+    has_biased_layer_norms: bool = False,
+    std: float = 1.0,
+    gain: float = 1.0,
+) -> None:
+    """Add a whole model of layers that are alike: norms of these names, then these blocks."""
+    header(m, layer_norm=has_biased_layer_norms)
+    for name, value in (keys or {}).items():
+        m.key(name, value)
+    m.embedding(std)
+    stack(m, *blocks, names=names, bias=has_biased_layer_norms)
+    m.output(gain, bias=has_biased_layer_norms)
+
+
+def stack(m: Sketch, *blocks: Block, names: tuple[str, ...], bias: bool = False) -> None:
+    """Add layers that are alike."""
+    for _, blk in layers(m):
+        norms(m, blk, *names, bias=bias)
+        for add in blocks:
+            add(m, blk)
 
 
 def moe_header(m: Sketch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import parts
-from .moe import dense_first, dense_or_biased_experts, shared_expert, windows_on_odd_layers
+from .moe import dense_first, dense_or_biased_experts, dense_or_experts, windows_on_odd_layers
 from .sketch import Sketch
 
 
@@ -84,12 +84,9 @@ def hy_v3_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
     parts.norms(m, blk, "attn_norm", "ffn_norm")
     parts.attention(m, blk)
     parts.head_norms(m, blk)
-    if is_dense:
-        parts.gated_ffn(m, blk)
-        return
-    parts.experts(m, blk)
-    m.put(f"{blk}exp_probs_b", m.rng(f"{blk}exp_probs_b").normal(0.0, 0.1, m.cfg.n_expert))
-    shared_expert(m, blk)
+    dense_or_experts(m, blk, is_dense=is_dense)
+    if not is_dense:
+        m.put(f"{blk}exp_probs_b", m.rng(f"{blk}exp_probs_b").normal(0.0, 0.1, m.cfg.n_expert))
 
 
 def _windowed(m: Sketch) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import pytest
 
-from pyllama_spec import Llama
 from pyllama_spec.drafters import (
     Committed,
     DFlash,
@@ -20,8 +18,6 @@ from pyllama_spec.drafters import (
     PromptLookup,
 )
 from pyllama_spec.engine import SamplerParams
-from pyllama_spec.errors import ArgumentError
-from pyllama_spec.llama.cost_cache import CostCache
 from pyllama_spec.speculative import (
     Controller,
     Off,
@@ -29,7 +25,7 @@ from pyllama_spec.speculative import (
     SequenceState,
     SpeculativeLoop,
 )
-from pyllama_spec.speculative.controller import DraftDecision, DraftGain, KnownCosts, Span, Spent
+from pyllama_spec.speculative.controller import DraftDecision, Span, Spent
 from tests.eagle3_tools import head, target_context
 from tests.models import model_path
 from tests.oracles import GREEDY, generate, prompt_tokens, sampled, tiny, tiny_context
@@ -230,48 +226,3 @@ def test_a_copy_says_how_long_its_match_is() -> None:
         lookup.truncate(0, 0)
         lookup.commit([Committed(0, text[:n], 0)])
         assert lookup.propose([DraftRequest(0, text[:n], 3)])[0].match_length == expected
-
-
-def raises(self: object, *_: object) -> None:
-    """A method, or the getter of a property, of a controller."""
-    raise RuntimeError("broken")
-
-
-@pytest.mark.parametrize(
-    ("member", "value"),
-    [
-        ("name", raises), ("name", property(raises)), ("name", "a\ud800"), ("name", 5),
-        ("wants_costs", raises), ("wants_costs", property(raises)), ("wants_costs", "no"),
-        ("attach", raises), ("learn_costs", raises), ("begin_with", raises),
-    ],
-)  # fmt: skip
-def test_a_controller_that_cannot_be_used(
-    member: str, value: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = KnownCosts({1: 0.01}, {1: 0.01}, {1: 0.01})
-    monkeypatch.setattr(CostCache, "read", lambda _: known)
-    kind = type("Mine", (Controller,), {"wants_costs": True, member: value})
-    with pytest.raises(ArgumentError, match=f"the controller Mine .*{member}"):
-        Llama(model_path("llama"), n_ctx=64, draft=PromptLookup(), controller=kind())
-
-
-@pytest.mark.parametrize(
-    "gains",
-    [
-        -1, "x", [None], [0.5], DraftGain(), [DraftGain()] * 2, {0: DraftGain()},
-        [DraftGain(float("nan"))], [DraftGain(1, 10**400)], [DraftGain(1, 1, -1e200)],
-    ],
-)  # fmt: skip
-def test_gains_that_are_none(gains: object) -> None:
-    kind = type("Mine", (Controller,), {"learn": lambda *_: gains})
-    loop = SpeculativeLoop(tiny_context(tiny("llama")), Perfect([1] * 30), None, kind())
-    with pytest.raises(ArgumentError, match="controller 'Mine'"):
-        generate(loop, SequenceState(), prompt_tokens(12), 10, GREEDY)
-
-
-def test_gains_of_numpy_are_floats() -> None:
-    gains = [DraftGain(np.float32(0.5), np.float64(0.5), np.float32(0.25))]
-    kind = type("Mine", (Controller,), {"learn": lambda *_: gains})
-    loop = SpeculativeLoop(tiny_context(tiny("llama")), Perfect([1] * 30), None, kind())
-    stats = generate(loop, SequenceState(), prompt_tokens(12), 10, GREEDY).stats
-    assert type(stats.expected) is type(stats.gain_realised.total) is float

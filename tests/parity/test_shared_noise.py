@@ -50,7 +50,7 @@ def mixed(x: int) -> int:
 
 
 def noise_of(seed: int, place: int, token: int) -> float:
-    """The noise as csrc/abi/shared_noise.h defines it."""
+    """The noise as csrc/abi/sampler.h defines it."""
     u = ((mixed(mixed(mixed(seed) ^ place) ^ token) >> 11) + 0.5) * 2.0**-53
     return float(-np.log(-np.log(u)))
 

@@ -51,7 +51,8 @@ def _open(**options: Any) -> Call:
 CASES.values(
     "llama", _open, ArgumentError,
     n_ctx=-1, draft_model=5, chat_handler=5, logits_all=3, pooling_type=[9, "avg"], draft=5,
-    acceptance=["rejection", None], seed=["x", 2**40], chat_format=3, chat_template=3, p_min=0.5,
+    acceptance=["rejection", None], seed=["x", 2**40], chat_format=3, chat_template=[3, "a.jinja"],
+    p_min=0.5,
     lookup=3, n_parallel=[0, "8", 10**6], n_batch=0, n_ubatch=-1, n_gpu_layers="all",
     rpc_servers=("nowhere",), main_gpu=None, split_mode=["x", 7], tensor_split=(-1.0,),
     flash_attn="on", type_k=["q9", 10**4300], type_v=16, rope_freq_base=-1.0, rope_freq_scale="x",

@@ -324,3 +324,24 @@ def test_health_and_readiness_are_apart() -> None:
         assert client.get("/v1/models/other")[0] == 404
         status, answer = client.post("/health", {})
         assert status == 405
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "pattern"),
+    [
+        ("json", {"type": "integer"}, "-?[0-9]+"),
+        ("json", '{"enum": ["the cat"]}', '"the cat"'),
+        ("choice", ["sat", 'a "b"'], 'sat|a "b"'),
+        ("grammar", 'root ::= "x" [0-3]', "x[0-3]"),
+    ],
+)
+def test_constraints_under_other_names(kind: str, value: Any, pattern: str) -> None:
+    """As vLLM's clients send them."""
+    with served(open_tiny()) as client:
+        for body in ({f"guided_{kind}": value}, {"structured_outputs": {kind: value}}):
+            asked = {"prompt": "a", "max_tokens": 60, "seed": 3, **body}
+            text = client.right(TEXT, asked)["choices"][0]["text"]
+            assert re.fullmatch(pattern, text)
+            status, answer = client.post(TEXT, {**asked, "json_schema": {}})
+            assert status == 400
+            assert answer["error"]["param"].split(".")[0] in body

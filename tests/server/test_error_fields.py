@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -83,29 +82,13 @@ def test_a_message_has_its_id_under_the_names_of_its_dialect(client: Client, bod
     assert answer.get("request_id") == (None if response.status == 200 else id_)
 
 
-_VALUES: tuple[Any, ...] = (
-    ["a", None], {"b": ["it's", "c" * 60]}, [{"it's": "a\\b\n\u0007", "text": [None, True]}],
-    ["a" * 30, "b" * 30], {"a": "\U000e0001" * 9}, [[1.5, -2, True, *[None] * 20]],
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("value", _VALUES)
-def test_a_value_is_json_up_to_where_it_is_cut(value: Any) -> None:
-    for n in range(20):  # each shifts the cut by one
-        one = ["a" * n, value]
-        told = in_json(f"x={one!r:.60} is")
-        assert json.dumps(one).startswith(told[2:-3]), told
-        assert len(told) > 20
-
-
-@pytest.mark.parametrize(
-    "part", ["\\'", '\\"', "'\\", '"\\', "{'", "' \"", "int '", "['", "[[", "[1, "]
-)
-def test_the_time_grows_with_the_length(part: str) -> None:
-    """Quotes that nothing closes were each looked at to the end: five seconds."""
-    begin = time.process_time()
-    in_json(part * 10_000)
-    assert time.process_time() - begin < 1
+@pytest.mark.parametrize(("said", "told"), [
+    ("stop=None is of type int, not a str", "stop=null is of type integer, not a string"),
+    ("the model's n is 'True', not True", "the model's n is 'True', not true"),
+    ("x='it\\'s None' is an int", "x='it\\'s None' is an integer"),
+])  # fmt: skip
+def test_words_outside_of_quotes_are_jsons(said: str, told: str) -> None:
+    assert in_json(said) == told
 
 
 @pytest.mark.parametrize("role", ["observation", "ipython", "environment", "tool_response"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import struct
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ import pytest
 from pyllama_spec import ArgumentError, Llama
 from pyllama_spec.engine.framing import HEADER_BYTES
 from pyllama_spec.llama.open_model import LlamaState
+from pyllama_spec.llama_cpp import LlamaDiskCache
 from pyllama_spec.server.prefix_folder import PrefixFolder
 from tests.faces.tools import open_tiny
 from tests.server.world import Client, served
@@ -144,6 +146,24 @@ def test_a_short_prompt_reads_no_file(tmp_path: Path, n_asked: int, is_read: boo
         with pytest.raises(KeyError):
             again[asked]
     again.close()
+
+
+def test_a_disk_cache_has_what_was_put_there(tmp_path: Path) -> None:
+    cache, one, two = LlamaDiskCache(tmp_path), state_of(range(5)), state_of([*range(4), 9, 10])
+    assert (0,) not in cache
+    cache[one.tokens], cache[two.tokens] = one, two
+    for again in (cache, LlamaDiskCache(tmp_path)):
+        assert again[(0, 1, 2, 3, 4, 5)] == one and again[(0, 1, 2, 3, 9)] == two
+        assert again.cache_size == sum(file.stat().st_size for file in tmp_path.iterdir())
+    with pytest.raises(KeyError):
+        cache[(7,)]
+
+
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "mine.prefix").write_text("a note")
+    os.mkfifo(tmp_path / "pipe.prefix")
+    PrefixFolder(tmp_path, 1 << 20).close()
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_folder_that_cannot_be_had(tmp_path: Path) -> None:

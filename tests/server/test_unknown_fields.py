@@ -16,10 +16,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "a", "max_tokens": 1},
     "/v1/chat/completions": {"messages": USER, "max_tokens": 1},
     "/completion": {"prompt": "a", "n_predict": 1},
-    "/v1/embeddings": {"input": "a"},
+    "/v1/embeddings": {"input": "a", "encoding_format": None},
     "/v1/messages": {"messages": USER, "max_tokens": 1, "system": "b", "tool_choice": None},
     "/v1/responses": {"input": "a", "max_output_tokens": 1, "reasoning": None},
-    "/tokenize": {"content": "a"},
+    "/tokenize": {"content": "a", "with_pieces": None},
 }
 
 

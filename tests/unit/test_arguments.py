@@ -134,7 +134,6 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], list[str]]] = {
     "copy": (
         CONTEXT.memory.copy, {"source": 0, "target": 0}, names_of(CONTEXT.memory.copy),
     ),
-    "keep": (CONTEXT.memory.keep, {}, names_of(CONTEXT.memory.keep)),
     "restore": (CONTEXT.memory.restore, {"seq": 0}, names_of(CONTEXT.memory.restore)),
     "BenchConfig": (BenchConfig, {"model_path": tiny()}, names_of(BenchConfig)),
 }  # fmt: skip

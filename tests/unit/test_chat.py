@@ -60,6 +60,23 @@ def test_content_in_parts() -> None:
         render(LIST, [image])
 
 
+def test_nulls_are_absent_and_a_cut_call_is_empty() -> None:
+    """What clients dump with nulls, and what max_tokens cut, is taken back."""
+    call = {"id": None, "type": None, "function": {"name": "f", "arguments": '{"path": "/'}}
+    messages = [
+        {**USER, "name": None}, {"role": "assistant", "content": None, "refusal": None},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"role": "assistant", "content": "", "reasoning_content": None, "tool_calls": [call]},
+    ]  # fmt: skip
+    function = {"name": "f", "arguments": "{}"}
+    assert json.loads(render("{{ messages | tojson }}", messages)) == [
+        USER, {"role": "assistant", "content": ""}, {"role": "assistant", "content": "no"},
+        {"role": "assistant", "content": "", "tool_calls": [
+            {"type": "function", "function": function}
+        ]},
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "messages",
     [

@@ -15,7 +15,7 @@ from pyllama_spec import Llama
 # Each takes milliseconds, and no text needs them.
 LATER = (
     "importlib.metadata", "email", "secrets", "hashlib", "statistics", "difflib", "uuid",
-    "llguidance", "diskcache", "torch", "gguf", "matplotlib", "pyllama_spec.schema",
+    "llguidance", "torch", "gguf", "matplotlib", "pyllama_spec.schema",
 )  # fmt: skip
 
 

@@ -53,13 +53,7 @@ def version(client: str, python: Path) -> str:
 
 
 class Server:
-    """Runs `pyllama-spec serve` on a free port until close().
-
-    Args:
-        model: the path of the model.
-        log: the file for its stderr.
-
-    """
+    """Runs `pyllama-spec serve` on a free port until close()."""
 
     def __init__(self, model: Path, log: Path) -> None:
         self._log = log.open("ab")

@@ -12,12 +12,7 @@ MOST = 40
 
 
 def shape_of(value: Any, depth: int = 0) -> Shape:
-    """A description of a value; an iterator is read to its end.
-
-    Returns:
-        "type" and, by kind, "value", "keys" (of a dict), "items" (of a sequence), "length".
-
-    """
+    """A description of a value; an iterator is read to its end."""
     kind = type(value).__name__
     if value is None or isinstance(value, (bool, int, str)):
         return {"type": kind, "value": value}

@@ -27,14 +27,7 @@ ANY_ERROR = frozenset(("Exception", "BaseException"))
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on one call.
-
-    Attributes:
-        word: "same", "better", "differs", "refused", "missing", "worse"; or "fails there" if only
-            ours works, and "both fail" if neither does.
-        why: the reason, as text.
-
-    """
+    """The verdict on one call: one of beside.WORDS, and the reason as text."""
 
     word: str
     why: str = ""

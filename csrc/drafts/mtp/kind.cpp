@@ -2,9 +2,8 @@
 // part of a context. It uses the engine's graph, which reads a token together with a row: the target's row of the
 // previous token, or the head's own.
 
-#include "base/candidates.h"
+#include "base/draft_output.h"
 #include "drafts/draft_kind.h"
-#include "drafts/draft_pair.h"
 #include "kernels/likeliest.h"
 
 #include "llama-arch.h"
@@ -130,24 +129,6 @@ private:
     const ggml_tensor * shared;
 };
 
-class mtp : public draft_kind {
-public:
-    const char * name() const override { return "an MTP head"; }
-
-    std::string mismatch(const llama_model * draft, const llama_model * target) const override {
-        const std::string fault = head_fault(draft);
-        return !fault.empty() || draft == target ? fault : head_mismatch(draft, target);
-    }
-
-    std::unique_ptr<draft_context> open(const llama_model * draft, const llama_model *) const override {
-        const std::string fault = head_fault(draft);
-        if (!fault.empty()) {
-            throw std::runtime_error(fault);
-        }
-        return std::make_unique<mtp_context>(draft);
-    }
-};
-
 } // namespace
 
 int32_t most_heads(const std::string & arch) {
@@ -227,9 +208,20 @@ head_weights weights_of_head(const llama_model * model) {
     return out;
 }
 
-const draft_kind & mtp_kind() {
-    static const mtp kind;
-    return kind;
-}
+const draft_kind MTP_KIND = {
+    "an MTP head",
+    [](const llama_model * draft, const llama_model * target) {
+        const std::string fault = head_fault(draft);
+        return !fault.empty() || draft == target ? fault : head_mismatch(draft, target);
+    },
+    [](const llama_model * draft, const llama_model *) -> std::unique_ptr<draft_context> {
+        const std::string fault = head_fault(draft);
+        if (!fault.empty()) {
+            throw std::runtime_error(fault);
+        }
+        return std::make_unique<mtp_context>(draft);
+    },
+    nullptr, nullptr,
+};
 
 } // namespace llama_spec

@@ -31,7 +31,6 @@ class Attention:
     Attributes:
         window: the window of the sliding layers; None if no layer slides.
         is_sliding, is_causal: one value per layer.
-
     """
 
     window: int | None

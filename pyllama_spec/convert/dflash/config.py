@@ -45,7 +45,6 @@ class DflashConfig(Sizes):
         embedding_scale: None if the file does not say.
         is_tied: whether the output is the token embedding.
         rope: the keys and factors of RoPE.
-
     """
 
     layout: str

@@ -36,7 +36,6 @@ class Heads:
         selector: conv_kernel_size, conv_group_size, selector_rank and selector_top_k of DFlash2;
             empty if there is no selector.
         notes: remarks for the user.
-
     """
 
     markov_rank: int | None

@@ -45,7 +45,6 @@ class Plan:
         heads: the heads after the layers.
         vocabulary: the vocabulary of the output.
         notes: remarks for the user.
-
     """
 
     tensors: tuple[PlannedTensor, ...]

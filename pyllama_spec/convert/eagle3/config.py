@@ -49,7 +49,6 @@ class WrittenIds:
     Attributes:
         flat: eagle_aux_hidden_state_layer_ids at the top level; None if it is missing.
         nested: the same key in eagle_config.
-
     """
 
     flat: Ids | None
@@ -149,7 +148,6 @@ class DraftConfig(Sizes):
         rope: the keys and factors of RoPE.
         layer_ids: which rows of the target the head reads.
         notes: remarks for the user.
-
     """
 
     layout: str

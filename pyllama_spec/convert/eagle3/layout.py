@@ -33,7 +33,6 @@ class Plan:
         n_layer: decoder layers.
         n_draft_vocab: rows of the reduced output; None for the whole vocabulary.
         notes: remarks for the user.
-
     """
 
     tensors: tuple[PlannedTensor, ...]

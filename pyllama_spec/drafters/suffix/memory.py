@@ -89,7 +89,6 @@ class Source(Protocol):
     @property
     def index(self) -> TokenIndex:
         """The current index of the texts."""
-        ...
 
     def refresh(self) -> None:
         """Called when a request begins: reads what other processes have written."""

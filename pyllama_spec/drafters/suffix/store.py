@@ -391,10 +391,6 @@ class Store:
         """With the lock held: reduces the store to these texts.
 
         What it held is overwritten on the disk.
-
-        Raises:
-            ArgumentError: the file has a second name, a hard link; replacing it would lose all
-                texts there.
         """
         n_names = self.path.stat().st_nlink
         if n_names > 1:

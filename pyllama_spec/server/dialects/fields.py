@@ -118,13 +118,7 @@ class Fields:
 
 
 class Thoughts(NamedTuple):
-    """A chat template's support of thoughts before an answer.
-
-    Attributes:
-        are_marked: whether the template marks them, so that they can be separated and bounded.
-        reads_effort: whether the template reads `reasoning_effort`.
-
-    """
+    """A chat template's support of thoughts: marked, so that they can be separated and bounded."""
 
     are_marked: bool = False
     reads_effort: bool = False

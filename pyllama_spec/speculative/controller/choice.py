@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from pyllama_spec.drafters.attributes import value_and_place
-from pyllama_spec.engine.checks import boolean, text
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative.controller.base import Controller, FixedLength, Off
 from pyllama_spec.speculative.controller.profit import ProfitController
@@ -25,21 +23,9 @@ def make_controller(choice: ControllerChoice, p_min: float | None = None) -> Con
     if choice is None:
         return ProfitController() if p_min is None else FixedLength()
     if isinstance(choice, Controller):
-        controller_name(choice)  # a fault is reported before anything is opened
-        wants_costs(choice)
         return choice
     if not isinstance(choice, str) or choice not in NAMES:
         raise ArgumentError(
             f"controller={choice!r:.60} is not {', '.join(map(repr, NAMES))} or a Controller"
         )
     return NAMES[choice]()
-
-
-def controller_name(controller: Controller) -> str:
-    """The name of a controller, which results and messages repeat."""
-    return text(*value_and_place(controller, "name", "controller"))
-
-
-def wants_costs(controller: Controller) -> bool:
-    """Whether a controller wants learn_costs()."""
-    return boolean(*value_and_place(controller, "wants_costs", "controller"))

@@ -118,7 +118,6 @@ class CorpusProgress:
         n_texts, n_dropped: the numbers of kept and of dropped finished sequences.
         n_running: running sequences.
         n_begun: answer tokens of the running sequences so far.
-
     """
 
     n_answer: int

@@ -25,7 +25,6 @@ class DraftVocab:
         d2t: [n_draft_vocab] int64, the target's id of each draft id, ascending.
         t2d: [n_vocab] int64, the draft id of each target id; -1 if there is none.
         coverage: the share of the corpus's answer tokens in the draft vocabulary.
-
     """
 
     d2t: npt.NDArray[np.int64]
@@ -99,7 +98,6 @@ class HeadBytes:
     Attributes:
         fixed: the bytes that do not depend on the vocabulary size.
         per_token: the bytes per token.
-
     """
 
     fixed: float
@@ -152,7 +150,6 @@ def choose_size(
         weighs: gives the head's bytes by vocabulary size.
         target_bytes: the bytes of the target's weights.
         n_least: the least number of tokens.
-
     """
     n_vocab = len(covered) - 1
     least = -(-max(n_least, _LEAST) // _STEP) * _STEP

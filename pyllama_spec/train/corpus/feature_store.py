@@ -49,7 +49,6 @@ class FeatureStore:
         identity: the corpus's identity, with the layers and the number of likeliest tokens.
         token_bytes: bytes of the features of one token.
         max_bytes: the most bytes of all features.
-
     """
 
     def __init__(

@@ -121,7 +121,6 @@ class Features(Protocol):
 
     def get(self, i: int) -> TargetFeatures:
         """The features of sequence i; do not write to the arrays."""
-        ...
 
 
 class FeatureSource:

@@ -33,7 +33,6 @@ class TopK:
     Attributes:
         ids: [k] int64, the likeliest first; the smaller id first if equal.
         log_p: [k] float32, natural logarithms of their probabilities in the whole distribution.
-
     """
 
     ids: npt.NDArray[np.int64]
@@ -46,7 +45,6 @@ def top_k_of(logits: npt.NDArray[np.float32], k: int) -> TopK:
     Args:
         logits: [n_vocab] float32.
         k: the number of tokens.
-
     """
     highest = logits.max()  # nan where one of them is
     if not np.isfinite(highest):
@@ -109,7 +107,6 @@ class TargetFeatures:
         rows: [n, n_layers * n_embd] float16 layer inputs, side by side.
         top_ids: [n, k] uint32, the likeliest next tokens after each one.
         top_log_p: [n, k] float16, their log-probabilities; -inf if there is none.
-
     """
 
     rows: npt.NDArray[np.float16]
@@ -151,7 +148,6 @@ class Generated:
         finish: "stop", "length", "loop" (only its first turns are kept), or, if there is no answer,
             "user".
         features: the features of its tokens, if requested.
-
     """
 
     number: int
@@ -230,7 +226,6 @@ class _Place:
     Attributes:
         n_prompt, n_user: see Generated.
         in_user: whether the target is writing the user turn now.
-
     """
 
     state: SequenceState

@@ -51,7 +51,6 @@ def plan(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int) -> li
         batch_tokens: the most tokens of a batch; a longer sequence gets its own batch.
         seed: the seed of the run.
         epoch: the number of the epoch; each has its own order.
-
     """
     order = np.random.default_rng([seed, epoch]).permutation(len(lengths)).tolist()
     batches: list[list[int]] = [[]]
@@ -75,7 +74,6 @@ class Sample:
         last: [n, n_embd] float32, the last layer input there.
         rms: [n_layers] float32, the root mean square of each layer input over these tokens.
         channel_rms: [n_layers * n_embd] float32, the same for each channel of all layer inputs.
-
     """
 
     rows: npt.NDArray[np.float32]

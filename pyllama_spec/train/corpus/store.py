@@ -36,7 +36,6 @@ class TextSequence:
         mask: [n] bool, True for tokens of the answer.
         is_greedy: whether the answer was generated at temperature 0.
         missed: [n] bool, where a draft was wrong when the text was made; None if unknown.
-
     """
 
     number: int
@@ -155,7 +154,6 @@ class Corpus:
         sequences: the shortest prefix of the store with enough answer tokens.
         places: the shard of each sequence, and its index in the shard.
         sha256: the SHA-256 of all token ids and masks.
-
     """
 
     sequences: list[TextSequence]

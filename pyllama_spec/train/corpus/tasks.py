@@ -85,7 +85,6 @@ class Task:
         rng: its own random numbers.
         writes_user: whether the target writes the user turn first.
         max_user: the most tokens of the user turn; None for the configuration's number.
-
     """
 
     number: int
@@ -102,7 +101,6 @@ class TaskSource(Protocol):
     Attributes:
         shared: the common prefix of all prompts; shorter than every prompt.
         after_user: ids between the target's user turn and the answer.
-
     """
 
     shared: list[int]
@@ -110,7 +108,6 @@ class TaskSource(Protocol):
 
     def task(self, number: int) -> Task | None:
         """The task of a number; None when there are no more."""
-        ...
 
 
 def _new_task(config: CorpusConfig, number: int, prompt: list[int], *, writes_user: bool) -> Task:

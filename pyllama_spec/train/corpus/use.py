@@ -40,7 +40,6 @@ class Thread:
         key: a number in 0 .. 1 from its first text; the same in every read of the store.
         ids: its tokens.
         origins: the TokenOrigin of each token; GIVEN for tokens of another thread.
-
     """
 
     key: float
@@ -56,7 +55,6 @@ class Piece:
         key: the key of the thread.
         sequence: its tokens; the mask marks those to learn.
         windows: the start of each window, and its sequence.
-
     """
 
     key: float
@@ -88,7 +86,6 @@ def threads_of(texts: Sequence[RememberedText], chosen: set[int]) -> list[Thread
 
     Returns:
         The threads with something to learn, in the order of their first texts.
-
     """
     parents = parents_of(texts, chosen)
     threads: list[Thread] = []

@@ -32,7 +32,6 @@ class DFlashHeadConfig(HeadSettings):
         sample_from_anchor: whether the anchor's slot drafts too, so that a block of n slots drafts
             n tokens instead of n - 1. This needs a markov_rank: engines read files without one
             differently. None for True with a markov_rank.
-
     """
 
     n_layer: int = 2
@@ -82,7 +81,6 @@ class DFlashFitConfig(FitSettings):
         dpace_alpha: the share of that weight for tokens that the draft never gets right.
         hard_share: the share of the loss against the text's own token; the rest is against the
             target's distribution.
-
     """
 
     missed_share: float = 0.0

@@ -36,7 +36,6 @@ class DFlashShape(DraftShape):
         markov_rank: the rank of the matrix of followers; 0 for none.
         confidence: whether each slot reports a confidence.
         sample_from_anchor: whether the first slot drafts.
-
     """
 
     n_layer: int
@@ -120,7 +119,6 @@ class DFlashHead(DraftHead):
 
         Returns:
             For each layer two arrays [n, n_head_kv, head_size].
-
         """
         rows = self._norm(self._linear(features, "fc.weight"), "enc.output_norm.weight")
         rotation = self._angles(positions)
@@ -149,7 +147,6 @@ class DFlashHead(DraftHead):
 
         Returns:
             [c, block_size, n_embd] float32, normalised.
-
         """
         shape = self.shape
         slots = torch.arange(shape.block_size, device=anchors.device)
@@ -183,7 +180,6 @@ class DFlashHead(DraftHead):
 
         Returns:
             [c, n_draft_vocab].
-
         """
         logits, low = self.logits(y), self.followers(before)
         return logits if low is None else logits + self._linear(low, "markov_w2.weight")
@@ -230,7 +226,6 @@ def initialise(
         output_norm: [n_embd] float32, the target's last norm, which is folded into the rows.
         channel_rms: [n_layers * n_embd_target] float32, the RMS of each feature channel.
         seed: the seed of the random weights.
-
     """
     shape, generator = head.shape, torch.Generator().manual_seed(seed)
     inner = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")

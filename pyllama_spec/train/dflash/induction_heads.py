@@ -58,7 +58,6 @@ def set_induction_heads(
         counts: [n_vocab] int64, the occurrences of each token in the text.
         channel_rms: [n_layers * n_embd_target] float32, the RMS of each feature channel.
         seed: the seed of the directions.
-
     """
     shape = head.shape
     d, size = shape.n_embd, shape.head_size
@@ -112,7 +111,6 @@ class _Space:
         axes: [n_embd, n_embd - 1], the other directions.
         used: the numbers of the initialised heads.
         n_token, n_next: the numbers of axes for the token, and for the token after it.
-
     """
 
     def __init__(self, upright: Tensor, used: int, n_token: int, seed: int) -> None:
@@ -136,7 +134,6 @@ def _set_first_layer(
         directions: [n, n_embd], the directions that distinguish tokens.
         token_map: [n, n_embd_target], the map from the first layer input to these directions.
         last: see set_induction_heads().
-
     """
     d, size, used = head.shape.n_embd, head.shape.head_size, space.used
     n, n_next = space.n_token, space.n_next

@@ -139,7 +139,6 @@ def choose_mask_token(
         vocab: the target's vocabulary.
         counts: [n_vocab] int64, the occurrences of each token in the text.
         embedding: [n_vocab, n_embd] float32, the target's embedding.
-
     """
     mask = vocab.special("mask")
     if mask is not None:

@@ -66,7 +66,6 @@ class _Step:
         q: [m] float32, the draft's probability of the text's token.
         best: [m] int64, the likeliest draft id.
         right: [m] bool, whether best is the text's token.
-
     """
 
     blocks: Tensor

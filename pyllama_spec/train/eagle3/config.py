@@ -17,7 +17,6 @@ class HeadConfig(HeadSettings):
     Attributes:
         fc_norm, norm_output: options of EAGLE-3.1 (arXiv 2605.09992); with both off and three
             target layers, stock llama.cpp loads the head too.
-
     """
 
     fc_norm: bool = True
@@ -37,7 +36,6 @@ class FitConfig(FitSettings):
 
     Attributes:
         n_steps: the depth of the training-time test: how often the head's own row is fed back.
-
     """
 
     n_steps: int = 4

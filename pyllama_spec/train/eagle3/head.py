@@ -22,7 +22,6 @@ class HeadShape(DraftShape):
 
     Attributes:
         fc_norm, norm_output: options of EAGLE-3.1.
-
     """
 
     fc_norm: bool
@@ -75,7 +74,6 @@ class Eagle3Head(DraftHead):
 
         Returns:
             [n, n_embd] float32.
-
         """
         if self.shape.fc_norm:
             parts = features.split(self.shape.n_embd_target, dim=-1)
@@ -94,7 +92,6 @@ class Eagle3Head(DraftHead):
 
         Returns:
             [n, 2 * n_embd] float32.
-
         """
         token_half = self._norm(self.embedding[tokens], "blk.0.attn_norm.weight")
         return torch.cat((token_half, self._norm(rows, "blk.0.attn_norm_2.weight")), dim=-1)
@@ -126,7 +123,6 @@ class Eagle3Head(DraftHead):
 
         Returns:
             The row to pass on, and the row that gives logits: both [n, n_embd] float32.
-
         """
         h = rows + self._linear(attended.flatten(-2), "blk.0.attn_output.weight").float()
         h = self._feed_forward(h, "blk.0")
@@ -153,7 +149,6 @@ def initialise(
         output_norm: [n_embd] float32, the target's last norm, which is folded into the rows.
         feature_rms: [n_layers] float32, the RMS of each layer input.
         seed: the seed of the random weights.
-
     """
     shape, generator = head.shape, torch.Generator().manual_seed(seed)
     d, t = shape.n_embd, shape.n_embd_target

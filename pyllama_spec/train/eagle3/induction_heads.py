@@ -49,7 +49,6 @@ def set_induction_heads(
         tokens: [n] int64, these tokens.
         counts: [n_vocab] int64, the occurrences of each token in the text.
         seed: the seed of the directions.
-
     """
     shape = head.shape
     if shape.n_head != shape.n_head_kv or shape.n_embd != shape.n_embd_target:

@@ -27,7 +27,6 @@ class MtpFitConfig(FitSettings):
         n_steps: the tokens of a draft: how often the head's own row is fed back.
         n_loss_vocab: the number of most frequent ids in losses and measurements; the head itself
             keeps all ids of the target.
-
     """
 
     lr: float = 2e-4

@@ -37,7 +37,6 @@ class Family:
         normed: whether the weights of a token's experts sum to one; None if the file says it.
         is_squared: whether its feed-forward parts are two matrices with relu(x)**2 in between.
         has_centred_norm: whether the last norm subtracts the mean.
-
     """
 
     attention: str
@@ -123,7 +122,6 @@ class HeadFacts:
         logit_scale: a factor on logits.
         trained: the shapes of trained tensors by name: [n_out, n_in] or [n].
         fixed: the names of tensors that stay unchanged, the vocabulary's tables included.
-
     """
 
     arch: str

@@ -43,7 +43,6 @@ class HeadFile:
         path: the path of the file.
         facts: the facts of the head.
         tensors: the tensor table of the file.
-
     """
 
     path: Path

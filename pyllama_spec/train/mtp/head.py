@@ -39,7 +39,6 @@ class MtpShape(DraftShape):
 
     Attributes:
         facts: further facts of the file's head.
-
     """
 
     facts: HeadFacts
@@ -76,7 +75,6 @@ class MtpHead(DraftHead):
         embedding: [n_vocab, n_embd] float32, the embedding that the head reads.
         d2t: [n_draft_vocab] int64, the tokens in the loss.
         fixed: the tensors that stay unchanged, float32, by their GGUF names.
-
     """
 
     def __init__(
@@ -123,7 +121,6 @@ class MtpHead(DraftHead):
 
         Returns:
             [n, n_embd] float32.
-
         """
         e = self._block_norm(self.embedding[tokens], "nextn.enorm")
         both = torch.cat((e, self._block_norm(rows, "nextn.hnorm")), dim=-1)
@@ -143,7 +140,6 @@ class MtpHead(DraftHead):
         Returns:
             Queries [n, n_head, size], scaled for scores by the root of their size; and the gate
             before its sigmoid, [n, n_head, size] or [n, n_head, 1].
-
         """
         facts = self.facts
         if facts.n_latent:
@@ -176,7 +172,6 @@ class MtpHead(DraftHead):
 
         Returns:
             The row to pass on, and the row that gives logits: both [n, n_embd] float32.
-
         """
         if self.facts.n_latent:
             latent = attended[..., : self.facts.n_latent]

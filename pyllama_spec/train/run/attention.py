@@ -20,7 +20,6 @@ class Span:
         drafts: a slice of the drafts.
         rows: a slice of the features, up to the last one that a draft sees.
         seen: [c] int64, the last place in `rows` that each draft sees.
-
     """
 
     drafts: slice
@@ -35,7 +34,6 @@ def spans_of(owner: Tensor, starts: Tensor, ends: Tensor) -> list[Span]:
         owner: [c] int64, the sequence of each draft, ascending.
         starts: [c] int64, the last feature that each draft sees, ascending.
         ends: [n_sequences] int64, the end of each sequence.
-
     """
     counts = torch.bincount(owner, minlength=len(ends)).tolist()
     all_ends, spans, at = ends.tolist(), [], 0
@@ -93,7 +91,6 @@ def attend(
 
     Returns:
         [c, b, n_head, size].
-
     """
     c, b, n_head, size = q.shape
     groups = n_head // features[0].shape[1]

@@ -23,7 +23,6 @@ class ChainStep:
         y: [c, n_embd] float32, the rows that give logits.
         at: [c] int64: the index of the token that was read; the target's distribution is there.
         goes_on: [c] bool, set by the loop over the steps: which chains make another step.
-
     """
 
     depth: int
@@ -44,7 +43,6 @@ def that_go_on(step: ChainStep, texts: Texts, ends: Tensor) -> Tensor:
         step: the step that was taken.
         texts: the batch.
         ends: [c] int64, the end of each chain's text.
-
     """
     # The token after the one that was read was to be predicted; the next step reads it and
     # predicts the one after.
@@ -80,7 +78,6 @@ def chain_losses(
         dtype: the dtype of the products with the output matrix.
         missed_share: the share of chains that continue after a wrong pick.
         generator: a CPU generator that draws them.
-
     """
     output = head.weight("output.weight")
     if not output.requires_grad:

@@ -25,7 +25,6 @@ class Measurement:
         acceptance: share of rounds in which draft i was accepted, on held-out greedy text.
         given: share of drafts i accepted among those whose earlier tokens were accepted.
         tokens_per_round: tokens per round on held-out greedy text.
-
     """
 
     step: int

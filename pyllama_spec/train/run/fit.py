@@ -40,7 +40,6 @@ class Text:
         source: their features.
         vocab: the vocabulary of the draft.
         train, held_out: indices of sequences.
-
     """
 
     corpus: Corpus
@@ -61,7 +60,6 @@ class FitState:
         best: tokens per round of the best measurement, and its step.
         is_over: whether it has ended.
         untrained: the head's acceptance before the first step.
-
     """
 
     step: int = 0
@@ -87,7 +85,6 @@ class Fit(Generic[H]):
         reporter: receives the progress.
         right_share: the share to learn from of the drafts that were right when the text was made,
             drawn anew in each batch.
-
     """
 
     def __init__(

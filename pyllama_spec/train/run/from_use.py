@@ -72,7 +72,6 @@ class UseReport:
         n_tokens_seen: answer tokens over all passes.
         seconds: the time of each stage.
         notes: remarks for the user.
-
     """
 
     path: Path
@@ -151,7 +150,6 @@ class UseRun(Generic[H]):
         model: the target.
         read_draft: reads a draft's file.
         reporter: receives the progress.
-
     """
 
     def __init__(
@@ -402,7 +400,6 @@ def why_no_better(
         others_before: the old draft's acceptance on other text.
         others_after: the new draft's.
         max_loss: the share of tokens per round on other text that may be lost.
-
     """
     if after.tokens_per_round <= before.tokens_per_round:
         return (

@@ -37,7 +37,6 @@ class DraftShape(ABC):
         n_head, n_head_kv: attention heads.
         n_ff: width of its feed-forward blocks.
         rope_base, rms_eps: constants.
-
     """
 
     n_vocab: int
@@ -122,7 +121,6 @@ class DraftHead(nn.Module):
         shape: its sizes.
         embedding: [n_vocab, n_embd] float32, the target's; not trained, and not saved in the state.
         d2t: [n_draft_vocab] int64, the target's id of each draft id.
-
     """
 
     embedding: Tensor
@@ -219,7 +217,6 @@ def target_output(
         head: the head with the draft vocabulary.
         output: [n_vocab, n_embd] float32, the target's output rows.
         output_norm: [n_embd] float32, the target's last norm, which is folded into the rows.
-
     """
     rows = torch.from_numpy(output)[head.d2t.cpu()]
     if output_norm is not None:

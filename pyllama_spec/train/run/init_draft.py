@@ -40,7 +40,6 @@ class InitDraft:
         n_tokens: the answer tokens seen by it and by the drafts that it started from, as far as its
             file records them.
         n_text: the number of different ones among them, as far as recorded.
-
     """
 
     name: str
@@ -106,7 +105,6 @@ class Keys:
         values: the values by key, without the architecture's prefix.
         sizes: the sizes of its tensors.
         target: the target to draft for.
-
     """
 
     values: Mapping[str, Any]

@@ -43,7 +43,6 @@ class Start:
         corpus, source: the text and its features.
         vocab: the vocabulary of the draft.
         train: the sequences to learn from.
-
     """
 
     model: Model
@@ -86,7 +85,6 @@ class Kind(ABC, Generic[H]):
         vocab_name: the name of a vocabulary of this kind in messages.
         must_gain: whether the initial head drafts already: a file that is no better on held-out
             text is not written.
-
     """
 
     arch: str
@@ -106,12 +104,7 @@ class Kind(ABC, Generic[H]):
 
     @abstractmethod
     def new_head(self, start: Start, reporter: Reporter) -> H:
-        """A head with initial weights, on the CPU.
-
-        Raises:
-            ArgumentError: its sizes are inconsistent.
-
-        """
+        """A head with initial weights, on the CPU."""
 
     @abstractmethod
     def known_head(self, start: Start, init: InitDraft) -> H:
@@ -121,15 +114,7 @@ class Kind(ABC, Generic[H]):
     def losses(
         self, head: H, texts: Texts, dtype: torch.dtype, generator: torch.Generator
     ) -> Losses:
-        """The loss of a batch.
-
-        Args:
-            head: the head.
-            texts: the batch, with a draft from every position to learn.
-            dtype: the dtype of the products with the output matrix.
-            generator: a CPU generator for all random draws.
-
-        """
+        """The loss of a batch."""
 
     @abstractmethod
     def n_accepted(self, head: H, texts: Texts) -> Tensor:
@@ -146,15 +131,7 @@ class Kind(ABC, Generic[H]):
     def output(
         self, head: H, name: str, record: Mapping[str, Any], export_type: str
     ) -> Output | None:
-        """The content of the file if export_head() does not write it.
-
-        Args:
-            head: the trained head.
-            name: the name of the model that it drafts for.
-            record: keys under pyllama_spec.train: the origin of the head.
-            export_type: the type of matrices, see export_head().
-
-        """
+        """The content of the file if export_head() does not write it."""
         return None
 
     def keys(self, head: H) -> dict[str, Any]:

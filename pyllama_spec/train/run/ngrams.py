@@ -46,7 +46,6 @@ class _Places:
         p: [n] the token's own probability.
         best, best_p: [n] the likeliest token in this context, and its probability.
         predicted, predicted_p: [n] the table's prediction there, and its probability.
-
     """
 
     at: Ints

@@ -21,7 +21,6 @@ class Losses:
         total: the weighted sum, a scalar with its gradient.
         by_depth: [n_steps] mean cross-entropy, in nats; 0 for depths that no draft reached.
         hits: [n_steps] share of steps whose likeliest token is the target's, likewise.
-
     """
 
     total: Tensor
@@ -37,7 +36,6 @@ class Targets:
         ids: [c, k] draft ids.
         p: [c, k] their probabilities; 0 for ids outside the draft vocabulary.
         label: [c] the draft id of the text's own token; None if it is not needed.
-
     """
 
     ids: Tensor
@@ -80,7 +78,6 @@ class SoftCrossEntropy(torch.autograd.Function):
 
         Returns:
             [c] float32 with a gradient, [c] int64, and [c] float32 natural logarithms.
-
         """
         ids, p = targets.ids, targets.p.float()
         rows, matrix, weight = y.to(dtype), output.to(dtype), p.sum(-1)
@@ -160,7 +157,6 @@ class Acceptance:
         given: the share of drafts i accepted among those whose earlier tokens were accepted.
         tokens_per_round: accepted drafts and the target's own token, on average.
         n_rounds: the number of rounds.
-
     """
 
     by_depth: list[float]
@@ -197,7 +193,6 @@ class AcceptanceMeter:
 
     Args:
         n_steps: the tokens drafted per round.
-
     """
 
     def __init__(self, n_steps: int) -> None:

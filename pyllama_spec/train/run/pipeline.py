@@ -62,7 +62,6 @@ class TrainReport:
         coverage: the share of answer tokens in the draft vocabulary.
         seconds: the time of each stage, in this run alone.
         notes: remarks for the user.
-
     """
 
     path: Path

@@ -36,7 +36,6 @@ class TargetWeights:
         n_ff: the width of the target's feed-forward blocks; with experts or several widths, three
             times n_embd.
         name: the name of the model, for messages.
-
     """
 
     sha256: str

@@ -39,7 +39,6 @@ class Texts:
             before it occurred earlier in the text.
         missed: [n] bool: whether a draft was wrong about the token when the text was made, as far
             as known.
-
     """
 
     tokens: Tensor
