@@ -7,6 +7,7 @@
 // adds in the order of k, and one tree that sums its lanes.
 #include "float_avx2.h"
 #include "float_avx512.h"
+#include "float_neon.h"
 #include "rows.h"
 #include "tiles.h"
 
@@ -20,6 +21,9 @@ using F16 = pyllama_spec::avx512::Tiles<pyllama_spec::avx512::F16>;
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define HAS_F16 "F16 AVX2"
 using F16 = pyllama_spec::avx2::Tiles<pyllama_spec::avx2::F16>;
+#elif defined(__aarch64__)
+#define HAS_F16 "F16 NEON"
+using F16 = pyllama_spec::neon::Tiles<pyllama_spec::neon::F16>;
 #endif
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -28,6 +32,9 @@ using Bf16 = pyllama_spec::avx512::Tiles<pyllama_spec::avx512::Bf16>;
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define HAS_BF16 "BF16 AVX2"
 using Bf16 = pyllama_spec::avx2::Tiles<pyllama_spec::avx2::Bf16>;
+#elif defined(__aarch64__)
+#define HAS_BF16 "BF16 NEON"
+using Bf16 = pyllama_spec::neon::Tiles<pyllama_spec::neon::Bf16>;
 #endif
 
 namespace {

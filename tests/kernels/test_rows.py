@@ -86,6 +86,9 @@ def test_this_processor_has_our_kernels() -> None:
     elif "avx2" in flags:
         assert kernels.keys() == set(_KINDS)
         assert set(kernels.values()) <= {"AVX2", "AVX-VNNI", "AVX-512"}
+    elif "asimd" in flags:
+        assert kernels.keys() == set(_KINDS)
+        assert all(name.startswith("NEON") for name in kernels.values())
     else:
         assert kernels == {}
 
