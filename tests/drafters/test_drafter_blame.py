@@ -12,20 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_spec import DrafterWrapper, Llama
-from pyllama_spec.drafters import Draft, Drafter, DraftRequest, LookupFirst, PromptLookup
+from pyllama_spec import DrafterWrapper
+from pyllama_spec.drafters import Draft, Drafter, DraftRequest, LookupFirst
 from pyllama_spec.drafters.base import name_of_code
-from pyllama_spec.speculative.controller import Controller
 from tests.faces.tools import open_tiny
-from tests.models import model_path
 
 GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0.0}
 WRONG: list[Any] = [None, Draft([1.5]), Draft([4000])]  # type: ignore[list-item]
 
 
 class Wrong(Drafter):
-    """Returns what is not a draft."""
-
     def __init__(self, answer: Any) -> None:
         self.answer = answer
 
@@ -81,14 +77,10 @@ def _check(said: warnings.WarningMessage, line: str) -> None:
     assert f"({Path(__file__).name}, line {said.lineno}). The text continues" in str(said.message)
 
 
-@pytest.mark.parametrize("answer", WRONG, ids=str)
-def test_a_wrong_value_is_blamed_on_the_method_that_returned_it(answer: Any) -> None:
-    _check(_said(Wrong(answer)), "def propose_one(self, request: DraftRequest)")
-
-
 @pytest.mark.parametrize(
     ("drafter", "line"),
     [
+        *((Wrong(answer), "def propose_one(self, request: DraftRequest)") for answer in WRONG),
         (WrongList([]), "def propose(self, requests"),
         (Around(Wrong(None)), "def propose_one("),
         (Around(Around(WrongList(None))), "def propose(self"),
@@ -117,7 +109,6 @@ class ACallable:
 @pytest.mark.parametrize(
     ("model", "name", "line"),
     [
-        (a_function, "a_function", "def a_function"),
         (functools.partial(a_function), "a_function", "def a_function"),
         (ACallable(), "ACallable", "def __call__"),
         (lambda ids: None, "custom", "(lambda ids: None"),
@@ -152,35 +143,3 @@ def test_code_without_a_word_for_a_name_is_custom() -> None:
     ]  # fmt: skip
     none = type("none", (Wrong,), {})
     assert [name_of_code(code) for code in (lambda: None, none)] == ["custom"] * 2
-
-
-def test_a_drafter_without_a_name_has_that_of_its_class() -> None:
-    class Named(Wrong):
-        name = "mine"
-
-    class Later(Wrong):
-        def __init__(self) -> None:
-            super().__init__(Draft([1]))
-            self.name = "later"
-
-    class Copies(PromptLookup):
-        """Inherits a name that was set."""
-
-    found = [one.name for one in (Wrong(None), Named(None), Later(), Copies(), Around(Wrong(None)))]
-    assert found == ["Wrong", "mine", "later", "prompt-lookup", "Wrong"]
-    assert (Wrong.name, Named.name) == ("Wrong", "mine")
-
-
-def test_the_names_are_in_the_record() -> None:
-    class Whims(Controller):
-        """A controller of the user's."""
-
-    given: dict[str, Any] = {
-        "draft": Wrong(Draft([1])),
-        "controller": Whims(),
-        "n_threads": 1,
-        "n_ctx": 256,
-    }
-    with Llama(model_path("llama"), **given) as llm:
-        said = llm.create_completion("abab", **GREEDY)["speculation"]
-    assert (said["drafter"], said["controller"]) == ("Wrong", "Whims")

