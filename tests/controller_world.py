@@ -98,11 +98,9 @@ class Fixed(Controller):
         self.n, self.p_min = n, p_min
 
     def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
-        """Always the same."""
         return [DraftDecision(min(self.n, span.max_draft)) for span in spans]
 
     def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
-        """Verifies up to the first uncertain token."""
         return [self._n_sure(span) for span in spans]
 
     def _n_sure(self, span: Span) -> int:
@@ -245,17 +243,7 @@ def made_up(
     spread: float = 0.35,
     exponent: float = 1.0,
 ) -> list[Place]:
-    """A text whose drafts are right at certain rates, and say so more or less well.
-
-    Args:
-        n: the number of places.
-        rate: the mean probability that a drafted token at a place is right, given those before.
-        seed: the seed of the coins.
-        max_draft: the length of each draft.
-        spread: how much probabilities differ between places.
-        exponent: the draft reports probability ** exponent: below 1 it is overconfident.
-
-    """
+    """A text whose drafts are right at certain rates, and say so more or less well."""
     rng = random.Random(seed)
     chances, coins = [], []
     for at in range(n + max_draft + 1):
@@ -324,7 +312,6 @@ def _best(
 
 
 def plain(texts: Sequence[Text], costs: Costs, *, n_prompt: int = 100) -> float:
-    """Seconds of plain decoding."""
     return (
         sum(
             costs.verify(1, n_prompt + at) + costs.rest for text in texts for at in range(len(text))

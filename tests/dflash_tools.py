@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.drafters import Committed, DFlash
+from pyllama_spec.drafters import DFlash
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.engine.model_info import DraftBlock
-from pyllama_spec.speculative import SequenceState, SpeculativeLoop
-from tests import tampering
+from pyllama_spec.speculative import SpeculativeLoop
 from tests.eagle3_tools import Proposal, ask, target_context
 from tests.models import model_path
 from tests.oracles import tiny
@@ -92,14 +91,7 @@ def read_block(
 
 
 class Bench:
-    """A draft beside its target, without a loop: rows go in, blocks come out.
-
-    Args:
-        path: the path of the draft.
-        target: the architecture of the tiny target.
-        params: the parameters of the draft's context.
-
-    """
+    """A draft beside its target, without a loop: rows go in, blocks come out."""
 
     def __init__(self, path: Path, target: str = "llama", **params: Any) -> None:
         self.model = Model(path)
@@ -125,7 +117,6 @@ class Bench:
         self.model.close()
 
     def rows_batch(self, n_max: int = 64) -> Batch:
-        """An empty batch for rows."""
         batch = Batch(n_max, n_row=self.n_features, n_model_row=self.model.info.n_embd_inp)
         batch.logits = False
         return batch
@@ -141,7 +132,6 @@ class Bench:
     def guess(
         self, token: int, n_guesses: int, position: int, seq: int = 0, *, has_logits: bool = True
     ) -> Guessed:
-        """Decodes a block and forgets its slots."""
         return guess(
             self.context, self.block, token, n_guesses, position, seq, has_logits=has_logits
         )
@@ -157,7 +147,6 @@ def guess(
     *,
     has_logits: bool = True,
 ) -> Guessed:
-    """Decodes a block of one sequence and forgets its slots."""
     batch = Batch(block.n_slots)
     batch.logits = has_logits
     row = add_block(batch, block, token, n_guesses, position, seq)
@@ -174,7 +163,6 @@ def draft(kind: str = "dflash", max_draft: int | None = None, **options: Any) ->
 
 
 def opened(drafter: DFlash, target: str = "llama", **params: Any) -> SpeculativeLoop:
-    """A loop on a tiny target with the drafter."""
     return SpeculativeLoop(target_context(tiny(target), drafter, **params), drafter)
 
 
@@ -184,44 +172,3 @@ def block_of(drafter: DFlash, seq: int, tokens: Sequence[int], n: int) -> tuple[
     assert drafter.context is not None
     position = len(tokens) - 1
     return proposal, guess(drafter.context, drafter.block, tokens[-1], n, position, seq)
-
-
-def cold_block(
-    model: Model, drafter: DFlash, text: Sequence[int], n: int, **params: Any
-) -> tuple[Proposal, Guessed]:
-    """O3's yardstick: the same of a draft that is given the text in one piece, from nothing."""
-    values = {"n_ctx": 512, "n_batch": 512, "n_ubatch": 512, **params}
-    with (
-        target_context(model, drafter, **values) as context,
-        DFlash(drafter.model, drafter.max_draft) as fresh,
-    ):
-        fresh.attach(context)
-        batch = Batch(len(text))
-        batch.extend(text[:-1], 0)
-        context.decode(batch)
-        rows = [context.layer_input(layer) for layer in drafter.target_layers]
-        fresh.commit([Committed(0, text, 0, rows)])
-        return block_of(fresh, 0, text, n)
-
-
-def warm_block(loop: SpeculativeLoop, seq: SequenceState, n: int) -> tuple[Proposal, Guessed]:
-    """The loop's drafter's block now, after all earlier rounds."""
-    drafter = loop.drafter._drafter
-    assert isinstance(drafter, DFlash)
-    return block_of(drafter, seq.seq_id, seq.tokens, n)
-
-
-class Shifted(tampering.Shifted, DFlash):
-    """A draft that is given each row one token late."""
-
-
-class Permuted(tampering.Permuted, DFlash):
-    """A draft that is given rows whose numbers are in another order."""
-
-
-class NotANumber(tampering.NotANumber, DFlash):
-    """A draft that is given rows of NaN."""
-
-
-class Swapped(tampering.Swapped, DFlash):
-    """A draft that is given rows in the order of pairs turned round."""

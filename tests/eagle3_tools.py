@@ -8,18 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from pyllama_spec.drafters import (
-    Committed,
-    Draft,
-    Drafter,
-    DraftRequest,
-    Eagle3,
-    TokenPrior,
-)
+from pyllama_spec.drafters import Draft, Drafter, DraftRequest, Eagle3, TokenPrior
 from pyllama_spec.drafters.ngram_table import P_SCALE, NgramTable, context_keys
-from pyllama_spec.engine import Batch, Context, Model
-from pyllama_spec.speculative import SequenceState, SpeculativeLoop
-from tests import tampering
+from pyllama_spec.engine import Context, Model
 from tests.models import model_path
 
 # Contexts of an n-gram table, the last token last, each with what follows it and how likely.
@@ -27,7 +18,6 @@ Says = Mapping[tuple[int, ...], tuple[int, float]]
 
 
 def head(kind: str = "eagle3", max_draft: int = 8, **options: Any) -> Eagle3:
-    """A drafter with a head built by tests/models/eagle3.py."""
     window = options.pop("n_ctx", None)
     return Eagle3(model_path(kind, **options), max_draft, n_ctx=window)
 
@@ -44,7 +34,6 @@ def ngram_arrays(says: Says) -> dict[str, Any]:
 
 
 def ngram_table(says: Says) -> NgramTable:
-    """A table for the tiny targets."""
     arrays = ngram_arrays(says)
     return NgramTable(
         arrays["ngram.keys"].view(np.uint32), arrays["ngram.ids"], arrays["ngram.p"], 320
@@ -67,42 +56,15 @@ class Proposal:
 
 
 def proposal(draft: Draft) -> Proposal:
-    """The draft's ids and probabilities."""
     assert draft.probabilities is not None
     assert all(np.isfinite(draft.probabilities))
     return Proposal(tuple(draft.ids), tuple(draft.probabilities))
 
 
-def cold_proposal(model: Model, drafter: Eagle3, text: Sequence[int], n: int = 8) -> Proposal:
-    """O3's yardstick: what a head says after a text that it is given in one piece, from nothing."""
-    layers = drafter.target_layers
-    with (
-        target_context(model, drafter, n_ctx=512, n_batch=512, n_ubatch=512) as context,
-        Eagle3(drafter.model, drafter.max_draft) as fresh,
-    ):
-        fresh.attach(context)
-        batch = Batch(len(text))
-        batch.extend(text[:-1], 0)
-        context.decode(batch)
-        rows = [context.layer_input(layer) for layer in layers]
-        fresh.commit([Committed(0, text, 0, rows)])
-        return ask(fresh, 0, text, n)
-
-
 def ask(
-    drafter: Drafter,
-    seq: int,
-    tokens: Sequence[int],
-    n: int = 8,
-    prior: TokenPrior | None = None,
+    drafter: Drafter, seq: int, tokens: Sequence[int], n: int = 8, prior: TokenPrior | None = None
 ) -> Proposal:
-    """The proposal of a drafter with these tokens."""
     return proposal(drafter.propose([DraftRequest(seq, list(tokens), n, prior)])[0])
-
-
-def warm_proposal(loop: SpeculativeLoop, seq: SequenceState, n: int = 8) -> Proposal:
-    """The proposal of the loop's drafter now, after all earlier rounds."""
-    return ask(loop.drafter._drafter, seq.seq_id, seq.tokens, n)
 
 
 def damaged_states(drafter: Drafter, at: int) -> tuple[bytes, ...]:
@@ -110,18 +72,3 @@ def damaged_states(drafter: Drafter, at: int) -> tuple[bytes, ...]:
     state = bytearray(drafter.save(0) or b"")
     state[at] ^= 1
     return bytes(state), b"", b"PLSD"
-
-
-class Shifted(tampering.Shifted, Eagle3):
-    """A head that is given each row one token late."""
-
-
-class Permuted(tampering.Permuted, Eagle3):
-    """A head that is given rows whose numbers are in another order."""
-
-
-class NotANumber(tampering.NotANumber, Eagle3):
-    """A head that is given rows of NaN."""
-
-
-Tampered = Shifted | Permuted | NotANumber

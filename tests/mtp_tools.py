@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from pyllama_spec.drafters import Drafter, Mtp
+from pyllama_spec.drafters import Drafter
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.speculative import SpeculativeLoop
-from tests import tampering
 from tests.models import model_path
 
 ARCHS = (
@@ -40,21 +39,8 @@ def mtp_context(model: Model, drafter: Drafter, **overrides: Any) -> Context:
 
 
 def perm_loop(drafter: Drafter, arch: str = "qwen35", **params: Any) -> SpeculativeLoop:
-    """A loop on PERM in an architecture, with a drafter."""
     model = with_head("perm_mtp", arch=arch)
     return SpeculativeLoop(mtp_context(model, drafter, **params), drafter)
-
-
-class Shifted(tampering.Shifted, Mtp):
-    """A head that is given each row one token late: its pairs are off by a position."""
-
-
-class Permuted(tampering.Permuted, Mtp):
-    """A head that is given rows whose numbers are in another order."""
-
-
-class NotANumber(tampering.NotANumber, Mtp):
-    """A head that is given rows of NaN."""
 
 
 def without(source: Path, path: Path, *names: str) -> Path:

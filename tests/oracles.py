@@ -82,7 +82,6 @@ class RowExactSampler(StepSampler):
         self.n_checked = 0
 
     def sample(self, context: Context, i: int) -> int:
-        """The inner sampler's choice, after the check."""
         expected = self.inner.clone().sample_row(context.logits(i))
         token = self.inner.sample(context, i)
         assert token == expected, f"O1: row {i} gives {expected}, but {token} was emitted"
@@ -90,7 +89,6 @@ class RowExactSampler(StepSampler):
         return token
 
     def accept(self, token: int, *, generated: bool = True) -> None:
-        """The inner sampler's."""
         self.inner.accept(token, generated=generated)
 
 
@@ -107,17 +105,14 @@ class LoopRun:
 
     @property
     def tokens(self) -> list[int]:
-        """The generated tokens."""
         return [token for step in self.steps for token in step.tokens]
 
     @property
     def text(self) -> list[int]:
-        """Prompt and generated tokens."""
         return self.prompt + self.tokens
 
     @property
     def finish_reason(self) -> str | None:
-        """Why it ended."""
         return self.steps[-1].finish_reason
 
 
@@ -214,7 +209,6 @@ def check_bookkeeping(context: Context, seq: SequenceState) -> None:
 
 
 def check_statistics(run: LoopRun) -> None:
-    """The invariants of `speculation` and `timing`."""
     stats, timing = run.stats, run.timing
     in_rounds = len(run.tokens) - len(run.steps[0].tokens)
     assert stats.rounds == len(run.steps) - 1
@@ -341,7 +335,6 @@ def run_child(
 
 
 def rss_bytes() -> int:
-    """The resident memory of this process."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:

@@ -19,13 +19,7 @@ Rows = npt.NDArray[np.float32]
 
 
 class ScriptedDrafter(Drafter):
-    """Knows the whole text that will come, and what it has been told of it so far.
-
-    Args:
-        reference: prompt and continuation of plain decoding.
-        max_draft: the most tokens that it proposes at once.
-
-    """
+    """Knows the whole text that will come, and what it has been told of it so far."""
 
     name = "scripted"
 
@@ -45,7 +39,6 @@ class ScriptedDrafter(Drafter):
         return self.reference[at : at + n]
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """The script's proposal for this round."""
         seq = request.seq
         assert request.n_requested >= 1, "a drafter is not asked for nothing"
         assert self.history(seq) == list(request.tokens), "every token must have been told"
@@ -57,16 +50,13 @@ class ScriptedDrafter(Drafter):
         raise NotImplementedError
 
     def commit_one(self, done: Committed) -> None:
-        """Notes tokens."""
         assert done.start == len(self.history(done.seq)), "tokens come in order, without a gap"
         self.history(done.seq).extend(done.tokens)
 
     def truncate(self, seq: int, n_keep: int) -> None:
-        """Forgets from n_keep on."""
         del self.history(seq)[n_keep:]
 
     def copy(self, seq: int, to: int) -> None:
-        """Copies the history."""
         self.histories[to] = list(self.history(seq))
 
 
@@ -76,7 +66,6 @@ class Perfect(ScriptedDrafter):
     name = "perfect"
 
     def script(self, seq: int, n: int) -> Sequence[int]:
-        """The true continuation."""
         return self.coming(seq, n)
 
 
@@ -91,7 +80,6 @@ class Wrong(ScriptedDrafter):
     name = "wrong"
 
     def script(self, seq: int, n: int) -> Sequence[int]:
-        """The true continuation with every token exchanged."""
         return [other(token) for token in self.coming(seq, n)]
 
 
@@ -116,13 +104,7 @@ class Pattern(ScriptedDrafter):
 
 
 class Intermittent(ScriptedDrafter):
-    """Another drafter's proposals in some rounds, none in the others.
-
-    Args:
-        inner: the drafter that proposes.
-        on: whether it proposes, round by round, cycling.
-
-    """
+    """Another drafter's proposals in some rounds, none in the others."""
 
     name = "intermittent"
 
@@ -136,24 +118,13 @@ class Intermittent(ScriptedDrafter):
         self._round = 0
 
     def script(self, seq: int, n: int) -> Sequence[int]:
-        """The other one's, or nothing."""
         is_on = self.on[self._round % len(self.on)]
         self._round += 1
         return self.inner.script(seq, n) if is_on else ()
 
 
 class Hostile(ScriptedDrafter):
-    """Proposes what no drafter should, and fails now and then.
-
-    Args:
-        reference: see ScriptedDrafter.
-        n_vocab: the number of ids.
-        eos: an id to put into the middle of a block.
-        max_draft: see ScriptedDrafter.
-        p_raise: how often it raises; a failure disables it until the next prompt.
-        seed: the seed of its choices.
-
-    """
+    """Proposes what no drafter should, and fails now and then."""
 
     name = "hostile"
 
@@ -171,7 +142,6 @@ class Hostile(ScriptedDrafter):
         self._random = random.Random(seed)
 
     def script(self, seq: int, n: int) -> Sequence[int]:
-        """A bad block; most begin with right tokens."""
         if self._random.random() < self.p_raise:
             raise RuntimeError("a hostile drafter fails")
         good = self.coming(seq, n)
@@ -190,16 +160,7 @@ class Hostile(ScriptedDrafter):
 
 
 class Interrupting(ScriptedDrafter):
-    """Perfect, until it raises at the n-th call of one of its methods.
-
-    Args:
-        reference: see ScriptedDrafter.
-        where: "propose", "read" for a part of a prompt, "commit" for what a round committed; the
-            notice is taken before the exception.
-        at: the number of the call that raises, from 1.
-        error: makes the exception.
-
-    """
+    """Perfect, until it raises at the n-th call of one of its methods."""
 
     name = "interrupting"
 
@@ -221,24 +182,16 @@ class Interrupting(ScriptedDrafter):
                 raise self.error()
 
     def commit_one(self, done: Committed) -> None:
-        """Notes, then may raise."""
         super().commit_one(done)
         self._called("read" if done.first_row == done.start else "commit")
 
     def script(self, seq: int, n: int) -> Sequence[int]:
-        """May raise; else the true continuation."""
         self._called("propose")
         return self.coming(seq, n)
 
 
 class FeatureSpy(Drafter):
-    """Another drafter that also asks for layer inputs, and keeps every row with its position.
-
-    Args:
-        inner: the drafter that proposes.
-        layers: the layer inputs to ask for.
-
-    """
+    """Another drafter that also asks for layer inputs, and keeps every row with its position."""
 
     name = "feature-spy"
 
@@ -270,11 +223,9 @@ class FeatureSpy(Drafter):
         self.inner.commit(done)
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """The other one's."""
         return self.inner.propose(requests)
 
     def truncate(self, seq: int, n_keep: int) -> None:
-        """Forgets from n_keep on."""
         self._n_tokens[seq] = min(self._n_tokens.get(seq, 0), n_keep)
         rows = self.rows.setdefault(seq, {})
         for position in [p for p in rows if p >= n_keep]:
@@ -282,49 +233,17 @@ class FeatureSpy(Drafter):
         self.inner.truncate(seq, n_keep)
 
     def copy(self, seq: int, to: int) -> None:
-        """Copies what it keeps."""
         self.rows[to] = dict(self.rows.get(seq, {}))
         self._n_tokens[to] = self._n_tokens.get(seq, 0)
         self.inner.copy(seq, to)
 
     def close(self) -> None:
-        """Closes the other one."""
         self.inner.close()
 
 
-class Spy(Drafter):
-    """Another drafter whose proposals are kept."""
-
-    def __init__(self, inner: Drafter) -> None:
-        self.inner = inner
-        self.name, self.max_draft = inner.name, inner.max_draft
-        self.target_layers = inner.target_layers
-        self.proposals: list[list[int]] = []
-
-    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """The other one's, noted."""
-        drafts = self.inner.propose(requests)
-        self.proposals += [list(draft.ids) for draft in drafts]
-        return drafts
-
-    def commit(self, done: Sequence[Committed]) -> None:
-        """Passed on."""
-        self.inner.commit(done)
-
-    def truncate(self, seq: int, n_keep: int) -> None:
-        """Passed on."""
-        self.inner.truncate(seq, n_keep)
-
-    def copy(self, seq: int, to: int) -> None:
-        """Passed on."""
-        self.inner.copy(seq, to)
-
-
 def told(tokens: Sequence[int], start: int = 0, seq: int = 0) -> list[Committed]:
-    """A notice without rows."""
     return [Committed(seq, tokens, start)]
 
 
 def proposed(drafter: Drafter, tokens: Sequence[int], n: int, seq: int = 0) -> list[int]:
-    """A drafter's proposal for one sequence."""
     return list(drafter.propose([DraftRequest(seq, list(tokens), n)])[0].ids)

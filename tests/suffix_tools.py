@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,6 +10,11 @@ from pyllama_spec.drafters import Committed, DraftRequest, Suffix
 
 # A sequence that no test generates on.
 _ASIDE = 10_000
+
+
+def fresh(seed: int, n: int = 60) -> list[int]:
+    """A text without repetitions of its own, and of no other one's tokens in a row."""
+    return random.Random(seed).sample(range(1000, 30000), n)
 
 
 def tell(drafter: Suffix, tokens: Sequence[int], seq: int = 0, **about: Any) -> None:
@@ -19,19 +25,16 @@ def tell(drafter: Suffix, tokens: Sequence[int], seq: int = 0, **about: Any) -> 
 
 
 def teach(drafter: Suffix, texts: Iterable[Sequence[int]], **about: Any) -> None:
-    """Requests with these texts begin and end."""
     for text in texts:
         tell(drafter, text, _ASIDE, **about)
         drafter.end_request(_ASIDE)
 
 
 def knowing(*texts: Sequence[int], max_draft: int = 8) -> Suffix:
-    """A drafter that has seen these texts in earlier requests."""
     drafter = Suffix(max_draft)
     teach(drafter, texts)
     return drafter
 
 
 def proposal(drafter: Suffix, tokens: Sequence[int], n: int = 8, seq: int = 0) -> list[int]:
-    """The proposal after a text that it was told on a sequence."""
     return list(drafter.propose_one(DraftRequest(seq, list(tokens), n)).ids)

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.drafters import Committed, Drafter, Features
+from pyllama_spec.drafters import Committed, Drafter, DraftRequest, Features
 from pyllama_spec.drafters.model_drafter import Choice
 from pyllama_spec.drafters.small_model import TokenMemory
 from pyllama_spec.engine import Batch
@@ -21,14 +21,10 @@ Rows = npt.NDArray[np.float32]
 
 
 class Tampered(Drafter):
-    """A drafter whose rows something happens to on the way."""
-
     def tamper(self, features: Features) -> Features:
-        """The changed rows of a batch."""
         raise NotImplementedError
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """Commits changed rows."""
         super().commit(
             [c._replace(features=self.tamper(c.features)) if c.features else c for c in done]
         )
@@ -40,7 +36,6 @@ class Shifted(Tampered):
     _carried: list[Rows] | None = None
 
     def tamper(self, features: Features) -> Features:
-        """Rows one token late."""
         last = self._carried or [np.zeros_like(rows[:1]) for rows in features]
         self._carried = [rows[-1:].copy() for rows in features]
         return [
@@ -49,27 +44,30 @@ class Shifted(Tampered):
 
 
 class Permuted(Tampered):
-    """The numbers of each row have another order."""
-
     def tamper(self, features: Features) -> Features:
-        """Back to front."""
         return [rows[:, ::-1] for rows in features]
 
 
 class NotANumber(Tampered):
-    """Rows of NaN."""
-
     def tamper(self, features: Features) -> Features:
-        """Rows without information."""
         return [np.full_like(rows, np.nan) for rows in features]
 
 
 class Swapped(Tampered):
-    """The rows of what is told at once are in another order."""
-
     def tamper(self, features: Features) -> Features:
-        """Last first."""
         return [rows[::-1] for rows in features]
+
+
+class Deaf(Drafter):
+    """It is told another last token than was committed."""
+
+    def commit(self, done: Sequence[Committed]) -> None:
+        super().commit(
+            [c._replace(tokens=[*c.tokens[:-1], (c.tokens[-1] + 1) % 256]) for c in done]
+        )
+
+    def can_draft(self, request: DraftRequest) -> bool:
+        return request.n_requested > 0
 
 
 class Decoding(Protocol):

@@ -25,14 +25,7 @@ _REAL_MODEL = "smollm2"
 
 
 def tier_of(file: str, names: Iterable[str], marks: Collection[str]) -> str:
-    """The tier of a test.
-
-    Args:
-        file: the path relative to tests/.
-        names: the names of the test and of its fixtures.
-        marks: its present marks, from release_except() or by hand.
-
-    """
+    """The tier of a test."""
     if RELEASE in marks or file.startswith(_RELEASE):
         return RELEASE
     folder = file.partition("/")[0]

@@ -43,14 +43,12 @@ class FailingSampler(StepSampler):
         self.inner, self.n_left = inner, at
 
     def sample(self, context: Context, i: int) -> int:
-        """The inner one's, until it raises."""
         self.n_left -= 1
         if self.n_left < 0:
             raise BrokenError
         return self.inner.sample(context, i)
 
     def accept(self, token: int, *, generated: bool = True) -> None:
-        """The inner one's."""
         self.inner.accept(token, generated=generated)
 
 
@@ -59,10 +57,7 @@ class Request:
     """A request, and the round in which it arrives.
 
     Attributes:
-        prompt, max_tokens, params: the prompt and the options of the text.
-        arrival: the round in which it arrives.
-        cancel_after: the number of rounds after which it is cancelled; None for never.
-        fail_at: the draw at which its sampler raises; None for never.
+        cancel_after, fail_at: the round, or the sampler's draw, at which it ends; None for never.
         is_checked: whether to check O1 at every row, which draws token by token.
 
     """
@@ -111,20 +106,12 @@ def random_requests(n: int, seed: int, *, n_prompt: int = 60, n_text: int = 40) 
 
 
 def alone(model: Model, request: Request, **params: object) -> list[int]:
-    """The text of a request that has a context to itself, without a draft."""
     with tiny_context(model, **params) as context:
         return run_once(context, None, request.prompt, request.max_tokens, request.params).tokens
 
 
 class ManyScripts(Drafter):
-    """Proposes for each sequence a part that is right and a part that is wrong, or what is none.
-
-    Args:
-        seed: the seed of its choices.
-        max_draft: the most tokens that it proposes at once.
-        p_raise: how often it raises for a sequence.
-
-    """
+    """Proposes for each sequence a part that is right and a part that is wrong, or what is none."""
 
     name = "many-scripts"
 
@@ -134,12 +121,10 @@ class ManyScripts(Drafter):
         self._random = random.Random(seed)
 
     def expect(self, seq: int, text: Sequence[int]) -> None:
-        """Says how the text of a sequence will go on, prompt and all."""
         script = self.scripts.setdefault(seq, ScriptedDrafter(text))
         script.reference = list(text)
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """Anything at all."""
         script, rng = self.scripts[request.seq], self._random
         assert script.history(request.seq) == list(request.tokens)
         if rng.random() < self.p_raise:
@@ -150,11 +135,9 @@ class ManyScripts(Drafter):
         return Draft(rng.choice([ids, coming, coming, [], [*coming[:k], -1, 2**31]]))
 
     def commit_one(self, done: Committed) -> None:
-        """Told to the script of the sequence."""
         self.scripts.setdefault(done.seq, ScriptedDrafter(())).commit_one(done)
 
     def truncate(self, seq: int, n_keep: int) -> None:
-        """Told to the script of the sequence."""
         self.scripts.setdefault(seq, ScriptedDrafter(())).truncate(seq, n_keep)
 
 
@@ -163,12 +146,7 @@ class Traffic:
 
     Args:
         round_: the round that computes; its drafter may be ManyScripts, which learns the texts.
-        requests: all requests.
         texts: the text of each request alone.
-        seed: the seed of the requests' places, and of their order in a round.
-
-    Attributes:
-        n_rounds, n_shared: the number of rounds, and of those with several sequences.
 
     """
 

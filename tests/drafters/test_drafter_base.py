@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,21 +24,13 @@ from pyllama_spec.engine import Context, Sampler, SamplerParams
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import Round, SequenceRun, SequenceState
 from pyllama_spec.speculative.controller import Controller
-from tests.drafters.tools import (
-    N_TOKENS,
-    PROMPTS,
-    Moody,
-    OnlyProposeOne,
-    plain_texts,
-    requests,
-)
+from tests.drafters.tools import N_TOKENS, PROMPTS, Moody, OnlyProposeOne, plain_texts, requests
 from tests.faces.tools import GREEDY, PROMPT, open_tiny
 from tests.models import model_path
 from tests.oracles import tiny, tiny_context
 
 
 def side_by_side(context: Context, drafter: Drafter) -> list[SequenceRun]:
-    """All prompts in common rounds, to their ends."""
     round_, greedy = Round(context, drafter), SamplerParams(temperature=0)
     runs = [
         SequenceRun(SequenceState(i), prompt, Sampler(context.model, greedy), N_TOKENS)
@@ -54,7 +45,6 @@ def side_by_side(context: Context, drafter: Drafter) -> list[SequenceRun]:
 
 
 def three_sequences() -> Context:
-    """A context for them."""
     return tiny_context(tiny("llama"), n_ctx=768, n_seq_max=3)
 
 
@@ -70,7 +60,6 @@ class ListForms(OnlyProposeOne):
         self.known: dict[int, list[int]] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """All at once."""
         self.asked.append([request.seq for request in requests])
         for request in requests:
             assert self.known[request.seq] == list(request.tokens)
@@ -78,11 +67,9 @@ class ListForms(OnlyProposeOne):
         return [super(ListForms, self).propose_one(request) for request in requests]
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """Never called: the class overrides propose()."""
         raise AssertionError("propose_one() beside propose()")
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """All at once."""
         self.told.append([one.seq for one in done])
         for one in done:
             tokens = self.known.setdefault(one.seq, [])
@@ -136,24 +123,6 @@ def test_a_class_with_neither_is_refused_before_a_model_is_loaded() -> None:
         assert llm(PROMPT, max_tokens=5, **GREEDY)["speculation"]["state"] == "idle"
 
 
-class _Says(Drafter):
-    """Answers propose() with the given value."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-
-    def propose(self, requests: Sequence[DraftRequest]) -> Any:
-        return self.answer
-
-
-@pytest.mark.parametrize("most", ["4", -1, 1.5, None])
-def test_max_draft_is_a_number(most: Any) -> None:
-    drafter = _Says([])
-    drafter.max_draft = most
-    with pytest.raises(ArgumentError, match="the drafter _Says cannot be used: max_draft"):
-        open_tiny(drafter)
-
-
 def test_a_default_propose_keeps_the_others_drafts() -> None:
     with pytest.raises(SequenceErrors, match="sequence 1: not sequence 1") as caught:
         Moody().propose(requests())
@@ -175,47 +144,6 @@ def test_a_default_commit_tells_the_others() -> None:
         drafter.commit([Committed(seq, [1], 0) for seq in range(3)])
     assert set(caught.value.errors) == {1}
     assert drafter.heard == [("commit", 0), ("commit", 1), ("commit", 2)]
-
-
-def test_the_reason_comes_with_its_traceback() -> None:
-    with open_tiny(Moody(bad=0)) as llm:
-        steps = llm.generate_steps(PROMPT, max_tokens=9, **GREEDY)
-        for _ in steps:
-            pass
-        stats = steps.record.stats
-        assert stats.reason_off == "the drafter failed in propose(): ValueError: not sequence 0"
-        assert isinstance(stats.reason_off_error, ValueError)
-        assert "_hear" in "".join(traceback.format_exception(stats.reason_off_error))
-        assert "reason_off_error" not in stats.as_dict()
-
-
-def test_one_request_of_many_fails() -> None:
-    """Through Llama: the other requests draft to their ends, and the next one drafts again."""
-    texts = plain_texts()
-
-    class Picky(OnlyProposeOne):
-        is_angry = True
-
-        def propose_one(self, request: DraftRequest) -> Draft:
-            if self.is_angry and request.tokens[:5] == PROMPTS[1][:5]:
-                raise ValueError("not this one")
-            return super().propose_one(request)
-
-    drafter = Picky(texts)
-    with Llama(
-        model_path("llama"), draft=drafter, controller="fixed", n_ctx=256, n_threads=1, n_parallel=3
-    ) as llm:
-        for is_angry in (True, False):
-            drafter.is_angry = is_angry
-            choices = llm(PROMPTS, max_tokens=N_TOKENS, **GREEDY)["choices"]
-            for i, (choice, text) in enumerate(zip(choices, texts, strict=True)):
-                stats = choice["speculation"]
-                expected = llm.detokenize(text[len(PROMPTS[i]) :]).decode(errors="replace")
-                assert choice["text"] == expected
-                fails = is_angry and i == 1
-                assert ("not this one" in str(stats["reason_off"])) == fails
-                assert (stats["drafted"] == 0) == fails
-                assert stats["accepted"] == stats["drafted"]
 
 
 def test_a_view_shows_the_newest_tokens() -> None:

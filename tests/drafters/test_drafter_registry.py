@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,6 @@ from pyllama_spec.drafters import (
     register,
     registry,
 )
-from pyllama_spec.drafters.registry import _NAMED, AUTO
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.gguf.reader import read_keys
 from tests.faces.tools import GREEDY, open_tiny
@@ -55,12 +53,10 @@ class Toy(Drafter):
         self.n_closed = 0
 
     def check(self, target: Model) -> None:
-        """For targets with as many tokens."""
         if target.info.n_vocab != len(self.successor):
             raise ArgumentError(f"{self.path.name} was made for {len(self.successor)} tokens")
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """Reads the rows, and keeps none of them."""
         for one in done:
             assert len(one.features) == len(self.target_layers)
             said = [[int(np.argmax(row)) for row in layer] for layer in one.features]
@@ -84,16 +80,13 @@ class Toy(Drafter):
         return drafts
 
     def truncate(self, seq: int, n_keep: int) -> None:
-        """Drops the row of a dropped token."""
         if seq in self.newest and self.newest[seq][0] >= n_keep:
             del self.newest[seq]
 
     def describe(self) -> dict[str, Any]:
-        """The path of the file."""
         return {"path": str(self.path)}
 
     def close(self) -> None:
-        """Counted."""
         self.n_closed += 1
 
 
@@ -112,7 +105,6 @@ class Opened:
 
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
-    """The kind, registered for one test."""
     monkeypatch.setattr(registry, "_KINDS", dict(registry._KINDS))
     opened = Opened([])
 
@@ -125,7 +117,6 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
 
 
 def prompt_of(i: int) -> list[int]:
-    """Prompts of unequal length."""
     return [int(t) for t in np.random.default_rng(i).integers(0, 256, size=5 + 11 * i)]
 
 
@@ -153,25 +144,6 @@ def test_a_registered_kind_drafts_for_llama(toys: Opened, tmp_path: Path) -> Non
     assert toys.drafters[0].options == DraftOptions()
 
 
-def test_it_drafts_for_several_sequences_at_once(toys: Opened, tmp_path: Path) -> None:
-    path, prompts = write_toy(tmp_path / "toy.gguf"), [prompt_of(i) for i in range(3)]
-    with Llama(model_path("perm"), n_ctx=256, n_threads=1) as llm:
-        expected = [llm(p, max_tokens=N_TOKENS, **GREEDY)["choices"][0]["text"] for p in prompts]
-    with Llama(
-        model_path("perm"), draft=path, controller="fixed", n_ctx=256, n_threads=1, n_parallel=3
-    ) as llm:
-        for _ in range(2):  # and once more on what is held
-            choices = llm(prompts, max_tokens=N_TOKENS, **GREEDY)["choices"]
-            assert [choice["text"] for choice in choices] == expected
-            for choice in choices:
-                stats = choice["speculation"]
-                assert (stats["drafter"], stats["reason_off"]) == ("toy", None)
-                assert stats["accepted"] == stats["drafted"] > 0
-    asked = toys.drafters[0].asked
-    assert max(len(seqs) for seqs in asked) == 3, "all three in one call"
-    assert all(len(set(seqs)) == len(seqs) for seqs in asked)
-
-
 def test_the_options_reach_the_opener(toys: Opened, tmp_path: Path) -> None:
     path = write_toy(tmp_path / "toy.gguf")
     options: dict[str, Any] = {"n_draft": 2, "p_min": 0.25, "lookup": 3, "n_threads": 1}
@@ -188,13 +160,6 @@ def test_its_check_comes_before_anything_is_opened(toys: Opened, tmp_path: Path)
     with pytest.raises(ArgumentError, match=r"toy\.gguf was made for 320 tokens"):
         Llama(target, draft=path, n_threads=1, n_ctx=10**9)
     assert len(toys.drafters) == 1
-
-
-@pytest.mark.usefixtures("toys")
-def test_a_layer_that_the_target_has_not(tmp_path: Path) -> None:
-    path = write_toy(tmp_path / "toy.gguf", layers=(1, 9))
-    with pytest.raises(ArgumentError, match="9"):
-        Llama(model_path("perm"), draft=path, n_threads=1)
 
 
 def test_a_kind_can_be_replaced(toys: Opened, tmp_path: Path) -> None:
@@ -263,25 +228,15 @@ def test_names_and_objects() -> None:
 
 
 @pytest.mark.parametrize(
-    ("draft", "words"),
-    [
-        (PromptLookup, r"is a class; give an object of it: PromptLookup\(\)"),
-        pytest.param(
-            model_path, r"is a function; give the drafter that it returns: model_path\(\)",
-            id="function",
-        ),
-        (7, "draft=7 is not None, " + ", ".join(f'"{n}"' for n in (*_NAMED, AUTO)) + ", a path"),
-        ([], "draft=\\[\\] is not"),
-        pytest.param(object(), "a path or a Drafter", id="object"),
-        (b"x.gguf", "is not None"),
-        ("nix", "names are " + ", ".join(f'"{n}"' for n in (*_NAMED, AUTO))),
-        ("promptlookup", "; did you mean prompt-lookup?"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_values_that_mean_no_drafter(draft: object, words: str) -> None:
-    with pytest.raises(ArgumentError, match=words):
+    "draft",
+    [PromptLookup, model_path, 7, [], object(), b"x.gguf", "nix", "promptlookup"],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_that_mean_no_drafter(draft: object) -> None:
+    with pytest.raises(ArgumentError) as caught:
         make_drafter(draft, DraftOptions())
+    assert "PromptLookup()" in str(caught.value) or draft is not PromptLookup
+    assert "did you mean prompt-lookup?" in str(caught.value) or draft != "promptlookup"
 
 
 @pytest.mark.parametrize(
@@ -299,24 +254,9 @@ def test_options_out_of_range(values: dict[str, Any], words: str) -> None:
         DraftOptions(**values)
 
 
-class _Open:
-    """Looks as an open model of llama-cpp-python or of ours does."""
-
-    def create_completion(self, prompt: str) -> dict[str, str]:
-        return {"prompt": prompt}
-
-    def __call__(self, prompt: str) -> dict[str, str]:
-        return self.create_completion(prompt)
-
-
-@pytest.mark.parametrize("is_ours", [True, False])
 @pytest.mark.parametrize("keyword", ["draft", "draft_model"])
-def test_an_open_model_is_no_draft_and_what_is_one_is_named(keyword: str, is_ours: bool) -> None:
+def test_an_open_model_is_no_draft(keyword: str) -> None:
     path = str(model_path("llama"))
-    manager: Any = Llama(path, n_ctx=64) if is_ours else contextlib.nullcontext(_Open())
-    with manager as opened, pytest.raises(ArgumentError) as caught:
-        Llama(path, n_ctx=64, **{keyword: opened})
-    said = str(caught.value)
-    assert "no open model" in said
-    for known in (*registry.kinds(), "prompt-lookup", "Drafter"):
-        assert known in said
+    with Llama(path, n_ctx=64) as opened, pytest.raises(ArgumentError, match="no open model"):
+        given: dict[str, Any] = {keyword: opened}
+        Llama(path, n_ctx=64, **given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,11 @@ import numpy as np
 import pytest
 
 from pyllama_spec import Llama
-from pyllama_spec.drafters import DraftOptions, LookupFirst, Mtp, PromptLookup, make_drafter
+from pyllama_spec.drafters import Mtp
 from pyllama_spec.drafters.automatic import wants_head
-from pyllama_spec.engine import Batch, Context, Model
+from pyllama_spec.engine import Batch, Context, Model, quantize
 from pyllama_spec.engine.model import HEAD_ROWS, most_heads
-from pyllama_spec.errors import ArgumentError, ModelLoadError, PyllamaSpecError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
 from pyllama_spec.speculative import SpeculativeLoop
 from tests.models import ARCHITECTURES, TinyConfig, model_path
 from tests.models.build import WITH_HEADS
@@ -27,7 +28,6 @@ from tests.tiers import release_except
 
 
 def open_llama(path: Path, **options: Any) -> Llama:
-    """A small one."""
     return Llama(path, **{"n_ctx": 128, "n_threads": 1, **options})
 
 
@@ -56,32 +56,14 @@ def test_a_head_is_loaded_when_asked_for(arch: str) -> None:
         assert (model.info.n_heads, model.info.has_head) == (0, False)
 
 
-def test_nothing_of_it_is_loaded_for_other_drafts() -> None:
-    path = model_path("qwen35", n_heads=1)
-    for draft in (None, "none", "prompt-lookup", "grammar"):
-        with open_llama(path, draft=draft) as llm:
-            assert not llm._opened.model.info.has_head
-        assert not wants_head(draft, path)
-
-
 @pytest.mark.parametrize(
-    ("kind", "options", "words"),
-    [
-        ("llama", {}, "(llama) has no MTP head; give a draft's file"),
-        ("qwen35", {}, "(qwen35) has no MTP head; give a draft's file"),
-        ("qwen35", {"n_heads": 2}, "has 2 MTP heads, and this version drafts with one of"),
-    ],
+    ("kind", "options"), [("llama", {}), ("qwen35", {}), ("qwen35", {"n_heads": 2})]
 )
-def test_a_file_without_a_head_to_draft_with(
-    kind: str, options: dict[str, Any], words: str
-) -> None:
+def test_a_file_without_a_head_to_draft_with(kind: str, options: dict[str, Any]) -> None:
     path = model_path(kind, **options)
     for draft in ("mtp", Mtp()):
-        with pytest.raises(ArgumentError) as caught:
+        with pytest.raises(ArgumentError, match=path.name):
             open_llama(path, draft=draft)
-        assert words in str(caught.value)
-        assert str(caught.value).startswith(f'draft="mtp": {path.name} ')
-        assert "\n" not in str(caught.value)
 
 
 def test_a_head_of_an_architecture_that_is_not_known(tmp_path: Path) -> None:
@@ -94,28 +76,12 @@ def test_a_head_of_an_architecture_that_is_not_known(tmp_path: Path) -> None:
     assert not wants_head("auto", path)
 
 
-def test_a_drafter_of_ones_own_that_wants_a_head() -> None:
-    class Mine(PromptLookup):
-        name = "mine"
-        wants_head = True
-
-    with pytest.raises(
-        ArgumentError, match=r"^wants_head of the drafter 'mine': \S+ \(llama\) has"
-    ):
-        open_llama(model_path("llama"), draft=Mine())
-
-
 @pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        ("attention.compress_ratios", [0, 4, 128, 4, 4], "compresses its keys, by a ratio of 4"),
-        ("hash_layer_count", 5, "chooses its experts by the token"),
-    ],
+    ("key", "value"), [("attention.compress_ratios", [0, 4, 128, 4, 4]), ("hash_layer_count", 5)]
 )
 def test_a_head_that_the_graph_of_its_architecture_lacks(
-    tmp_path: Path, key: str, value: Any, words: str
+    tmp_path: Path, key: str, value: Any
 ) -> None:
-    """A tensor that the loader takes and the engine asserts to be absent is refused."""
     m = Sketch(TinyConfig("deepseek4", n_heads=1))
     WITH_HEADS["deepseek4"](m)
     add_heads(m)
@@ -126,10 +92,8 @@ def test_a_head_that_the_graph_of_its_architecture_lacks(
     if key == "attention.compress_ratios":
         deepseek4_compressors(m, "blk.4.", 4)
     path = m.write(tmp_path / "odd.gguf")
-    with pytest.raises(ArgumentError) as caught:
+    with pytest.raises(ArgumentError, match=r"odd\.gguf"):
         open_llama(path, draft="mtp")
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_an_assistant_of_gemma_4(tmp_path: Path) -> None:
@@ -137,31 +101,30 @@ def test_an_assistant_of_gemma_4(tmp_path: Path) -> None:
     ARCHITECTURES["llama"](m)
     m.key("nextn_predict_layers", m.cfg.n_layer)
     path = m.write(tmp_path / "assistant.gguf")
-    with pytest.raises(UnsupportedError) as caught:
+    with pytest.raises(UnsupportedError, match=r"assistant\.gguf"):
         open_llama(model_path("llama"), draft=path)
-    words = "drafts of kind 'gemma4-assistant' are not supported by this version (assistant.gguf)"
-    assert str(caught.value).startswith(f"{words}, since they compute with the target's own keys")
-    assert "\n" not in str(caught.value)
 
 
 # Of each head its wiring, and what the loader takes for optional.
-_OPTIONAL = {
-    "step35": ("nextn.eh_proj", "nextn.hnorm", "ffn_up_exps", "ffn_down_shexp"),
-    "mimo2": ("nextn.enorm", "ffn_gate"),
-    "hy_v3": ("nextn.enorm", "ffn_gate_exps", "ffn_up_shexp"),
-}
+_NEEDED = [
+    ("qwen35", 1, ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "attn_norm")),
+    ("step35", 3, ("nextn.eh_proj", "nextn.hnorm", "ffn_up_exps", "ffn_down_shexp")),
+    ("mimo2", 3, ("nextn.enorm", "ffn_gate")),
+    ("hy_v3", 3, ("nextn.enorm", "ffn_gate_exps", "ffn_up_shexp")),
+]
 
 
 @pytest.mark.parametrize(
-    ("arch", "tensor"), [(arch, name) for arch, names in _OPTIONAL.items() for name in names]
+    ("arch", "n_heads", "tensor"), [(a, n, name) for a, n, names in _NEEDED for name in names]
 )
-def test_several_heads_with_a_missing_tensor(tmp_path: Path, arch: str, tensor: str) -> None:
-    name = f"blk.5.{tensor}.weight"
-    path = without(model_path(arch, n_heads=3), tmp_path / "torso.gguf", name)
-    with pytest.raises((ArgumentError, ModelLoadError)) as caught:
+def test_a_head_with_a_missing_tensor(tmp_path: Path, arch: str, n_heads: int, tensor: str) -> None:
+    name = f"blk.{4 + (n_heads > 1)}.{tensor}"
+    path = without(model_path(arch, n_heads=n_heads), tmp_path / "torso.gguf", f"{name}.weight")
+    with pytest.raises((ArgumentError, ModelLoadError), match=re.escape(name)):
         open_llama(path, draft="mtp")
-    assert name.removesuffix(".weight") in str(caught.value)
-    assert "\n" not in str(caught.value)
+    if (arch, tensor) == ("qwen35", "nextn.eh_proj"):  # whether others are there the engine looks
+        with open_llama(path) as llm:
+            llm.create_completion([1, 2, 3], max_tokens=4)
 
 
 def test_a_head_whose_matrices_are_not_joined(tmp_path: Path) -> None:
@@ -179,7 +142,6 @@ def test_a_head_whose_matrices_are_not_joined(tmp_path: Path) -> None:
 
 
 def test_a_head_without_an_output_matrix(tmp_path: Path) -> None:
-    """A head's own file without an output matrix needs the target's."""
     names = [n for n in _tensors(model_path("step35", n_heads=2)) if n.startswith("blk.")]
     layers = [n for n in names if int(n.split(".")[1]) < 4]
     path = without(model_path("step35", n_heads=2), tmp_path / "h.gguf", "output.weight", *layers)
@@ -195,19 +157,6 @@ def test_more_sequences_than_heads_have_room_for() -> None:
         pytest.raises(ArgumentError, match=r"86 sequences with 3 MTP heads .* 85 sequences"),
     ):
         drafter.attach(context)
-
-
-@pytest.mark.parametrize("tensor", ["nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "attn_norm"])
-def test_a_head_with_a_missing_tensor(tmp_path: Path, tensor: str) -> None:
-    name = f"blk.4.{tensor}.weight"
-    path = without(model_path("qwen35", n_heads=1), tmp_path / "torso.gguf", name)
-    with pytest.raises((ArgumentError, ModelLoadError)) as caught:
-        open_llama(path, draft="mtp")
-    assert name.removesuffix(".weight") in str(caught.value)
-    assert "\n" not in str(caught.value)
-    if tensor == "nextn.eh_proj":  # of others the engine looks whether they are in the file
-        with open_llama(path) as llm:
-            llm.create_completion([1, 2, 3], max_tokens=4)
 
 
 def test_a_model_that_was_loaded_without_its_head() -> None:
@@ -272,17 +221,6 @@ def test_the_context_of_a_head(arch: str) -> None:
         assert one.pooling == "none"
 
 
-def test_options() -> None:
-    drafter = make_drafter("mtp", DraftOptions(5, 0.3, 7))
-    assert isinstance(drafter, LookupFirst)
-    assert drafter.wants_head
-    head = drafter.drafter
-    assert isinstance(head, Mtp)
-    assert (head.max_draft, head.p_min, drafter.min_ngram) == (5, 0.3, 7)
-    assert make_drafter("mtp", DraftOptions(lookup=0)).name == "mtp"
-    assert make_drafter("mtp", DraftOptions(is_adaptive=True)).max_draft == 6
-
-
 @pytest.mark.parametrize(("n_wanted", "n_most"), [(8, 3), (2, 2)])
 def test_the_number_of_heads_is_a_bound_before_anything_is_opened(
     n_wanted: int, n_most: int
@@ -340,26 +278,19 @@ def _tensors(path: Path) -> list[str]:
 
 def test_a_head_in_a_file_of_its_own_for_another_model(tmp_path: Path) -> None:
     head = head_alone(model_path("perm_mtp", arch="qwen35"), tmp_path / "head.gguf")
-    for target, words in (
-        (model_path("qwen35moe"), "for a target of architecture 'qwen35', this one is 'qwen35moe'"),
-        (model_path("qwen35", n_layer=2), "rows of width 320, this one has 64"),
-        (model_path("qwen35", n_layer=4), "as many layers as 2, this one has 4"),
-        (
-            model_path("qwen35", n_layer=2, n_embd=320, n_vocab=384),
-            "a vocabulary of 320, this one has 384",
-        ),
+    for target in (
+        model_path("qwen35moe"),
+        model_path("qwen35", n_layer=2),
+        model_path("qwen35", n_layer=4),
+        model_path("qwen35", n_layer=2, n_embd=320, n_vocab=384),
     ):
-        with pytest.raises(ArgumentError) as caught:
+        with pytest.raises(ArgumentError, match=r"head\.gguf"):
             open_llama(target, draft=head)
-        assert words in str(caught.value)
-        assert "\n" not in str(caught.value)
 
 
 def test_a_head_alone_is_no_target(tmp_path: Path) -> None:
     head = head_alone(model_path("perm_mtp", arch="qwen35"), tmp_path / "head.gguf")
-    with pytest.raises(
-        UnsupportedError, match=r"head\.gguf holds an MTP head of kind 'qwen35' alone"
-    ):
+    with pytest.raises(UnsupportedError, match=r"head\.gguf"):
         open_llama(head)
     with Model(head) as model:
         assert model.info.is_head_alone
@@ -374,10 +305,8 @@ def test_a_head_alone_is_no_target(tmp_path: Path) -> None:
 def test_a_head_alone_with_a_missing_tensor(tmp_path: Path, tensor: str) -> None:
     source = model_path("perm_mtp", arch="qwen35")
     head = head_alone(source, tmp_path / "head.gguf", tensor)
-    with pytest.raises(ModelLoadError) as caught:
+    with pytest.raises(ModelLoadError, match=re.escape(tensor.removesuffix(".weight"))):
         open_llama(source, draft=head)
-    assert tensor.removesuffix(".weight") in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 # ---- auto
@@ -405,15 +334,7 @@ def test_auto_takes_the_head_of_the_file() -> None:
         )  # fmt: skip
 
 
-def test_auto_takes_a_draft_beside_the_target(folder: Path) -> None:
-    os.link(model_path("dflash"), folder / "b.gguf")
-    os.link(model_path("eagle3"), folder / "a.gguf")
-    assert note(folder / "target.gguf") == (
-        "eagle3", "auto chose eagle3: a.gguf lies beside the file and was made for it",
-    )  # fmt: skip
-
-
-def test_auto_takes_no_draft_of_another_target(folder: Path) -> None:
+def test_auto_takes_a_draft_beside_the_target_that_was_made_for_it(folder: Path) -> None:
     (folder / "0.gguf").write_bytes(b"GGUF, but not really")
     (folder / "dir.gguf").mkdir()
     os.link(model_path("perm_eagle3"), folder / "a.gguf")
@@ -421,8 +342,11 @@ def test_auto_takes_no_draft_of_another_target(folder: Path) -> None:
     name, why = note(folder / "target.gguf")
     assert name == "suffix"
     assert "the file has no MTP head, and no draft for it lies beside it" in why
-    os.link(model_path("eagle3"), folder / "z.gguf")
-    assert note(folder / "target.gguf")[0] == "eagle3"
+    os.link(model_path("eagle3"), folder / "y.gguf")
+    os.link(model_path("dflash"), folder / "z.gguf")
+    assert note(folder / "target.gguf") == (
+        "eagle3", "auto chose eagle3: y.gguf lies beside the file and was made for it",
+    )  # fmt: skip
 
 
 def test_auto_says_that_a_head_cannot_be_used(folder: Path) -> None:
@@ -432,16 +356,14 @@ def test_auto_says_that_a_head_cannot_be_used(folder: Path) -> None:
     assert "no MTP head that this version can draft with" in why
 
 
-def test_auto_of_a_file_that_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(PyllamaSpecError, match=r"missing\.gguf"):
-        open_llama(tmp_path / "missing.gguf", draft="auto")
-
-
 @pytest.mark.parametrize(("kind", "is_told"), [("Q8_0", False), ("Q4_0", True), ("Q5_0", True)])
-def test_a_head_of_few_bits_is_told(kind: str, is_told: bool) -> None:
-    path = model_path("qwen35", n_heads=1, quantised=kind)
-    with open_llama(path, draft="mtp") as llm:
-        told = llm.create_completion([3, 4, 5], max_tokens=3)["speculation"]["note"]
-    assert (told is not None) == is_told
-    if told is not None:
-        assert f"the weights of the head are {kind.lower()}: below 6 bits" in told
+def test_weights_of_few_bits_are_told(kind: str, is_told: bool, tmp_path: Path) -> None:
+    small = tmp_path / "small.gguf"
+    quantize(model_path("llama", seed=9), small, kind)
+    for path, draft in (
+        (model_path("qwen35", n_heads=1, quantised=kind), "mtp"), (model_path("llama"), str(small)),
+    ):  # fmt: skip
+        with open_llama(path, draft=draft) as llm:
+            told = llm.create_completion([3, 4, 5], max_tokens=3)["speculation"]["note"]
+        assert (told is not None) == is_told
+        assert not is_told or kind.lower() in told.lower()

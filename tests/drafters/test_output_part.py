@@ -1,25 +1,28 @@
-"""Drafts that choose among a part of the vocabulary; for the numbers of MTP, test_mtp_output.py."""
+"""Drafts that choose among a part of the vocabulary: their numbers, the choice, and its use."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 
 from pyllama_spec import Llama
 from pyllama_spec.drafters import DFlash, Eagle3, Mtp, output_part
-from pyllama_spec.drafters.output_part import DraftIds, reduced_output
-from pyllama_spec.engine import Batch
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.drafters.output_part import DraftIds, OutputRows, reduced_output
+from pyllama_spec.engine import Batch, Context, Model
+from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.dflash_tools import add_block
 from tests.eagle3_tools import target_context
 from tests.models import ENDOFTEXT, model_path, perm_continuation, perm_next
-from tests.mtp_tools import mtp_context, with_head
+from tests.mtp_tools import ARCHS, mtp_context, with_head, without
 from tests.oracles import LoopRun, generate, tiny
-from tests.perm_tools import check_restored_is_drafted
 from tests.tiers import release_except
 
 N_SLOTS, N_VOCAB, N_GUESSES = 64, 320, 4
@@ -34,21 +37,50 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "dspark": ("dflash", {"variant": "dspark"}),
     "dspark, no anchor": ("dflash", {"variant": "dspark", "sample_from_anchor": False}),
 }
-Draft = Eagle3 | DFlash
+# Heads in the target's file: the matrix is its output, of several types.
+HEADS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{f"mtp, {arch}": (arch, {}) for arch in ARCHS},
+    "mtp, Q8_0": ("qwen35", {"quantised": "Q8_0"}),
+    "mtp, Q4_0": ("qwen35", {"quantised": "Q4_0"}),
+    "mtp, Q4_K": ("qwen35", {"quantised": "Q4_K", "n_embd": 256}),
+}
+Draft = Eagle3 | DFlash | Mtp
+each_draft = pytest.mark.parametrize(
+    "kind", [*KINDS, *release_except(HEADS, ("mtp, qwen35", "mtp, cohere2moe", "mtp, Q4_K"))]
+)
 
 
 def opened(kind: str, n_output: int | None = None, **options: Any) -> Draft:
-    """A draft of random weights for the tiny llama."""
+    """A draft of random weights for the tiny llama, or a model's own head."""
+    if kind in HEADS:
+        return Mtp(n_output=n_output)
     arch, own = KINDS[kind]
     path = model_path(arch, **own, **options)
     return Eagle3(path, n_output=n_output) if arch == "eagle3" else DFlash(path, n_output=n_output)
 
 
-def said(draft: Draft, n_seqs: int) -> tuple[np.ndarray, list[list[tuple[int, float]]]]:
+@contextmanager
+def drafting(kind: str, n_seqs: int = 1) -> Iterator[tuple[Draft, Context, Model]]:
+    """A draft of a kind, its context, and the target."""
+    params: dict[str, Any] = {"n_seq_max": n_seqs, "n_ctx": 256 * n_seqs, "kv_unified": True}
+    with opened(kind) as draft:
+        if kind in HEADS:
+            arch, own = HEADS[kind]
+            model = with_head(arch, n_heads=1, **own)
+            with Context(model, n_batch=64, n_threads=1, is_head=True, **params) as context:
+                yield draft, context, model
+        else:
+            with target_context(tiny("llama"), draft, **params) as target:
+                draft.attach(target)
+                assert draft.context is not None
+                yield draft, draft.context, target.model
+
+
+def said(
+    draft: Draft, context: Context, n_seqs: int = 1
+) -> tuple[np.ndarray, list[list[tuple[int, float]]]]:
     """Logits of pairs, or of the guesses of a block of each sequence; and what may be chosen."""
-    context = draft.context
-    assert context is not None
-    if isinstance(draft, Eagle3):
+    if not isinstance(draft, DFlash):
         n_row = context.n_row
         batch, rng = Batch(N_GUESSES * n_seqs, n_row=n_row), np.random.default_rng(1)
         rows = list(range(N_GUESSES * n_seqs))
@@ -72,24 +104,18 @@ def said(draft: Draft, n_seqs: int) -> tuple[np.ndarray, list[list[tuple[int, fl
 
 
 @pytest.mark.parametrize("n_seqs", [1, 3])
-@pytest.mark.parametrize("kind", KINDS)
+@each_draft
 def test_logits_are_those_of_the_whole_matrix(kind: str, n_seqs: int) -> None:
     """The logits of ids with a slot are equal, turned on, off and with other ids."""
-    draft = opened(kind)
-    with target_context(
-        tiny("llama"), draft, n_seq_max=n_seqs, n_ctx=256 * n_seqs, kv_unified=True
-    ) as target:
-        draft.attach(target)
-        context = draft.context
-        assert context is not None
-        whole, chosen = said(draft, n_seqs)
-        ids = reduced_output(context, N_SLOTS, target.model, lambda _: None)
+    with drafting(kind, n_seqs) as (draft, context, target):
+        whole, chosen = said(draft, context, n_seqs)
+        ids = reduced_output(context, N_SLOTS, target, lambda _: None)
         assert ids is not None
         # With them a chain goes on as it did.
         always = [id_ for row in chosen for id_, _ in row]
         for seen in ((), (319, 200, 201), range(100, 120)):
             ids.see([*seen, *always])
-            part, found = said(draft, n_seqs)
+            part, found = said(draft, context, n_seqs)
             has = np.array([i in ids for i in range(N_VOCAB)])
             assert has.sum() == N_SLOTS
             assert np.all(np.isneginf(part[:, ~has]))
@@ -104,39 +130,32 @@ def test_logits_are_those_of_the_whole_matrix(kind: str, n_seqs: int) -> None:
                 shares = np.sort(shares / shares.sum())[::-1]
                 np.testing.assert_allclose(p, shares[: len(p)], atol=1e-4)
         context.draft_output(0)
-        again, _ = said(draft, n_seqs)
+        again, _ = said(draft, context, n_seqs)
         np.testing.assert_array_equal(again, whole)
-        draft.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_draft
 def test_what_has_no_slot_is_never_chosen(kind: str) -> None:
-    draft = opened(kind)
-    with target_context(tiny("llama"), draft) as target:
-        draft.attach(target)
-        assert draft.context is not None
-        _, chosen = said(draft, 1)
-        ids = reduced_output(draft.context, N_SLOTS, target.model, lambda _: None)
+    with drafting(kind) as (draft, context, target):
+        _, chosen = said(draft, context)
+        ids = reduced_output(context, N_SLOTS, target, lambda _: None)
         assert isinstance(ids, DraftIds)
         taken = {id_ for row in chosen for id_, _ in row}
         ids.see([i for i in range(N_VOCAB) if i not in taken][:N_SLOTS])
-        _, found = said(draft, 1)
+        _, found = said(draft, context)
         assert all(id_ in ids and id_ not in taken for row in found for id_, _ in row)
-        draft.close()
 
 
 FOR_PERM = pytest.mark.parametrize("kind", ["eagle3", "dflash", "mtp"])
 
 
 def perm_path(kind: str) -> Path:
-    """A target of PERM with short cycles; of MTP with its head."""
     if kind == "mtp":
         return model_path("perm_mtp", arch="qwen35", n_cycles=16)
     return model_path("perm", n_cycles=16)
 
 
 def perm_draft(kind: str, n_output: int | None) -> Eagle3 | DFlash | Mtp:
-    """A draft that is right for PERM with short cycles."""
     if kind == "mtp":
         return Mtp(max_draft=4, n_output=n_output)
     if kind == "eagle3":
@@ -147,7 +166,6 @@ def perm_draft(kind: str, n_output: int | None) -> Eagle3 | DFlash | Mtp:
 
 
 def perm_runs(draft: Eagle3 | DFlash | Mtp, prompt: list[int], n: int) -> tuple[LoopRun, LoopRun]:
-    """The same prompt twice."""
     if isinstance(draft, Mtp):
         model = with_head("perm_mtp", arch="qwen35", n_cycles=16)
         opened_context = mtp_context(model, draft)
@@ -172,8 +190,11 @@ def by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @FOR_PERM
+@pytest.mark.usefixtures("by_itself")
 def test_what_a_text_has_said_is_drafted(kind: str) -> None:
-    first, second = perm_runs(perm_draft(kind, N_SLOTS), [150, 151, 152], 60)
+    draft = perm_draft(kind, N_SLOTS)
+    first, second = perm_runs(draft, [150, 151, 152], 60)
+    assert draft.note == "", "a number that was given stays"
     assert 0 < first.stats.accepted < first.stats.drafted, "its tokens are new at first"
     assert second.stats.accepted == second.stats.drafted > 0
     whole, _ = perm_runs(perm_draft(kind, 0), [150, 151, 152], 60)
@@ -199,20 +220,11 @@ def test_a_text_with_too_few_slots_is_drafted_over_all_ids(
 
 @FOR_PERM
 @pytest.mark.usefixtures("by_itself")
-def test_a_number_of_slots_that_was_given_stays(kind: str) -> None:
-    draft = perm_draft(kind, N_SLOTS)
-    perm_runs(draft, [150, 151, 152], 60)
-    assert draft.note == ""
-
-
-@FOR_PERM
-@pytest.mark.usefixtures("by_itself")
-def test_what_was_given_does_not_count(kind: str) -> None:
+@pytest.mark.parametrize("n_output", [None, N_SLOTS])
+def test_what_a_prompt_says_is_drafted(kind: str, n_output: int | None) -> None:
     """No miss is counted for ids of the prompt, which all have a slot once the text uses them."""
-    draft, prompt = (
-        perm_draft(kind, None),
-        [150, *perm_continuation(150, 30, perm_next(n_cycles=16))],
-    )
+    prompt = [150, *perm_continuation(150, 30, perm_next(n_cycles=16))]
+    draft = perm_draft(kind, n_output)
     first, _ = perm_runs(draft, prompt, 30)
     assert first.stats.accepted == first.stats.drafted > 0
     assert draft.note == ""
@@ -232,11 +244,8 @@ def test_the_part_is_used_again_when_it_fits(kind: str, monkeypatch: pytest.Monk
 def test_a_switch_back_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_N_COUNTED": 16, "_N_AWAY": 16}.items():
         monkeypatch.setattr(output_part, name, value)
-    draft = opened("eagle3")
-    with target_context(tiny("llama"), draft) as target:
-        draft.attach(target)
-        assert draft.context is not None
-        ids = reduced_output(draft.context, N_SLOTS, target.model, lambda _: None)
+    with drafting("eagle3") as (draft, context, target):
+        ids = reduced_output(context, N_SLOTS, target, lambda _: None)
         assert ids is not None
         waits = []
         for first in (100, 180, 250, 140):
@@ -245,7 +254,7 @@ def test_a_switch_back_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -
             assert ids.is_too_small
             ids.leave()
             ids.see(new)
-            part, _ = said(draft, 1)
+            part, _ = said(draft, context)
             assert np.isfinite(part).all(), "all ids have logits"
             n = 0
             while not ids.fits_again:
@@ -253,33 +262,11 @@ def test_a_switch_back_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -
                 n += 1
             ids.use_again()
             waits.append(n)
-            part, _ = said(draft, 1)
+            part, _ = said(draft, context)
             has = np.isfinite(part).all(axis=0)
             assert has.sum() == N_SLOTS
             assert has[list(new)].all(), "what was seen meanwhile has a slot"
         assert waits[2:] == [64, 128]
-        draft.close()
-
-
-@pytest.mark.usefixtures("by_itself")
-def test_a_file_that_cannot_be_read_leaves_all_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_part, "_N_AWAY", 16)
-
-    def fail(*_: object) -> None:
-        raise OSError("the file is gone")
-
-    monkeypatch.setattr(output_part.DraftIds, "use_again", fail)
-    draft = perm_draft("eagle3", None)
-    _, second = perm_runs(draft, [150, 151, 152], 120)
-    assert draft.note == "the draft chooses among all ids: the file is gone"
-    assert second.stats.accepted == second.stats.drafted > 0
-
-
-@FOR_PERM
-def test_what_a_prompt_says_is_drafted(kind: str) -> None:
-    prompt = [150, *perm_continuation(150, 30, perm_next(n_cycles=16))]
-    first, _ = perm_runs(perm_draft(kind, N_SLOTS), prompt, 30)
-    assert first.stats.accepted == first.stats.drafted > 0
 
 
 @FOR_PERM
@@ -290,24 +277,13 @@ def test_a_restored_text_is_drafted(kind: str) -> None:
             controller="fixed", n_threads=1,
         )  # fmt: skip
 
-    check_restored_is_drafted(open_llama)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("kind", release_except(tuple(KINDS), ("eagle3", "dspark")))
-def test_the_text_does_not_depend_on_it(kind: str, temperature: float) -> None:
-    texts = []
-    for n_output in (None, N_SLOTS, N_VOCAB):
-        with Llama(
-            model_path("llama"), draft=opened(kind, n_output), n_ctx=256, controller="fixed",
-            n_threads=1, n_parallel=2,
-        ) as llm:  # fmt: skip
-            answer = llm.create_completion(
-                ["Hello there,", "one two one two"], max_tokens=30, temperature=temperature, seed=4
-            )
-            assert answer["speculation"]["drafted"] > 0
-            texts.append([choice["text"] for choice in answer["choices"]])
-    assert texts[0] == texts[1] == texts[2]
+    with open_llama() as llm, open_llama() as other:
+        llm.create_completion([150], max_tokens=60, temperature=0)
+        state = llm.save_state()
+        other.load_state(state)
+        tokens = [*state.tokens, int(perm_next(n_cycles=16)[state.tokens[-1]])]
+        answer = other.create_completion(tokens, max_tokens=20, temperature=0)["speculation"]
+        assert answer["accepted"] == answer["drafted"] > 0
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
@@ -362,3 +338,168 @@ def test_a_selector_has_choices() -> None:
         opened("eagle3", -1)
     with pytest.raises(ArgumentError, match="n_output=-1"):
         opened("dflash", -1)
+
+
+def head_context(model: Model, **options: Any) -> Context:
+    return Context(model, n_ctx=64, n_batch=8, n_threads=1, is_head=True, **options)
+
+
+def reduced(context: Context, n_slots: int | None) -> DraftIds | None:
+    """reduced_output() of a head whose model is the target."""
+    batch, row = Batch(1, n_row=context.n_row), np.zeros(context.n_row, np.float32)
+
+    def one(i: int) -> None:
+        batch.clear()
+        batch.add(0, i, output=True, row=row)
+        context.decode(batch)
+
+    return output_part.reduced_output(context, n_slots, context.model, one)
+
+
+def step(context: Context, pos: int = 0) -> np.ndarray:
+    rng, batch = np.random.default_rng(pos), Batch(3, n_row=context.n_row)
+    for i in range(3):
+        row = rng.standard_normal(context.n_row).astype(np.float32)
+        batch.add(40 + i, pos + i, output=True, row=row)
+    context.decode(batch)
+    return np.array([context.logits(i) for i in range(3)])
+
+
+def test_the_ids_that_were_not_seen_for_longest_make_room() -> None:
+    model = with_head("qwen35", n_heads=1)
+    with head_context(model) as context:
+        matrix = context.draft_output(16)
+        ids = DraftIds(context, model, OutputRows(model.path, matrix.name, matrix.row_bytes), 16)
+        control = {i for i in range(320) if model.vocab.is_control(i)}
+        first = {i for i in range(320) if i in ids}
+        assert len(first) == 16
+        assert len(first & control) == min(len(control), 8)
+        assert set(first - control) == set(range(16 - min(len(control), 8)))
+        ids.see(range(100, 116))
+        assert {i for i in range(320) if i in ids} == set(range(100, 116))
+        ids.see([100, 101, 100])
+        ids.see([200, 201])
+        assert {i for i in range(320) if i in ids} == {100, 101, *range(104, 116), 200, 201}
+        ids.see(range(300))  # more than there is room for: the last of them
+        assert {i for i in range(320) if i in ids} == set(range(284, 300))
+
+
+def test_rows_are_read_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_part, "_N_READ", 7)
+    path, row_bytes = model_path("qwen35", n_heads=1), 4 * 64
+    rows, rng = OutputRows(path, "output.weight", row_bytes), np.random.default_rng(2)
+    tensor = next(t for t in GGUFReader(path).tensors if t.name == "output.weight")
+    whole = np.array(tensor.data).view(np.uint8).reshape(320, -1)
+    for ids in ([], [5], [319, 0], [9, 8, 7], [4, 4, 5], range(320), rng.permutation(320)[:200]):
+        chosen = np.array(ids, np.int32)
+        np.testing.assert_array_equal(rows.read(chosen), whole[chosen])
+
+
+def test_several_heads_share_it() -> None:
+    model = with_head("step35", n_heads=3)
+    texts = []
+    for n_output in (0, N_SLOTS):
+        drafter = Mtp(max_draft=3, n_output=n_output)
+        with mtp_context(model, drafter) as context:
+            run = generate(
+                SpeculativeLoop(context, drafter), SequenceState(), list(range(40, 60)), 40
+            )
+            texts.append(run.tokens)
+            assert run.stats.drafted > 0
+            assert drafter.describe()["n_output"] == (n_output or 320)
+            drafter.close()
+    assert texts[0] == texts[1]
+
+
+def test_numbers_out_of_range() -> None:
+    with pytest.raises(ArgumentError, match="n_output=-1"):
+        Mtp(n_output=-1)
+    model = with_head("qwen35", n_heads=1)
+    drafter = Mtp(n_output=321)
+    with (
+        mtp_context(model, drafter) as context,
+        pytest.raises(ArgumentError, match="n_output=321 is more than the 320 ids"),
+    ):
+        drafter.attach(context)
+    with head_context(model) as context:
+        one, row = np.zeros(1, np.int32), np.zeros((1, 256), np.uint8)
+        with pytest.raises(ArgumentError, match="call draft_output"):
+            context.set_draft_rows(one, one, row)
+        context.draft_output(8)
+        with pytest.raises(ArgumentError, match="255 bytes are not 1 rows of 256"):
+            context.set_draft_rows(one, one, row[:, :255].copy())
+        for slot, id_ in ((8, 0), (-1, 0), (0, 320), (0, -1)):
+            with pytest.raises(ArgumentError, match=r"out of range|outside the vocabulary"):
+                context.set_draft_rows(one + slot, one + id_, row)
+        with pytest.raises(ArgumentError, match="1 slots, 2 ids and 1 rows"):
+            context.set_draft_rows(one, np.zeros(2, np.int32), row)
+    with (
+        Context(tiny("llama"), n_ctx=32, n_threads=1) as context,
+        pytest.raises(UnsupportedError, match="no draft that could choose"),
+    ):
+        context.draft_output(8)
+
+
+def test_a_small_vocabulary_is_left_whole() -> None:
+    with head_context(with_head("qwen35", n_heads=1)) as context:
+        assert reduced(context, None) is None
+        assert reduced(context, 0) is None
+        assert reduced(context, 320) is not None
+
+
+@pytest.mark.parametrize(("part_s", "is_part"), [(0.5, True), (0.95, False)])
+def test_the_cost_of_a_step_decides(
+    monkeypatch: pytest.MonkeyPatch, part_s: float, is_part: bool
+) -> None:
+    times = iter((1.0, part_s))
+    monkeypatch.setattr(output_part, "LEAST_VOCAB", 320)
+    monkeypatch.setattr(output_part, "_step_s", lambda context, step: next(times))
+    with head_context(with_head("qwen35", n_heads=1)) as context:
+        assert (reduced(context, None) is not None) == is_part
+        assert np.isneginf(step(context)).any() == is_part
+
+
+def test_a_step_is_measured_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_part, "LEAST_VOCAB", 320)
+    with head_context(with_head("qwen35", n_heads=1)) as context:
+        reduced(context, None)  # whatever it makes of it
+        assert context.memory.positions(0) == (-1, -1)
+
+
+def test_what_cannot_be_used_in_part_is_left_whole(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(output_part, "LEAST_VOCAB", 320)
+    with head_context(with_head("perm_mtp", arch="step35", n_heads=3)) as context:
+        assert reduced(context, None) is None
+        step(context)
+    path = tmp_path / "model.gguf"
+    shutil.copy(model_path("qwen35", n_heads=1), path)
+    torso = without(path, tmp_path / "torso.gguf", "output.weight")
+    with Model(path, load_mtp=True, use_mmap=False) as model, head_context(model) as context:
+        whole = step(context)
+        for gone in (b"GGUF", torso.read_bytes()):
+            path.write_bytes(gone)
+            for n_slots in (None, 16):
+                context.memory.remove(0)
+                if n_slots is None:
+                    assert reduced(context, n_slots) is None
+                else:
+                    with pytest.raises((UnsupportedError, ModelLoadError), match="model"):
+                        reduced(context, n_slots)
+                np.testing.assert_array_equal(step(context), whole)
+
+
+def test_a_file_that_is_cut_off_later(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    shutil.copy(model_path("perm_mtp", arch="qwen35", n_cycles=16), path)
+    drafter = Mtp(max_draft=3, n_output=N_SLOTS)
+    with Llama(
+        path, draft=drafter, n_ctx=256, controller="fixed", n_threads=1, use_mmap=False
+    ) as llm:
+        path.write_bytes(b"GGUF")
+        answer = llm.create_completion([150], max_tokens=40, temperature=0)
+        told = answer["speculation"]
+    assert told["accepted"] == told["drafted"] > 0
+    assert "the draft chooses among all ids" in drafter.note
+    assert "was cut off since it was loaded" in drafter.note

@@ -2,7 +2,7 @@
 
 The contract of every kind in tests/row_drafts.py; the tests of files apply to kinds with a file of
 their own (test_mtp_files.py has the others). For faults of one kind alone, see test_eagle3_files.py
-and test_dflash_files.py.
+and tests/robust/cases_dflash.py.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 from pyllama_spec import ArgumentError, Llama, ModelLoadError, UnsupportedError
+from pyllama_spec.drafters import DFlash
 from pyllama_spec.engine import Context, Model
+from tests.dflash_tools import KINDS
 from tests.models import model_path
+from tests.models.dflash import DFlashConfig, dflash_tensors, write_dflash
 from tests.oracles import tiny
 from tests.row_drafts import OWN_FILES, ROW_DRAFTS, each_kind
 from tests.scripted import proposed, told
@@ -156,3 +159,45 @@ def test_a_draft_drafts_for_one_open_model(name: str) -> None:
         with Llama(path, draft=drafter, controller="fixed", n_threads=1) as second:
             result = second.create_completion([1, 2, 3], max_tokens=5, temperature=0)
             assert result["speculation"]["reason_off"] is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_draft_by_its_path(kind: str) -> None:
+    """The draft predicts no more tokens than its trained block, whatever n_draft is."""
+    path = model_path("dflash", **KINDS[kind])
+    with DFlash(path) as draft:
+        most = draft.max_draft
+        assert draft.describe()["block_size"] == 6
+        assert most == 5 + draft.block.guesses_behind
+    for n_draft in (None, 1, 3, 50):
+        with Llama(
+            model_path("llama"), draft=path, n_draft=n_draft, lookup=0, controller="fixed",
+            n_threads=1,
+        ) as llm:  # fmt: skip
+            stats = llm.create_completion([1, 2, 3], max_tokens=30, temperature=0)["speculation"]
+        assert stats["reason_off"] is None
+        assert stats["drafter"] == "dflash"
+        # Fewer in the last rounds alone, where fewer tokens are left.
+        assert -(-stats["drafted"] // stats["rounds"]) == min(n_draft or most, most)
+
+
+def test_more_tokens_than_a_block_guesses() -> None:
+    with pytest.raises(ArgumentError, match="max_draft=6"):
+        DFlash(model_path("dflash"), max_draft=6)
+
+
+@pytest.mark.parametrize("n_parallel", [1, 3])
+def test_a_token_that_the_draft_lacks_stops_no_other(n_parallel: int, tmp_path: Path) -> None:
+    cfg = DFlashConfig(n_vocab=308, target_layers=(0, 1, 2))
+    path = write_dflash(tmp_path / "draft.gguf", cfg, dflash_tensors(cfg), {})
+    prompts = [[5, 9, 316], [7, 8, 9], [1, 2, 3]]
+    options = {"n_ctx": 128, "n_threads": 1, "n_parallel": n_parallel}
+    texts = []
+    for draft in ({}, {"draft": path, "lookup": 0, "controller": "fixed"}):
+        with Llama(model_path("llama"), **options, **draft) as llm:  # type: ignore[arg-type]
+            done = llm.create_completion(prompts, max_tokens=12, temperature=0.0)
+        texts.append([choice["text"] for choice in done["choices"]])
+    assert texts[0] == texts[1]
+    for choice in done["choices"]:
+        assert choice["speculation"]["reason_off"] is None
+        assert choice["speculation"]["drafted"] > 0

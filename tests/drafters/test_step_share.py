@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from pyllama_spec.drafters import DraftOptions, Eagle3, Mtp, make_drafter
-from pyllama_spec.engine import Model
 from pyllama_spec.gguf.sizes import tensor_bytes
 from pyllama_spec.speculative import ProfitController, Round
 from tests.eagle3_tools import target_context
@@ -68,7 +67,6 @@ def test_the_share_of_an_eagle3_head(own: dict[str, Any]) -> None:
 
 
 def test_the_controller_is_told_the_price_before_the_first_round() -> None:
-    """The cost of a draft's token is known before the first draft."""
     model = with_head("qwen35", n_heads=1)
     for drafter in (Mtp(n_output=0), make_drafter("mtp", DraftOptions())):
         controller = ProfitController()
@@ -76,15 +74,3 @@ def test_the_controller_is_told_the_price_before_the_first_round() -> None:
             Round(target, drafter, controller=controller)
             assert controller._limits.step_share == drafter.step_share > 0.1
             drafter.close()
-
-
-def test_a_table_that_is_gone_says_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(model_path("eagle3").read_bytes())
-    model = Model(path, use_mmap=False)
-    draft = Eagle3(model)
-    with model, target_context(tiny("llama"), draft) as target:
-        path.write_bytes(b"GGUF")
-        draft.attach(target)
-        assert draft.step_share == 0.0
-        draft.close()

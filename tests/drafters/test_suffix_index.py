@@ -22,7 +22,6 @@ def new_index(capacity: int) -> TokenIndex:
 
 
 def expected_places(text: Sequence[int], tail: Sequence[int]) -> tuple[int, list[int]]:
-    """The longest match, and the places that have it, newest first."""
     longest = min(ORDERS)
     found: list[int] = []
     for at in range(len(text) - 1, 0, -1):
@@ -37,7 +36,6 @@ def expected_places(text: Sequence[int], tail: Sequence[int]) -> tuple[int, list
 
 
 def random_text(rng: random.Random, n: int) -> list[int]:
-    """A random text with some repetitions."""
     text: list[int] = []
     while len(text) < n:
         if len(text) > 8 and rng.random() < 0.3:

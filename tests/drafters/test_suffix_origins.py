@@ -23,15 +23,10 @@ from pyllama_spec.drafters.suffix.memory import (
 from pyllama_spec.drafters.suffix.store import Store
 from pyllama_spec.drafters.suffix.store_file import HEADER_BYTES
 from pyllama_spec.drafters.suffix.token_index import MAX_MATCH, index_bytes
-from tests.suffix_tools import proposal, tell
+from tests.suffix_tools import fresh, proposal, tell
 
 DIGEST = bytes(range(32))
 GIVEN, CHOSEN, MISSED = TokenOrigin
-
-
-def fresh(seed: int, n: int = 60) -> list[int]:
-    """A text without repetitions of its own, and of no other one's tokens in a row."""
-    return random.Random(seed).sample(range(1000, 30000), n)
 
 
 def origins_of(seed: int, n: int = 60) -> list[int]:
@@ -39,7 +34,6 @@ def origins_of(seed: int, n: int = 60) -> list[int]:
 
 
 def held(store: Store) -> dict[tuple[int, ...], list[int]]:
-    """Origins by text."""
     return {tuple(one.ids.tolist()): one.origins.tolist() for one in store.texts()}
 
 

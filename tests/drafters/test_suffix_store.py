@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import resource
-import socket
 import stat
 import warnings
 from collections.abc import Iterator, Sequence
@@ -20,15 +19,10 @@ from pyllama_spec.drafters.suffix.store_file import HEADER_BYTES, capacity_of
 from pyllama_spec.drafters.suffix.token_index import index_bytes
 from pyllama_spec.errors import ArgumentError, BusyError, ModelLoadError, PyllamaSpecError
 from tests.oracles import tiny
-from tests.suffix_tools import proposal, teach, tell
+from tests.suffix_tools import fresh, proposal, teach, tell
 from tests.tiers import release_except
 
 DIGEST = bytes(range(32))
-
-
-def fresh(seed: int, n: int = 60) -> list[int]:
-    """A text without repetitions of its own, and of no other one's tokens in a row."""
-    return random.Random(seed).sample(range(1000, 30000), n)
 
 
 @pytest.fixture
@@ -41,7 +35,6 @@ def opened(path: Path, **options: object) -> Store:
 
 
 def knows(store: Store, text: Sequence[int]) -> bool:
-    """Whether a store can supply all of a text."""
     store.refresh()
     for end in range(12, len(text)):
         places = store.index.places(text[end - 12 : end])
@@ -200,20 +193,6 @@ def test_it_is_its_owners_alone(path: Path, umask: int) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_nothing_leaves_the_machine(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("a socket was opened")
-
-    monkeypatch.setattr(socket, "socket", refuse)
-    monkeypatch.setattr(socket, "create_connection", refuse)
-    store = opened(path)
-    for seed in range(100):
-        store.add(fresh(seed))
-    with store.locked():
-        store.keep(store.texts()[:3])
-    assert [one.name for one in path.parent.iterdir()] == [path.name]
-
-
 def test_what_is_forgotten_is_not_on_the_disk(path: Path) -> None:
     store, reader = opened(path), opened(path)
     store.write_all([fresh(seed) for seed in range(20)])
@@ -333,7 +312,6 @@ def full_disk(path: Path, limit: int) -> int:
 
 @pytest.mark.parametrize("limit", [1000, 100_000, HEADER_BYTES + index_bytes(1 << 13)])
 def test_a_full_disk(path: Path, limit: int) -> None:
-    """On a full disk written texts stay, new ones are not remembered, and requests continue."""
     child = os.fork()
     if not child:
         code = 1

@@ -117,7 +117,6 @@ def in_files(folder: Path, seed: int) -> bool:
 
 @pytest.mark.parametrize("n_kills", N_KILLS)
 def test_forgetting(tmp_path: Path, n_kills: int) -> None:
-    """Kept texts stay, and no file holds a forgotten one, not even the killed process's file."""
     path, rng = tmp_path / "a.memory", random.Random(n_kills)
     left: list[int] = []
 

@@ -1,16 +1,16 @@
-"""A store with a forged size, and commands that fail in the middle."""
+"""A store in odd states, forged, moved or read-only; and commands: forget, merge, build."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import io
+import multiprocessing
 import os
+import random
 import resource
+import string
 import struct
-import tempfile
+import subprocess
+import sys
 import time
-import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,7 +24,8 @@ from pyllama_spec.drafters.suffix import store_file, upkeep
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
 from pyllama_spec.drafters.suffix.token_index import index_bytes
 from pyllama_spec.engine import Model
-from pyllama_spec.errors import ArgumentError, ModelLoadError
+from pyllama_spec.engine.vocab import Vocab
+from pyllama_spec.errors import ArgumentError, ForkedError, ModelLoadError, PyllamaSpecError
 from tests.models import model_path
 
 DIGEST = bytes(range(32))
@@ -134,19 +135,6 @@ def test_a_copy_with_holes_is_a_store(tmp_path: Path, n_texts: int) -> None:
     assert of_store.st_blocks * 512 < of_store.st_size or info.st_blocks * 512 >= info.st_size
 
 
-def test_a_file_that_was_replaced_is_released_at_once(tmp_path: Path) -> None:
-    """A replaced file is closed at once, before Python's cycle collector runs."""
-    store = Store(tmp_path / "a.memory", DIGEST)
-    gc.disable()
-    try:
-        old = weakref.ref(store._file)
-        with store.locked():
-            store.keep([])
-        assert old() is None
-    finally:
-        gc.enable()
-
-
 def test_what_a_process_with_this_number_left_is_deleted(tmp_path: Path) -> None:
     """Files left by an earlier process with this pid are deleted: containers reuse the number."""
     path = tmp_path / "a.memory"
@@ -159,24 +147,6 @@ def test_what_a_process_with_this_number_left_is_deleted(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_is_forgotten_is_not_in_what_a_killed_writer_left(tmp_path: Path) -> None:
-    path = tmp_path / "a.memory"
-    store = Store(path, DIGEST)
-    store.write_all([TEXT])
-    dead = os.fork()
-    if not dead:
-        os._exit(0)
-    os.waitpid(dead, 0)
-    left = tmp_path / f"a.memory.{dead}-7f.new"
-    left.write_bytes(path.read_bytes())
-    piece = np.array(TEXT[:6], np.int32).tobytes()
-    with left.open("rb") as file:
-        with store.locked():
-            store.keep([])
-        assert list(tmp_path.iterdir()) == [path]
-        assert piece not in file.read()
-
-
 # ---- merge: all or nothing
 
 
@@ -185,7 +155,6 @@ def memory(*words: object) -> int:
 
 
 def broken(tmp_path: Path, kind: str) -> Path:
-    """Something that cannot be merged."""
     path = tmp_path / f"{kind}.memory"
     if kind == "text":
         path.write_bytes(b"not a store" * 1000)
@@ -225,7 +194,6 @@ def test_a_merge_that_fails_changes_nothing(
 def test_a_merge_that_breaks_off_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
 ) -> None:
-    """A merge that fails, on a full disk or by an interrupt, changes nothing."""
     one, other, new = (tmp_path / f"{name}.memory" for name in ("one", "other", "new"))
     Store(one, DIGEST).write_all([TEXT])
     Store(other, DIGEST).write_all([list(range(k, 60_000, 7)) for k in range(3)])
@@ -319,45 +287,6 @@ def digest_of(model: Path) -> bytes:
         return vocabulary_digest(opened.vocab)
 
 
-# ---- what is said
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that every user can look into."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
-
-
-@pytest.mark.parametrize("is_folder", [False, True])
-def test_who_may_not_read_is_told_so(open_folder: Path, is_folder: bool) -> None:
-    """The message says "Permission denied", not that there is no store."""
-    folder = open_folder / "sub"
-    folder.mkdir()
-    path = folder / "a.memory"
-    Store(path, DIGEST).close()
-    (folder if is_folder else path).chmod(0)
-
-    def run() -> int:
-        if not os.getuid():
-            os.setuid(65534)
-        try:
-            Store(path, None, is_read_only=True)
-        except ModelLoadError as error:
-            said = str(error)
-            if "Permission denied" not in said or "right to read it" not in said:
-                return 2
-        with contextlib.redirect_stderr(io.StringIO()) as printed:
-            if memory("show", path) != 1 or memory("forget", path, "--all") != 1:
-                return 3
-        lines = printed.getvalue().splitlines()
-        return 0 if len(lines) == 2 and all("Permission denied; " in x for x in lines) else 4
-
-    assert in_a_child(run) == 0
-    folder.chmod(0o755)
-
-
 @pytest.mark.parametrize(
     "head",
     [
@@ -405,3 +334,258 @@ def test_what_has_another_name_is_not_emptied(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="has 2 names"):
         upkeep.prune(other, days=0.0)
     assert [text.ids.tolist() for text in store.texts()] == [TEXT]
+
+
+def leave_busy(path: Path) -> None:
+    """Leaves the store as a writer that was killed in the first text does."""
+    store = Store(path, DIGEST)
+    store.write_all([[7] * 40])
+    store.index.n = 0
+    store._file.publish(is_busy=True)
+    store.close()
+
+
+def damage_slots(path: Path) -> None:
+    Store(path, DIGEST).close()
+    with path.open("r+b") as file:
+        for at in (1024, 2048):
+            file.seek(at)
+            file.write(bytes(range(1, 29)))
+
+
+def forget_all_and_leave_busy(path: Path) -> None:
+    store = Store(path, DIGEST)
+    store.write_all([TEXT])
+    with store.locked():
+        store.keep([])
+    store._file.publish(is_busy=True)
+    store.close()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("leave", [leave_busy, damage_slots, forget_all_and_leave_busy])
+def test_an_empty_store_that_a_writer_left_is_written(
+    leave: Callable[[Path], None], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.memory"
+    leave(path)
+    store = Store(path, DIGEST)
+    store.write_all([TEXT])
+    assert [text.ids.tolist() for text in store.texts()][-1] == TEXT
+
+
+@pytest.mark.timeout(60)
+def test_a_forged_chain_is_followed_once(tmp_path: Path) -> None:
+    """Every forged bucket leads to the last place, and each place to the one before it."""
+    path = tmp_path / "a.memory"
+    store = Store(path, DIGEST)
+    index = store.index
+    steps = 0
+    for k in index._links:
+        np.frombuffer(index._heads[k], np.int32)[:] = index.capacity - 1
+        np.frombuffer(index._links[k], np.int32)[:] = np.arange(index.capacity) - 1
+    index.n = 1
+
+    class Counted:
+        def __init__(self, links: memoryview) -> None:
+            self.links = links
+
+        def __getitem__(self, at: int) -> int:
+            nonlocal steps
+            steps += 1
+            return int(self.links[at])
+
+    n_buckets = sum(len(index._heads[k]) for k in index._links)
+    most = len(index._links) * index.capacity + n_buckets
+    wrapped = {k: Counted(np.frombuffer(links, np.int32)) for k, links in index._links.items()}  # type: ignore[arg-type]
+    index._links = wrapped  # type: ignore[assignment]
+    index.drop_heads()
+    assert 0 < steps <= most
+
+
+def test_growing_deletes_nothing_of_others(tmp_path: Path) -> None:
+    path = tmp_path / "a.memory"
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = tmp_path / f"a.memory.{dead.pid}-7f.new"
+    mine, alive = tmp_path / "a.memory.mine.new", tmp_path / f"a.memory.{os.getpid()}-7f.new"
+    folder, other = tmp_path / "a.memory.12-ab.new", tmp_path / f"a.memory.b.{dead.pid}-7f.new"
+    for file in (left, mine, alive, other):
+        file.write_text("precious")
+    folder.mkdir()
+    store = Store(path, DIGEST)
+    for i in range(4):  # it is replaced by a larger one
+        store.write_all([list(range(i, 60_000, 5))])
+    assert sorted(tmp_path.iterdir()) == sorted((path, mine, alive, folder, other))
+
+
+def test_a_relative_name_stays_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = Store("a.memory", DIGEST)
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    store.refresh()
+    store.write_all([TEXT])
+    assert list((tmp_path / "below").iterdir()) == []
+    assert len(Store(tmp_path / "a.memory", DIGEST).texts()) == 1
+
+
+@pytest.mark.parametrize("n", [10, 20, 40])
+def test_equal_texts_are_stored_once(n: int, tmp_path: Path) -> None:
+    one, other = Store(tmp_path / "a.memory", DIGEST), Store(tmp_path / "b.memory", DIGEST)
+    for _ in range(3):
+        one.write_all([TEXT[:n]])
+    for _ in range(3):
+        other.take(one.texts())
+    assert len(one.texts()) == len(other.texts()) == 1
+
+
+def test_a_store_is_not_merged_into_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.memory"
+    Store(path, DIGEST).write_all([TEXT])
+    assert main(["memory", "merge", str(path), str(path)]) != 0
+    assert "into itself" in capsys.readouterr().err
+    assert len(Store(path, DIGEST).texts()) == 1
+
+
+def test_who_may_only_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.memory"
+    Store(path, DIGEST).write_all([TEXT])
+    right = os.open
+
+    def refuse(name: str, flags: int, *args: int, **more: int) -> int:
+        if flags & os.O_RDWR and Path(name) == path:
+            raise PermissionError(13, "Permission denied")
+        return right(name, flags, *args, **more)
+
+    monkeypatch.setattr(os, "open", refuse)  # root may write whatever its mode is
+    with pytest.warns(UserWarning, match="can only be read"):
+        store = Store(path, DIGEST)
+    store.add(list(range(2000, 2060)))
+    assert len(store.texts()) == 1
+    with pytest.raises(ArgumentError, match="can only be read"):
+        store.write_all([TEXT[::-1]])
+    with pytest.raises(ArgumentError, match="can only be read"):
+        store.take(store.texts())
+
+
+def _in_a_child(path: Path, store: Store, answers: multiprocessing.Queue[str]) -> None:
+    store.add(list(range(3000, 3060)))
+    try:
+        store.write_all([list(range(4000, 4060))])
+    except ForkedError as error:
+        answers.put(str(error))
+    else:
+        answers.put("")
+
+
+def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.memory"
+    store = Store(path, DIGEST)
+    store.write_all([TEXT])
+    fork = multiprocessing.get_context("fork")
+    answers = fork.Queue()
+    child = fork.Process(target=_in_a_child, args=(path, store, answers))
+    child.start()
+    said = answers.get(timeout=60)
+    child.join(60)
+    assert "forked" in said
+    assert len(store.texts()) == 1
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b", "a" * 300, "loop"])
+def test_a_name_that_is_none(name: str, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(PyllamaSpecError):
+        Store(tmp_path / name, DIGEST)
+
+
+PART = 40
+
+
+@pytest.fixture(scope="module")
+def vocab() -> Iterator[Vocab]:
+    with Model(model_path("llama"), vocab_only=True) as model:
+        yield model.vocab
+
+
+@pytest.fixture
+def store(vocab: Vocab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setattr(upkeep, "PART_TOKENS", PART)
+    return Store(tmp_path / "a.memory", vocabulary_digest(vocab))
+
+
+def letters(seed: int, n: int = 400) -> str:
+    return "".join(random.Random(seed).choices(string.ascii_lowercase, k=n))
+
+
+def built(store: Store, vocab: Vocab, folder: Path, *texts: str) -> list[str]:
+    """Files of these texts, each in a store; what the store's parts say."""
+    for i, text in enumerate(texts):
+        path = folder / f"{i}.txt"
+        path.write_text(text)
+        upkeep.build(store, vocab, [path], lambda share: None)
+    return said(store, vocab)
+
+
+def said(store: Store, vocab: Vocab) -> list[str]:
+    return [upkeep.bytes_of(vocab, one.ids).decode() for one in store.texts()]
+
+
+def parts_without(text: str, parts: list[str], wanted: str) -> list[str]:
+    """The parts of a text that no occurrence of another one touches."""
+    begins = [at for at in range(len(text)) if text.startswith(wanted, at)]
+    out, end = [], 0
+    for part in parts:
+        begin, end = end, end + len(part.lstrip())
+        if not any(at < end and begin < at + len(wanted) for at in begins):
+            out.append(part)
+    assert end == len(text)
+    return out
+
+
+@pytest.mark.parametrize(("n_before", "n_after"), [(1, 1), (3, 3), (5, 15), (15, 5), (2, 30)])
+def test_a_text_across_a_border_of_a_files_parts(
+    n_before: int, n_after: int, store: Store, vocab: Vocab, tmp_path: Path
+) -> None:
+    parts = built(store, vocab, tmp_path, letters(1))
+    assert len(parts) > 3
+    wanted = parts[1][-n_before:] + parts[2].lstrip()[:n_after]
+    without = parts_without(letters(1), parts, wanted)
+    assert not {parts[1], parts[2]} & set(without)
+    upkeep.forget(store, vocab, wanted)
+    assert said(store, vocab) == without
+
+
+@pytest.mark.parametrize("n_more", [0, 4, 20])
+def test_parts_that_lie_in_the_text(
+    n_more: int, store: Store, vocab: Vocab, tmp_path: Path
+) -> None:
+    """Also with too few characters of the parts before and after to recognise them."""
+    parts = built(store, vocab, tmp_path, letters(2), letters(3))
+    at = letters(2).index(parts[1].strip())
+    wanted = letters(2)[at - n_more : at + len(parts[1].strip()) + n_more]
+    gone = parts[:3] if n_more else [parts[1]]
+    upkeep.forget(store, vocab, wanted)
+    assert said(store, vocab) == [part for part in parts if part not in gone]
+
+
+def test_a_short_text_that_lies_in_the_text(store: Store, vocab: Vocab) -> None:
+    secret = "the word is swordfish"
+    for text in ("word is swordfish", letters(4, 60)):
+        store.write_all([vocab.tokenize(text, add_special=False)])
+    upkeep.forget(store, vocab, f"so {secret}, he said")
+    assert [text.strip() for text in said(store, vocab)] == [letters(4, 60)]
+
+
+def test_texts_of_different_files_are_not_read_as_one(
+    store: Store, vocab: Vocab, tmp_path: Path
+) -> None:
+    parts = built(store, vocab, tmp_path, letters(5, 20), letters(6, 20))
+    assert len(parts) == 2
+    assert upkeep.forget(store, vocab, parts[0][-3:] + parts[1].strip()[:3]) == (0, 0)
+    assert said(store, vocab) == parts

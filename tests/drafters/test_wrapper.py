@@ -41,7 +41,6 @@ class Halved(DrafterWrapper):
     """Asks for half as many tokens, at least one."""
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """Proposes for one sequence."""
         return super().propose_one(request._replace(n_requested=(request.n_requested + 1) // 2))
 
 
@@ -49,7 +48,6 @@ class HalvedLists(DrafterWrapper):
     """The same by the list form."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """Proposes for a list."""
         return super().propose([r._replace(n_requested=(r.n_requested + 1) // 2) for r in requests])
 
 
@@ -57,7 +55,6 @@ class Told(DrafterWrapper):
     """Overrides the other half: what it is told."""
 
     def commit_one(self, done: Committed) -> None:
-        """Commits one sequence."""
         super().commit_one(done)
 
 
@@ -70,24 +67,20 @@ class Memo(Drafter):
         self.known: dict[int, list[int]] = {}
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """Fails where it was not told the text."""
         known = self.known[request.seq]
         assert known == request.tokens[:], "told another text than it is asked for"
         return Draft(known[-8 : -8 + request.n_requested])
 
     def commit_one(self, done: Committed) -> None:
-        """Keeps the tokens."""
         known = self.known.setdefault(done.seq, [])
         assert done.start == len(known)
         known.extend(done.tokens)
 
     def truncate(self, seq: int, n_keep: int) -> None:
-        """Forgets the rest."""
         del self.known.get(seq, [])[n_keep:]
 
 
 def small() -> SmallModel:
-    """A model with the target's vocabulary and other weights."""
     return SmallModel(model_path("llama", seed=9, output_scale=3.0), 4)
 
 
@@ -109,7 +102,6 @@ ATTRIBUTES = tuple(inspect.get_annotations(Drafter))
 
 
 def target_of(kind: str) -> Path:
-    """The target that it drafts for."""
     return model_path("glm4moe", n_heads=1) if kind == "mtp" else model_path("llama")
 
 
@@ -144,7 +136,6 @@ def figures(speculation: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def bare(kind: str, n_parallel: int = 1) -> Any:
-    """The result without a wrapper."""
     found = played(kind, lambda drafter: drafter, n_parallel)
     assert all(about["reason_off"] is None for _, about in found)
     assert any(about["proposed"] for _, about in found) or kind in NEVER
@@ -204,7 +195,6 @@ def test_attributes_are_those_of_the_inner_one(kind: str) -> None:
 
 
 def test_it_passes_on_whatever_a_drafter_has() -> None:
-    """A wrapper overrides every method of Drafter, new ones included."""
     of_its_own = {"__repr__", "__init__"}
     for name, value in vars(Drafter).items():
         is_part = callable(value) or isinstance(value, property)
@@ -234,7 +224,6 @@ def test_what_is_no_drafter_cannot_be_wrapped(inner: Any) -> None:
 
 @pytest.mark.parametrize("make", [KINDS["eagle3"], KINDS["dflash"], NoDrafter, GrammarOnly])
 def test_a_form_that_a_class_lacks_is_named(make: Callable[[], Drafter]) -> None:
-    """A direct call of a missing form names the class."""
     with make() as drafter:
         name = type(drafter).__name__
         with pytest.raises(NotImplementedError, match=rf"{name} has only propose\(requests\)"):

@@ -45,19 +45,15 @@ class Moody(Drafter):
             raise ValueError(f"not sequence {seq}")
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """The number of the sequence."""
         self._hear("propose", request.seq)
         return Draft([10 + request.seq] * request.n_requested)
 
     def commit_one(self, done: Committed) -> None:
-        """Listens."""
         self._hear("commit", done.seq)
 
     def truncate(self, seq: int, n_keep: int) -> None:
-        """Notes it."""
         self.heard.append(("truncate", seq))
 
 
 def requests(n: int = 3, of: int = 3) -> list[DraftRequest]:
-    """Some tokens for each of some sequences."""
     return [DraftRequest(seq, [7, 8], n) for seq in range(of)]

@@ -2,44 +2,13 @@
 
 from __future__ import annotations
 
-from .build import (
-    ARCHITECTURES,
-    DECODERS,
-    STATES,
-    STATES_WITHOUT_SNAPSHOTS,
-    build,
-)
-from .cache import (
-    built_models,
-    cache_directory,
-    delete_unused_models,
-    model_path,
-)
+from .build import ARCHITECTURES, DECODERS, STATES, STATES_WITHOUT_SNAPSHOTS, build
+from .cache import built_models, cache_directory, delete_unused_models, model_path
 from .config import CHATML_TEMPLATE, TinyConfig
 from .dflash import target_options
-from .eagle3 import (
-    Eagle3Config,
-    RopeScaling,
-    build_eagle3,
-    eagle3_tensors,
-    write_eagle3,
-)
-from .toys import (
-    CONSTANT_TOKENS,
-    default_probabilities,
-    perm_continuation,
-    perm_next,
-)
-from .vocab import (
-    BOS,
-    ENDOFTEXT,
-    EOS,
-    IM_END,
-    IM_START,
-    SPECIAL_IDS,
-    SPECIAL_TOKENS,
-    decode,
-)
+from .eagle3 import Eagle3Config, RopeScaling, build_eagle3, eagle3_tensors, write_eagle3
+from .toys import CONSTANT_TOKENS, default_probabilities, perm_continuation, perm_next
+from .vocab import BOS, ENDOFTEXT, EOS, IM_END, IM_START, SPECIAL_IDS, SPECIAL_TOKENS, decode
 
 __all__ = [
     "ARCHITECTURES",

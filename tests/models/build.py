@@ -81,11 +81,7 @@ ENCODERS = frozenset({"bert"})
 DECODERS = tuple(arch for arch in ARCHITECTURES if arch not in ENCODERS)
 
 
-def build(
-    arch: str,
-    path: Path,
-    **options: Any,
-) -> Path:
+def build(arch: str, path: Path, **options: Any) -> Path:
     """Write a tiny random F32 model and return `path`.
 
     The file is a function of the arguments alone. `perturb_layer=k` redraws all weights of

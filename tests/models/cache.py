@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from .eagle3_perm import build_perm_eagle3
 from .encoder import build_reranker
 from .mtp_perm import build_perm_mtp
 from .script import build_script
-from .toys import build_constant, build_hybrid_perm, build_markov, build_perm
+from .toys import build_constant, build_markov, build_perm
 
 CACHE_VARIABLE = "PYLLAMA_SPEC_TEST_CACHE"
 # A change of the builders rebuilds all models: those of earlier builders only use disk space.
@@ -32,7 +32,7 @@ _KEPT_UNUSED_S = 12 * 3600
 
 _BUILDERS: dict[str, Callable[..., Path]] = {
     "perm": build_perm,
-    "hybrid_perm": build_hybrid_perm,
+    "hybrid_perm": partial(build_perm_mtp, n_heads=0),
     "constant": build_constant,
     "markov": build_markov,
     "script": build_script,

@@ -58,7 +58,6 @@ class TinyConfig:
 
     @property
     def head_dim(self) -> int:
-        """Size of one attention head."""
         return self.n_embd // self.n_head
 
     @property

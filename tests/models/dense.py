@@ -12,7 +12,6 @@ _BIASED = partial(parts.attention, bias=True)
 
 
 def llama(m: Sketch) -> None:
-    """RMSNorm, interleaved RoPE, SwiGLU."""
     parts.decoder(m, parts.attention, parts.gated_ffn)
 
 

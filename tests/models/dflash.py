@@ -12,7 +12,7 @@ from gguf import GGUFReader
 from numpy.typing import NDArray
 
 from . import parts
-from .eagle3 import Draft, Eagle3Config, RopeScaling, Tensors, llama3_factors
+from .eagle3 import Draft, RopeScaling, Tensors, llama3_factors
 
 Variant = Literal["dflash", "dflash2", "dspark"]
 
@@ -85,7 +85,6 @@ class DFlashConfig:
 
     @property
     def head_size(self) -> int:
-        """Size of one attention head."""
         return self.n_embd // self.n_head if self.head_dim is None else self.head_dim
 
     @property
@@ -124,13 +123,9 @@ class _Block(Draft):
         names = ["attn_norm", "ffn_norm"]
         if cfg.post_norms:
             names += ["post_attention_norm", "post_ffw_norm"]
-        for name in names:
-            self.norm(f"{blk}{name}", cfg.n_embd)
+        parts.norms(self, blk, *names)
         self._attention(blk)
-        self.matrix(f"{blk}ffn_gate.weight", cfg.n_ff, cfg.n_embd)
-        self.matrix(f"{blk}ffn_up.weight", cfg.n_ff, cfg.n_embd)
-        # silu(gate) * up of unit normals has RMS about 0.4
-        self.matrix(f"{blk}ffn_down.weight", cfg.n_embd, cfg.n_ff, gain=2.5)
+        parts.gated_ffn(self, blk)
         if cfg.output_scales:
             self.uniform(f"{blk}layer_output_scale.weight", 1, low=0.5, high=0.9)
         if cfg.variant == "dflash2":
@@ -162,7 +157,6 @@ class _Block(Draft):
                 self.normal("conf_proj.bias", 1, std=0.2)
 
     def fill(self) -> None:
-        """Add all F32 tensors."""
         cfg = self.draft
         self.matrix("fc.weight", cfg.n_embd, len(cfg.target_layers) * cfg.n_embd)
         self.norm("enc.output_norm", cfg.n_embd)
@@ -176,10 +170,7 @@ class _Block(Draft):
             self.matrix("output.weight", cfg.n_vocab, cfg.n_embd, gain=cfg.output_scale)
             self.quiet("output.weight")
         if cfg.rope.kind == "llama3":
-            head = Eagle3Config(
-                rope=cfg.rope, rope_freq_base=cfg.rope_freq_base, head_dim=cfg.head_size
-            )
-            self.put("rope_freqs.weight", llama3_factors(head))
+            self.put("rope_freqs.weight", llama3_factors(cfg))
         self._heads()
 
     def keys(self) -> None:
@@ -219,12 +210,7 @@ class _Block(Draft):
 
 
 def dflash_tensors(cfg: DFlashConfig) -> Tensors:
-    """The draft's tensors by their GGUF names: float32 `[out, in]` or `[size]`, `d2t` int64.
-
-    A tensor's values depend on seed, name and shape alone. The output rows of a reduced
-    vocabulary are those rows of the full one that `d2t` names, so that reducing a vocabulary
-    keeps the logits that remain. A convolution's base is `[2, taps, n_embd]`: before, after.
-    """
+    """As `eagle3_tensors`; a convolution's base is `[2, taps, n_embd]`: before, after."""
     return _Block("dflash", cfg).all_tensors()
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from . import parts
 from .config import TinyConfig
 from .keys import writing
-from .sketch import MetaValue, Sketch
+from .sketch import Sketch
 from .vocab import SPECIAL_IDS, write_tokenizer
 
 Tensors = dict[str, NDArray[Any]]
@@ -84,7 +84,6 @@ class Eagle3Config:
 
     @property
     def head_size(self) -> int:
-        """Size of one attention head."""
         return self.n_embd // self.n_head if self.head_dim is None else self.head_dim
 
 
@@ -96,36 +95,27 @@ class Draft(Sketch):
     """What a matrix's width must be a multiple of to have the configured type."""
 
     def __init__(self, arch: str, cfg: Any) -> None:
-        super().__init__(TinyConfig(arch, cfg.seed, cfg.n_layer, cfg.n_vocab))
+        super().__init__(
+            TinyConfig(
+                arch, cfg.seed, cfg.n_layer, cfg.n_vocab, cfg.n_ctx_train, n_embd=cfg.n_embd,
+                n_head=cfg.n_head, n_head_kv=cfg.n_head_kv, n_ff=cfg.n_ff, norm_eps=cfg.norm_eps,
+                rope_freq_base=cfg.rope_freq_base,
+            )
+        )  # fmt: skip
         self.draft = cfg
 
     def fill(self) -> None:
-        """Add all F32 tensors."""
         raise NotImplementedError
 
     def keys(self) -> None:
-        """Add the architecture's keys."""
         raise NotImplementedError
 
     def sizes(self) -> None:
-        """Add the keys of what drafts have in common."""
         cfg = self.draft
-        parts.header(self, attention=False)
-        values: dict[str, MetaValue] = {
-            "context_length": cfg.n_ctx_train,
-            "embedding_length": cfg.n_embd,
-            "feed_forward_length": cfg.n_ff,
-            "attention.head_count": cfg.n_head,
-            "attention.head_count_kv": cfg.n_head_kv,
-            "attention.key_length": cfg.head_size,
-            "attention.value_length": cfg.head_size,
-            "attention.layer_norm_rms_epsilon": cfg.norm_eps,
-            "rope.dimension_count": cfg.head_size,
-            "rope.freq_base": cfg.rope_freq_base,
-            "target_layers": list(cfg.target_layers),
-        }
-        for name, value in values.items():
-            self.key(name, value)
+        parts.header(self)
+        for name in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+            self.key(name, cfg.head_size)
+        self.key("target_layers", list(cfg.target_layers))
 
     def quiet(self, name: str) -> None:
         """Keep control tokens far from the argmax, as in the targets."""
@@ -224,7 +214,6 @@ class _Head(Draft):
                 self.put(name, np.sort(self.rng(name).uniform(1.0, high, n_pairs)))
 
     def fill(self) -> None:
-        """Add all F32 tensors."""
         cfg = self.draft
         self._features()
         if cfg.own_embedding:
@@ -232,13 +221,9 @@ class _Head(Draft):
         for index in range(cfg.n_layer):
             blk = f"blk.{index}."
             names = ("attn_norm", "ffn_norm") if index else ("attn_norm", "attn_norm_2", "ffn_norm")
-            for name in names:
-                self.norm(f"{blk}{name}", cfg.n_embd)
+            parts.norms(self, blk, *names)
             self._attention(blk, cfg.n_embd if index else 2 * cfg.n_embd)
-            self.matrix(f"{blk}ffn_gate.weight", cfg.n_ff, cfg.n_embd)
-            self.matrix(f"{blk}ffn_up.weight", cfg.n_ff, cfg.n_embd)
-            # silu(gate) * up of unit normals has RMS about 0.4
-            self.matrix(f"{blk}ffn_down.weight", cfg.n_embd, cfg.n_ff, gain=2.5)
+            parts.gated_ffn(self, blk)
         self.norm("output_norm", cfg.n_embd)
         if cfg.own_output:
             self.matrix("output.weight", cfg.n_vocab, cfg.n_embd, gain=cfg.output_scale)
@@ -266,7 +251,7 @@ class _Head(Draft):
             self.key("rope.scaling.attn_factor", rope.attn_factor)
 
 
-def llama3_factors(cfg: Eagle3Config) -> NDArray[np.float64]:
+def llama3_factors(cfg: Any) -> NDArray[np.float64]:
     """Llama 3.1's divisors of the RoPE frequencies, float64 `[head size / 2]`."""
     low, high = 1.0, 4.0
     n_pairs = cfg.head_size // 2

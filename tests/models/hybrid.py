@@ -9,13 +9,7 @@ import numpy as np
 
 from . import parts
 from .moe import dense_or_biased_experts, latent_attention, latent_header, shared_expert
-from .recurrent import (
-    delta_net,
-    gated_attention,
-    mamba2_mixer,
-    mamba_mixer,
-    ssm_header,
-)
+from .recurrent import delta_net, gated_attention, mamba2_mixer, mamba_mixer, ssm_header
 from .sketch import Sketch
 
 
@@ -261,7 +255,6 @@ def bailingmoe3(m: Sketch) -> None:
 
 
 def gated_latent_attention(m: Sketch, blk: str) -> None:
-    """Add bailingmoe3's attention."""
     latent_attention(m, blk, q_rank=None)
     m.matrix(f"{blk}attn_gate.weight", m.cfg.n_head, m.cfg.n_embd)
 

@@ -69,7 +69,6 @@ def latent_header(m: Sketch) -> None:
 
 
 def latent_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
-    """Add a layer with latent attention."""
     parts.norms(m, blk, "attn_norm", "ffn_norm")
     latent_attention(m, blk)
     dense_or_experts(m, blk, is_dense=is_dense)
@@ -94,13 +93,11 @@ def latent_attention(
 
 
 def indexed_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
-    """Add a layer with latent attention and an indexer."""
     latent_layer(m, blk, is_dense=is_dense)
     indexer(m, blk, INDEXER_HEADS)
 
 
 def indexer(m: Sketch, blk: str, n_head: int) -> None:
-    """Add what chooses the attended tokens."""
     n_embd = m.cfg.n_embd
     m.norm(f"{blk}indexer.k_norm", INDEXER_WIDTH, bias=True)
     m.matrix(f"{blk}indexer.proj.weight", n_head, n_embd)
@@ -109,7 +106,6 @@ def indexer(m: Sketch, blk: str, n_head: int) -> None:
 
 
 def shared_expert(m: Sketch, blk: str) -> None:
-    """Add an expert that every token uses."""
     cfg = m.cfg
     for part in ("gate", "up"):
         m.matrix(f"{blk}ffn_{part}_shexp.weight", cfg.n_ff_exp, cfg.n_embd)
@@ -146,7 +142,6 @@ def biased_experts(m: Sketch, blk: str) -> None:
 
 
 def windows_on_odd_layers(m: Sketch) -> None:
-    """Add the keys of sliding windows."""
     m.key("attention.sliding_window", m.cfg.sliding_window)
     m.key("attention.sliding_window_pattern", [i % 2 == 1 for i in range(m.cfg.n_layer)])
 
@@ -166,7 +161,6 @@ def cohere2moe(m: Sketch) -> None:
 
 
 def cohere2moe_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
-    """Add a layer of cohere2moe."""
     parts.norms(m, blk, "attn_norm")
     parts.attention(m, blk)
     dense_or_experts(m, blk, is_dense=is_dense)
@@ -188,7 +182,6 @@ def glm4moe(m: Sketch) -> None:
 
 
 def glm4moe_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
-    """Add a layer of glm4moe."""
     parts.norms(m, blk, "attn_norm", "post_attention_norm")
     parts.attention(m, blk, bias=True)
     parts.head_norms(m, blk)

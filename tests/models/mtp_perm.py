@@ -16,7 +16,7 @@ from .toys import perm_next
 
 _INTO_THE_RESIDUAL = (
     "attn_output.weight", "attn_output_b.weight", "ffn_down.weight", "ffn_down_exps.weight",
-    "ffn_down_shexp.weight", "ssm_out.weight",
+    "ffn_down_shexp.weight", "ssm_out.weight", "shortconv.out_proj.weight",
 )  # fmt: skip
 
 
@@ -49,7 +49,8 @@ def build_perm_mtp(
     P^(k + 2)(x), which its own output matrix takes into account. Head k + 1 treats it as the row of
     the token k + 1 steps before.
 
-    With is_known=False the heads stay random, and can be trained to draft like this.
+    Without heads a wrong state of the layers gives other rows, and the same text. With
+    is_known=False the heads stay random, and can be trained to draft like this.
     """
     m = Sketch(TinyConfig(arch, seed, n_layer, n_vocab, n_embd=n_vocab, **{"n_heads": 1, **extra}))
     {**ARCHITECTURES, **WITH_HEADS}[arch](m)
@@ -67,7 +68,8 @@ def build_perm_mtp(
         m.tensors[f"{name}norm.weight"][:] = -1.0
         m.tensors[f"{name}down.weight"][:] = 0.0
     if not is_mixed:
-        m.tensors["output_norm.weight"][:] = -1.0
+        norm = "token_embd_norm.weight" if arch == "lfm2" else "output_norm.weight"
+        m.tensors[norm][:] = -1.0
     successor = perm_next(n_vocab, seed=seed, n_cycles=n_cycles)
     rms = np.sqrt(1.0 / n_vocab + m.cfg.norm_eps)
     output = m.tensors["output.weight"]

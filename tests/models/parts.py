@@ -16,7 +16,6 @@ _DOWN_GAIN = 2.5
 
 
 def header(m: Sketch, *, layer_norm: bool = False, attention: bool = True) -> None:
-    """Add the keys that nearly every decoder has."""
     cfg = m.cfg
     m.key("context_length", cfg.n_ctx_train)
     m.key("embedding_length", cfg.n_embd)
@@ -33,7 +32,6 @@ def header(m: Sketch, *, layer_norm: bool = False, attention: bool = True) -> No
 
 
 def head_sizes(m: Sketch) -> None:
-    """Add the keys of the sizes of a head."""
     m.key("attention.key_length", m.cfg.head_dim)
     m.key("attention.value_length", m.cfg.head_dim)
 
@@ -57,7 +55,6 @@ def decoder(
 
 
 def stack(m: Sketch, *blocks: Block, names: tuple[str, ...], bias: bool = False) -> None:
-    """Add layers that are alike."""
     for _, blk in layers(m):
         norms(m, blk, *names, bias=bias)
         for add in blocks:
@@ -65,7 +62,6 @@ def stack(m: Sketch, *blocks: Block, names: tuple[str, ...], bias: bool = False)
 
 
 def moe_header(m: Sketch) -> None:
-    """Add the keys of a mixture of experts."""
     m.key("expert_count", m.cfg.n_expert)
     m.key("expert_used_count", m.cfg.n_expert_used)
     m.key("expert_feed_forward_length", m.cfg.n_ff_exp)
@@ -78,7 +74,6 @@ def layers(m: Sketch) -> Iterator[tuple[int, str]]:
 
 
 def attention(m: Sketch, blk: str, *, bias: bool = False, out_bias: bool = False) -> None:
-    """Add separate Q, K, V and output projections."""
     cfg = m.cfg
     for part, width, gain in (
         ("q", cfg.n_embd, _QK_GAIN),
@@ -94,7 +89,6 @@ def attention(m: Sketch, blk: str, *, bias: bool = False, out_bias: bool = False
 
 
 def fused_attention(m: Sketch, blk: str) -> None:
-    """Add one fused QKV projection and the output projection."""
     cfg = m.cfg
     m.matrix(f"{blk}attn_qkv.weight", cfg.n_embd + 2 * cfg.n_embd_kv, cfg.n_embd, gain=_QK_GAIN)
     m.matrix(f"{blk}attn_output.weight", cfg.n_embd, cfg.n_embd)
@@ -110,7 +104,6 @@ def head_norms(m: Sketch, blk: str) -> None:
 
 
 def gated_ffn(m: Sketch, blk: str) -> None:
-    """Add a gated feed-forward block (SwiGLU, GeGLU)."""
     cfg = m.cfg
     m.matrix(f"{blk}ffn_gate.weight", cfg.n_ff, cfg.n_embd)
     m.matrix(f"{blk}ffn_up.weight", cfg.n_ff, cfg.n_embd)
@@ -125,7 +118,6 @@ def fused_gated_ffn(m: Sketch, blk: str) -> None:
 
 
 def plain_ffn(m: Sketch, blk: str) -> None:
-    """Add a feed-forward block without a gate, with biases."""
     cfg = m.cfg
     m.matrix(f"{blk}ffn_up.weight", cfg.n_ff, cfg.n_embd)
     m.normal(f"{blk}ffn_up.bias", cfg.n_ff, std=0.1)
@@ -152,6 +144,5 @@ def experts(m: Sketch, blk: str, *, bias: bool = False) -> None:
 
 
 def norms(m: Sketch, blk: str, *names: str, bias: bool = False) -> None:
-    """Add full-width norms called `names`."""
     for name in names:
         m.norm(f"{blk}{name}", m.cfg.n_embd, bias=bias)

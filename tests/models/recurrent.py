@@ -9,7 +9,6 @@ from .sketch import Sketch
 
 
 def ssm_header(m: Sketch, *, inner: int, state: int, rank: int, groups: int | None) -> None:
-    """Add the keys of a state space."""
     m.key("ssm.conv_kernel", m.cfg.conv_kernel)
     m.key("ssm.inner_size", inner)
     m.key("ssm.state_size", state)
@@ -109,7 +108,6 @@ def mamba_mixer(m: Sketch, blk: str, *, inner: int, state: int, rank: int) -> No
 
 
 def mamba(m: Sketch) -> None:
-    """Selective state space, first version."""
     cfg = m.cfg
     inner, state, rank = 2 * cfg.n_embd, cfg.state_size or 16, 4
     parts.header(m, attention=False)
@@ -136,7 +134,6 @@ def mamba2_mixer(m: Sketch, blk: str, *, inner: int, state: int, heads: int, gro
 
 
 def mamba2(m: Sketch) -> None:
-    """Selective state space, second version."""
     cfg = m.cfg
     # state 128 and heads of 32: the sizes for which GPU kernels exist
     inner, state, heads, groups = 2 * cfg.n_embd, cfg.state_size or 128, cfg.state_heads or 4, 1

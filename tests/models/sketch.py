@@ -36,11 +36,9 @@ class Sketch:
         self.tensors: dict[str, Array] = {}
 
     def key(self, suffix: str, value: MetaValue) -> None:
-        """Set the architecture's key `<arch>.<suffix>`."""
         self.meta[f"{self.cfg.arch}.{suffix}"] = value
 
     def put(self, name: str, array: NDArray[np.floating]) -> None:
-        """Add a tensor as it is, converted to F32."""
         if name in self.tensors:
             raise ValueError(f"tensor {name} added twice")
         self.tensors[name] = np.ascontiguousarray(array, dtype=np.float32)
@@ -57,7 +55,6 @@ class Sketch:
         return np.random.default_rng([self.cfg.seed, zlib.crc32(name.encode()), int(perturbed)])
 
     def normal(self, name: str, *shape: int, std: float = 1.0, mean: float = 0.0) -> None:
-        """Add a tensor of independent normals."""
         values = self.rng(name).standard_normal(shape, dtype=np.float32)
         self.put(name, values * np.float32(std) + np.float32(mean))
 

@@ -41,7 +41,6 @@ def qwen4exp(m: Sketch) -> None:
 
 
 def qwen4exp_attention(m: Sketch, blk: str) -> None:
-    """Add a layer with attention."""
     n_embd = m.cfg.n_embd
     mixers(m, blk)
     gated_attention(m, blk)

@@ -11,16 +11,12 @@ from numpy.typing import NDArray
 
 from . import parts
 from .config import TinyConfig
-from .recurrent import lfm2, qwen35
 from .sketch import Sketch
 from .vocab import SPECIAL_IDS, shuffled
 
 CONSTANT_TOKENS = tuple(range(ord("a"), ord("q")))
 """The 16 tokens that a CONSTANT model emits: the letters a to p."""
 CONSTANT_REST_LOGIT = -50.0
-_INTO_THE_RESIDUAL = (
-    "attn_output.weight", "ffn_down.weight", "ssm_out.weight", "shortconv.out_proj.weight",
-)  # fmt: skip
 
 
 def perm_next(n_vocab: int = 320, *, seed: int = 0, n_cycles: int = 1) -> NDArray[np.int64]:
@@ -103,39 +99,6 @@ def build_perm(
             entering_output = successor[entering_output]
     output[successor, entering_output] = output_scale * rms
     m.put("output.weight", output)
-    return m.write(path)
-
-
-def build_hybrid_perm(
-    path: Path,
-    *,
-    arch: str,
-    n_vocab: int = 320,
-    seed: int = 0,
-    n_layer: int = 2,
-    n_cycles: int = 1,
-    output_scale: float = 16.0,
-    mixing: float = 0.01,
-    **extra: Any,
-) -> Path:
-    """Write PERM with the layers of qwen35 or lfm2, whose states affect every logit.
-
-    The layers add random values that `mixing` scales down, small beside the one-hot row. The
-    successor stays the likeliest by far, and a wrong state gives other rows.
-    """
-    layers = {"qwen35": qwen35, "lfm2": lfm2}[arch]
-    m = Sketch(TinyConfig(arch, seed, n_layer, n_vocab, n_embd=n_vocab, **extra))
-    layers(m)
-    for name, array in m.tensors.items():
-        if name.endswith(_INTO_THE_RESIDUAL):
-            array *= np.float32(mixing)
-    norm = "token_embd_norm.weight" if arch == "lfm2" else "output_norm.weight"
-    m.tensors[norm][:] = 1.0
-    m.tensors["token_embd.weight"][:] = np.eye(n_vocab, dtype=np.float32)
-    successor = perm_next(n_vocab, seed=seed, n_cycles=n_cycles)
-    output = m.tensors["output.weight"]
-    output[:] = 0.0
-    output[successor, np.arange(n_vocab)] = output_scale * np.sqrt(1.0 / n_vocab + m.cfg.norm_eps)
     return m.write(path)
 
 

@@ -25,7 +25,6 @@ def step35(m: Sketch) -> None:
 
 
 def step35_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
-    """Add a layer of step35."""
     parts.norms(m, blk, "attn_norm", "ffn_norm")
     parts.attention(m, blk)
     parts.head_norms(m, blk)
@@ -57,7 +56,6 @@ def _n_kv(m: Sketch, index: int) -> int:
 
 
 def mimo2_layer(m: Sketch, blk: str, *, n_kv: int, is_dense: bool, has_sinks: bool) -> None:
-    """Add a layer of mimo2."""
     cfg, k, v = m.cfg, m.cfg.head_dim, m.cfg.head_dim // 2
     parts.norms(m, blk, "attn_norm", "ffn_norm")
     m.matrix(f"{blk}attn_qkv.weight", cfg.n_head * k + n_kv * (k + v), cfg.n_embd, gain=1.5)
@@ -80,7 +78,6 @@ def hy_v3(m: Sketch) -> None:
 
 
 def hy_v3_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
-    """Add a layer of hy_v3."""
     parts.norms(m, blk, "attn_norm", "ffn_norm")
     parts.attention(m, blk)
     parts.head_norms(m, blk)

@@ -230,7 +230,6 @@ class Reference:
         return out
 
     def truncate(self, n: int) -> None:
-        """Forget all positions >= `n`."""
         for cache in self._cache:
             for position in [at for at in cache if at >= n]:
                 del cache[position]
@@ -245,23 +244,3 @@ class Reference:
         full = np.full(self.n_vocab, -np.inf)
         full[self.d2t] = draft_logits
         return full
-
-
-def greedy_chain(
-    reference: Reference,
-    token: int,
-    features: NDArray[np.floating],
-    position: int,
-    n_draft: int,
-) -> list[int]:
-    """The `n_draft` tokens that greedy drafting gives after one feature row.
-
-    `token` is x[position + 1], `features` `[n_features]` belongs to x[position].
-    """
-    drafted: list[int] = []
-    row: NDArray[np.floating] = features
-    for index in range(n_draft):
-        logits, row = reference.step(token, row, position + index, own=index > 0)
-        token = int(reference.full_logits(logits).argmax())
-        drafted.append(token)
-    return drafted

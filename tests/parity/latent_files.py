@@ -119,7 +119,6 @@ def _indexer(blk: str, s: Sizes) -> dict[str, tuple[int, ...]]:
 
 
 def latent_file(arch: str, folder: Path, sizes: Sizes | None = None, seed: int = 0) -> Path:
-    """Writes the file of an architecture with heads of these sizes; returns its path."""
     sizes = sizes or Sizes()
     file = first_header(arch)
     for name, value in _keys(arch, sizes).items():
@@ -138,13 +137,7 @@ def _source_digest() -> str:
 
 
 def latent_path(arch: str, seed: int) -> Path:
-    """A kept file of an architecture of LATENT; made now if there is none.
-
-    Args:
-        arch: the name of the architecture.
-        seed: the seed of weights and sizes. Those in QUANTISED_SIZES fit a quantised cache.
-
-    """
+    """A kept file of an architecture of LATENT; made now if there is none."""
     path = built_models() / f"latent-{arch}-{seed}-{_source_digest()}.gguf"
     if not path.exists():
         rng = random.Random(f"{arch} {seed}")
@@ -155,7 +148,6 @@ def latent_path(arch: str, seed: int) -> Path:
 
 
 def write_random(file: GgufFile, path: Path, seed: int = 0) -> Path:
-    """Writes a file whose matrices are random, and whose norms are near one."""
     rng = np.random.default_rng(seed)
     data: dict[str, Any] = {}
     for name, shape in file.tensors.items():

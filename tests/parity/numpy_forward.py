@@ -73,7 +73,6 @@ def _load(path: Path) -> _Model:
 
 
 def _rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """Root-mean-square norm over the last axis of `x`."""
     result: Array = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
     return result
 

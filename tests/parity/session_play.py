@@ -95,7 +95,6 @@ def lasting_usage(usage: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _unequal(one: Outcome, other: Outcome) -> list[tuple[str, Any, Any]]:
-    """In what two outcomes differ, with both."""
     pairs = [(name, getattr(one, name), getattr(other, name)) for name in _COMPARED]
     return [pair for pair in pairs if pair[1] != pair[2]]
 
@@ -139,7 +138,6 @@ class RandomLengths(Controller):
         self._random = random.Random(seed)
 
     def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
-        """Any number, lookups alone now and then."""
         rng = self._random
         return [
             DraftDecision(
@@ -149,12 +147,10 @@ class RandomLengths(Controller):
         ]
 
     def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
-        """Any number, more than there are too."""
         return [self._random.randrange(len(span.draft.ids) + 2) for span in spans]
 
 
 def _drafter(session: Session) -> tuple[Drafter | Path | str, ScriptedDrafter | None]:
-    """The value for `draft=`, and the drafter that needs the texts."""
     drafting = session.drafting
     n, seed = drafting.n_draft or 8, drafting.seed
     rng = random.Random(seed)
@@ -250,11 +246,6 @@ def _values(options: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 class Player:
     """An open model, and what has been asked of it.
 
-    Args:
-        session: what is played.
-        is_drafted: whether to use the session's drafter.
-        plain: the player of the same session without drafts; None for that one itself.
-
     Attributes:
         prompts, texts: for each request its prompt, and the ids of the whole text.
 
@@ -300,7 +291,6 @@ class Player:
         self.llm.close()
 
     def play(self, act: Ask | Together | Act) -> list[Outcome]:
-        """The outcome of an act."""
         if isinstance(act, Act):
             self._other(act.what)
             return []
@@ -569,7 +559,6 @@ def compare(session: Session) -> Counter[str]:
 
 
 def main() -> None:
-    """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=300)
     parser.add_argument("--arch", nargs="*", default=list(ARCHS))

@@ -249,7 +249,6 @@ def _options(draw: st.DrawFn) -> tuple[tuple[str, Any], ...]:
 
 
 def asks(fates: Sequence[str] = FATES) -> st.SearchStrategy[Ask]:
-    """Every request."""
     return st.builds(
         Ask,
         tail=st.one_of(_TAILS, _TAILS, _LONG_TAILS),
@@ -277,14 +276,7 @@ def _acts(n_parallel: int) -> st.SearchStrategy[Any]:
 def sessions(
     draw: st.DrawFn, archs: Sequence[str] = ARCHS, n_threads: Sequence[int] = (1,)
 ) -> Session:
-    """Sessions of one to five acts; the first is a request.
-
-    Args:
-        draw: hypothesis's.
-        archs: architectures to choose from.
-        n_threads: threads to choose from. Two on a machine with other work wait for each other.
-
-    """
+    """Sessions of one to five acts; the first is a request."""
     drafting = draw(draftings())
     if drafting.kind in ("mtp", "certain-mtp"):
         archs = [arch for arch in archs if arch in HEADS] or archs

@@ -17,7 +17,6 @@ class TensorFile:
     """Keys and tensors of one GGUF file; matrices are float64 `[out, in]`, `d2t` is int64."""
 
     def __init__(self, path: Path) -> None:
-        """Read `path`; quantized tensors are expanded."""
         self._reader = GGUFReader(path)
         self.path = path
         self.arch = str(self.key("general.architecture", ""))
@@ -44,5 +43,4 @@ class TensorFile:
         return default
 
     def own(self, suffix: str, default: Any = None) -> Any:
-        """The same for a key of the architecture."""
         return self.key(f"{self.arch}.{suffix}", default)

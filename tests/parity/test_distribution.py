@@ -51,7 +51,6 @@ def chi_square(counts: Array, expected: Array) -> tuple[float, float]:
 
 
 def normed(q: Array) -> Array:
-    """Divided by its sum."""
     result: Array = q / q.sum()
     return result
 
@@ -62,7 +61,6 @@ def tempered(p: Array, temperature: float) -> Array:
 
 
 def top_k(p: Array, k: int) -> Array:
-    """The k largest, normed."""
     return normed(np.where(np.argsort(np.argsort(-p)) < k, p, 0.0))
 
 
@@ -93,21 +91,12 @@ CHAINS: dict[str, tuple[dict[str, float], Callable[[Array], Array]]] = {
 
 
 class Guessing(Drafter):
-    """Proposes independent guesses.
-
-    Args:
-        choose: makes one guess, given a random generator.
-        max_draft: the most guesses at once.
-
-    """
-
     name = "guessing"
 
     def __init__(self, choose: Callable[[random.Random], int], max_draft: int = 3) -> None:
         self._choose, self.max_draft, self._random = choose, max_draft, random.Random(1)
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """Proposes the requested number of guesses."""
         return Draft([self._choose(self._random) for _ in range(request.n_requested)])
 
 
@@ -207,12 +196,10 @@ class Credulous(StepSampler):
         self._random = random.Random(2)
 
     def sample(self, context: Context, i: int) -> int:
-        """The drafted token rather often, else the inner one's."""
         token = self.inner.sample(context, i)
         return self.drafted if self._random.random() < self.p_take else token
 
     def accept(self, token: int, *, generated: bool = True) -> None:
-        """The inner one's."""
         self.inner.accept(token, generated=generated)
 
 
@@ -243,7 +230,6 @@ class Redrawing(StepSampler):
         return token if token == self.drafted else self.inner.sample(context, i)
 
     def accept(self, token: int, *, generated: bool = True) -> None:
-        """The inner one's."""
         self.inner.accept(token, generated=generated)
 
 

@@ -1,8 +1,9 @@
-"""A draft's figures report the calls that really happened, counted in the drafters."""
+"""A draft's figures report the calls that really happened; what a grammar forces is apart."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from pyllama_spec.speculative import Controller, SequenceState, SpeculationStats
 from pyllama_spec.speculative.controller import DraftDecision, Span
 from tests.faces.tools import GREEDY as GREEDY_OPTIONS
 from tests.faces.tools import PROMPT, open_tiny
+from tests.models import model_path
 from tests.oracles import generate, prompt_tokens, tiny, tiny_context
 from tests.scripted import Wrong
 
@@ -29,8 +31,6 @@ class Counting(Drafter):
 
 
 class CopiesAfter(Controller):
-    """Asks the drafter itself in the first n rounds, and for copies alone from then on."""
-
     name = "copies"
 
     def __init__(self, n: int) -> None:
@@ -53,24 +53,6 @@ def run(
     return stats
 
 
-@pytest.mark.parametrize("n_before", [0, 1, 5])
-@pytest.mark.parametrize("controller", [None, CopiesAfter(2)], ids=["fixed", "copies"])
-def test_a_drafter_that_failed_is_asked_no_more(
-    n_before: int, controller: CopiesAfter | None
-) -> None:
-    def fails(n: int) -> Draft:
-        if n > n_before:
-            raise ValueError("broken")
-        return Draft([7, 7])
-
-    drafter = Counting(fails)
-    stats = run(drafter, controller)
-    assert stats.state == "disabled"
-    assert stats.asked == drafter.n_calls == n_before + 1
-    assert sum(counts.n_requested > 0 for counts in stats.round_counts) == n_before + 1
-    assert len(stats.round_counts) == stats.rounds
-
-
 @pytest.mark.parametrize("n", [0, 1, 4])
 def test_rounds_of_copies_alone_are_told_from_the_models(n: int) -> None:
     """The text has no repetition of that length, so the model is called whenever it is asked."""
@@ -90,3 +72,45 @@ def test_a_drafter_is_not_asked_where_the_prediction_answers() -> None:
         stats = llm.generate_steps(PROMPT, max_tokens=40, **options).read_all().stats
     assert stats.asked_copies > 0
     assert stats.asked - stats.asked_copies == drafter.n_proposals
+
+
+GRAMMARS = {
+    "all forced": 'root ::= "a sentence without any choice"',
+    "forced between": 'root ::= "the answer is " [0-9] [0-9] " and nothing else" [a-c]',
+    "nothing forced": "root ::= [a-m] [a-m] [a-m] [a-m] [a-m] [a-m] [a-m] [a-m]",
+}
+DRAFTS: dict[str, Any] = {
+    "grammar": lambda: "grammar",
+    "prompt-lookup": lambda: "prompt-lookup",
+    "wrong": lambda: Wrong(()),
+    "eagle3": lambda: model_path("eagle3"),
+}
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS)
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("controller", ["fixed", "off"])
+def test_no_more_is_verified_than_was_proposed(draft: str, grammar: str, controller: str) -> None:
+    with open_tiny() as plain, open_tiny(DRAFTS[draft](), controller=controller) as llm:
+        expected = plain(PROMPT, grammar=GRAMMARS[grammar], max_tokens=60, temperature=0.0)
+        generation = llm.generate_steps(
+            PROMPT, grammar=GRAMMARS[grammar], max_tokens=60, temperature=0.0
+        )
+        record = generation.read_all()
+    assert record.text == expected["choices"][0]["text"]
+    stats, counts = record.stats, record.stats.as_dict()
+    assert 0 <= stats.accepted <= stats.drafted <= stats.proposed
+    assert (stats.forced > 0) == (grammar != "nothing forced")
+    assert stats.forced_accepted <= stats.forced <= stats.drafted
+    assert counts["forced"] == stats.forced
+    rounds = stats.round_counts
+    assert len(rounds) == stats.rounds == counts["drafted_by"]["nobody"]
+    assert sum(counts["drafted_by"].values()) == stats.accepted + stats.rounds
+    assert counts["drafted_by"]["grammar"] == stats.forced_accepted
+    assert sum(one.n_proposed for one in rounds) == stats.proposed
+    assert sum(one.n_verified for one in rounds) == stats.drafted
+    assert sum(one.n_accepted for one in rounds) == stats.accepted
+    by_grammar = [one for one in rounds if one.who == "grammar"]
+    assert sum(one.n_verified for one in by_grammar) == stats.forced
+    assert sum(one.n_accepted for one in by_grammar) == stats.forced_accepted
+    assert not any(one.n_requested for one in by_grammar), "nobody was asked"

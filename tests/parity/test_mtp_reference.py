@@ -15,8 +15,7 @@ from pyllama_spec.engine.model import HEAD_ROWS
 from tests.models import model_path
 from tests.models.mtp import MEANS_OF_STREAMS, READS_NORMED, SEVERAL, STREAMS
 from tests.mtp_tools import ARCHS, mtp_context, with_head
-from tests.parity.mtp_reference import chain, chain_of_heads, load, load_all
-from tests.parity.mtp_streams import last_mix, mix
+from tests.parity.mtp_reference import chain, chain_of_heads, last_mix, load, load_all, mix
 from tests.tiers import release_except
 
 WITH_ONE_STREAM = tuple(arch for arch in ARCHS if arch not in STREAMS)
@@ -106,7 +105,6 @@ def test_logits_of_eight_heads_in_turn(arch: str, first: int) -> None:
 @pytest.mark.parametrize("arch", release_except(SEVERAL, ("mimo2", "hy_v3")))
 @pytest.mark.parametrize("size", [N_PAIRS, 9])
 def test_drafts_of_several_heads(arch: str, size: int) -> None:
-    """The drafter gets the text at once and in pieces."""
     options = {**OPTIONS, "n_heads": 3}
     model, rng = with_head(arch, **options), np.random.default_rng(3)
     tokens = [int(i) for i in rng.integers(0, model.info.n_vocab, N_PAIRS)]
@@ -186,7 +184,6 @@ def test_the_row_that_a_head_reads(arch: str) -> None:
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35",)))
 @pytest.mark.parametrize("n_tokens", release_except((1, 31, 33, 64), (33, 64)))
 def test_logits_of_the_target_do_not_depend_on_the_rows(arch: str, n_tokens: int) -> None:
-    """The logits are equal whether the context keeps the head's rows or not."""
     model, rows = with_head(arch, n_heads=1), []
     tokens = [int(i) for i in np.random.default_rng(n_tokens).integers(0, 256, n_tokens)]
     for layers in ((), (HEAD_ROWS,)):

@@ -18,12 +18,21 @@ from pyllama_spec.speculative.controller import Controller, DraftDecision, Span
 from pyllama_spec.speculative.controller.base import NOT_ASKED
 from tests.models import perm_continuation
 from tests.oracles import generate
-from tests.perm_paths import PATHS, Path
-from tests.perm_tools import SUCCESSOR, check_perfect
-from tests.row_drafts import ROW_DRAFTS, AnyDrafter, RowDraft, each_kind, marked
+from tests.row_drafts import (
+    PATHS,
+    READ_ROWS,
+    ROW_DRAFTS,
+    SUCCESSOR,
+    AnyDrafter,
+    RowDraft,
+    Way,
+    check_perfect,
+    each_that_reads_rows,
+    marked,
+)
 
 # Several heads are never paused.
-ONE_HEAD = [name for name in ROW_DRAFTS if getattr(ROW_DRAFTS[name], "n_heads", 1) == 1]
+ONE_HEAD = [name for name in READ_ROWS if name != "several heads"]
 each_one_head = pytest.mark.parametrize("name", [marked(name) for name in ONE_HEAD])
 
 # What reads texts of some hundred tokens several times.
@@ -33,8 +42,6 @@ each_long = pytest.mark.parametrize(
 
 
 class Switch(Controller):
-    """Asks for drafts or for none, as the test says."""
-
     def __init__(self) -> None:
         self.is_on = True
 
@@ -60,7 +67,6 @@ def loop_of(
 
 
 def decode_plainly(loop: SpeculativeLoop, switch: Switch, kind: RowDraft, n: int) -> SequenceState:
-    """A text of n tokens for which no draft is asked."""
     seq, prompt = SequenceState(), kind.perm_prompt(20)
     switch.is_on = False
     run = generate(loop, seq, prompt, n)
@@ -72,7 +78,6 @@ def decode_plainly(loop: SpeculativeLoop, switch: Switch, kind: RowDraft, n: int
 
 @each_one_head
 def test_it_computes_nothing_while_it_is_not_asked(name: str) -> None:
-    """It decodes neither texts nor prompts, and its pending rows are bounded."""
     kind = ROW_DRAFTS[name]
     loop, switch, memory = loop_of(kind, kind.perm())
     assert not is_paused(memory)
@@ -160,7 +165,7 @@ _PATHS = [
 
 @pytest.mark.parametrize(("name", "path"), _PATHS)
 def test_each_path_of_one_that_is_always_paused(
-    name: str, path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, path: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows are always dropped, and forks, states and conversations keep the right ones."""
     monkeypatch.setattr(row_memory, "_PAUSE_BELOW", 2.0)
@@ -170,7 +175,7 @@ def test_each_path_of_one_that_is_always_paused(
     path(kind, kind.perm)
 
 
-@each_kind
+@each_that_reads_rows
 def test_several_heads_are_never_paused(name: str) -> None:
     """The later heads are used less often, with rows that all of them share."""
     kind = ROW_DRAFTS[name]

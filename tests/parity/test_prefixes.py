@@ -15,7 +15,7 @@ from pyllama_spec.speculative import Round, SequenceRun, SequenceState
 from pyllama_spec.speculative.prefixes import PrefixStore
 from tests.models import STATES, model_path
 from tests.oracles import GREEDY, prompt_tokens, run_once, tiny, tiny_context
-from tests.perm_tools import further, perm_prompt
+from tests.row_drafts import further, perm_prompt
 from tests.tiers import release_except
 
 QUICK = ("llama", "gemma3", "qwen35")
@@ -57,7 +57,6 @@ class Server:
         self.round._batch.compute = counting  # type: ignore[method-assign]
 
     def begin(self, prompt: Sequence[int], n: int = 6, place: int = 0) -> SequenceRun:
-        """A request that has begun."""
         run = SequenceRun(self.places[place], list(prompt), Sampler(self.context.model, GREEDY), n)
         rows = self._rows[id(run)] = []
         run.observe = lambda row, _: rows.append(self.context.logits(row).copy())
@@ -65,7 +64,6 @@ class Server:
         return run
 
     def finish(self, runs: Iterable[SequenceRun]) -> None:
-        """Computes to the end of all."""
         left = list(runs)
         for _ in range(1000):
             if not (left := [run for run in left if not run.is_over]):
@@ -135,7 +133,6 @@ def test_prompts_that_begin_alike_and_come_at_once(arch: str, kind: str) -> None
 
 @pytest.mark.parametrize("swa_full", [True, False])
 def test_windows_that_have_forgotten_the_beginning(swa_full: bool) -> None:
-    """A prefix cut inside the window is read again."""
     served = server("gemma3", 2, swa_full=swa_full)
     texts = [[*SYSTEM, *prompt_tokens(60, seed=i)] for i in range(3)]
     for _ in range(2):

@@ -62,7 +62,6 @@ def start(
     prompt: Sequence[int] = (A, A),
     seq: SequenceState | None = None,
 ) -> SequenceRun:
-    """A request that accepts by distribution."""
     sampler = Sampler(model, replace(params, seed=seed))
     accepts = RejectionSampling(sampler, TokenDraws(params, seed))
     return SequenceRun(seq or SequenceState(), prompt, sampler, n, rejection=accepts)
@@ -106,7 +105,6 @@ def texts_of(
 
 
 def from_table(text: Sequence[int]) -> Array:
-    """The chances of the next letter."""
     row: Array = TARGET[text[-1]]
     return row
 
@@ -277,7 +275,6 @@ def test_an_end_ends_the_text() -> None:
 
 @contextmanager
 def markov_round(n_seqs: int = 1, drafter: Drafter | None = None) -> Iterator[Round]:
-    """A round of the two models."""
     with tiny_context(
         tiny("markov", chances=TARGET_ROWS), n_ctx=128 * n_seqs, n_seq_max=n_seqs
     ) as one:
@@ -344,7 +341,6 @@ def llama(**options: Any) -> Llama:
 
 
 def said(llm: Llama, **options: Any) -> tuple[str, dict[str, Any]]:
-    """A text and its statistics."""
     values = {"max_tokens": 40, "temperature": 1.0, "seed": 7, **options}
     answer: Any = llm.create_completion("aa", **values)
     return answer["choices"][0]["text"], answer["speculation"]
@@ -412,13 +408,10 @@ def test_the_reason_stays_where_the_context_is_shifted() -> None:
 
 
 class Guessing(Drafter):
-    """Proposes a letter, and says nothing of its distribution."""
-
     name = "guessing"
     max_draft = 3
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """Proposes the requested number of tokens."""
         assert request.draws is None
         return Draft([A] * request.n_requested)
 
@@ -442,7 +435,6 @@ class Drawing(Drafter):
         self.n_less = n_less
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """Proposes as the draft model does."""
         assert request.draws is not None
         ids, drawn_from, last = [], [], request.tokens[-1]
         for _ in range(request.n_requested):

@@ -28,13 +28,11 @@ class PerfectForAll(Perfect):
         self.texts = texts
 
     def coming(self, seq: int, n: int) -> list[int]:
-        """The next n tokens of the sequence's text."""
         at = len(self.history(seq))
         return self.texts[seq][at : at + n]
 
 
 def texts_of(arch: str) -> list[list[int]]:
-    """Each prompt with its continuation."""
     if arch == "perm":
         return [[*p, *perm_continuation(p[-1], N_TOKENS, perm_next())] for p in PROMPTS]
     with tiny_context(tiny(arch)) as context:
@@ -42,7 +40,6 @@ def texts_of(arch: str) -> list[list[int]]:
 
 
 def begun(context: Context, drafter: Drafter) -> tuple[Round, list[SequenceRun]]:
-    """Three requests after some rounds."""
     round_ = Round(context, drafter)
     runs = [
         SequenceRun(SequenceState(i), p, make_sampler(context.model, GREEDY, p), N_TOKENS)
@@ -56,13 +53,11 @@ def begun(context: Context, drafter: Drafter) -> tuple[Round, list[SequenceRun]]
 
 
 def finish(round_: Round, runs: list[SequenceRun]) -> None:
-    """Rounds to the end."""
     while going := [run for run in runs if not run.is_over]:
         round_.step(going)
 
 
 def patched(context: Context, action: Callable[[], None], *, before: bool = True) -> None:
-    """Something happens at the next decode, once."""
     decode = context.decode
 
     def once(batch: Batch, *, encode: bool = False) -> None:
@@ -119,12 +114,10 @@ def test_anothers_cancel_in_a_common_decode(arch: str) -> None:
 
 
 def interrupt() -> None:
-    """Raises as Ctrl-C does."""
     raise KeyboardInterrupt
 
 
 def interrupted(requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-    """A proposal that Ctrl-C breaks off."""
     raise KeyboardInterrupt
 
 
@@ -164,7 +157,6 @@ class Noting(Controller):
         self.rounds: list[tuple[Spent, int]] = []
 
     def learn(self, spans: Sequence[Span], spent: Spent) -> None:
-        """Keeps them."""
         self.rounds.append((spent, sum(len(span.tokens) for span in spans)))
 
 
@@ -172,7 +164,6 @@ class Eights(Drafter):
     """Drafts eight tokens that are hardly ever right, so that a round leaves one in the memory."""
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """Always the same."""
         return Draft([3] * 8)
 
 

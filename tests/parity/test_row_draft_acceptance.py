@@ -17,27 +17,23 @@ from pyllama_spec import Llama
 from pyllama_spec.drafters import Committed, Draft, DraftRequest
 from pyllama_spec.engine import Batch
 from pyllama_spec.speculative import SequenceState
-from tests.models import perm_continuation
 from tests.oracles import GREEDY, cancel_at, generate, make_sampler
-from tests.perm_paths import (
-    PATHS,
-    Path,
-    along_sequences_in_turn,
-    along_shared_rounds,
-    along_ubatches,
-)
-from tests.perm_tools import SUCCESSOR, check_perfect
 from tests.row_drafts import (
+    PATHS,
+    READ_ROWS,
     ROW_DRAFTS,
     AnyDrafter,
     RowDraft,
+    Way,
+    along_sequences_in_turn,
+    along_shared_rounds,
+    along_ubatches,
     context_of,
     each_kind,
+    each_that_reads_rows,
     marked,
     memory_of,
 )
-
-FAULTS = ("Shifted", "Permuted", "NotANumber")
 
 # What takes seconds with each sequence of each head.
 _LONG_PATHS = (along_ubatches, along_sequences_in_turn, along_shared_rounds)
@@ -52,32 +48,32 @@ each_path = pytest.mark.parametrize(
 
 
 @each_path
-def test_all_is_accepted(path: Path, name: str) -> None:
+def test_all_is_accepted(path: Way, name: str) -> None:
     kind = ROW_DRAFTS[name]
     path(kind, kind.perm)
 
 
 @each_path
-@pytest.mark.parametrize("fault", FAULTS)
-def test_each_path_sees_wrong_rows(path: Path, name: str, fault: str) -> None:
+def test_each_path_sees_a_fault(path: Way, name: str) -> None:
     """Each of the tests above fails for a fault in the draft's input."""
     kind = ROW_DRAFTS[name]
-    with pytest.raises(AssertionError):
-        path(kind, lambda: kind.faulty(fault))
+    for fault in kind.faults:
+        with pytest.raises(AssertionError):
+            path(kind, lambda fault=fault: kind.faulty(fault))  # type: ignore[misc]
 
 
-@each_kind
-@pytest.mark.parametrize("fault", FAULTS)
+@each_that_reads_rows
+@pytest.mark.parametrize("fault", ["Shifted", "Permuted", "NotANumber"])
 def test_rows_of_other_tokens_are_seen(name: str, fault: str) -> None:
     kind = ROW_DRAFTS[name]
     run = generate(kind.perm_loop(kind.faulty(fault)), SequenceState(), kind.perm_prompt(20), 40)
-    assert run.tokens == perm_continuation(run.prompt[-1], 40, SUCCESSOR), "the text never shows it"
+    assert run.tokens == kind.text(run.prompt, 40), "the text never shows it"
     assert run.stats.accepted == 0
     is_noticed = run.stats.reason_off is not None and "NaN" in run.stats.reason_off
     assert is_noticed == (fault == "NotANumber")
 
 
-@pytest.mark.parametrize("name", [marked(name) for name in ROW_DRAFTS if name != "several heads"])
+@pytest.mark.parametrize("name", [marked(name) for name in READ_ROWS if name != "several heads"])
 def test_rejected_rows_cost_the_draft_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of drafts that are wrong from the third token on, the accepted rows alone are fed."""
     kind = ROW_DRAFTS[name]
@@ -127,8 +123,8 @@ def test_after_a_closed_stream(name: str, n_steps: int) -> None:
     for _ in range(n_steps):
         next(steps)
     steps.close()  # type: ignore[attr-defined]
-    check_perfect(generate(loop, seq, list(seq.tokens), 20))
-    check_perfect(generate(loop, seq, kind.further(prompt, 1), 20))
+    kind.check_perfect(generate(loop, seq, list(seq.tokens), 20))
+    kind.check_perfect(generate(loop, seq, kind.further(prompt, 1), 20))
 
 
 @each_kind
@@ -137,19 +133,11 @@ def test_after_a_cancel(name: str, at: int) -> None:
     kind = ROW_DRAFTS[name]
     loop, seq, prompt = kind.perm_loop(kind.perm()), SequenceState(), kind.perm_prompt(20)
     cancel_at(loop, seq, prompt, at)
-    check_perfect(generate(loop, seq, kind.further(prompt, 1), 20))
+    kind.check_perfect(generate(loop, seq, kind.further(prompt, 1), 20))
 
 
 def fail_at(drafter: AnyDrafter, where: str, at: int) -> None:
-    """Lets the drafter fail at the at-th call of one kind from now on, and never again.
-
-    Args:
-        drafter: any.
-        where: "propose", after it has computed; "commit", before a round's rows are noted; or
-            "read", after a part of a prompt is fed.
-        at: counted from 1.
-
-    """
+    """Lets the drafter fail at the at-th call of one kind from now on, and never again."""
     n_left, propose, commit = at, drafter.propose, drafter.commit
 
     def called(here: str) -> None:
@@ -182,18 +170,18 @@ def test_after_a_failure_of_the_drafter(name: str, where: str, at: int) -> None:
     kind = ROW_DRAFTS[name]
     drafter = kind.perm()
     loop, seq = kind.perm_loop(drafter, n_ubatch=7, n_batch=64), SequenceState()
-    check_perfect(generate(loop, seq, kind.perm_prompt(20, seed=3), 20))
+    kind.check_perfect(generate(loop, seq, kind.perm_prompt(20, seed=3), 20))
     fail_at(drafter, where, at)
     run = generate(loop, seq, kind.perm_prompt(30), 40)
-    assert run.tokens == perm_continuation(run.prompt[-1], 40, SUCCESSOR)
+    assert run.tokens == kind.text(run.prompt, 40)
     assert run.stats.reason_off is not None
     assert "injected" in run.stats.reason_off
     assert isinstance(run.stats.reason_off_error, RuntimeError)
     assert run.stats.drafted < 40
-    check_perfect(generate(loop, seq, kind.further(run.text, 1), 20))
+    kind.check_perfect(generate(loop, seq, kind.further(run.text, 1), 20))
 
 
-@each_kind
+@each_that_reads_rows
 @pytest.mark.parametrize("window", [1, 9, 24, 64])
 def test_a_window_shorter_than_the_text(name: str, window: int) -> None:
     kind = ROW_DRAFTS[name]
@@ -201,12 +189,12 @@ def test_a_window_shorter_than_the_text(name: str, window: int) -> None:
     loop, seq = kind.perm_loop(drafter), SequenceState()
     text = kind.perm_prompt(150)
     for size in (150, 20, 90):
-        check_perfect(generate(loop, seq, text[:size], 30), kind.n_perm)
+        kind.check_perfect(generate(loop, seq, text[:size], 30), kind.n_perm)
         first, last = context_of(drafter).memory.positions(0)
         assert last - first < window + drafter.max_draft
 
 
-@each_kind
+@each_that_reads_rows
 @pytest.mark.parametrize("kv_unified", [False, True], ids=["streams", "unified"])
 def test_a_window_for_each_sequence(name: str, kv_unified: bool) -> None:
     """Also if the target's sequences share a cache: the draft's windows are full at once."""
@@ -214,7 +202,7 @@ def test_a_window_for_each_sequence(name: str, kv_unified: bool) -> None:
     loop = kind.perm_loop(kind.perm(n_ctx=250), n_ctx=2048, n_seq_max=4, kv_unified=kv_unified)
     for seq in [SequenceState(i) for i in range(4)]:
         prompt = kind.perm_prompt(400 + seq.seq_id, seed=seq.seq_id)
-        check_perfect(generate(loop, seq, prompt, 30), kind.n_perm)
+        kind.check_perfect(generate(loop, seq, prompt, 30), kind.n_perm)
 
 
 @each_kind
@@ -222,7 +210,7 @@ def test_until_the_context_is_full(name: str) -> None:
     kind = ROW_DRAFTS[name]
     loop = kind.perm_loop(kind.perm(), n_ctx=64)
     run = generate(loop, SequenceState(), kind.perm_prompt(20), 500)
-    check_perfect(run, kind.n_perm)
+    kind.check_perfect(run, kind.n_perm)
     assert run.finish_reason == "length"
     assert len(run.text) == 65  # the last token is known without being decoded
 
@@ -243,15 +231,19 @@ def test_two_alternating_chats(name: str) -> None:
                 stats = llm.create_completion(chat, max_tokens=11, temperature=0)["speculation"]
                 assert stats["drafter"] == kind.drafter_name
                 assert stats["accepted"] == stats["drafted"] > 0
-                said = [*chat, *perm_continuation(chat[-1], 11, SUCCESSOR)]
+                said = [*chat, *kind.text(chat, 11)]
                 chats[i] = kind.further(said, 4)
 
 
-@each_kind
-def test_a_saved_state_is_not_read_again(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "window"),
+    [marked(name, w) for name in ROW_DRAFTS for w in (None, 24) if w is None or name in READ_ROWS],
+)
+def test_a_saved_state_is_not_read_again(name: str, window: int | None) -> None:
     """Through Llama, in the same one and in another: the draft continues where it ended."""
     kind = ROW_DRAFTS[name]
-    with perm_llama(kind) as llm, perm_llama(kind) as second:
+    options = {"draft_n_ctx": window}
+    with perm_llama(kind, **options) as llm, perm_llama(kind, **options) as second:
         llm.create_completion(kind.perm_prompt(40), max_tokens=21, temperature=0)
         state = llm.save_state()
         llm.create_completion(kind.perm_prompt(90, seed=5), max_tokens=9, temperature=0)
@@ -264,7 +256,7 @@ def test_a_saved_state_is_not_read_again(name: str) -> None:
             assert stats["accepted"] == stats["drafted"] > 0
             # The last token was pending; all before it is there and not read again.
             n_known = len(state.tokens) - 1
-            assert told[0] == (n_known, (*goes_on[-2:], SUCCESSOR[goes_on[-1]]))
+            assert told[0] == (n_known, (*goes_on[-2:], *kind.text(goes_on, 1)))
             # Nor is anything after it told twice, or left out.
             assert [start for start, _ in told] == [
                 n_known + sum(len(tokens) for _, tokens in told[:i]) for i in range(len(told))
@@ -272,7 +264,6 @@ def test_a_saved_state_is_not_read_again(name: str) -> None:
 
 
 def spied_commit(llm: Llama) -> list[tuple[int, tuple[int, ...]]]:
-    """The commits to the drafter from now on: positions and tokens."""
     told: list[tuple[int, tuple[int, ...]]] = []
     drafter = llm._runtime.round.drafter._drafter
     commit = drafter.commit

@@ -56,7 +56,6 @@ def noise_of(seed: int, place: int, token: int) -> float:
 
 
 def start(model: Model, seed: int, seq: SequenceState, n: int = 4) -> SequenceRun:
-    """A request that draws by shared noise."""
     params = replace(NOISE, seed=seed)
     sampler = Sampler(model, params)
     return SequenceRun(seq, (A, A), sampler, n, noise=SharedNoise(params, sampler))
@@ -117,7 +116,6 @@ class Likeliest(SmallModel):
     draws_tokens = False
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """Without the draws."""
         return super().propose([request._replace(draws=None) for request in requests])
 
 
@@ -137,7 +135,6 @@ class OffByOne(SharedNoise):
     """The noise of the place after the one that is drafted."""
 
     def begin(self) -> None:
-        """Starts one place too far."""
         super().begin()
         self._place += 1
 
@@ -255,12 +252,9 @@ def test_a_place_below_0_is_refused() -> None:
 
 
 class Two(Controller):
-    """A controller that verifies two tokens of each draft."""
-
     name = "two"
 
     def verify_lengths(self, spans: Sequence[Span]) -> list[int]:
-        """At most two each."""
         return [min(len(span.draft.ids), 2) for span in spans]
 
 

@@ -1,8 +1,7 @@
-"""A real target with a random draft: the text is exact, and nothing is accepted."""
+"""A real target with a draft of random weights: the text is that of plain decoding."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,54 +12,25 @@ from tests.dflash_tools import KINDS
 from tests.models import model_path
 from tests.tiers import release_except
 
-SUBJECTS = (
-    "why the sky is blue", "how to boil an egg", "what a prime number is", "the rules of chess",
-    "how a bicycle stays upright", "what a mortgage is", "how bread rises", "the water cycle",
-)  # fmt: skip
-FORMS = ("Explain {} to a child.", "Write a short poem about {}.", "List five facts about {}.")
-PROMPTS = [form.format(subject) for subject in SUBJECTS for form in FORMS]
-N_TOKENS = 128
-
-
 DRAFTS: dict[str, dict[str, Any]] = {
-    "eagle3": {"n_vocab": 49152, "target_n_embd": 576, "n_embd": 576},
+    "eagle3": {
+        "n_vocab": 49152,
+        "target_n_embd": 576,
+        "n_embd": 576,
+        "fc_norm": True,
+        "norm_output": True,
+    },
     **{kind: {"mask_token": 5, **options} for kind, options in KINDS.items()},
 }
 
 
-def random_draft(kind: str, target: Path, **options: Any) -> Path:
+def random_draft(kind: str, target: Path) -> Path:
     """A small draft of random weights for SmolLM2-135M."""
     return model_path(
         "eagle3" if kind == "eagle3" else "dflash", target=target, target_layers=(2, 15, 27),
         n_head=9, n_head_kv=3, n_ff=768, n_draft_vocab=4096, own_embedding=False,
-        weight_type="bf16", **DRAFTS[kind], **options,
+        weight_type="bf16", **DRAFTS[kind],
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("every", release_except((6, 1), (6,)))
-def test_a_head_of_random_weights(smollm2_q4_0: Path, every: int) -> None:
-    head = random_draft("eagle3", smollm2_q4_0, fc_norm=True, norm_output=True)
-    drafted = accepted = 0
-    with (
-        Llama(smollm2_q4_0, n_ctx=512) as plain,
-        Llama(
-            smollm2_q4_0, draft=head, n_draft=2, lookup=0, controller="fixed", n_ctx=512
-        ) as speculative,
-    ):
-        for prompt in PROMPTS[::every]:
-            messages = [{"role": "user", "content": prompt}]
-            texts = []
-            for llm in (plain, speculative):
-                result = llm.create_chat_completion(messages, max_tokens=N_TOKENS, temperature=0)
-                texts.append(result["choices"][0]["message"]["content"])
-            assert texts[0] == texts[1]
-            stats = result["speculation"]
-            assert stats["reason_off"] is None
-            drafted += stats["drafted"]
-            accepted += stats["accepted"]
-    assert len(PROMPTS) == 24
-    assert drafted > 3000 // every
-    assert accepted / drafted < 0.02, json.dumps({"drafted": drafted, "accepted": accepted})
 
 
 @pytest.mark.parametrize("kind", release_except(DRAFTS, ("eagle3", "dspark")))

@@ -17,14 +17,11 @@ _CLOSE = 2e-3
 
 
 class _Texts:
-    """Decodes random tokens and compares each last row with that of the text alone."""
-
     def __init__(self, context: Context) -> None:
         self._context, self._rng = context, np.random.default_rng(7)
         self.texts: dict[int, list[int]] = {}
 
     def decode(self, **lengths: int) -> None:
-        """So many more tokens of each sequence, named s0, s1 ..., in one batch."""
         batch, rows = Batch(64), {}
         for name, n in lengths.items():
             seq = int(name[1:])
@@ -39,12 +36,10 @@ class _Texts:
             assert np.abs(found - alone).max() < _CLOSE * np.abs(alone).max(), (seq, lengths)
 
     def remove(self, seq: int) -> None:
-        """Empties a sequence."""
         self._context.memory.remove(seq)
         del self.texts[seq]
 
     def fork(self, seq: int, to: int) -> None:
-        """Copies one."""
         self._context.memory.remove(to)
         self._context.memory.copy(seq, to)
         self.texts[to] = list(self.texts[seq])
