@@ -80,6 +80,8 @@ const pyllama_spec::Kernel * pyllama_spec::kernel_of(ggml_type) {
     return nullptr;
 }
 
+#if !defined(__aarch64__)  // it has repacked_neon.cpp
+
 const pyllama_spec::RepackedKernel * pyllama_spec::repacked_kernel_of(ggml_type) {
     return nullptr;
 }
@@ -87,5 +89,7 @@ const pyllama_spec::RepackedKernel * pyllama_spec::repacked_kernel_of(ggml_type)
 const char * pyllama_spec_block_kernels(void) {
     return "";
 }
+
+#endif
 
 #endif

@@ -40,6 +40,7 @@ struct Unpack {
 
 // The same bits of n bytes.
 template <class Way, class A, class B> void bits(A * a, int a_bit, B * b, int b_bit, int n_bits, int n) {
+#pragma GCC unroll 1  // otherwise GCC unrolls it, and then packs byte by byte
     for (int i = 0; i < n; ++i) {
         Way::copy_bits(a[i], a_bit, b[i], b_bit, n_bits);
     }
@@ -64,9 +65,19 @@ inline constexpr int in_pairs(int part, int row, int n) {
 
 // ---- codecs. q: the numbers of row i of a group of N, 32 or 256.
 
+// Bit k of the 32 belongs to number k.
 template <class Way, class F, class Q> void fifth_bits(F & from, Q * q) {
-    for (int k = 0; k < 32; ++k) {
-        Way::copy_bits(from.qh[k / 8], k % 8, q[k], 4, 1);
+    uint32_t word = 0;
+    if constexpr (std::is_same_v<Way, Pack>) {
+        std::memcpy(&word, from.qh, 4);
+        for (int k = 0; k < 32; ++k) {
+            q[k] |= (uint8_t) ((word >> k & 1) << 4);
+        }
+    } else {
+        for (int k = 0; k < 32; ++k) {
+            word |= (uint32_t) (q[k] >> 4 & 1) << k;
+        }
+        std::memcpy(from.qh, &word, 4);
     }
 }
 
@@ -76,10 +87,10 @@ template <class B, int BITS> struct Of32 {
 
     template <class Way, int N, class F, class Q, class T> static void copy(F & from, Q * q, T & to, int i) {
         Way::copy(from.d, to.d[i]);
-        fields<Way, 4>(from.qs, 16, q);
         if constexpr (BITS == 5) {
-            fifth_bits<Way>(from, q);
+            fifth_bits<Way>(from, q);  // first: reading what two stores wrote has to wait
         }
+        fields<Way, 4>(from.qs, 16, q);
     }
 };
 
@@ -100,10 +111,10 @@ template <class B, int BITS> struct Of32WithMin {
     template <class Way, int N, class F, class Q, class T> static void copy(F & from, Q * q, T & to, int i) {
         Way::copy(from.data.data.d, to.d[i]);
         Way::copy(from.data.data.m, to.m[i]);
-        fields<Way, 4>(from.qs, 16, q);
         if constexpr (BITS == 5) {
-            fifth_bits<Way>(from, q);
+            fifth_bits<Way>(from, q);  // first: reading what two stores wrote has to wait
         }
+        fields<Way, 4>(from.qs, 16, q);
     }
 };
 
@@ -305,6 +316,27 @@ template <class C, int N, int FLIP> struct Repacking {
 
 // ---- activations
 
+// How many pairs of a tile's rows are multiplied at once, by ARM's instruction for matrices, where it pays (by llvm-mca,
+// for Neoverse V2). In a part they lie together in pieces of eight numbers.
+constexpr int n_pairs([[maybe_unused]] int width) {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    return width == 4 || width > 5 ? width / 2 : 0;
+#else
+    return 0;
+#endif
+}
+
+// The numbers of row r to a part of a tile.
+template <int PART> void put(const int8_t * from, char * to, int width, int r) {
+    if (r / 2 < n_pairs(width)) {
+        for (int i = 0; i < PART; i += 8) {
+            std::memcpy(to + r / 2 * 2 * PART + 2 * i + r % 2 * 8, from + i, 8);
+        }
+    } else {
+        std::memcpy(to + PART * r, from, PART);
+    }
+}
+
 template <class X, bool HAS_MINS, int OFFSET> void fill_32(const char * row, int64_t n_blocks, char * to, int width, int r) {
     const X * from = (const X *) row;
     for (int64_t b = 0; b < n_blocks; ++b, to += 40 * width) {
@@ -314,7 +346,7 @@ template <class X, bool HAS_MINS, int OFFSET> void fill_32(const char * row, int
         for (int i = 0; i < 32; ++i) {
             sum += from[b].qs[i];
         }
-        std::memcpy(to + 32 * r, from[b].qs, 32);
+        put<32>(from[b].qs, to, width, r);
         store(to + 32 * width + 4 * r, GGML_CPU_FP16_TO_FP32(d));
         if constexpr (HAS_MINS) {
             store(to + 36 * width + 4 * r, GGML_CPU_FP16_TO_FP32(d) * (float) sum);
@@ -337,7 +369,7 @@ void fill_256(const char * row, int64_t n_blocks, char * to, int width, int r) {
             return PART == 16 ? from[b].bsums[s] : from[b].bsums[2 * s] + from[b].bsums[2 * s + 1];
         };
         for (int s = 0; s < N_PARTS; ++s) {
-            std::memcpy(to + PART * r, from[b].qs + PART * s, PART);
+            put<PART>(from[b].qs + PART * s, to, width, r);
             to += PART * width;
             if constexpr (HAS_STARTS) {
                 store(to + 4 * r, -OFFSET * (int) sum_of(s));
