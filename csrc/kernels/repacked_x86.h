@@ -243,7 +243,7 @@ template <class V, class F, int R> struct Sums {
 // Prefetches, into the second cache, what a wide tile needs later: it reads too slowly for the processor to run ahead, but
 // a narrow one is slower with it. n bytes of a block are as many of a later one.
 template <class F, int R> inline PYLLAMA_SPEC_INLINE void prefetch_later(const char * block, size_t n) {
-    if constexpr (R >= (F::BITS == 8 ? 6 : 3)) {
+    if constexpr (R >= (F::BITS == 8 ? 6 : F::BITS > 4 ? 2 : 3)) {
         for (size_t at = 0; at < n; at += 64) {
             _mm_prefetch(block + (12 << 10) + at, _MM_HINT_T1);
         }
