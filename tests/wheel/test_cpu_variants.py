@@ -21,6 +21,11 @@ KERNELS = {
 pytestmark: Any = [] if IS_X86 else pytest.mark.xfail(reason="CPU variants of x86-64", run=False)
 
 
+def without_vnni(name: str) -> str:
+    """The engine for AVX2 has kernels of both and asks the processor."""
+    return "AVX2" if name == "AVX-VNNI" else name
+
+
 def features(environment: Environment) -> list[str]:
     """The features that the wheel detects on this processor."""
     code = "import importlib.util as i; from pathlib import Path; import numpy;"
@@ -36,7 +41,7 @@ def test_the_best_one_is_loaded(installed: Environment) -> None:
     words = set(re.sub(r"_", "", cpuinfo).upper().split())
     assert {name for needed in CPU_VARIANTS.values() for name in needed} & words == set(found)
     kernels = check_generates(installed)["row_kernels"]
-    assert (kernels["BF16"], kernels["Q4_K"]) == KERNELS[choose(found)]
+    assert (kernels["BF16"], without_vnni(kernels["Q4_K"])) == KERNELS[choose(found)]
 
 
 @pytest.mark.parametrize("variant", CPU_VARIANTS)
@@ -44,7 +49,7 @@ def test_a_variant_by_name(installed: Environment, variant: str) -> None:
     best = list(CPU_VARIANTS).index(choose(features(installed)))
     if list(CPU_VARIANTS).index(variant) <= best:
         kernels = check_generates(installed, **{VARIABLE: variant})["row_kernels"]
-        assert (kernels["BF16"], kernels["Q4_K"]) == KERNELS[variant]
+        assert (kernels["BF16"], without_vnni(kernels["Q4_K"])) == KERNELS[variant]
         return
     said = subprocess.run(
         [installed.python, "-I", "-c", "import pyllama_spec"],
