@@ -435,27 +435,32 @@ template <class V, class T, int R> void tile_of_groups(const Panel & panel) {
 inline void quantize_q8_K(const float * from, void * to, int64_t n_k) {
     block_q8_K * out = (block_q8_K *) to;
     for (int64_t b = 0; b < n_k / QK_K; ++b, ++out, from += QK_K) {
-        float most = 0, signed_most = 0;
-        __m256 largest = _mm256_setzero_ps();
-        for (int i = 0; i < QK_K; i += 8) {
-            largest = _mm256_max_ps(largest, _mm256_andnot_ps(_mm256_set1_ps(-0.0f), _mm256_loadu_ps(from + i)));
+        __m256 largest[4] = {};
+        for (int i = 0; i < QK_K; i += 32) {
+            for (int k = 0; k < 4; ++k) {
+                const __m256 x = _mm256_loadu_ps(from + i + 8 * k);
+                largest[k] = _mm256_max_ps(largest[k], _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x));
+            }
         }
-        alignas(32) float eight[8];
-        _mm256_store_ps(eight, largest);
-        for (const float x : eight) {
-            most = x > most ? x : most;
-        }
+        largest[0] = _mm256_max_ps(_mm256_max_ps(largest[0], largest[1]), _mm256_max_ps(largest[2], largest[3]));
+        __m128 four = _mm_max_ps(_mm256_castps256_ps128(largest[0]), _mm256_extractf128_ps(largest[0], 1));
+        four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+        const float most = _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
         if (!(most > 0)) {
             *out = {};
             continue;
         }
-        for (int i = 0; i < QK_K; ++i) {
-            if (from[i] == most || from[i] == -most) {
-                signed_most = from[i];
+        int first = 0;  // the first of the largest
+        for (; first < QK_K - 8; first += 8) {
+            const __m256 size = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), _mm256_loadu_ps(from + first));
+            if (_mm256_movemask_ps(_mm256_cmp_ps(size, _mm256_set1_ps(most), _CMP_EQ_OQ))) {
                 break;
             }
         }
-        const float scale = -127.0f / signed_most;
+        while (from[first] != most && from[first] != -most) {
+            ++first;
+        }
+        const float scale = -127.0f / from[first];
         for (int i = 0; i < QK_K; i += 16) {
             const auto eight_of = [&](int k) {
                 return _mm256_min_epi32(
@@ -464,11 +469,9 @@ inline void quantize_q8_K(const float * from, void * to, int64_t n_k) {
             const __m256i all = _mm256_permute4x64_epi64(_mm256_packs_epi32(eight_of(0), eight_of(8)), 0xd8);
             const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
             _mm_storeu_si128((__m128i *) (out->qs + i), bytes);
-            int sum = 0;
-            for (int k = 0; k < 16; ++k) {
-                sum += out->qs[i + k];
-            }
-            out->bsums[i / 16] = (int16_t) sum;
+            // Plus 128, as unsigned bytes: their sum is one instruction.
+            const __m128i sums = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8((char) 128)), _mm_setzero_si128());
+            out->bsums[i / 16] = (int16_t) (_mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - 16 * 128);
         }
         out->d = 1 / scale;
     }

@@ -40,6 +40,7 @@ struct Unpack {
 
 // The same bits of n bytes.
 template <class Way, class A, class B> void bits(A * a, int a_bit, B * b, int b_bit, int n_bits, int n) {
+#pragma GCC unroll 1  // otherwise GCC unrolls it, and then packs byte by byte
     for (int i = 0; i < n; ++i) {
         Way::copy_bits(a[i], a_bit, b[i], b_bit, n_bits);
     }
@@ -64,9 +65,19 @@ inline constexpr int in_pairs(int part, int row, int n) {
 
 // ---- codecs. q: the numbers of row i of a group of N, 32 or 256.
 
+// Bit k of the 32 belongs to number k.
 template <class Way, class F, class Q> void fifth_bits(F & from, Q * q) {
-    for (int k = 0; k < 32; ++k) {
-        Way::copy_bits(from.qh[k / 8], k % 8, q[k], 4, 1);
+    uint32_t word = 0;
+    if constexpr (std::is_same_v<Way, Pack>) {
+        std::memcpy(&word, from.qh, 4);
+        for (int k = 0; k < 32; ++k) {
+            q[k] |= (uint8_t) ((word >> k & 1) << 4);
+        }
+    } else {
+        for (int k = 0; k < 32; ++k) {
+            word |= (uint32_t) (q[k] >> 4 & 1) << k;
+        }
+        std::memcpy(from.qh, &word, 4);
     }
 }
 
@@ -76,10 +87,10 @@ template <class B, int BITS> struct Of32 {
 
     template <class Way, int N, class F, class Q, class T> static void copy(F & from, Q * q, T & to, int i) {
         Way::copy(from.d, to.d[i]);
-        fields<Way, 4>(from.qs, 16, q);
         if constexpr (BITS == 5) {
-            fifth_bits<Way>(from, q);
+            fifth_bits<Way>(from, q);  // first: reading what two stores wrote has to wait
         }
+        fields<Way, 4>(from.qs, 16, q);
     }
 };
 
@@ -100,10 +111,10 @@ template <class B, int BITS> struct Of32WithMin {
     template <class Way, int N, class F, class Q, class T> static void copy(F & from, Q * q, T & to, int i) {
         Way::copy(from.data.data.d, to.d[i]);
         Way::copy(from.data.data.m, to.m[i]);
-        fields<Way, 4>(from.qs, 16, q);
         if constexpr (BITS == 5) {
-            fifth_bits<Way>(from, q);
+            fifth_bits<Way>(from, q);  // first: reading what two stores wrote has to wait
         }
+        fields<Way, 4>(from.qs, 16, q);
     }
 };
 
