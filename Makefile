@@ -118,7 +118,7 @@ build-cuda:
 ARM64_MODEL = models/SmolLM2-135M-Instruct.Q4_K_M.gguf
 ARM64_VARIANTS ?= neon:armv8-a:cortex-a72 dotprod:armv8.2-a+dotprod+fp16:neoverse-n1 \
     i8mm:armv8.6-a+dotprod+fp16+i8mm+bf16:max
-ARM64_TOKENS ?= 12
+ARM64_TOKENS ?= 8
 test-arm64: $(STAMP) $(ARM64_MODEL)
 	@for program in aarch64-linux-gnu-g++ qemu-aarch64; do command -v $$program >/dev/null || \
 	    { echo "$$program is missing: apt-get install g++-aarch64-linux-gnu qemu-user"; exit 1; }; done

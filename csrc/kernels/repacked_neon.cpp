@@ -212,6 +212,7 @@ inline PYLLAMA_SPEC_INLINE float32x4_t scales_of(const BlockOfPowers<HEIGHT> & b
 template <class B, class Of = AsTheyAre, bool HAS_MINS = false> struct TileOf32 {
     using Block = B;
     static constexpr size_t N_X_BYTES = 40;
+    static constexpr int    MOST_IN_TWOS = 2;  // activation rows whose sums leave registers for two vectors of weight rows
 
     template <int R, int V>
     static inline PYLLAMA_SPEC_INLINE void add(const B & b, const char * x, float32x4_t (&out)[R][4]) {
@@ -290,6 +291,7 @@ struct Scales {
 template <class B, int PART, bool HAS_STARTS, bool HAS_MINS, class Of = AsTheyAre> struct TileOf256 {
     using Block = B;
     static constexpr int    N_PARTS = 256 / PART;
+    static constexpr int    MOST_IN_TWOS = 4;
     static constexpr size_t N_X_BYTES = n_x_bytes_of_256<PART, HAS_STARTS, HAS_MINS>();
 
     template <int R, int V>
@@ -348,7 +350,7 @@ template <class B, int PART, bool HAS_STARTS, bool HAS_MINS, class Of = AsTheyAr
 
 template <class T, int R> void tile(const Panel & panel) {
     // Vectors of weight rows at a time, so that the integer sums fit the 32 registers.
-    constexpr int V = R == 1 ? 4 : R <= 4 ? 2 : 1;
+    constexpr int V = R == 1 ? 4 : R <= T::MOST_IN_TWOS ? 2 : 1;
     const typename T::Block * block = (const typename T::Block *) panel.weights;
     for (int64_t i = 0; i < panel.n_out; i += HEIGHT) {
         float32x4_t out[R][4];
