@@ -41,9 +41,9 @@ HOSTILE = {
     "sums without an end": "{{ 1" + "+1" * 100_000 + " }}",
     "filters without an end": "{{ 'a'" + "|upper" * 50_000 + " }}",
     "conditions without an end": "{% if a %}" * 20_000 + "{% endif %}" * 20_000,
-    "a sum as large as a number": "{{ (-9223372036854775807 - 1) // -1 }}",
+    "a sum as large as a number": "{{ (-9223372036854775807 - 1) / -1 }}",
     "a remainder": "{{ (-9223372036854775807 - 1) % -1 }}",
-    "a division by zero": "{{ 1 // 0 }}{{ 1 % 0 }}",
+    "a division by zero": "{{ 1 / 0 }}{{ 1 % 0 }}",
     "a divisor of zero": "{{ 1 is divisibleby(0) }}",
     "a divisor of -1": "{{ (-9223372036854775807 - 1) is divisibleby(-1) }}",
 }

@@ -19,9 +19,8 @@ import pytest
 from pyllama_spec import Llama
 from pyllama_spec.drafters import Draft, Drafter, DraftRequest, NoDrafter, SharedNoise
 from pyllama_spec.drafters.small_model import SmallModel
-from pyllama_spec.engine import Model, Sampler, SamplerParams
+from pyllama_spec.engine import Model, Sampler
 from pyllama_spec.engine.sampler import shared_noise
-from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama_cpp import LlamaGrammar
 from pyllama_spec.speculative import Controller, Round, SequenceRun, SequenceState, Span
 from tests.models import model_path
@@ -242,13 +241,6 @@ def test_seeds_differ_and_a_copy_continues() -> None:
         drawn[tuple(tokens)] += 1
         sampler.close()
     assert len(drawn) > 50
-
-
-def test_a_place_below_0_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="place"):
-        shared_noise(1, -1, np.array([1], np.int32))
-    with pytest.raises(ArgumentError, match="shared_noise"):
-        SamplerParams(shared_noise="yes")  # type: ignore[arg-type]
 
 
 class Two(Controller):
