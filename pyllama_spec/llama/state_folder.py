@@ -12,6 +12,7 @@ import struct
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -20,13 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine.framing import HEADER_BYTES, seal, unseal
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, warn
 from pyllama_spec.llama.caches import BaseLlamaCache, StateKey
 from pyllama_spec.llama.open_model import LlamaState
 
 _MAGIC, _VERSION, _SUFFIX = b"pspx", 1, ".prefix"
 _LENGTH = struct.Struct("<I")
 _WHAT = "a file of what was read"
+_MAX_HEADER = 256 << 20  # bytes; that of a million tokens has 10 MB
 
 
 class _Header(NamedTuple):
@@ -71,15 +73,15 @@ class StateFolder(BaseLlamaCache):
         self._lock = threading.Lock()
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            files = [
-                one for one in self._folder.iterdir() if one.suffix == _SUFFIX and one.is_file()
-            ]
-            for path in sorted(files, key=lambda one: one.stat().st_mtime_ns):
-                self._learn(path)
+            files = [one for one in self._folder.iterdir() if one.suffix == _SUFFIX]
         except OSError as error:
             raise ArgumentError(
                 f"prompts cannot be kept in {self._folder}: {error.strerror}"
             ) from None
+        for path in sorted(files, key=_used_ns):
+            with suppress(OSError):  # another process has just deleted it, or only it may read it
+                if path.is_file():
+                    self._learn(path)
 
     def _learn(self, path: Path) -> None:
         """Registers an existing file; its content is checked when used. Others' files stay."""
@@ -90,7 +92,7 @@ class StateFolder(BaseLlamaCache):
                 return
             if len(data) == HEADER_BYTES + _LENGTH.size:
                 (n,) = _LENGTH.unpack_from(data, HEADER_BYTES)
-                data += file.read(min(n, n_bytes))  # a damaged file may say any length
+                data += file.read(min(n, n_bytes, _MAX_HEADER))  # a damaged one may say any
         header = _header_of(data)
         if header is None:
             path.unlink(missing_ok=True)
@@ -151,7 +153,11 @@ class StateFolder(BaseLlamaCache):
             self._put(owner, value)
 
     def _put(self, owner: str, state: LlamaState) -> None:
-        self._write(owner, state)
+        try:
+            self._write(owner, state)
+        except OSError as error:  # the text that it is the state of is there, and has to be given
+            with suppress(UserWarning):  # a filter may make it an error
+                warn(f"a state is not kept in {self._folder}: {error.strerror}")
 
     def _write(self, owner: str, state: LlamaState) -> None:
         data = _bytes_of(owner, state)
@@ -183,7 +189,8 @@ class StateFolder(BaseLlamaCache):
     def _drop(self, name: str) -> None:
         with self._lock:
             self._known.pop(name, None)
-        self._path(name).unlink(missing_ok=True)
+        with suppress(OSError):  # what cannot be deleted is not used again either
+            self._path(name).unlink()
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}{_SUFFIX}"
@@ -219,10 +226,31 @@ def _header_of(data: bytes) -> _Header | None:
     (n,) = _LENGTH.unpack_from(body)
     try:
         header = _Header(*json.loads(bytes(body[_LENGTH.size : _LENGTH.size + n])))
-        np.asarray(header.tokens, np.int32)
+        is_right = _is_right(header)
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
-    return header
+    return header if is_right else None
+
+
+def _is_right(header: _Header) -> bool:
+    """Whether the fields are of their types: a file may be damaged, or of anyone's making."""
+    maybe = [n for n in (header.n_given, header.n_drafter) if n is not None]
+    np.asarray(header.tokens, np.int32)  # raises for what does not fit
+    return (
+        type(header.owner) is type(header.model) is str
+        and type(header.tokens) is list
+        and set(map(type, header.tokens)) <= {int}
+        and all(type(n) is int and n >= 0 for n in (header.n_decoded, header.n_memory, *maybe))
+        and header.n_decoded <= len(header.tokens)
+        and all(type(name) is type(value) is str for name, value in header.settings)
+    )
+
+
+def _used_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _state_of(data: bytes) -> LlamaState:

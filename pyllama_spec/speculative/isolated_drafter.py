@@ -257,7 +257,10 @@ class IsolatedDrafter:
                     raise ValueError(f"a draft of {len(ids)} tokens has {len(column)} {name}")
             is_drawn = request.draws is not None and request.draws.verifies_all
             drawn_from = drawn_from if is_drawn else None
-            return draft._replace(ids=ids, probabilities=p, distributions=drawn_from)
+            return draft._replace(
+                ids=ids, probabilities=p, distributions=drawn_from,
+                match_length=index(draft.match_length), is_remembered=bool(draft.is_remembered),
+            )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - what it gave is not a draft
             self._fail("propose", error, request.seq)
             return NO_DRAFT
@@ -300,7 +303,7 @@ class IsolatedDrafter:
             self._fail(what, error.errors.get(seq, error), seq)
 
     def _fail(self, what: str, error: Exception, *seqs: int) -> None:
-        said = " ".join(str(error).split())[:_MAX_ERROR]
+        said = " ".join(_said(error).split())[:_MAX_ERROR]
         why = f"failed in {what}(): {type(error).__name__}" + (f": {said}" if said else "")
         failure = DrafterFailure(f"the drafter {why}", error)
         for seq in seqs:
@@ -316,6 +319,14 @@ class IsolatedDrafter:
                     "is said once; Llama.generate_steps(...).record.stats.reason_off_error has "
                     "the traceback (docs/drafters.md)"
                 )
+
+
+def _said(error: Exception) -> str:
+    """An error's message; "" if it is of a class that fails to say it."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the text does not depend on a drafter
+        return ""
 
 
 def _mark(drafter: Drafter) -> bytes:

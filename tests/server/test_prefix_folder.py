@@ -167,3 +167,13 @@ def test_a_folder_that_cannot_be_had(tmp_path: Path) -> None:
         PrefixFolder(tmp_path / "file", 1 << 20)
     with pytest.raises(ArgumentError):
         PrefixFolder(tmp_path, -1)
+
+
+def test_a_folder_that_is_gone_costs_no_text(tmp_path: Path) -> None:
+    """What is generated is given, whether its state can be stored or not."""
+    with open_tiny() as llm:
+        expected = llm.create_completion("the cat", **BODY)["choices"]
+        llm.set_cache(LlamaDiskCache(tmp_path / "states"))
+        (tmp_path / "states").rmdir()
+        with pytest.warns(UserWarning, match="is not kept"):
+            assert llm.create_completion("the cat", **BODY)["choices"] == expected
