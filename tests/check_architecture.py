@@ -27,14 +27,14 @@ BUDGETS = {
     "pyllama_spec/drafters": 7_090,
     "pyllama_spec/engine": 4_520,
     "pyllama_spec/gguf": 940,
-    "pyllama_spec/llama": 5_610,
+    "pyllama_spec/llama": 5_640,
     "pyllama_spec/llama_cpp": 1_620,
     "pyllama_spec/requests": 2_900,
     "pyllama_spec/schema": 3_930,
-    "pyllama_spec/server": 7_360,
+    "pyllama_spec/server": 7_370,
     "pyllama_spec/speculative": 5_230,
     "pyllama_spec/train": 8_670,
-    "tests": 61_010,
+    "tests": 61_020,
     "benchmarks": 1_480,
     "tools": 3_310,  # 125 of them count instructions on ARM64 (issue 58)
     "csrc": 16_290,  # 2,150 of them: repacked weights on x86 and ARM64 (issue 58)

@@ -72,7 +72,7 @@ class OpenOptions:
             opened from now on; None leaves it [300].
         split_mode, main_gpu, tensor_split: several GPUs, see engine.Model.
         vocab_only: load the vocabulary only, for tokenize() and other calls without weights.
-        use_mmap, use_mlock: map the file; lock it in memory.
+        use_mmap, use_mlock: map the file; lock it in memory, where it is not repacked.
         kv_overrides: keys of the file with other values, see engine/overrides.py.
         seed: the start of the stream of seeds for requests without one: equal requests give
             different texts, set_seed() starts again. None or -1 for a random start.
@@ -133,7 +133,8 @@ class OpenOptions:
         draft_n_ctx: how many tokens of a sequence a draft from a file, or the head in the model's
             own file, remembers. None for as many as are of use to it, which is n_ctx for all but
             DFlash. Fewer take less memory and time; the oldest are dropped.
-        repack: copy weights to memory in an order that is read faster, see engine.Model.
+        repack: copy weights to memory in an order that is read faster, see engine.Model. Near
+            ties of a text may round otherwise without it.
         n_parallel: how many requests are computed at once. The KV cache is that many times as
             large.
         max_waiting: the most requests that may wait for a place or, set aside, for their reader;

@@ -130,8 +130,8 @@ class GuidedSampler(StepSampler):
         if self._matcher.is_error():
             why = _one_line(self._matcher.get_error())
             if why.startswith("NoExtension"):  # its word for it
-                why = "nothing may follow"
-            raise EngineError(f"the grammar cannot be followed: {why}")
+                raise EngineError("the grammar cannot be followed: nothing may follow")
+            raise UnsupportedError(f"the grammar cannot be followed: {why}; write a simpler one")
 
 
 def _one_line(why: str) -> str:

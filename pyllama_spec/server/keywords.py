@@ -28,6 +28,11 @@ _RENAMED = {
 }
 # vLLM's names of constraints: within structured_outputs, and on their own.
 _GUIDED = {name: f"guided_{name}" for name in ("json", "regex", "choice", "grammar")}
+# Its options beside them, which decide how a constraint is followed there.
+_NO_CONSTRAINTS = (
+    "disable_fallback", "disable_any_whitespace", "disable_additional_properties",
+    "whitespace_pattern",
+)  # fmt: skip
 # Fields that are translated below, or are not for the library.
 _APART = frozenset((
     "model", "messages", "prompt", "best_of", "stream", "stream_options", "speculation",
@@ -75,39 +80,45 @@ def _constraint(request: Sampling, fields: Mapping[str, Any]) -> Json | None:
     found = {"response_format": request.response_format}
     if request.json_schema is not None:
         found["json_schema"] = {"type": "json_object", "schema": request.json_schema}
-    for name, field in _GUIDED.items():
-        found[field] = _guided(name, fields[field])
-    for name in (*_GUIDED, "json_object"):
-        value = (request.structured_outputs or {}).get(name)
-        found[f"structured_outputs.{name}"] = _guided(name, value)
+    given = {field: (name, fields[field]) for name, field in _GUIDED.items()}
+    for name, value in (request.structured_outputs or {}).items():
+        if name not in _NO_CONSTRAINTS:
+            given[f"structured_outputs.{name}"] = (name, value)
+    for field, (name, value) in given.items():
+        found[field] = _guided(field, name, value)
     found = {name: form for name, form in found.items() if form is not None}
     if len(found) > 1:
-        raise ApiError(
-            400, f"{', '.join(found)}: give one of them", "invalid_value", [*found][1]
-        )  # fmt: skip
+        raise _wrong([*found][1], f"{', '.join(found)}: give one of them")
     return next(iter(found.values()), None)
 
 
-def _guided(name: str, value: Any) -> Json | None:
+def _guided(field: str, name: str, value: Any) -> Json | None:
     """The response_format of a constraint under vLLM's name."""
     if value is None or value is False:
         return None
     if name == "choice":
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise ApiError(400, "choice is a list of strings", "invalid_value", "choice")
+        if not isinstance(value, list) or not all(one and isinstance(one, str) for one in value):
+            raise _wrong(field, f"{field} is a list of strings that are not empty")
+        if not value:
+            raise _wrong(field, f"{field} is empty: give at least one string")
         rules = " | ".join(map(literal, value))
         return {"type": "grammar", "grammar": f"root ::= {rules}"}
     if name == "json_object":
         return {"type": "json_object"}
     if name == "json":
-        schema = value
-        if isinstance(value, str):
-            try:
-                schema = msgspec.json.decode(value)
-            except msgspec.DecodeError as error:
-                raise ApiError(400, f"the schema is not JSON: {error}", "invalid_value") from None
+        try:
+            schema = msgspec.json.decode(value) if isinstance(value, str) else value
+        except msgspec.DecodeError as error:
+            raise _wrong(field, f"{field} is not JSON: {error}") from None
         return {"type": "json_object", "schema": schema}
+    if name not in _GUIDED:
+        raise _wrong(field, f"{field} is no constraint of this server; there are json, "
+                     "json_object, regex, choice and grammar")  # fmt: skip
     return {"type": name, name: value}
+
+
+def _wrong(field: str, why: str) -> ApiError:
+    return ApiError(400, why, "invalid_value", field)
 
 
 def cut_note(request: Sampling, settings: ServerSettings) -> str | None:

@@ -240,6 +240,8 @@ class IsolatedDrafter:
         if draft is NO_DRAFT or request.seq not in self._n_known:  # or it has just failed
             return NO_DRAFT
         try:
+            if not hasattr(draft, "ids"):
+                raise TypeError(f"it gave {type(draft).__name__}, not a Draft")
             n = request.n_requested
             draft = draft.first(max(n, request.n_lookup) if draft.match_length else n)
             # A copy, of ints: the drafter may go on writing to its own list, or it is NumPy's.
@@ -303,7 +305,7 @@ class IsolatedDrafter:
             self._fail(what, error.errors.get(seq, error), seq)
 
     def _fail(self, what: str, error: Exception, *seqs: int) -> None:
-        said = " ".join(_said(error).split())[:_MAX_ERROR]
+        said = " ".join(str(error).split())[:_MAX_ERROR]
         why = f"failed in {what}(): {type(error).__name__}" + (f": {said}" if said else "")
         failure = DrafterFailure(f"the drafter {why}", error)
         for seq in seqs:
@@ -319,14 +321,6 @@ class IsolatedDrafter:
                     "is said once; Llama.generate_steps(...).record.stats.reason_off_error has "
                     "the traceback (docs/drafters.md)"
                 )
-
-
-def _said(error: Exception) -> str:
-    """An error's message; "" if it is of a class that fails to say it."""
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - the text does not depend on a drafter
-        return ""
 
 
 def _mark(drafter: Drafter) -> bytes:

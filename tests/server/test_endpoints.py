@@ -370,3 +370,10 @@ def test_constraints_under_other_names(kind: str, value: Any, pattern: str) -> N
             status, answer = client.post(TEXT, {**asked, "json_schema": {}})
             assert status == 400
             assert answer["error"]["param"].split(".")[0] in body
+
+
+@pytest.mark.parametrize("value", [{"jsn": {}}, {"choice": []}, {"choice": [""]}, {"json": "{"}])
+def test_a_constraint_that_is_none_is_refused_by_name(value: dict[str, Any]) -> None:
+    with served(open_tiny()) as client:
+        status, answer = client.post(TEXT, {"prompt": "a", "structured_outputs": value})
+    assert (status, answer["error"]["param"]) == (400, f"structured_outputs.{next(iter(value))}")
