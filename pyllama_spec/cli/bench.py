@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyllama_spec.bench.figures import BenchResult
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-_EXIT_OK, _EXIT_FAILURE, _EXIT_INTERRUPTED = 0, 1, 130
+_EXIT_OK, _EXIT_INTERRUPTED = 0, 130
 
 
 def add_bench(commands: _Commands) -> None:

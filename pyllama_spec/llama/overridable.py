@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from pyllama_spec.chat.template import ChatTemplate, Message
 from pyllama_spec.llama.caches import BaseLlamaCache
 from pyllama_spec.llama.open_model import LlamaState
 from pyllama_spec.llama.open_options import ChatHandler
 from pyllama_spec.requests.generation import Generation
-
-Logits = npt.NDArray[np.float32]
-
 
 # Llama and its bases are in modules of this package.
 _OF_LLAMA = "pyllama_spec.llama."

@@ -33,7 +33,6 @@ def test_a_users_file_is_read(tmp_path: Path) -> None:
     assert len(load_prompts(path)) == 2
 
 
-CHAT = '{"id": "b", "category": "c", "messages": [{"role": "user", "content": "d"}]'
 GOOD = '{"id": "a", "category": "c", "prompt": "p"}'
 
 

@@ -92,11 +92,6 @@ def speculators(kind: str, n_vocab: int, ids: list[int], mask: int, **more: Any)
     }  # fmt: skip
 
 
-DSPARK_OPTIONS = {
-    "attention_mode": "gqa", "confidence_head_alpha": 1.0, "confidence_head_with_markov": True,
-    "enable_confidence_head": True, "markov_head_type": "vanilla", "markov_rank": 256,
-    "projector_type": "dspark",
-}  # fmt: skip
 DFLASH2 = {"conv_group_size": 16, "conv_kernel_size": 2, "selector_rank": 256, "selector_top_k": 16}
 OF_36 = (2, 10, 18, 26, 34)
 TAPS_OF_QWEN35 = [1, 5, 9, 13, 17, 21, 25, 29]

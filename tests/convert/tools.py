@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 # Of the target: far enough apart that inputs 2, 4, 5 are the default and outputs 1, 3, 4 as well.
 N_LAYER, N_EMBD, N_VOCAB, N_DRAFT = 8, 64, 320, 96
-INPUTS, OUTPUTS = (2, 4, 5), (1, 3, 4)
+INPUTS = (2, 4, 5)
 LAYOUTS = ("safeailab", "specforge", "speculators", "redhat", "nvidia", "flat")
 
 PARTS = {

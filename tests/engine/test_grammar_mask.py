@@ -29,9 +29,6 @@ GRAMMARS = {
 }  # fmt: skip
 
 
-LETTERS = "root ::= [b-y]{900}"
-
-
 def choice(chain: Sampler, row: npt.NDArray[np.float32]) -> int | None:
     try:
         return chain.sample_row(row)

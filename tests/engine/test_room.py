@@ -16,7 +16,6 @@ from tests.oracles import tiny
 
 # What a number takes in blocks of 32.
 BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
-MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)

@@ -168,9 +168,6 @@ def test_a_tool_has_the_rules_of_its_schema(family: str) -> None:
                 assert not walk.takes("9")
 
 
-FAMILIES_FIRST = next(iter(FAMILIES))
-
-
 def test_a_tool_may_have_a_schema_that_the_engine_cannot_read() -> None:
     """A tool may use a reference to the whole schema, which the engine cannot read."""
     parameters = {"type": "object", "required": ["a"], "properties": {

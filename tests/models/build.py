@@ -59,7 +59,6 @@ WITH_HEADS: dict[str, Callable[[Sketch], None]] = {
 }
 """Further architectures, which are here only for their MTP heads."""
 
-SLIDING = frozenset({"gemma2", "gemma3", "gpt-oss"})
 HYBRID = frozenset(
     {
         "qwen35",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,6 @@ from .harness import Case, Outcome, cases_of, run_module
 MODULES = ("cases_files", "cases_dflash", "cases_engine", "cases_llama")
 TABLE = [(module, case) for module in MODULES for case in cases_of(module)]
 
-_HERE = Path(__file__).parent
 
 # What to do, or what would be right instead.
 REMEDY = re.compile(

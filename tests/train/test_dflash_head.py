@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
@@ -24,7 +23,6 @@ from tests.parity.dflash_reference import Reference
 from tests.train.chains import random_texts
 from tests.train.test_head import N_DRAFT, N_EMBD, N_VOCAB
 
-Floats = npt.NDArray[np.float32]
 MASK = 301
 SHAPE = DFlashShape(
     n_vocab=N_VOCAB, n_draft_vocab=N_DRAFT, n_embd=N_EMBD, n_embd_target=N_EMBD,

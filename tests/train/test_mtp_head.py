@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
@@ -37,7 +36,6 @@ from tests.parity.mtp_reference import load
 from tests.train.chains import logits_of_steps, random_texts
 from tests.train.tools import Interrupting, quick_block_config, quick_config
 
-Floats = npt.NDArray[np.float32]
 # On a busy machine several threads wait for each other longer than such products take.
 torch.set_num_threads(1)
 OPTIONS = {"n_heads": 1, "output_scale": 1.0}
