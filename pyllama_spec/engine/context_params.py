@@ -129,7 +129,7 @@ class ContextParams:
                 )
 
     def fill(self, raw: Any) -> None:
-        """Writes the parameters, except the layers, to the engine's struct of defaults."""
+        """Writes the parameters, except the layers, to the engine's struct."""
         raw.n_batch, raw.n_ubatch = self.n_batch, self.n_ubatch
         raw.n_seq_max, raw.n_rs_seq = self.n_seq_max, self.n_rs_seq
         raw.n_outputs_max = self.n_outputs_max

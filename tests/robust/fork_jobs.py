@@ -1,4 +1,4 @@
-"""Programs that fork with models open, for test_fork.py: each function is one, run on its own."""
+"""Programs that fork with models open, for test_exit.py: each function is one, run on its own."""
 
 from __future__ import annotations
 
