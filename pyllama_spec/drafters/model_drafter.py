@@ -24,7 +24,7 @@ from pyllama_spec.engine.checks import count, instance, real
 from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.distribution import Distribution
-from pyllama_spec.engine.model import Model
+from pyllama_spec.engine.model import Model, Progress
 from pyllama_spec.engine.model_info import NgramArrays
 from pyllama_spec.errors import (
     ArgumentError,
@@ -108,7 +108,10 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         n_ctx: int | None = None,
         p_min: float = 0.0,
         n_output: int | None = None,
-        **how: Any,
+        n_gpu_layers: int = 0,
+        devices: Sequence[str] | None = None,
+        rpc_servers: Sequence[str] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.name = name
         self.p_min = real(p_min, "p_min", 0.0)
@@ -121,7 +124,10 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self._owns_model = not isinstance(model, (Model, type(None)))
         self._model = model if isinstance(model, Model) else None
         if self._owns_model:
-            self._model = self.load(model, **how)
+            self._model = self.load(
+                model, n_gpu_layers=n_gpu_layers, devices=devices, rpc_servers=rpc_servers,
+                progress=progress,
+            )  # fmt: skip
         if self._model is not None:
             self._check_kind(self._model, kind)
         self.target_layers = self.layers_read()
