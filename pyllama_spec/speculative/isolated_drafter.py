@@ -254,6 +254,9 @@ class IsolatedDrafter:
             p, drawn_from = draft.probabilities, draft.distributions
             if p is not None:
                 p = [min(float(one), 1.0) for one in p]  # of float32, it may be a little more
+            # Controllers calculate with them, and what they raise would end the requests.
+            if draft.match_length < 0 or not all(one >= 0.0 for one in p or ()):
+                raise ValueError("match_length or a probability of a draft is not a number from 0")
             for name, column in (("probabilities", p), ("distributions", drawn_from)):
                 if column is not None and len(column) != len(ids):
                     raise ValueError(f"a draft of {len(ids)} tokens has {len(column)} {name}")

@@ -163,6 +163,7 @@ NO_DRAFTS: list[Any] = [
     None, [1, 2], 5, "abc",
     *(Draft(ids) for ids in (None, 5, "abc", [1.5], [None], [1, "b"])),  # type: ignore[arg-type]
     *(Draft([1, 2], p) for p in ([], [0.5], ["a", "b"], 0.5)),  # type: ignore[arg-type]
+    Draft([1, 2], [float("nan"), 0.5]), Draft([1, 2], match_length=-2),
 ]  # fmt: skip
 
 
