@@ -77,7 +77,8 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
 
 def _constraint(request: Sampling, fields: Mapping[str, Any]) -> Json | None:
     """The response_format of the only constraint that a request names."""
-    found = {"response_format": request.response_format}
+    form = request.response_format
+    found = {"response_format": None if form == {"type": "text"} else form}
     if request.json_schema is not None:
         found["json_schema"] = {"type": "json_object", "schema": request.json_schema}
     given = {field: (name, fields[field]) for name, field in _GUIDED.items()}
