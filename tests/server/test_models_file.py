@@ -184,7 +184,7 @@ def test_the_command_serves_the_models_of_a_file(tmp_path: Path) -> None:
             line = next(one for one in process.stdout if "http://" in one)
             assert line.startswith("2 models of models.toml answer at ")
             url = line.split()[-1]
-            asked: dict[str, Any] = {"prompt": "abc", "temperature": 0, "ignore_eos": True}
+            asked: dict[str, Any] = {"prompt": "xyz", "temperature": 0, "ignore_eos": True}
             answer = httpx.post(f"{url}/v1/completions", json={**asked, "model": "b/c"}, timeout=60)
             assert answer.json()["usage"]["completion_tokens"] == 3, answer.text
             listed = httpx.get(f"{url}/v1/models/b/c", timeout=60).json()
@@ -194,7 +194,7 @@ def test_the_command_serves_the_models_of_a_file(tmp_path: Path) -> None:
             rest = process.stdout.read() if process.stdout else ""
         assert process.wait(60) == 0, rest
         assert "model=b/c" in rest
-        assert "abc" not in rest
+        assert "xyz" not in rest
 
 
 def test_a_file_that_may_not_be_seen_is_not_called_missing(
