@@ -156,8 +156,7 @@ class StateFolder(BaseLlamaCache):
         try:
             self._write(owner, state)
         except OSError as error:  # the text that it is the state of is there, and has to be given
-            with suppress(UserWarning):  # a filter may make it an error
-                warn(f"a state is not kept in {self._folder}: {error.strerror}")
+            warn(f"a state is not kept in {self._folder}: {error.strerror}")
 
     def _write(self, owner: str, state: LlamaState) -> None:
         data = _bytes_of(owner, state)

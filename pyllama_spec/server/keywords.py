@@ -98,11 +98,10 @@ def _guided(field: str, name: str, value: Any) -> Json | None:
     if value is None or value is False:
         return None
     if name == "choice":
-        if not isinstance(value, list) or not all(one and isinstance(one, str) for one in value):
-            raise _wrong(field, f"{field} is a list of strings that are not empty")
-        if not value:
-            raise _wrong(field, f"{field} is empty: give at least one string")
-        rules = " | ".join(map(literal, value))
+        texts = value if isinstance(value, list) else []
+        if not texts or not all(one and isinstance(one, str) for one in texts):
+            raise _wrong(field, f"{field} is a list of at least one string, none of them empty")
+        rules = " | ".join(map(literal, texts))
         return {"type": "grammar", "grammar": f"root ::= {rules}"}
     if name == "json_object":
         return {"type": "json_object"}

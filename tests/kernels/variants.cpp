@@ -4,9 +4,9 @@
 
 #include "ggml-cpu.h"
 #include "ggml.h"
+#include "numbers.h"
 
 #include <cstdio>
-#include <random>
 #include <vector>
 
 using namespace pyllama_spec;
@@ -49,16 +49,6 @@ template <class V> int n_different(ggml_type type, const std::vector<char> & wei
         }
     }
     return n;
-}
-
-std::vector<float> draw(size_t n, unsigned seed) {
-    std::mt19937 generator(seed);
-    std::normal_distribution<float> normal;
-    std::vector<float> out(n);
-    for (float & x : out) {
-        x = normal(generator);
-    }
-    return out;
 }
 
 void compare(ggml_type type) {
