@@ -1,7 +1,5 @@
 // Products of our kernels: to the bit the same for a row of a batch as for the row alone, and near sums in double precision.
 // Prints a line for each type.
-//
-// With an argument N it multiplies N blocks of a group's rows by each width of a tile: tools/arm64_counts.py counts.
 #include "kernels/repacked.h"
 
 #include "ggml-alloc.h"
@@ -56,14 +54,14 @@ struct Case {
     }
 
     // The rows from `first` on in one tile.
-    void multiply(int64_t first, int width, float * out, int64_t n_blocks_now) const {
-        std::vector<char> x(width * n_blocks_now * kernel.n_x_bytes);
+    void multiply(int64_t first, int width, float * out) const {
+        std::vector<char> x(width * n_blocks * kernel.n_x_bytes);
         float * outs[MAX_TILE];
         for (int r = 0; r < width; ++r) {
-            kernel.fill(rows.data() + (first + r) * n_row, n_blocks_now, x.data(), width, r);
+            kernel.fill(rows.data() + (first + r) * n_row, n_blocks, x.data(), width, r);
             outs[r] = out + (first + r) * n_out;
         }
-        kernel.tiles[width - 1]({ weights.data(), n_out, n_blocks_now, x.data(), outs, true });
+        kernel.tiles[width - 1]({ weights.data(), n_out, n_blocks, x.data(), outs, true });
     }
 
     std::vector<float> product(int64_t n_rows) const {
@@ -71,7 +69,7 @@ struct Case {
         const int64_t n_tiles = (n_rows + kernel.n_most - 1) / kernel.n_most;
         for (int64_t row = 0, tiles = n_tiles; row < n_rows; --tiles) {
             const int width = (int) ((n_rows - row + tiles - 1) / tiles);
-            multiply(row, width, out.data(), n_blocks);
+            multiply(row, width, out.data());
             row += width;
         }
         return out;
@@ -105,7 +103,7 @@ bool is_right(ggml_type type) {
         const Case c(type, n_k, 48, N_MOST);
         std::vector<float> alone(N_MOST * c.n_out);
         for (int64_t i = 0; i < N_MOST; ++i) {
-            c.multiply(i, 1, alone.data(), c.n_blocks);
+            c.multiply(i, 1, alone.data());
         }
         worst = std::fmax(worst, c.error_of(alone));
         for (int64_t n_rows : { 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 23, 32, 33, 40, 47, 70, 80 }) {
@@ -183,18 +181,8 @@ constexpr ggml_type TYPES[] = {
 
 }  // namespace
 
-int main(int argc, char ** argv) {
+int main() {
     ggml_cpu_init();
-    if (argc == 2) {
-        for (ggml_type type : TYPES) {
-            const Case c(type, 512, 16, MAX_TILE);
-            std::vector<float> out(c.n_out * MAX_TILE);
-            for (int width = 1; width <= c.kernel.n_most; ++width) {
-                c.multiply(0, width, out.data(), std::atoi(argv[1]));
-            }
-        }
-        return 0;
-    }
     bool is_right_everywhere = is_float_right(GGML_TYPE_F16) & is_float_right(GGML_TYPE_BF16);
     for (ggml_type type : TYPES) {
         is_right_everywhere &= is_right(type);
