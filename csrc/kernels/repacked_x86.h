@@ -329,14 +329,16 @@ template <class V, class F, int R> struct Sums {
     }
 };
 
-// Prefetches, into the second cache, what a wide tile needs later: it reads too slowly for the processor to run ahead, but
-// a narrow one is slower with it (measured by tile_speed.cpp). n bytes of a block are as many of a later one.
-template <class V, class B, int BITS, int R> inline PYLLAMA_SPEC_INLINE void prefetch_later(const B & block, size_t at, size_t n) {
-    constexpr bool IS_SMALL = sizeof(B) < 1024;
-    constexpr int  FIRST = V::HAS_DOT ? (BITS == 8 ? 6 : BITS > 4 ? 2 : 3) : BITS == 8 ? 4 : BITS == 4 && IS_SMALL ? 2 : 1;
-    if constexpr (R >= FIRST) {
-        for (size_t i = at; i < at + n; i += 64) {
-            _mm_prefetch((const char *) &block + (12 << 10) + i, _MM_HINT_T1);
+// Prefetches what a wide tile needs later: it reads too slowly for the processor to run ahead. A narrow one is slower with
+// it, but for a row of four bits with AVX2, from nearer (measured by tile_speed.cpp). n bytes of a block are as many of a
+// later one.
+template <class V, int BITS, int R> inline PYLLAMA_SPEC_INLINE void prefetch_later(const void * block, size_t n) {
+    constexpr int FIRST = V::HAS_DOT ? (BITS == 8 ? 6 : BITS > 4 ? 2 : 3) : BITS == 8 ? 4 : BITS == 4 ? 1 : 2;
+    for (size_t at = 0; R >= FIRST && at < n; at += 64) {
+        if constexpr (R == 1) {
+            _mm_prefetch((const char *) block + (8 << 10) + at, _MM_HINT_T0);
+        } else {
+            _mm_prefetch((const char *) block + (12 << 10) + at, _MM_HINT_T1);
         }
     }
 }
@@ -364,7 +366,7 @@ template <class V, class B, class F> struct TileOf32 {
 
     template <int R> static inline PYLLAMA_SPEC_INLINE void add(const B & b, const char * x, typename V::F (&out)[R]) {
         constexpr bool HAS_MIN = has_min((const B *) nullptr);
-        prefetch_later<V, B, F::BITS, R>(b, 0, sizeof(b));
+        prefetch_later<V, F::BITS, R>(&b, sizeof(b));
         Sums<V, F, R> sums;
         if constexpr (!V::HAS_DOT) {
             sums.factor = V::ones();
@@ -467,7 +469,7 @@ template <class V, class B, class F, int PART, bool HAS_MINS> struct TileOf256 {
             x += (PART + (HAS_STARTS ? 4 : 0)) * R;
         };
         for (int p = 0; p < 8; ++p) {
-            prefetch_later<V, B, F::BITS, R>(b, p * (sizeof(B) / 8), sizeof(B) / 8);
+            prefetch_later<V, F::BITS, R>((const char *) &b + p * (sizeof(B) / 8), sizeof(B) / 8);
             if constexpr (PART == 16) {
                 part(2 * p, 0);
                 part(2 * p + 1, 1);
