@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 from pyllama_spec.errors import ArgumentError, shown
+from pyllama_spec.options import Option
 
 INT32_MAX = 2**31 - 1
 FLOAT32_MAX = 3.4028234e38
@@ -136,3 +137,24 @@ def shares_of(split: Iterable[float] | None) -> list[float]:
         raise ArgumentError(f"tensor_split={shown(split)} is not a list of numbers")
     shares = listed(split, "tensor_split")
     return [min(real(x, "tensor_split", 0.0), FLOAT32_MAX) for x in shares]
+
+
+def checked(option: Option, value: object) -> Any:
+    """The value of an option, checked by its type, its bounds and its choices."""
+    if value is None and option.is_optional:
+        return None
+    if option.kind == "bool":
+        return boolean(value, option.name)
+    if option.choices:
+        one_of(value, option.choices, option.name)
+    if option.kind == "int":
+        if isinstance(value, float) and value.is_integer():  # as JSON of other programs has it
+            value = int(value)
+        if option.low is not None:
+            high = INT32_MAX if option.high is None else int(option.high)
+            return count(value, option.name, int(option.low), high)
+    if option.kind == "float" and option.low is not None:
+        value = real(value, option.name, option.low)
+        if option.high is not None and value > option.high:
+            raise ArgumentError(f"{option.name}={value!r} is outside {option.low} .. {option.high}")
+    return value

@@ -12,19 +12,10 @@ import numpy.typing as npt
 
 from pyllama_spec.constraints import Guide, form_of
 from pyllama_spec.engine import SamplerParams, Vocab
-from pyllama_spec.engine.checks import (
-    INT32_MAX,
-    boolean,
-    count,
-    int32,
-    integer,
-    listed,
-    meant,
-    one_of,
-    real,
-)
+from pyllama_spec.engine.checks import boolean, checked, int32, integer, listed, meant, real
 from pyllama_spec.engine.checks import text as checked_text
 from pyllama_spec.errors import ArgumentError, UnknownKeywordError, UnsupportedError, shown
+from pyllama_spec.options import option, options_of
 
 # f(ids so far [n] int32, logits of the next token [n_vocab] float32) -> logits [n_vocab]
 LogitsProcessor = Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], Any]
@@ -34,22 +25,11 @@ StoppingCriterion = Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], A
 MAX_LOGPROBS = 1000
 # More choices than anybody reads; each is a request of its own.
 MAX_CHOICES = 1024
-_COUNTS = (
-    ("logprobs", 0, MAX_LOGPROBS), ("penalty_last_n", -1, INT32_MAX), ("n", 1, MAX_CHOICES),
-    ("mirostat_mode", 0, 2), ("min_tokens", 0, INT32_MAX), ("thinking_token_budget", -1, INT32_MAX),
-    ("n_keep", -1, INT32_MAX), ("n_draft", 0, INT32_MAX),
-)  # fmt: skip
-_FLAGS = (
-    "ignore_eos", "include_stop_str_in_output", "return_token_ids", "context_shift",
-    "return_token_sources", "remember",
-)  # fmt: skip
 # How drafts are accepted.
 Acceptance = Literal["exact", "noise", "distribution"]
 ACCEPTANCE = ("exact", "noise", "distribution")
 # What OpenAI's API knows, from no thoughts to as many as the model likes.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
-# The options of chats: a text has no messages and no template.
-OF_CHATS = ("continue_final_message", "add_generation_prompt", "reasoning_effort")
 _USAGE_OPTIONS = ("include_usage", "continuous_usage_stats")
 # Both mean "draw one": -1 by habit, the other one is llama.cpp's LLAMA_DEFAULT_SEED.
 _RANDOM_SEEDS = (-1, 2**32 - 1)
@@ -148,97 +128,136 @@ class RequestOptions:
 
     """
 
-    max_tokens: int | None = 16
-    temperature: float = _SAMPLING.temperature
-    top_k: int = _SAMPLING.top_k
-    top_p: float = _SAMPLING.top_p
-    min_p: float = _SAMPLING.min_p
-    typical_p: float = _SAMPLING.typical_p
-    top_n_sigma: float = _SAMPLING.top_n_sigma
-    min_keep: int = _SAMPLING.min_keep
-    stop: str | Sequence[str] | None = ()
-    repeat_penalty: float = _SAMPLING.repeat_penalty
-    frequency_penalty: float = _SAMPLING.frequency_penalty
-    presence_penalty: float = _SAMPLING.presence_penalty
-    penalty_last_n: int | None = None
-    penalize_prompt: bool | None = None
-    tfs_z: float = 1.0
-    dry_multiplier: float = _SAMPLING.dry_multiplier
-    dry_base: float = _SAMPLING.dry_base
-    dry_allowed_length: int = _SAMPLING.dry_allowed_length
-    dry_penalty_last_n: int = _SAMPLING.dry_penalty_last_n
-    dry_breakers: tuple[str, ...] = _SAMPLING.dry_breakers
-    xtc_probability: float = _SAMPLING.xtc_probability
-    xtc_threshold: float = _SAMPLING.xtc_threshold
-    mirostat_mode: int = _SAMPLING.mirostat
-    mirostat_tau: float = _SAMPLING.mirostat_tau
-    mirostat_eta: float = _SAMPLING.mirostat_eta
-    seed: int | None = None
-    logit_bias: Mapping[int | str, float] | None = None
-    grammar: Any = None
-    grammar_triggers: tuple[str, ...] = ()
-    grammar_trigger_tokens: tuple[int, ...] = ()
-    grammar_prefill: tuple[int, ...] = ()
-    thought_tags: tuple[str, ...] = ()
-    thought_is_open: bool = False
-    response_format: Mapping[str, Any] | None = None
-    logprobs: int | None = None
-    timeout_s: float | None = None
-    logits_processor: LogitsProcessor | Iterable[LogitsProcessor] | None = None
-    stopping_criteria: StoppingCriterion | Iterable[StoppingCriterion] | None = None
-    n: int = 1
-    max_completion_tokens: int | None = None
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    stop_token_ids: Sequence[int] = ()
-    bad_words: str | Sequence[str] = ()
+    # fmt: off
+    max_tokens: int | None = option(
+        16, cli="-n --max-tokens", cli_default=128, group="sampling",
+        help="maximum new tokens; below 1: up to the context",
+        server="-n --predict --n-predict", variable="ARG_N_PREDICT",
+    )
+    temperature: float = option(
+        _SAMPLING.temperature, cli="--temp", cli_default=0.0, metavar="TEMP", group="sampling",
+        help="sampling temperature; 0 is greedy",
+        server="--temp --temperature", variable="ARG_TEMPERATURE",
+    )
+    seed: int | None = option(
+        None, cli="--seed", cli_default=1, group="sampling",
+        help="seed of sampling; -1: a random seed", server="-s --seed",
+    )
+    top_k: int = option(
+        _SAMPLING.top_k, cli="--top-k", group="sampling",
+        help="sample among this many likeliest tokens; 0: among all",
+        server="--top-k", variable="ARG_TOP_K",
+    )
+    top_p: float = option(
+        _SAMPLING.top_p, cli="--top-p", group="sampling",
+        help="sample among the likeliest tokens with this share of probability",
+        server="--top-p", variable="ARG_TOP_P",
+    )
+    min_p: float = option(
+        _SAMPLING.min_p, cli="--min-p", group="sampling",
+        help="sample only tokens with at least this share of the likeliest one's probability",
+        server="--min-p", variable="ARG_MIN_P",
+    )
+    typical_p: float = option(_SAMPLING.typical_p, server="--typical --typical-p")
+    top_n_sigma: float = option(_SAMPLING.top_n_sigma, server="--top-nsigma --top-n-sigma")
+    min_keep: int = option(_SAMPLING.min_keep, body="")
+    repeat_penalty: float = option(
+        _SAMPLING.repeat_penalty, cli="--repeat-penalty", group="sampling",
+        help="penalty on generated tokens, which divides their logits; 1: off",
+        server="--repeat-penalty", variable="ARG_REPEAT_PENALTY",
+        body="repeat_penalty repetition_penalty",
+    )
+    frequency_penalty: float = option(
+        _SAMPLING.frequency_penalty,
+        server="--frequency-penalty", variable="ARG_FREQUENCY_PENALTY",
+    )
+    presence_penalty: float = option(
+        _SAMPLING.presence_penalty,
+        server="--presence-penalty", variable="ARG_PRESENCE_PENALTY",
+    )
+    penalty_last_n: int | None = option(
+        None, low=-1, server="--repeat-last-n", body="repeat_last_n"
+    )
+    penalize_prompt: bool | None = option(None, body="")
+    tfs_z: float = option(1.0, body="")
+    dry_multiplier: float = option(_SAMPLING.dry_multiplier, server="--dry-multiplier")
+    dry_base: float = option(_SAMPLING.dry_base, server="--dry-base")
+    dry_allowed_length: int = option(_SAMPLING.dry_allowed_length, server="--dry-allowed-length")
+    dry_penalty_last_n: int = option(_SAMPLING.dry_penalty_last_n, server="--dry-penalty-last-n")
+    dry_breakers: Sequence[str] = option(_SAMPLING.dry_breakers, body="")
+    xtc_probability: float = option(_SAMPLING.xtc_probability, server="--xtc-probability")
+    xtc_threshold: float = option(_SAMPLING.xtc_threshold, server="--xtc-threshold")
+    mirostat_mode: int = option(
+        _SAMPLING.mirostat, low=0, high=2, server="--mirostat", body="mirostat"
+    )
+    mirostat_tau: float = option(_SAMPLING.mirostat_tau, server="--mirostat-ent")
+    mirostat_eta: float = option(_SAMPLING.mirostat_eta, server="--mirostat-lr")
+    logit_bias: Mapping[int | str, float] | None = option(None, body="")
+    stop: str | Sequence[str] | None = option(
+        (), cli="--stop", is_repeated=True, group="sampling", help="a string that ends the text",
+        server="-r --reverse-prompt", most=64,
+    )
+    stop_token_ids: Sequence[int] = option((), most=10_000)
     include_stop_str_in_output: bool = False
-    thinking_token_budget: int | None = None
-    reasoning_effort: str | None = None
-    continue_final_message: bool | str | None = None
-    add_generation_prompt: bool | None = None
+    bad_words: str | Sequence[str] = option((), most=1024)
+    ignore_eos: bool = option(False, server="--ignore-eos")
+    n: int = option(1, low=1, high=MAX_CHOICES)
+    max_completion_tokens: int | None = None
+    min_tokens: int = option(0, low=0)
+    grammar: Any = option(None, server="--grammar")
+    response_format: Mapping[str, Any] | None = None
+    logprobs: int | None = option(None, low=0, high=MAX_LOGPROBS, body="")
+    timeout_s: float | None = option(None, low=0, body="timeout")
+    logits_processor: LogitsProcessor | Iterable[LogitsProcessor] | None = option(None, body="")
+    stopping_criteria: StoppingCriterion | Iterable[StoppingCriterion] | None = option(
+        None, body=""
+    )
+    thinking_token_budget: int | None = option(None, low=-1)
+    reasoning_effort: str | None = option(
+        None, choices=EFFORTS, of_chats=True,
+        server="--reasoning-effort", variable="ARG_REASONING_EFFORT",
+    )
+    continue_final_message: bool | str | None = option(None, of_chats=True)
+    add_generation_prompt: bool | None = option(None, of_chats=True)
     return_token_ids: bool = False
-    stream_options: Mapping[str, Any] | None = None
+    return_token_sources: bool = option(False, body="")
+    stream_options: Mapping[str, Any] | None = option(None, body="")
     user: str | None = None
     remember: bool = True
-    context_shift: bool = False
-    n_keep: int = 0
-    return_token_sources: bool = False
-    n_draft: int | None = None
-    prediction: str | None = None
-    acceptance: Acceptance | None = None
-    thought_close: tuple[int, ...] = ()
-    grammar_skips_thoughts: bool = False
+    context_shift: bool = option(
+        False, server="--context-shift", variable="ARG_CONTEXT_SHIFT",
+        server_off="--no-context-shift", variable_off="ARG_NO_CONTEXT_SHIFT",
+    )
+    n_keep: int = option(0, low=-1, server="--keep")
+    n_draft: int | None = option(None, low=0, body="")
+    prediction: str | None = option(None, body="")
+    acceptance: Acceptance | None = option(None, choices=ACCEPTANCE, body="")
+    # What chats and grammars set.
+    grammar_triggers: tuple[str, ...] = option((), body="")
+    grammar_trigger_tokens: tuple[int, ...] = option((), body="")
+    grammar_prefill: tuple[int, ...] = option((), body="")
+    thought_tags: tuple[str, ...] = option((), body="")
+    thought_is_open: bool = option(False, body="")
+    thought_close: tuple[int, ...] = option((), body="")
+    grammar_skips_thoughts: bool = option(False, body="")
+    # fmt: on
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            # null is the default in OpenAI's requests too.
-            if getattr(self, field.name) is None and field.name != "max_tokens":
-                self._set(field.name, field.default)
-        for name in ("max_tokens", "max_completion_tokens", "min_tokens", "n", "top_k", "seed"):
-            value: Any = getattr(self, name)
-            if isinstance(value, float) and value.is_integer():  # as JSON of other programs has it
-                self._set(name, int(value))
-        for name, low, high in _COUNTS:
-            if (value := getattr(self, name)) is not None:
-                self._set(name, count(value, name, low, high))
-        if self.timeout_s is not None:
-            self._set("timeout_s", real(self.timeout_s, "timeout_s", 0))
-        for name in _FLAGS:
-            self._set(name, boolean(getattr(self, name), name))
+        for one in options_of(type(self)).values():
+            value = getattr(self, one.name)
+            if value is None and one.name != "max_tokens":
+                value = one.default  # null is the default in OpenAI's requests too
+            self._set(one.name, checked(one, value))
         self._check_length()
         self._check_answer()
         self._set("stop", _stops(self.stop))
         self._set("seed", check_seed(self.seed))
-        one_of(self.acceptance, (None, *ACCEPTANCE), "acceptance")
         self._set("grammar", form_of(self.grammar, self.response_format))
         if real(self.tfs_z, "tfs_z") != 1:
             raise UnsupportedError(
                 f"tfs_z={self.tfs_z!r}: the engine has no tail-free sampling; leave it at 1, and "
                 "cut with top_p, min_p or typical_p"
             )
-        if self.penalize_prompt is not None:
-            self._set("penalize_prompt", boolean(self.penalize_prompt, "penalize_prompt"))
         for name in ("logits_processor", "stopping_criteria"):
             self._set(name, _functions(getattr(self, name), name))
         self.sampler_params()  # checked before the request by its own rules
@@ -274,7 +293,6 @@ class RequestOptions:
         self._set("bad_words", words)
         if self.thinking_token_budget == -1:
             self._set("thinking_token_budget", None)
-        one_of(self.reasoning_effort, (None, *EFFORTS), "reasoning_effort")
         form = self.response_format
         wanted = form.get("type") if isinstance(form, Mapping) else None
         if self.continue_final_message and wanted in ("json_object", "json_schema"):
@@ -289,14 +307,11 @@ class RequestOptions:
                 self._set("continue_final_message", boolean(going_on, "continue_final_message"))
             except ArgumentError as error:
                 raise ArgumentError(f'{error}, "content" or "reasoning_content"') from None
-        if self.add_generation_prompt is not None:
-            begins = boolean(self.add_generation_prompt, "add_generation_prompt")
-            self._set("add_generation_prompt", begins)
-            if begins and self.continue_final_message:
-                raise ArgumentError(
-                    "continue_final_message continues the last message, but add_generation_prompt="
-                    "True begins another one; leave one of them out"
-                )
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ArgumentError(
+                "continue_final_message continues the last message, but add_generation_prompt="
+                "True begins another one; leave one of them out"
+            )
         if self.user is not None:
             checked_text(self.user, "user")
         if self.prediction is not None:
@@ -314,7 +329,7 @@ class RequestOptions:
             UnknownKeywordError: there is no such keyword; the message names similar ones.
 
         """
-        known = [field.name for field in fields(cls)]
+        known = list(options_of(cls))
         for name in keywords:
             if name not in known:
                 longer = [one for one in known if len(name) > 3 and one.startswith(name)]
@@ -415,6 +430,8 @@ class RequestOptions:
         }  # fmt: skip
 
 
+# The options of chats: a text has no messages and no template.
+OF_CHATS = tuple(one.name for one in options_of(RequestOptions).values() if one.of_chats)
 _SHARED_FIELDS = sorted(
     {f.name for f in fields(SamplerParams)} & {f.name for f in fields(RequestOptions)}
 )
