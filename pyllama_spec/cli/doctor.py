@@ -15,9 +15,8 @@ from pyllama_spec.cli.options import add_layer_options, add_threads
 from pyllama_spec.cli.own_draft import HELP, own_draft
 from pyllama_spec.cli.wording import file_name, whole_number
 from pyllama_spec.drafters import Drafter, DraftOptions, needs_file
-from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants_head
 from pyllama_spec.drafters.options import draft_place
-from pyllama_spec.drafters.registry import AUTO, MTP
+from pyllama_spec.drafters.registry import AUTO, MTP, make_drafter_for, open_before, wants_head
 from pyllama_spec.engine import Model, server_devices, set_rpc_timeout
 from pyllama_spec.engine.placement import in_words
 from pyllama_spec.speculative.draft_bound import drafter_bound
