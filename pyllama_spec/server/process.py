@@ -26,7 +26,7 @@ from pyllama_spec.errors import ArgumentError
 from pyllama_spec.files import check_no_pipe
 from pyllama_spec.llama import Llama
 from pyllama_spec.server.app import App, create_app
-from pyllama_spec.server.bodies import limit_arenas
+from pyllama_spec.server.door import limit_arenas
 from pyllama_spec.server.model_list import ModelList
 from pyllama_spec.server.serving import log
 from pyllama_spec.server.settings import ServerSettings

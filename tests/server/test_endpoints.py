@@ -17,7 +17,7 @@ import pytest
 from pyllama_spec import Llama
 from pyllama_spec.cli import serve
 from pyllama_spec.server import llama_server
-from pyllama_spec.server.routes_page import page_files
+from pyllama_spec.server.page_files import page_files
 from tests.faces.tools import open_tiny
 from tests.models import CHATML_TEMPLATE, model_path
 from tests.server.world import TEXT, Client, Endless, events_of, is_idle, served, stages, until

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from pyllama_spec.chat.prompts import template_variables
 from pyllama_spec.engine import Vocab, engine_version
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.llama import Llama
 from pyllama_spec.server.api_errors import ApiError
-from pyllama_spec.server.exchange import Exchange, Route, sse, stopping
+from pyllama_spec.server.door import RequestInfo
+from pyllama_spec.server.exchange import Content, Exchange, Route
 from pyllama_spec.server.metrics import CONTENT_TYPE
-from pyllama_spec.server.models import given_up
-from pyllama_spec.server.routes_openai import error_event, late_error_of
-from pyllama_spec.server.service import Answer, Service, timings
+from pyllama_spec.server.models import ServedModel, given_up
+from pyllama_spec.server.service import Event, Service, Shape, timings
+from pyllama_spec.server.serving import stopping
 from pyllama_spec.server.shapes import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     InfillRequest,
+    Json,
+    Name,
     NativeRequest,
     NativeSampling,
     Sampling,
@@ -39,85 +42,98 @@ _STOPS = {"length": "limit", "stop": "eos"}
 # ---- texts in llama-server's form
 
 
-async def completion(exchange: Exchange) -> None:
+async def completion(exchange: Exchange, request: NativeRequest) -> Any:
     """POST /completion."""
-    request = await exchange.read(NativeRequest)
-    await _respond(exchange, request, _translated(request, request.prompt))
+    asked = _completion_request(request, request.prompt)
+    return await exchange.generate(asked, NativeShape(request))
 
 
-async def infill(exchange: Exchange) -> None:
+async def infill(exchange: Exchange, request: InfillRequest) -> Any:
     """POST /infill: fills the text between two texts."""
-    request = await exchange.read(InfillRequest)
     beside = "".join(
         f"--- {one.filename or 'snippet'} ---\n\n{one.text}\n" for one in request.input_extra
     )
-    translated = _translated(request, beside + request.input_prefix + request.prompt)
-    translated.suffix = request.input_suffix
-    await _respond(exchange, request, translated)
+    asked = _completion_request(request, beside + request.input_prefix + request.prompt)
+    asked.suffix = request.input_suffix
+    return await exchange.generate(asked, NativeShape(request))
 
 
-def _translated(request: NativeSampling, prompt: Any) -> CompletionRequest:
+def _completion_request(request: NativeSampling, prompt: Any) -> CompletionRequest:
     """The equivalent completion request."""
     shared = {name: getattr(request, name) for name in Sampling.__struct_fields__}
-    translated = CompletionRequest(prompt=prompt, **shared)
+    asked = CompletionRequest(prompt=prompt, **shared)
     n = request.n_predict if request.n_predict is not None else request.max_tokens
-    translated.max_tokens = _NO_LIMIT if n is None else n
-    translated.logprobs = request.n_probs or None
-    translated.return_token_ids = True
-    translated.stream_options = None
-    return translated
+    # 0 only reads the prompt; one token is the least here.
+    asked.max_tokens = _NO_LIMIT if n is None else 1 if n == 0 else n
+    asked.logprobs = request.n_probs or None
+    asked.return_token_ids = True
+    asked.stream_options = None
+    return asked
 
 
-async def _respond(
-    exchange: Exchange, request: NativeSampling, translated: CompletionRequest
-) -> None:
-    service = await exchange.use(request.model, late_error=late_error_of(request))
-    if translated.max_tokens == 0:  # only prefills the prompt; one token is the least here
-        translated.max_tokens = 1
-    answer = await exchange.prepared(service.complete, translated)
-    answer.shown_id = None
-    if request.stream:
-        await exchange.send_events(_events(answer, service.name, request), error_event)
-        return
-    response = await exchange.watched(answer.whole())
-    shown = [_native(response, choice, service.name, request) for choice in response["choices"]]
-    await exchange.send_json(shown[0] if len(shown) == 1 else shown)
+class NativeShape(Shape):
+    """The form of llama-server's texts."""
 
+    def __init__(self, request: NativeSampling) -> None:
+        self._n_probs, self._has_tokens = request.n_probs or 0, request.return_tokens
 
-def _native(
-    response: Mapping[str, Any],
-    choice: Mapping[str, Any],
-    model: str,
-    request: NativeSampling,
-) -> dict[str, Any]:
-    """A choice, or its last chunk, in llama-server's format."""
-    usage = response["usage"]
-    reason, word = choice["stop_reason"], ""
-    stop_type = _STOPS.get(choice["finish_reason"], "none")
-    if isinstance(reason, str):
-        stop_type, word = "word", reason
-    n_prompt = usage["prompt_tokens"]
-    shown = {
-        "index": choice["index"],
-        "content": choice["text"],
-        "tokens": choice["token_ids"] if request.return_tokens else [],
-        "stop": True,
-        "model": request.model or model,
-        "tokens_predicted": usage["completion_tokens"],
-        "tokens_evaluated": n_prompt,
-        "tokens_cached": n_prompt + usage["completion_tokens"],
-        "truncated": False,
-        "stop_type": stop_type,
-        "stopping_word": word,
-        "has_new_line": "\n" in choice["text"],
-        "timings": timings(usage, response["timing"], response["speculation"]),
-        "speculation": response["speculation"],
-    }
-    if choice.get("logprobs"):
-        shown["completion_probabilities"] = _probabilities(choice, request.n_probs or 0)
-    if "token_sources" in choice:
-        shown["token_sources"] = choice["token_sources"]
-    return shown
+    def shown_id(self, answer_id: str) -> str | None:
+        """Its answers have no id."""
+        return None
+
+    def whole(self, answer: Json) -> Any:
+        """See Shape."""
+        shown = [self._ended(answer, choice) for choice in answer["choices"]]
+        return shown[0] if len(shown) == 1 else shown
+
+    def of(self, chunk: Json) -> Iterator[Event]:
+        """See Shape."""
+        (choice,) = chunk["choices"]
+        if choice["finish_reason"] is not None:
+            yield None, self._ended(chunk, choice)
+            return
+        yield None, {
+            "index": choice["index"], "content": choice["text"], "tokens": choice["token_ids"],
+            "stop": False, **self._details(choice),
+        }  # fmt: skip
+
+    def end(self) -> Iterator[Event]:
+        """Its last chunk says that it is the last."""
+        return iter(())
+
+    def _ended(self, answer: Json, choice: Json) -> Json:
+        """A whole choice, or its last chunk."""
+        usage = answer["usage"]
+        reason, word = choice["stop_reason"], ""
+        stop_type = _STOPS.get(choice["finish_reason"], "none")
+        if isinstance(reason, str):
+            stop_type, word = "word", reason
+        n_prompt = usage["prompt_tokens"]
+        return {
+            "index": choice["index"],
+            "content": choice["text"],
+            "tokens": choice["token_ids"] if self._has_tokens else [],
+            "stop": True,
+            "model": answer["model"],
+            "tokens_predicted": usage["completion_tokens"],
+            "tokens_evaluated": n_prompt,
+            "tokens_cached": n_prompt + usage["completion_tokens"],
+            "truncated": False,
+            "stop_type": stop_type,
+            "stopping_word": word,
+            "has_new_line": "\n" in choice["text"],
+            "timings": timings(usage, answer["timing"], answer["speculation"]),
+            "speculation": answer["speculation"],
+            **self._details(choice),
+        }
+
+    def _details(self, choice: Json) -> Json:
+        shown = {}
+        if choice.get("logprobs"):
+            shown["completion_probabilities"] = _probabilities(choice, self._n_probs)
+        if "token_sources" in choice:
+            shown["token_sources"] = choice["token_sources"]
+        return shown
 
 
 def _probabilities(choice: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
@@ -137,35 +153,20 @@ def _probabilities(choice: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-async def _events(
-    answer: Answer, model: str, request: NativeSampling
-) -> AsyncGenerator[bytes, None]:
-    async with aclosing(answer.chunks()) as chunks:
-        async for chunk in chunks:
-            (choice,) = chunk["choices"]
-            if choice["finish_reason"] is not None:
-                yield sse(_native(chunk, choice, model, request))
-                continue
-            shown = {
-                "index": choice["index"], "content": choice["text"],
-                "tokens": choice["token_ids"], "stop": False,
-            }  # fmt: skip
-            if choice.get("logprobs"):
-                shown["completion_probabilities"] = _probabilities(choice, request.n_probs or 0)
-            if "token_sources" in choice:
-                shown["token_sources"] = choice["token_sources"]
-            yield sse(shown)
+# ---- tokens and templates, also under the names of llama-cpp-python
 
 
-# ---- tokens and templates
+class ExtrasText(Struct, kw_only=True):
+    """The body of /extras/tokenize and /extras/tokenize/count."""
+
+    input: str
+    model: Name | None = None
 
 
-async def tokenize(exchange: Exchange) -> None:
+async def tokenize(exchange: Exchange, request: TokenizeRequest) -> Any:
     """POST /tokenize."""
-    request = await exchange.read(TokenizeRequest)
-    service = await exchange.use(request.model)
-    parts = await service.in_thread(_tokenized, service.llm.model.vocab, request)
-    await exchange.send_parts(parts, b"application/json")
+    async with exchange.model(request.model) as service:
+        return Content(await service.in_thread(_tokenized, service.llm.model.vocab, request))
 
 
 def _tokenized(vocab: Vocab, request: TokenizeRequest) -> list[bytes]:
@@ -204,31 +205,47 @@ def _piece(raw: bytes) -> str | list[int]:
         return list(raw)
 
 
-async def detokenize(exchange: Exchange) -> None:
+async def detokenize(exchange: Exchange, request: DetokenizeRequest) -> Any:
     """POST /detokenize."""
-    request = await exchange.read(DetokenizeRequest)
-    service = await exchange.use(request.model)
-    raw = await service.in_thread(service.llm.detokenize, request.tokens, special=True)
-    await exchange.send_json({"content": raw.decode(errors="replace")})
+    async with exchange.model(request.model) as service:
+        raw = await service.in_thread(service.llm.detokenize, request.tokens, special=True)
+    return {"content": raw.decode(errors="replace")}
 
 
-async def apply_template(exchange: Exchange) -> None:
+async def extras_tokenize(exchange: Exchange, request: ExtrasText) -> Any:
+    """POST /extras/tokenize: with a BOS token if the model prepends one."""
+    async with exchange.model(request.model) as service:
+        raw = request.input.encode()
+        return {"tokens": await service.in_thread(service.llm.tokenize, raw, special=True)}
+
+
+async def extras_count(exchange: Exchange, request: ExtrasText) -> Any:
+    """POST /extras/tokenize/count."""
+    return {"count": len((await extras_tokenize(exchange, request))["tokens"])}
+
+
+async def extras_detokenize(exchange: Exchange, request: DetokenizeRequest) -> Any:
+    """POST /extras/detokenize."""
+    async with exchange.model(request.model) as service:
+        raw = await service.in_thread(service.llm.detokenize, request.tokens)
+    return {"text": raw.decode(errors="replace")}
+
+
+async def apply_template(exchange: Exchange, request: ChatRequest) -> Any:
     """POST /apply-template: renders a chat as the model's input text."""
-    request = await exchange.read(ChatRequest)
-    service = await exchange.use(request.model)
-    text = await service.in_thread(_rendered, service, request)
-    await exchange.send_json({"prompt": text})
+    async with exchange.model(request.model) as service:
+        return {"prompt": await service.in_thread(_rendered, service, request, exchange.info)}
 
 
-def _rendered(service: Service, request: ChatRequest) -> str:
+def _rendered(service: Service, request: ChatRequest, info: RequestInfo) -> str:
     """The prompt as text. With tools or separate thoughts the engine renders it."""
-    service.chat_keywords(request)  # within the bounds
+    service.chat_keywords(request, info)  # within the bounds
     llm, defaults = service.llm, service.settings.chat_defaults
     form = request.reasoning_format or defaults.get("reasoning_format") or "none"
     effort = request.reasoning_effort or defaults.get("reasoning_effort")
     is_whole = request.add_generation_prompt is False
     if request.tools or effort is not None or (form != "none" and not is_whole):
-        with service.unstarted(request) as handle:
+        with service.unstarted(request, info) as handle:
             return llm.detokenize(handle.prompt_tokens, special=True).decode(errors="replace")
     variables = template_variables(
         request.chat_template_kwargs or defaults.get("chat_template_kwargs")
@@ -241,14 +258,14 @@ def _rendered(service: Service, request: ChatRequest) -> str:
 # ---- the server's state
 
 
-async def health(exchange: Exchange) -> None:
+async def health(exchange: Exchange, _: None) -> Any:
     """GET /health: 200 while the process runs, and no model needs a restart of it."""
     if failed := exchange.models.given_up:
         raise given_up(failed[0].name)
-    await exchange.send_json({"status": "ok"})
+    return {"status": "ok"}
 
 
-async def ready(exchange: Exchange) -> None:
+async def ready(exchange: Exchange, _: None) -> Any:
     """GET /ready: the server accepts requests, and all preloads have ended."""
     models = exchange.models
     if exchange.serving.is_stopping:
@@ -259,10 +276,10 @@ async def ready(exchange: Exchange) -> None:
         raise ApiError(503, what, "loading")
     # Without a key: the counts, and not the names.
     more = {} if models.only is not None else {"models": models.counts()}
-    await exchange.send_json({"status": "ready", **more})
+    return {"status": "ready", **more}
 
 
-async def metrics(exchange: Exchange) -> None:
+async def metrics(exchange: Exchange, _: None) -> Any:
     """GET /metrics."""
     serving = exchange.serving
     if not serving.settings.has_metrics:
@@ -273,18 +290,22 @@ async def metrics(exchange: Exchange) -> None:
     for one in exchange.models.all:
         if one.service is not None:
             one.service.note_decodes()
-    await exchange.send_bytes(serving.metrics.text(), CONTENT_TYPE)
+    return Content([serving.metrics.text()], CONTENT_TYPE)
 
 
-async def props(exchange: Exchange) -> None:
+async def props(exchange: Exchange, _: None) -> Any:
     """GET /props?model=NAME: the model's facts without its path; it loads nothing."""
-    one = exchange.models.find(exchange.request.query_params.get("model")).model
-    if one.service is None or one.has_failed:
+    one = _named(exchange)
+    if not one.takes_requests:
         shown = {"model_alias": one.name, "build_info": _build_info(), "total_slots": 0}
-        await exchange.send_json({**shown, "state": one.state})
-        return
-    service = await exchange.use(exchange.request.query_params.get("model"))
-    await exchange.send_json(await service.in_thread(_props, service))
+        return {**shown, "state": one.state}
+    async with exchange.model(one.name) as service:
+        return await service.in_thread(_props, service)
+
+
+def _named(exchange: Exchange) -> ServedModel:
+    """The model that ?model=NAME names."""
+    return exchange.models.find(exchange.request.query_params.get("model")).model
 
 
 def _props(service: Service) -> dict[str, Any]:
@@ -329,34 +350,35 @@ def _token(llm: Llama, token: int | None) -> str:
     return llm.model.vocab.piece(token, special=True).decode(errors="replace")
 
 
-async def slots(exchange: Exchange) -> None:
+async def slots(exchange: Exchange, _: None) -> Any:
     """GET /slots?model=NAME: the running requests, without their texts."""
     if not exchange.serving.settings.has_slots:
         raise ApiError(
             501, "this server shows no slots: they are switched off", "unsupported",
             option="has_slots",
         )  # fmt: skip
-    one = exchange.models.find(exchange.request.query_params.get("model")).model
-    if one.service is None or one.has_failed:
-        await exchange.send_json([])
-        return
-    service = await exchange.use(exchange.request.query_params.get("model"))
-    begun = [answer.status() for answer in service.answers]
+    one = _named(exchange)
+    if not one.takes_requests:
+        return []
+    async with exchange.model(one.name) as service:
+        begun = [answer.status() for answer in service.answers]
+        n_parallel, n_ctx = service.llm.n_parallel, service.llm.n_ctx()
     computed = [one for one in begun if one["stage"] in ("reading", "generating")]
-    n_idle = max(service.llm.n_parallel - len(computed), 0)
-    n_ctx = service.llm.n_ctx()
     shown = [{"is_processing": True, **one} for one in computed]
-    shown += [{"is_processing": False} for _ in range(n_idle)]
-    await exchange.send_json([{"id": i, "n_ctx": n_ctx, **one} for i, one in enumerate(shown)])
+    shown += [{"is_processing": False}] * (n_parallel - len(computed))
+    return [{"id": i, "n_ctx": n_ctx, **one} for i, one in enumerate(shown)]
 
 
 ROUTES = (
-    Route("POST", "/completion", completion),
-    Route("POST", "/completions", completion),
-    Route("POST", "/infill", infill),
-    Route("POST", "/tokenize", tokenize),
-    Route("POST", "/detokenize", detokenize),
-    Route("POST", "/apply-template", apply_template),
+    Route("POST", "/completion", completion, NativeRequest),
+    Route("POST", "/completions", completion, NativeRequest),
+    Route("POST", "/infill", infill, InfillRequest),
+    Route("POST", "/tokenize", tokenize, TokenizeRequest),
+    Route("POST", "/detokenize", detokenize, DetokenizeRequest),
+    Route("POST", "/extras/tokenize", extras_tokenize, ExtrasText),
+    Route("POST", "/extras/tokenize/count", extras_count, ExtrasText),
+    Route("POST", "/extras/detokenize", extras_detokenize, DetokenizeRequest),
+    Route("POST", "/apply-template", apply_template, ChatRequest),
     Route("GET", "/health", health, is_open=True),
     Route("GET", "/v1/health", health, is_open=True),
     Route("GET", "/ready", ready, is_open=True),

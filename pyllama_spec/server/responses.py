@@ -1,0 +1,539 @@
+"""OpenAI's responses: their requests as chat requests, and answers in their form.
+
+Shapes: https://platform.openai.com/docs/api-reference/responses. Nothing is stored: a request
+brings the whole conversation as `input`. The model is not offered tools that OpenAI's own servers
+run; the response's `tools` lists the offered ones.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
+from pyllama_spec.server.api_errors import ApiError
+from pyllama_spec.server.dialect import (
+    DialectRequest,
+    Turns,
+    kind_of,
+    own_figures,
+    text_part,
+    typed,
+    unsupported,
+)
+from pyllama_spec.server.exchange import Exchange, Route
+from pyllama_spec.server.keywords import check_values
+from pyllama_spec.server.service import Event, Service, Shape, Thoughts
+from pyllama_spec.server.shapes import ChatRequest, Json
+
+_WHOLE_INPUT = "no response is stored: give the whole conversation as `input`"
+# Fields that would change the answer and are not supported.
+_REFUSED = {
+    "previous_response_id": _WHOLE_INPUT,
+    "conversation": _WHOLE_INPUT,
+    "store": "no response is stored; leave it out, or set it to false",
+    "background": "an answer lasts as long as its connection; leave it out, or stream",
+    "prompt": "there are no stored prompts; give their text as `instructions` and `input`",
+}
+_LOGPROBS = "message.output_text.logprobs"
+
+
+# ---- requests
+
+
+class _Reasoning(Struct):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class _Format(Struct):
+    type: str
+    name: str | None = None
+    schema: Json | None = None
+    strict: bool | None = None
+
+
+class ResponsesRequest(DialectRequest, kw_only=True):
+    """The body of /v1/responses."""
+
+    input: Any
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tool_calls: int | None = None
+    top_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    include: list[str] | None = None
+    parallel_tool_calls: bool | None = None
+    text: Json | None = None
+    reasoning: _Reasoning | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | Json | None = None
+    metadata: Json | None = None
+    safety_identifier: str | None = None
+    previous_response_id: Any = None
+    conversation: Any = None
+    store: Any = None
+    background: Any = None
+    prompt: Any = None
+
+
+class _Message(Struct):
+    role: str
+    content: str | list[Any] | None = None
+
+
+class _Call(Struct):
+    call_id: str
+    name: str
+    arguments: str
+
+
+class _Output(Struct):
+    call_id: str
+    output: str | list[Any] | None = None
+
+
+class _ReasoningItem(Struct):
+    content: list[Any] | None = None
+    summary: list[Any] | None = None
+
+
+class _Text(Struct):
+    text: str
+
+
+class _Refusal(Struct):
+    refusal: str
+
+
+_PARTS: dict[object, type[_Text] | type[_Refusal]] = {
+    "input_text": _Text, "output_text": _Text, "text": _Text, "refusal": _Refusal,
+}  # fmt: skip
+
+
+class _Tool(Struct):
+    name: str
+    parameters: Json | None = None
+
+
+class _ToolChoice(Struct):
+    type: str
+    name: str | None = None
+    mode: str | None = None
+    tools: list[Any] | None = None
+
+
+def chat_request(body: ResponsesRequest, thoughts: Thoughts) -> ChatRequest:
+    """The equivalent chat request."""
+    body.refuse(_REFUSED)
+    chat = ChatRequest(messages=_messages(body), **body.options())
+    chat.max_tokens = body.max_output_tokens
+    chat.parallel_tool_calls = body.parallel_tool_calls
+    chat.user = body.user or body.safety_identifier
+    if body.top_logprobs or _LOGPROBS in (body.include or ()):
+        chat.logprobs, chat.top_logprobs = True, body.top_logprobs
+    chat.response_format = _form(body)
+    offered = offered_tools(body)
+    if offered:
+        chat.tools = [_chat_tool(tool) for tool in offered]
+    chat.tool_choice = _choice(body.tool_choice, has_tools=bool(offered))
+    if body.reasoning is not None and body.reasoning.effort and thoughts.take_effort:
+        chat.reasoning_effort = body.reasoning.effort
+    return chat
+
+
+def offered_tools(body: ResponsesRequest) -> list[Json]:
+    """The function tools of the request that the model gets."""
+    allowed = None
+    if kind_of(body.tool_choice) == "allowed_tools":
+        tools = typed(body.tool_choice, _ToolChoice, "tool_choice").tools or ()
+        allowed = {tool.get("name") for tool in tools if kind_of(tool) == "function"}
+    offered = []
+    for i, given in enumerate(body.tools or ()):
+        place = f"tools[{i}]"
+        if typed(given, _ToolChoice, place).type != "function":
+            continue
+        tool = typed(given, _Tool, place)
+        if allowed is None or tool.name in allowed:
+            offered.append(given)
+    return offered
+
+
+def _chat_tool(tool: Json) -> Json:
+    names = ("name", "description", "parameters", "strict")
+    function = {name: tool[name] for name in names if tool.get(name) is not None}
+    return {"type": "function", "function": function}
+
+
+def _choice(given: str | Json | None, *, has_tools: bool) -> str | Json | None:
+    if given is None or given in ("auto", "none", "required"):
+        return given
+    if isinstance(given, str):
+        raise ArgumentError(
+            f"tool_choice is {given!r:.60}; expected auto, none, required or an object"
+        )
+    choice = typed(given, _ToolChoice, "tool_choice")
+    if choice.type == "function" and choice.name is not None:
+        return {"type": "function", "function": {"name": choice.name}}
+    if choice.type == "allowed_tools" and choice.mode is not None:
+        return choice.mode if has_tools else "none"
+    raise UnsupportedError(
+        f"tool_choice.type={choice.type!r:.60}: only functions can be called here; name one of "
+        "`tools`"
+    )
+
+
+def _form(body: ResponsesRequest) -> Json | None:
+    given = (body.text or {}).get("format")
+    form = None if given is None else typed(given, _Format, "text.format")
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return {"type": form.type}
+    if form.type != "json_schema":
+        raise unsupported(
+            "text.format", f"type {form.type!r:.60}", "text, json_object and json_schema are"
+        )
+    if form.schema is None:
+        raise ArgumentError("text.format.schema is missing: an object is expected")
+    schema: Json = {"name": form.name or "answer", "schema": form.schema}
+    if form.strict is not None:
+        schema["strict"] = form.strict
+    return {"type": form.type, "json_schema": schema}
+
+
+def _messages(body: ResponsesRequest) -> list[Json]:
+    turns = Turns()
+    if body.instructions:
+        turns.turn("system")["content"].append(text_part(body.instructions))
+    if isinstance(body.input, str):
+        turns.turn("user")["content"].append(text_part(body.input))
+        return turns.joined()
+    if not isinstance(body.input, list) or not body.input:
+        raise ArgumentError(
+            f"input is {shown(body.input)}; expected a text, or a list of items that is not empty"
+        )
+    for i, item in enumerate(body.input):
+        _add(item, f"input[{i}]", turns)
+    return turns.joined()
+
+
+def _add(item: Any, place: str, turns: Turns) -> None:
+    kind = kind_of(item, "message")
+    if kind == "message":
+        _add_message(typed(item, _Message, place), place, turns)
+    elif kind == "function_call":
+        call = typed(item, _Call, place)
+        assistant = turns.turn("assistant", is_apart=False)
+        turns.add_call(assistant, call.call_id, call.name, call.arguments)
+    elif kind == "function_call_output":
+        output = typed(item, _Output, place)
+        turns.add_result(output.call_id, "".join(_texts(output.output, f"{place}.output")))
+    elif kind == "reasoning":
+        thought = typed(item, _ReasoningItem, place)
+        name = "content" if thought.content else "summary"
+        texts = [
+            typed(part, _Text, f"{place}.{name}[{i}]").text
+            for i, part in enumerate(getattr(thought, name) or ())
+        ]
+        if texts:
+            turns.add_thought(turns.turn("assistant", is_apart=False), "".join(texts))
+    elif kind == "item_reference":
+        raise unsupported(place, "an item_reference", _WHOLE_INPUT)
+    else:
+        raise unsupported(
+            place, f"an item of type {kind!r:.60}",
+            "message, function_call, function_call_output and reasoning are",
+        )  # fmt: skip
+
+
+def _add_message(message: _Message, place: str, turns: Turns) -> None:
+    # Most templates know no developer, and leave out what they do not know.
+    role = "system" if message.role == "developer" else message.role
+    if role not in ("user", "assistant", "system"):
+        raise ArgumentError(
+            f"{place}.role is {role!r:.60}; expected user, assistant, system or developer"
+        )
+    parts = [text_part(text) for text in _texts(message.content, f"{place}.content")]
+    turns.turn(role, is_apart=role != "assistant")["content"] += parts
+
+
+def _texts(content: str | list[Any] | None, place: str) -> list[str]:
+    """The texts of a content."""
+    if isinstance(content, str):
+        return [content]
+    return [_text(part, f"{place}[{i}]") for i, part in enumerate(content or ())]
+
+
+def _text(part: Any, place: str) -> str:
+    kind = kind_of(part, "input_text")
+    if kind not in _PARTS:
+        raise unsupported(place, f"a part of type {kind!r:.60}", "give input_text")
+    read = typed(part, _PARTS[kind], place)
+    return read.text if isinstance(read, _Text) else read.refusal
+
+
+# ---- answers
+
+
+class ResponseShape(Shape):
+    """A chat completion as a response, whole or in events."""
+
+    def __init__(self, body: ResponsesRequest) -> None:
+        self._body = body
+        self._n_events = 0
+        self._answer: Json = {}
+        self._usage: Json | None = None
+        self._figures: Json = {}
+        self._finish: str | None = None
+        self._items: list[Json] = []
+        # What the last item is while it is open: "reasoning", "message", or the index of a call.
+        self._open: str | int | None = None
+        self._is_over = False
+
+    def shown_id(self, answer_id: str) -> str:
+        """See Shape."""
+        return f"resp_{answer_id.rpartition('-')[2]}"
+
+    def whole(self, answer: Json) -> Json:
+        """See Shape."""
+        choice = answer["choices"][0]
+        said = dict(choice["message"])
+        calls = enumerate(said.get("tool_calls") or ())
+        said["tool_calls"] = [{"index": i, **call} for i, call in calls]
+        for _ in self.of({**answer, "choices": [{**choice, "delta": said}]}):
+            pass
+        *_, (_, last) = self.end()
+        whole: Json = last["response"]
+        return whole
+
+    def of(self, chunk: Json) -> Iterator[Event]:
+        """See Shape."""
+        if chunk.get("usage"):
+            self._usage = chunk["usage"]
+        self._figures.update(own_figures(chunk))
+        if not self._answer:
+            self._answer = {key: chunk[key] for key in ("id", "created", "model")}
+            yield self._event("response.created", response=self._response("in_progress"))
+            yield self._event("response.in_progress", response=self._response("in_progress"))
+        for choice in chunk.get("choices", ())[:1]:
+            logprobs = (choice.get("logprobs") or {}).get("content") or []
+            yield from self._of_delta(choice.get("delta") or {}, logprobs)
+            self._finish = choice.get("finish_reason") or self._finish
+
+    def end(self) -> Iterator[Event]:
+        """See Shape."""
+        if self._is_over or not self._answer:
+            return
+        self._is_over = True
+        if not self._items:  # an empty answer: an empty message
+            yield from self._begin_message()
+        status = "incomplete" if self._finish == "length" else "completed"
+        yield from self._close(status)
+        yield self._event(f"response.{status}", response=self._response(status))
+
+    def failed(self, error: ApiError) -> Iterator[Event]:
+        """See Shape."""
+        self._is_over = True
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        failed = {**self._response("failed"), "error": {"code": code, "message": error.message}}
+        yield self._event("response.failed", response=failed)
+
+    # ---- items
+
+    def _of_delta(self, delta: Json, logprobs: list[Json]) -> Iterator[Event]:
+        thought, text = delta.get("reasoning_content"), delta.get("content")
+        if thought:
+            if self._open != "reasoning":
+                yield from self._begin_reasoning()
+            self._item["content"][0]["text"] += thought
+            yield self._of_item("response.reasoning_text.delta", content_index=0, delta=thought)
+        if text:
+            if self._open != "message":
+                yield from self._begin_message()
+            part = self._item["content"][0]
+            part["text"] += text
+            part["logprobs"] += logprobs
+            yield self._of_item(
+                "response.output_text.delta", content_index=0, delta=text, logprobs=logprobs
+            )
+        for call in delta.get("tool_calls") or ():
+            function = call.get("function") or {}
+            if self._open != call["index"]:
+                yield from self._begin_call(call, function.get("name", ""))
+            if function.get("arguments"):
+                self._item["arguments"] += function["arguments"]
+                yield self._of_item(
+                    "response.function_call_arguments.delta", delta=function["arguments"]
+                )
+
+    def _begin_reasoning(self) -> Iterator[Event]:
+        item = {"type": "reasoning", "summary": [], "content": []}
+        yield from self._begin("reasoning", "rs", item)
+        yield from self._begin_part({"type": "reasoning_text", "text": ""})
+
+    def _begin_message(self) -> Iterator[Event]:
+        item = {"type": "message", "role": "assistant", "content": []}
+        yield from self._begin("message", "msg", item)
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        yield from self._begin_part(part)
+
+    def _begin_call(self, call: Json, name: str) -> Iterator[Event]:
+        item = {"type": "function_call", "call_id": call.get("id", ""), "name": name}
+        yield from self._begin(call["index"], "fc", {**item, "arguments": ""})
+
+    def _begin(self, kind: str | int, prefix: str, item: Json) -> Iterator[Event]:
+        yield from self._close("completed")
+        self._open = kind
+        item_id = f"{prefix}_{self._number}{len(self._items):02x}"
+        self._items.append({"id": item_id, "status": "in_progress", **item})
+        yield self._event(
+            "response.output_item.added", output_index=len(self._items) - 1, item=_copy(self._item)
+        )
+
+    def _begin_part(self, part: Json) -> Iterator[Event]:
+        self._item["content"].append(part)
+        yield self._of_item("response.content_part.added", content_index=0, part=_copy(part))
+
+    def _close(self, status: str) -> Iterator[Event]:
+        if self._open is None:
+            return
+        item = self._item
+        item["status"] = status
+        if self._open == "reasoning":
+            yield from self._close_part("response.reasoning_text.done")
+        elif self._open == "message":
+            logprobs = item["content"][0]["logprobs"]
+            yield from self._close_part("response.output_text.done", logprobs=logprobs)
+        else:
+            yield self._of_item(
+                "response.function_call_arguments.done",
+                name=item["name"],
+                arguments=item["arguments"],
+            )
+        self._open = None
+        yield self._event(
+            "response.output_item.done", output_index=len(self._items) - 1, item=_copy(item)
+        )
+
+    def _close_part(self, kind: str, **more: Any) -> Iterator[Event]:
+        part = self._item["content"][0]
+        yield self._of_item(kind, content_index=0, text=part["text"], **more)
+        yield self._of_item("response.content_part.done", content_index=0, part=_copy(part))
+
+    @property
+    def _item(self) -> Json:
+        return self._items[-1]
+
+    @property
+    def _number(self) -> str:
+        return str(self._answer.get("id", "")).rpartition("-")[2]
+
+    # ---- events
+
+    def _event(self, kind: str, /, **fields: Any) -> Event:
+        number, self._n_events = self._n_events, self._n_events + 1
+        return kind, {"type": kind, "sequence_number": number, **fields}
+
+    def _of_item(self, kind: str, /, **fields: Any) -> Event:
+        place = {"item_id": self._item["id"], "output_index": len(self._items) - 1}
+        return self._event(kind, **place, **fields)
+
+    def _response(self, status: str) -> Json:
+        is_over = status != "in_progress"
+        whole = {
+            "id": self.shown_id(str(self._answer.get("id", ""))),
+            "object": "response",
+            "created_at": self._answer.get("created", int(time.time())),
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "error": None,
+            "incomplete_details": (
+                {"reason": "max_output_tokens"} if status == "incomplete" else None
+            ),
+            "model": self._answer.get("model", ""),
+            "output": _copy(self._items) if is_over else [],
+            "usage": _usage(self._usage) if is_over and self._usage else None,
+            **_echoed(self._body),
+        }
+        return {**whole, **self._figures} if is_over else whole
+
+
+def _echoed(body: ResponsesRequest) -> Json:
+    """The fields of the request that a response repeats."""
+    reasoning = body.reasoning or _Reasoning()
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
+        "background": False,
+        "store": False,
+        "temperature": body.temperature,
+        "text": body.text or {"format": {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": [{"strict": None, "parameters": None, **tool} for tool in offered_tools(body)],
+        "top_logprobs": body.top_logprobs,
+        "top_p": body.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+    }
+
+
+def _usage(usage: Json) -> Json:
+    n_prompt, n_written = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
+    of_prompt = usage.get("prompt_tokens_details") or {}
+    of_answer = usage.get("completion_tokens_details") or {}
+    return {
+        "input_tokens": n_prompt,
+        "input_tokens_details": {
+            "cached_tokens": of_prompt.get("cached_tokens") or 0,
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": n_written,
+        "output_tokens_details": {
+            **of_answer,
+            "reasoning_tokens": of_answer.get("reasoning_tokens") or 0,
+        },
+        "total_tokens": n_prompt + n_written,
+    }
+
+
+def _copy(value: Any) -> Any:
+    """A copy of an item, so that later changes do not alter sent events."""
+    if isinstance(value, dict):
+        return {key: _copy(one) for key, one in value.items()}
+    return [_copy(one) for one in value] if isinstance(value, list) else value
+
+
+# ---- endpoints
+
+
+def _to_chat(body: ResponsesRequest, service: Service) -> ChatRequest:
+    service.check_n_messages("input", body.input)
+    check_values([body.input, body.tools, body.text])
+    return chat_request(body, service.thoughts)
+
+
+async def responses(exchange: Exchange, body: ResponsesRequest) -> Any:
+    """POST /v1/responses."""
+    return await exchange.generate(body, ResponseShape(body), _to_chat)
+
+
+async def count_tokens(exchange: Exchange, body: ResponsesRequest) -> Any:
+    """POST /v1/responses/input_tokens."""
+    n = await exchange.count_tokens(body, _to_chat)
+    return {"object": "response.input_tokens", "input_tokens": n}
+
+
+ROUTES = (
+    Route("POST", "/v1/responses", responses, ResponsesRequest),
+    Route("POST", "/responses", responses, ResponsesRequest),
+    Route("POST", "/v1/responses/input_tokens", count_tokens, ResponsesRequest),
+    Route("POST", "/responses/input_tokens", count_tokens, ResponsesRequest),
+)
