@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyllama_spec.chat.prompt_file import Prompt, read_prompt_file
 from pyllama_spec.drafters import Drafter
-from pyllama_spec.engine.checks import count, instance, real
+from pyllama_spec.engine.checks import checked
+from pyllama_spec.options import option, options_of
 from pyllama_spec.speculative import ControllerChoice
 
 OWN_PROMPTS = Path(__file__).with_name("prompts.jsonl")
@@ -45,37 +47,31 @@ class BenchConfig:
     draft: str | os.PathLike[str] | Drafter = "none"
     also: tuple[str | os.PathLike[str] | Drafter, ...] = ()
     prompts: str | os.PathLike[str] | None = None
-    n_tokens: int = 128
-    repeats: int = 3
-    n_draft: int | None = None
+    n_tokens: int = option(128, low=2)  # the first token comes from the prompt, in no round
+    repeats: int = option(3, low=1)
+    n_draft: int | None = option(None, low=0)
     p_min: float | None = None
     lookup: int | None = None
     controller: ControllerChoice = None
-    temperature: float = 0.0
-    seed: int = 1
+    temperature: float = option(0.0, low=0)
+    # A random one would compare different texts.
+    seed: int = option(1, low=0)
     chat: bool | None = None
-    n_threads: int | None = None
+    n_threads: int | None = option(None, low=1)
     n_gpu_layers: int = 0
     draft_gpu_layers: int | None = None
-    devices: tuple[str, ...] | None = None
-    rpc_servers: tuple[str, ...] | None = None
+    devices: Sequence[str] | None = None
+    rpc_servers: Sequence[str] | None = None
     rpc_timeout: float | None = None
     offload_kqv: bool = True
     flash_attn: bool | None = None
     op_offload: bool = False
-    n_ctx: int | None = None
+    n_ctx: int | None = option(None, low=1)
     command: str | None = None
 
     def __post_init__(self) -> None:
-        count(self.n_tokens, "n_tokens", 2)  # the first token comes from the prompt, in no round
-        count(self.repeats, "repeats", 1)
-        # A seed of one's own for each run would compare different texts.
-        count(self.seed, "seed", 0, 2**31 - 1)
-        real(self.temperature, "temperature", 0.0)
-        for name, low in (("n_draft", 0), ("n_threads", 1), ("n_ctx", 1)):
-            if getattr(self, name) is not None:
-                count(getattr(self, name), name, low)
-        instance(self.chat, (bool, type(None)), "chat")
+        for one in options_of(type(self)).values():
+            checked(one, getattr(self, one.name))
 
 
 def load_prompts(path: str | os.PathLike[str] | None = None) -> tuple[Prompt, ...]:

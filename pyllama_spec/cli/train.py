@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from pyllama_spec.cli.options import add_target_options, add_threads, given
-from pyllama_spec.cli.wording import file_name
+from pyllama_spec.cli.options import add_options, given, path_argument
 from pyllama_spec.errors import ArgumentError
-from pyllama_spec.gguf.writer import KINDS
+from pyllama_spec.llama.open_options import OpenOptions
+from pyllama_spec.options import options_of
 from pyllama_spec.terminal import fitted
 from pyllama_spec.train import (
     CorpusConfig,
@@ -31,8 +32,7 @@ from pyllama_spec.train import (
     train_mtp,
 )
 from pyllama_spec.train.api import AnyConfig
-from pyllama_spec.train.config import N_NGRAMS, PRECISIONS, FitSettings, RunConfig
-from pyllama_spec.train.dflash.config import WEIGHTS
+from pyllama_spec.train.config import N_NGRAMS, FitSettings, HeadSettings, RunConfig
 from pyllama_spec.train.progress import TerminalReporter
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from pyllama_spec.train.run.pipeline import TrainReport
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-_Group: TypeAlias = "argparse._ArgumentGroup"
 _Config = TypeVar("_Config")
 _Run = TypeVar("_Run", bound=RunConfig)
 _GB = 1_000_000_000
@@ -65,17 +64,15 @@ def add_train(commands: _Commands) -> None:
 
 def _add_eagle3(kinds: _Commands) -> None:
     parser = kinds.add_parser("eagle3", help="train an EAGLE-3 head, which drafts a token per step")
-    default = FitConfig()
-    _add_files(parser, Eagle3TrainConfig(Path(), Path("x")))
-    parser.add_argument("--ngrams", dest="n_ngrams", type=int, metavar="N",
-        help=f"contexts of the n-gram table in the file [{N_NGRAMS}; 0 with --plain]")  # fmt: skip
-    _add_corpus(parser)
-    head = _add_head(parser, "as many", "six from the first to the last one's output")
+    helps = {
+        "target_layers": "layer inputs of the target that the draft reads [six from the first to "
+        "the last one's output]",
+        "n_ngrams": f"contexts of the n-gram table in the file [{N_NGRAMS}; 0 with --plain]",
+        "copied_share": "share of drafts trained where decoding would copy [0.1; 1 with --plain]",
+    }  # fmt: skip
+    head = _add_run(parser, Eagle3TrainConfig, HeadConfig, FitConfig, helps)
     head.add_argument("--plain", action="store_true",
         help="without the norms of EAGLE-3.1, so that stock llama.cpp loads it")  # fmt: skip
-    fit = _add_fit(parser, default, copied="0.1; 1 with --plain")
-    fit.add_argument("--steps", dest="n_steps", type=int, default=default.n_steps, metavar="N",
-        help="depth to which it learns to draft [%(default)s]")  # fmt: skip
     parser.set_defaults(run=run_eagle3, if_interrupted=_GOES_ON)
 
 
@@ -83,143 +80,54 @@ def _add_dflash(kinds: _Commands) -> None:
     parser = kinds.add_parser(
         "dflash", help="train a DFlash draft, which drafts a block in one pass"
     )
-    default, sizes = DFlashFitConfig(), DFlashHeadConfig()
-    _add_files(parser, DFlashTrainConfig(Path(), Path("x")))
-    parser.add_argument("--ngrams", dest="n_ngrams", type=int, metavar="N",
-        help=f"contexts of the n-gram table; 0 for stock llama.cpp [{N_NGRAMS}]")  # fmt: skip
-    _add_corpus(parser)
-    sizes_group = _add_head(
-        parser, "the target's, all of them from the anchor", "six from the first to the last"
-    )
-    head = sizes_group.add_argument
-    head("--layers", dest="n_layer", type=int, default=sizes.n_layer, metavar="N",
-        help="layers [%(default)s]")  # fmt: skip
-    head("--block", dest="block_size", type=int, default=sizes.block_size, metavar="N",
-        help="slots of a block, the known token's included [%(default)s]")  # fmt: skip
-    head("--causal", action="store_true", help="use causal attention within a block")
-    head("--markov", dest="markov_rank", type=int, default=sizes.markov_rank, metavar="RANK",
-        help="rank of the Markov head, which reads the token before; 0: none "
-        "[%(default)s]")  # fmt: skip
-    head("--confidence", action="store_true",
-        help="add a head that predicts each token's acceptance; needs --markov")  # fmt: skip
-    first = sizes_group.add_mutually_exclusive_group().add_argument
+    helps = {
+        "n_head_kv": "key/value heads [the target's, all of them from the anchor]",
+        "export_type": "type of the matrices in the file [q8_0; with --from-use the draft's]",
+    }
+    head = _add_run(parser, DFlashTrainConfig, DFlashHeadConfig, DFlashFitConfig, helps)
+    first = head.add_mutually_exclusive_group().add_argument
     first("--from-mask", dest="sample_from_anchor", action="store_false", default=None,
         help="draft no token at the known token's slot [without --markov]")  # fmt: skip
     first("--from-anchor", dest="sample_from_anchor", action="store_true", default=None,
         help="draft a token at the known token's slot too [with --markov]")  # fmt: skip
-    fit = _add_fit(parser, default, copied="0.1").add_argument
-    fit("--anchor-share", type=float, default=default.anchor_share, metavar="SHARE",
-        help="share of positions at which training starts a block [%(default)g]")  # fmt: skip
-    fit("--weights", choices=WEIGHTS, default=default.weights,
-        help="loss weights of depths: fixed, or by each depth's share in accepted tokens "
-        "[%(default)s]")  # fmt: skip
-    fit("--dpace-alpha", type=float, default=default.dpace_alpha, metavar="A",
-        help="smoothing of the weights of dpace [%(default)g]")  # fmt: skip
-    fit("--hard-share", type=float, default=default.hard_share, metavar="SHARE",
-        help="share of the loss for the text's token instead of the target's distribution "
-        "[%(default)g]")  # fmt: skip
     parser.set_defaults(run=run_dflash, if_interrupted=_GOES_ON)
 
 
 def _add_mtp(kinds: _Commands) -> None:
     parser = kinds.add_parser("mtp", help="train the MTP head of the model's file further")
-    default = MtpFitConfig()
-    _add_files(parser, MtpTrainConfig(Path(), Path("x")))
-    _add_corpus(parser)
-    fit = _add_fit(parser, default, copied="0.1").add_argument
-    fit("--steps", dest="n_steps", type=int, default=default.n_steps, metavar="N",
-        help="depth to which it learns to draft [%(default)s]")  # fmt: skip
-    fit("--loss-vocab", dest="n_loss_vocab", type=int, default=default.n_loss_vocab, metavar="N",
-        help="number of frequent tokens in losses and measurements [%(default)s]")  # fmt: skip
+    _add_run(parser, MtpTrainConfig, None, MtpFitConfig, {})
     parser.set_defaults(run=run_mtp, if_interrupted=_GOES_ON)
 
 
-def _add_files(parser: argparse.ArgumentParser, default: RunConfig) -> None:
+def _add_run(
+    parser: argparse.ArgumentParser,
+    run: type[RunConfig],
+    head: type[HeadSettings] | None,
+    fit: type[FitSettings],
+    helps: Mapping[str, str],
+) -> argparse._ArgumentGroup:
+    """Adds the options of a kind; returns their group "head", which is empty without one."""
     add = parser.add_argument
-    add("-m", "--model", dest="target", type=file_name, required=True, metavar="MODEL",
+    add("-m", "--model", dest="target", type=path_argument, required=True, metavar="MODEL",
         help="the target's GGUF, of the type that will decode")  # fmt: skip
     add("-o", "--output", dest="out", type=Path, required=True, metavar="OUT.gguf",
         help="the file to write")  # fmt: skip
-    add("--init", type=Path, metavar="DRAFT.gguf",
-        help="start with this draft's weights, to train on more text or for a fine-tuned "
-        "target")  # fmt: skip
-    add("--from-use", type=file_name, metavar="STORE",
+    add("--from-use", type=path_argument, metavar="STORE",
         help="train OUT.gguf, or the draft of --init, further on the answers in a draft memory, "
         "mostly where it was wrong; write the result only if it is better")  # fmt: skip
-    add("--work", type=Path, help="folder of text, features and checkpoints [OUT.gguf.train]")
-    add("--restart", action="store_true", help="train from the beginning, with the same text")
+    add_options(parser, run, "draft", "run", *(["ngrams"] if head else []), helps=helps)
     add("--max-disk", dest="max_disk_bytes", type=float, metavar="GB",
-        default=default.max_disk_bytes / _GB,
+        default=options_of(run)["max_disk_bytes"].default / _GB,
         help="maximum disk space of features; others are computed again in every epoch "
         "[%(default)g]")  # fmt: skip
-    add("--type", dest="export_type", choices=KINDS,
-        help=f"type of the matrices in the file [{default.export_type}; with --from-use the "
-        "draft's]")  # fmt: skip
-    add_target_options(parser)
-    add("--device", choices=("cpu", "cuda"), help="device to train on [a GPU if there is one]")
-    add_threads(parser)
-
-
-def _add_corpus(parser: argparse.ArgumentParser) -> None:
-    group, default = parser.add_argument_group("text"), CorpusConfig()
-    add = group.add_argument
-    n_of_use = UseConfig(Path()).n_tokens
-    add("--tokens", dest="n_tokens", type=int, metavar="N",
-        help="answer tokens to train on "
-        f"[{default.n_tokens}; with --from-use the newest {n_of_use}]")  # fmt: skip
-    add("--prompts", type=Path, metavar="F.jsonl",
-        help="a JSON prompt per line [the target writes prompts]")  # fmt: skip
-    add("--n-ctx", type=int, default=default.n_ctx, help="maximum sequence length [%(default)s]")
-    add("--parallel", dest="n_parallel", type=int, default=default.n_parallel, metavar="N",
-        help="sequences generated in parallel [%(default)s]")  # fmt: skip
-    add("--greedy-share", type=float, default=default.greedy_share, metavar="SHARE",
-        help="share of answers at temperature 0 [%(default)s]")  # fmt: skip
-    add("--temperature", type=float, default=default.temperature, metavar="T",
-        help="temperature of the other answers [%(default)s]")  # fmt: skip
-    add("--seed", type=int, default=default.seed, help="seed of all random draws [%(default)s]")
-
-
-def _add_head(parser: argparse.ArgumentParser, n_head_kv: str, layers: str) -> _Group:
+    add_options(parser, OpenOptions, "target", "threads")
+    add_options(parser.add_argument_group("text"), CorpusConfig, "")
     group = parser.add_argument_group("head")
-    add = group.add_argument
-    add("--target-layers", type=layer_list, metavar="A,B,C",
-        help=f"layer inputs of the target that the draft reads [{layers}]")  # fmt: skip
-    add("--draft-vocab", dest="n_draft_vocab", type=int, metavar="N",
-        help="size of the draft's vocabulary [as many as pay]")  # fmt: skip
-    add("--n-head", type=int, help="attention heads [the target's]")
-    add("--n-head-kv", type=int, help=f"key/value heads [{n_head_kv}]")
-    add("--n-ff", type=int, help="width of its feed-forward block [the target's]")
+    if head is not None:
+        add_options(group, head, "", helps=helps)
+    but = () if head else ("train_output",)  # an MTP head's matrix is the target's own
+    add_options(parser.add_argument_group("training"), fit, "", helps=helps, but=but)
     return group
-
-
-def _add_fit(parser: argparse.ArgumentParser, default: FitSettings, copied: str) -> _Group:
-    group = parser.add_argument_group("training")
-    add = group.add_argument
-    add("--epochs", type=float, default=default.epochs, help="passes over the text [%(default)g]")
-    add("--step-decay", type=float, default=default.step_decay, metavar="D",
-        help="loss weight of a depth relative to the one before [%(default)g]")  # fmt: skip
-    add("--missed-share", type=float, default=default.missed_share, metavar="SHARE",
-        help="share of drafts trained beyond their first wrong token [%(default)g]")  # fmt: skip
-    add("--copied-share", type=float, metavar="SHARE",
-        help=f"share of drafts trained where decoding would copy [{copied}]")  # fmt: skip
-    if not isinstance(default, MtpFitConfig):  # whose matrix is the target's own
-        add("--train-output", action="store_true",
-            help="train the output matrix too, for much more text, on a GPU")  # fmt: skip
-    add("--batch-tokens", type=int, default=default.batch_tokens, metavar="N",
-        help="tokens of a batch, prompts included [%(default)s]")  # fmt: skip
-    add("--lr", type=float, default=default.lr, help="peak learning rate [%(default)g]")
-    add("--weight-decay", type=float, default=default.weight_decay,
-        help="weight decay of matrices [%(default)g]")  # fmt: skip
-    add("--patience", type=int, default=default.patience, metavar="N",
-        help="measurements without progress before training stops [%(default)s]")  # fmt: skip
-    add("--precision", choices=PRECISIONS, default=default.precision,
-        help="type of matrix products; auto measures which is faster [%(default)s]")  # fmt: skip
-    return group
-
-
-def layer_list(text: str) -> tuple[int, ...]:
-    """Parses a list of layers such as "2,15,27"."""
-    return tuple(int(part) for part in text.split(","))
 
 
 def _bytes_of(max_disk: float) -> int:

@@ -156,7 +156,7 @@ class OpenOptions:
     _: KW_ONLY
     n_gpu_layers: int = option(
         0, part="model", words={"auto": -1, "all": -1}, cli="-ngl --n-gpu-layers", metavar="N",
-        group="target", help="layers on devices; -1: all [none]",
+        cli_default=None, group="target", help="layers on devices; -1: all [none]",
         server="-ngl --gpu-layers --n-gpu-layers", variable="ARG_N_GPU_LAYERS",
     )
     split_mode: SplitMode | int = option(
@@ -271,7 +271,8 @@ class OpenOptions:
         server="-v --verbose --log-verbose",
     )
     draft: str | os.PathLike[str] | Drafter | None = option(
-        None, server="-md --model-draft --spec-draft-model", variable="ARG_SPEC_DRAFT_MODEL"
+        None, read=str,
+        server="-md --model-draft --spec-draft-model", variable="ARG_SPEC_DRAFT_MODEL",
     )
     n_draft: int | None = option(
         None, part="draft.max_draft", cli="--n-draft", group="draft length",
