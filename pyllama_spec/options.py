@@ -32,6 +32,7 @@ class Option:
         name, type, default: those of the field; the type as it is written.
         kind: the type without None: "int", "float", "bool", "str" or a longer one.
         low, high: the bounds of a number; the engine checks those that have none here.
+        check: checks and converts a value, with its name for errors, in place of type and bounds.
         choices: the texts that it may be.
         words: texts for values that are none, such as "auto" for None.
         numbers: the engine's numbers of its values, which llama-cpp-python's constants are.
@@ -55,6 +56,7 @@ class Option:
     type: str = ""
     kind: str = ""
     default: Any = None
+    check: Callable[[Any, str], Any] | None = None
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()

@@ -372,7 +372,7 @@ class OpenOptions:
         if self.model_path == "":
             raise ModelLoadError('model_path="" is no file name; give the path of a .gguf file')
         for one in options_of(type(self)).values():
-            if one.numbers is None and one.name != "controller":
+            if one.numbers is None and one.name != "controller":  # those are checked where used
                 checked(one, getattr(self, one.name))
         if self.numa:
             warn(f"numa={shown(self.numa)} has no effect here")
@@ -383,11 +383,11 @@ class OpenOptions:
             )
         if self.flash_attn is False and self.meant("split_mode") == "tensor":
             raise ArgumentError(
-                "split_mode='tensor' needs flash attention, and flash_attn is off: leave "
-                "flash_attn out, or choose split_mode layer"
-            )
+                "split_mode", "tensor", problem="needs flash attention, and `flash_attn` is off",
+                remedy="leave `flash_attn` out, or choose `split_mode` layer",
+            )  # fmt: skip
         if self.chat_handler is not None and not callable(self.chat_handler):
-            raise ArgumentError(f"chat_handler={shown(self.chat_handler)} is not a function")
+            raise ArgumentError("chat_handler", self.chat_handler, "a function")
 
     def meant(self, name: str) -> Any:
         """The value of an option for the engine: a name for a number, None for 0 and the like."""
@@ -537,5 +537,5 @@ def _by_number(value: object, name: str, known: Mapping[int, Any]) -> Any:
         return value
     number = integer(value, name)
     if number not in known:
-        raise ArgumentError(f"{name}={shown(number)} is not one of {', '.join(map(str, known))}")
+        raise ArgumentError(name, number, f"one of {', '.join(map(str, known))}")
     return known[number]
