@@ -68,7 +68,8 @@ def add_options(
 
 
 def _add(parser: _Parser, one: Option, default: Any, help_: str) -> None:
-    words, more = one.cli.split(), {"dest": one.name, "help": help_}
+    words = one.cli.split()
+    more: dict[str, Any] = {"dest": one.name, "help": help_}
     if one.kind == "bool" and not one.words:
         if default is True or (one.is_optional and one.none is None):
             more["action"] = argparse.BooleanOptionalAction

@@ -208,17 +208,17 @@ def _file(path: str) -> list[dict[str, Any]]:
 def _checked(settings: Mapping[str, Any], path: str) -> dict[str, Any]:
     """The options of a model that have a value, checked."""
     given = {name: value for name, value in settings.items() if value is not None}
-    _refuse(given)
+    _refuse(given, f" in {path}")
     for name in settings:
         if name not in _OPTIONS and name not in _REFUSED:
             raise ArgumentError(f"{path}: the option {name} is unknown; --help lists the options")
     return given
 
 
-def _refuse(given: Mapping[str, Any]) -> None:
+def _refuse(given: Mapping[str, Any], place: str = "") -> None:
     for name, why in _REFUSED.items():
         if name in given:
-            raise UnsupportedError(f"{name}: {why}")
+            raise UnsupportedError(f"{name}{place}: {why}")
 
 
 def _with_our_names(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def _no_tail_free(value: object, name: str) -> float:
 
 def _part_to_continue(value: object, name: str) -> bool | str | None:
     if value in (None, "content", "reasoning_content"):
-        return value  # type: ignore[return-value]
+        return value
     if isinstance(value, str):
         raise ArgumentError(name, value, 'True, False, "content" or "reasoning_content"')
     return boolean(value, name)

@@ -120,7 +120,8 @@ def spelt(word: str) -> str:
 
 def _take(word: str, flag: Flag, left: list[str], given: Given) -> None:
     """Reads one flag, whose values are the next of the remaining words."""
-    name, value = flag.option.name, flag.value
+    name = flag.option.name
+    value: Any = flag.value
     given.names[name] = word
     if value is None:
         texts = [left.pop()] if left else []

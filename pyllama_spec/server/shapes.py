@@ -97,6 +97,8 @@ class Sampling(Struct, kw_only=True):
 
     model: Name | None = None
     max_tokens: int | None = None
+    n: int | None = None
+    return_token_ids: bool | None = None
     logit_bias: Biases | None = None
     grammar: str | None = None
     json_schema: Json | None = None

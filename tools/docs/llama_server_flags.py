@@ -38,13 +38,13 @@ def rows() -> list[Row]:
             if not (isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call)):
                 continue
             words = {
-                one.arg: one.value.value for one in node.value.keywords
+                one.arg: str(one.value.value) for one in node.value.keywords
                 if isinstance(one.value, ast.Constant)
             }  # fmt: skip
             for names, variable in (("server", "variable"), ("server_off", "variable_off")):
                 if names in words and isinstance(node.target, ast.Name):
                     named = f"LLAMA_{words[variable]}" if variable in words else ""
-                    found.append(Row(str(words[names]).split(), named, node.target.id))
+                    found.append(Row(words[names].split(), named, node.target.id))
     return found
 
 
