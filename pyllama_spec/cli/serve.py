@@ -11,15 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from pyllama_spec.cli.generate import print_notes
 from pyllama_spec.cli.options import add_model_options, add_options, argument, open_llama
 from pyllama_spec.drafters.registry import AUTO
 from pyllama_spec.engine.checks import count
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.options import names_of, options_of, words_of
+from pyllama_spec.server.programs import settings_of
 from pyllama_spec.server.settings import ServerSettings
 from pyllama_spec.speculative.stats import plural
-from pyllama_spec.terminal import dim
 
 if TYPE_CHECKING:
     from pyllama_spec.llama import Llama
@@ -42,11 +43,13 @@ _HELP = {
     "n_ctx": "context length of each request; the KV cache has --parallel times as much",
     "quiet": "no line for each request",
 }
-_SETTINGS = [one.name for one in options_of(ServerSettings).values() if one.cli]
+_SETTINGS = [
+    one.name for one in options_of(ServerSettings).values() if one.cli and not one.is_repeated
+]
 # What the log calls settings of the server, and keywords of Llama().
 _OF_SETTINGS = {
     **names_of("cli", ServerSettings), "allowed_hosts": "--allowed-hosts",
-    "max_body_bytes": "--max-body",
+    "max_body_bytes": "--max-body", "api_key_file": "--api-key-file", "tls_cert": "--tls-cert",
 }  # fmt: skip
 FLAGS = {**names_of("cli", OpenOptions), **_OF_SETTINGS, "embedding=True": "--embeddings"}
 # With --config keywords are keys of the file.
@@ -114,29 +117,23 @@ def run_serve(args: argparse.Namespace) -> int:
 def _serve(args: argparse.Namespace) -> tuple[int, int]:
     """Serves one model; returns what serve() returns."""
     from pyllama_spec.server import serve
-    from pyllama_spec.server.process import Listening
 
-    if (args.tls_cert is None) != (args.tls_key is None):
-        raise ArgumentError("--tls-cert and --tls-key belong together: give both")
-    settings = _settings(args)
-    listening = Listening(
-        host=args.host, port=args.port, certificate=args.tls_cert, key=args.tls_key
-    )
+    settings, listening, notes = _settings(args)
     level = logging.WARNING if args.quiet else logging.INFO
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("pyllama_spec.server").setLevel(level)
     if args.config is not None:
-        return _serve_several(args, settings, listening)
+        return _serve_several(args, settings, listening, notes)
     count(args.n_parallel, "n_parallel", 1)
     count(args.max_waiting, "max_waiting", 0)
     with open_llama(args) as llama:
-        _warn(args, settings)
+        print_notes(notes)
         with _prefixes(args) as llama.cache:
             return serve(llama, settings, listening, on_start=lambda url: _say(url, args, llama))
 
 
 def _serve_several(
-    args: argparse.Namespace, settings: ServerSettings, listening: Listening
+    args: argparse.Namespace, settings: ServerSettings, listening: Listening, notes: Sequence[str]
 ) -> tuple[int, int]:
     """Serves the models of a file; returns what serve() returns."""
     from pyllama_spec.server import read_models, serve
@@ -151,7 +148,7 @@ def _serve_several(
             f"put {keys} into {args.config.name}: {flags} {do} not go with --config"
         )
     models = read_models(args.config)
-    _warn(args, settings)
+    print_notes(notes)
 
     def say(url: str) -> None:
         n = len(models.specs)
@@ -178,20 +175,11 @@ def _prefixes(args: argparse.Namespace) -> Iterator[PrefixFolder | None]:
         folder.close()
 
 
-def _settings(args: argparse.Namespace) -> ServerSettings:
-    from pyllama_spec.server.keys import keys_of, reader_of
-    from pyllama_spec.server.settings import hosts_for
-
-    key_file = args.api_key_file
-    alias, *aliases = dict.fromkeys(args.aliases or (None,))
-    return ServerSettings(
-        alias=alias, aliases=tuple(aliases), api_keys=keys_of(key_file),
-        read_keys=reader_of(key_file),
-        allowed_hosts=hosts_for(args.host, args.allowed_hosts or ()),
+def _settings(args: argparse.Namespace) -> tuple[ServerSettings, Listening, list[str]]:
+    """See settings_of()."""
+    return settings_of(
+        vars(args), FLAGS if args.config is None else _KEYS, _SETTINGS,
         max_body_bytes=count(args.max_body, "max_body", 1, 2047) << 20,
-        flags=FLAGS if args.config is None else _KEYS,
-        **{**{name: getattr(args, name) for name in _SETTINGS},
-           "cors_origins": tuple(args.cors_origins)},
     )  # fmt: skip
 
 
@@ -205,21 +193,6 @@ def _of_unknown(words: Sequence[str]) -> str:
         "; pyllama-spec-llama-server takes llama-server's flags as they are; there -c is shared: "
         "-c 8192 -np 4 is -c 2048 --parallel 4 here"
     )
-
-
-def _warn(args: argparse.Namespace, settings: ServerSettings) -> None:
-    from pyllama_spec.server.keys import notes_of
-    from pyllama_spec.server.settings import LOOPBACK
-
-    notes = notes_of(args.api_key_file)
-    if args.host not in LOOPBACK and not settings.api_keys:
-        notes.append(
-            f"any client that reaches {args.host} may use the model: --api-key-file asks for a key"
-        )
-    if args.host not in LOOPBACK and args.tls_cert is None:
-        notes.append("keys and texts go over the network as they are: --tls-cert, or a proxy")
-    for note in notes:
-        print(dim(f"[{note}]", sys.stderr), file=sys.stderr)
 
 
 def _say(url: str, args: argparse.Namespace, llama: Llama) -> None:

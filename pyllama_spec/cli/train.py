@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from pyllama_spec.cli.options import add_options, given, path_argument
 from pyllama_spec.errors import ArgumentError
@@ -41,10 +41,47 @@ if TYPE_CHECKING:
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _Config = TypeVar("_Config")
-_Run = TypeVar("_Run", bound=RunConfig)
 _GB = 1_000_000_000
 _GOES_ON = "; what was made so far is kept, and the same command resumes the run"
 _STAYS = "; the draft is as it was"
+
+
+class _Kind(NamedTuple):
+    """A kind of draft: its tables, what trains it, and help that differs from the tables'."""
+
+    run: type[RunConfig]
+    head: type[HeadSettings] | None
+    fit: type[FitSettings]
+    train: Callable[..., TrainReport]
+    help: str
+    helps: Mapping[str, str] = {}
+
+
+_KINDS = {
+    "eagle3": _Kind(
+        Eagle3TrainConfig, HeadConfig, FitConfig, train_eagle3,
+        "train an EAGLE-3 head, which drafts a token per step",
+        {
+            "target_layers": "layer inputs of the target that the draft reads [six from the first "
+            "to the last one's output]",
+            "n_ngrams": f"contexts of the n-gram table in the file [{N_NGRAMS}; 0 with --plain]",
+            "copied_share": "share of drafts trained where decoding would copy [0.1; 1 with "
+            "--plain]",
+        },
+    ),
+    "dflash": _Kind(
+        DFlashTrainConfig, DFlashHeadConfig, DFlashFitConfig, train_dflash,
+        "train a DFlash draft, which drafts a block in one pass",
+        {
+            "n_head_kv": "key/value heads [the target's, all of them from the anchor]",
+            "export_type": "type of the matrices in the file [q8_0; with --from-use the draft's]",
+        },
+    ),
+    "mtp": _Kind(
+        MtpTrainConfig, None, MtpFitConfig, train_mtp,
+        "train the MTP head of the model's file further",
+    ),
+}  # fmt: skip
 
 
 def add_train(commands: _Commands) -> None:
@@ -57,55 +94,23 @@ def add_train(commands: _Commands) -> None:
         "command resumes the run.",
     )
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
-    _add_eagle3(kinds)
-    _add_dflash(kinds)
-    _add_mtp(kinds)
+    for name, kind in _KINDS.items():
+        command = kinds.add_parser(name, help=kind.help)
+        head = _add_run(command, kind)
+        if name == "eagle3":
+            head.add_argument("--plain", action="store_true",
+                help="without the norms of EAGLE-3.1, so that stock llama.cpp loads "
+                "it")  # fmt: skip
+        elif name == "dflash":
+            first = head.add_mutually_exclusive_group().add_argument
+            first("--from-mask", dest="sample_from_anchor", action="store_false", default=None,
+                help="draft no token at the known token's slot [without --markov]")  # fmt: skip
+            first("--from-anchor", dest="sample_from_anchor", action="store_true", default=None,
+                help="draft a token at the known token's slot too [with --markov]")  # fmt: skip
+        command.set_defaults(run=run_train, if_interrupted=_GOES_ON)
 
 
-def _add_eagle3(kinds: _Commands) -> None:
-    parser = kinds.add_parser("eagle3", help="train an EAGLE-3 head, which drafts a token per step")
-    helps = {
-        "target_layers": "layer inputs of the target that the draft reads [six from the first to "
-        "the last one's output]",
-        "n_ngrams": f"contexts of the n-gram table in the file [{N_NGRAMS}; 0 with --plain]",
-        "copied_share": "share of drafts trained where decoding would copy [0.1; 1 with --plain]",
-    }  # fmt: skip
-    head = _add_run(parser, Eagle3TrainConfig, HeadConfig, FitConfig, helps)
-    head.add_argument("--plain", action="store_true",
-        help="without the norms of EAGLE-3.1, so that stock llama.cpp loads it")  # fmt: skip
-    parser.set_defaults(run=run_eagle3, if_interrupted=_GOES_ON)
-
-
-def _add_dflash(kinds: _Commands) -> None:
-    parser = kinds.add_parser(
-        "dflash", help="train a DFlash draft, which drafts a block in one pass"
-    )
-    helps = {
-        "n_head_kv": "key/value heads [the target's, all of them from the anchor]",
-        "export_type": "type of the matrices in the file [q8_0; with --from-use the draft's]",
-    }
-    head = _add_run(parser, DFlashTrainConfig, DFlashHeadConfig, DFlashFitConfig, helps)
-    first = head.add_mutually_exclusive_group().add_argument
-    first("--from-mask", dest="sample_from_anchor", action="store_false", default=None,
-        help="draft no token at the known token's slot [without --markov]")  # fmt: skip
-    first("--from-anchor", dest="sample_from_anchor", action="store_true", default=None,
-        help="draft a token at the known token's slot too [with --markov]")  # fmt: skip
-    parser.set_defaults(run=run_dflash, if_interrupted=_GOES_ON)
-
-
-def _add_mtp(kinds: _Commands) -> None:
-    parser = kinds.add_parser("mtp", help="train the MTP head of the model's file further")
-    _add_run(parser, MtpTrainConfig, None, MtpFitConfig, {})
-    parser.set_defaults(run=run_mtp, if_interrupted=_GOES_ON)
-
-
-def _add_run(
-    parser: argparse.ArgumentParser,
-    run: type[RunConfig],
-    head: type[HeadSettings] | None,
-    fit: type[FitSettings],
-    helps: Mapping[str, str],
-) -> argparse._ArgumentGroup:
+def _add_run(parser: argparse.ArgumentParser, kind: _Kind) -> argparse._ArgumentGroup:
     """Adds the options of a kind; returns their group "head", which is empty without one."""
     add = parser.add_argument
     add("-m", "--model", dest="target", type=path_argument, required=True, metavar="MODEL",
@@ -115,18 +120,20 @@ def _add_run(
     add("--from-use", type=path_argument, metavar="STORE",
         help="train OUT.gguf, or the draft of --init, further on the answers in a draft memory, "
         "mostly where it was wrong; write the result only if it is better")  # fmt: skip
-    add_options(parser, run, "draft", "run", *(["ngrams"] if head else []), helps=helps)
+    helps = kind.helps
+    ngrams = ["ngrams"] if kind.head else []
+    add_options(parser, kind.run, "draft", "run", *ngrams, helps=helps)
     add("--max-disk", dest="max_disk_bytes", type=float, metavar="GB",
-        default=options_of(run)["max_disk_bytes"].default / _GB,
+        default=options_of(kind.run)["max_disk_bytes"].default / _GB,
         help="maximum disk space of features; others are computed again in every epoch "
         "[%(default)g]")  # fmt: skip
     add_options(parser, OpenOptions, "target", "threads")
     add_options(parser.add_argument_group("text"), CorpusConfig, "")
     group = parser.add_argument_group("head")
-    if head is not None:
-        add_options(group, head, "", helps=helps)
-    but = () if head else ("train_output",)  # an MTP head's matrix is the target's own
-    add_options(parser.add_argument_group("training"), fit, "", helps=helps, but=but)
+    if kind.head is not None:
+        add_options(group, kind.head, "", helps=helps)
+    but = () if kind.head else ("train_output",)  # an MTP head's matrix is the target's own
+    add_options(parser.add_argument_group("training"), kind.fit, "", helps=helps, but=but)
     return group
 
 
@@ -145,60 +152,38 @@ def _filled(kind: type[_Config], args: argparse.Namespace, **more: Any) -> _Conf
     return kind(**{**given(args, known), **more})
 
 
-def _config(args: argparse.Namespace, kind: type[_Run], **parts: Any) -> _Run:
-    """The configuration of a run; `parts` are its head and its fit."""
+def _config(args: argparse.Namespace, kind: _Kind) -> AnyConfig:
+    """The configuration of a run."""
     if args.from_use is not None and args.export_type is not None:
-        raise ArgumentError(f"--type {args.export_type}: a draft from use keeps its type")
-    parts["max_disk_bytes"] = _bytes_of(args.max_disk_bytes)
+        raise ArgumentError(
+            "export_type", args.export_type, problem="is for a new draft",
+            remedy="leave it out: a draft from use keeps its type",
+        )  # fmt: skip
+    parts: dict[str, Any] = {"max_disk_bytes": _bytes_of(args.max_disk_bytes)}
     if args.from_use is None:
         parts["corpus"] = _filled(CorpusConfig, args)
     else:
         parts["use"] = _filled(UseConfig, args, store=args.from_use)
         parts["corpus"] = _filled(CorpusConfig, args, n_tokens=CorpusConfig().n_tokens)
-    return _filled(kind, args, **parts)
+    if kind.head is not None:
+        norms = {"fc_norm": not args.plain, "norm_output": not args.plain}
+        parts["head"] = _filled(kind.head, args, **norms if args.kind == "eagle3" else {})
+    config: Any = _filled(kind.run, args, **parts, fit=_filled(kind.fit, args))
+    return config  # type: ignore[no-any-return]
 
 
-def run_eagle3(args: argparse.Namespace) -> int:
-    """Trains a head and prints the result."""
-    norms = {"fc_norm": not args.plain, "norm_output": not args.plain}
-    config = _config(
-        args, Eagle3TrainConfig,
-        head=_filled(HeadConfig, args, **norms), fit=_filled(FitConfig, args),
-    )  # fmt: skip
+def run_train(args: argparse.Namespace) -> int:
+    """Trains a draft and prints the result; returns 1 if it is no better."""
+    kind = _KINDS[args.kind]
+    config = _config(args, kind)
     if config.use is not None:
-        return _go_on(config, args)
-    _print_report(train_eagle3(config, TerminalReporter()), config.work_dir)
-    return 0
-
-
-def run_dflash(args: argparse.Namespace) -> int:
-    """Trains a draft and prints the result."""
-    config = _config(
-        args, DFlashTrainConfig,
-        head=_filled(DFlashHeadConfig, args), fit=_filled(DFlashFitConfig, args),
-    )  # fmt: skip
-    if config.use is not None:
-        return _go_on(config, args)
-    _print_report(train_dflash(config, TerminalReporter()), config.work_dir)
-    return 0
-
-
-def run_mtp(args: argparse.Namespace) -> int:
-    """Trains an MTP head further and prints the result; returns 1 if it is no better."""
-    config = _config(args, MtpTrainConfig, fit=_filled(MtpFitConfig, args))
-    if config.use is not None:
-        return _go_on(config, args)
-    report = train_mtp(config, TerminalReporter())
+        args.if_interrupted = _STAYS
+        used = train_from_use(config, TerminalReporter())
+        _print_use(used)
+        return 0 if used.is_replaced else 1
+    report = kind.train(config, TerminalReporter())
     _print_report(report, config.work_dir)
     return 1 if report.why_not else 0
-
-
-def _go_on(config: AnyConfig, args: argparse.Namespace) -> int:
-    """Trains a draft further from use and prints the result; returns 1 if it is no better."""
-    args.if_interrupted = _STAYS
-    report = train_from_use(config, TerminalReporter())
-    _print_use(report)
-    return 0 if report.is_replaced else 1
 
 
 def _print_use(report: UseReport) -> None:

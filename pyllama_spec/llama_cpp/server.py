@@ -77,6 +77,11 @@ _REFUSED = {
     "hf_pretrained_model_name_or_path": "the vocabulary of the model's file is used; leave it out",
     "hf_model_repo_id": "download the model, and give its file as model",
 }
+# What the log calls settings of the server, and keywords of Llama().
+_NAMES = {
+    "max_body_bytes": "", "embedding": "--embedding true", "embedding=True": "--embedding true",
+    "tls_cert": "--ssl_certfile", "tls_key": "--ssl_keyfile", "api_keys": "--api_key",
+}  # fmt: skip
 _DEFAULTS: Mapping[str, Any] = {
     "host": "localhost", "port": 8000, "n_ctx": 2048, "cache_size": 2 << 30,
     "n_parallel": 4, "max_waiting": 64, "verbose": False,
@@ -103,13 +108,8 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     Of several models one is loaded at a time, as with llama-cpp-python, and the first one answers
     to names that there are not.
     """
-    from pyllama_spec.server import (
-        ServerSettings,
-        serve,  # noqa: F401 - its import says which package of the extra is missing
-    )
-    from pyllama_spec.server.process import Listening
-    from pyllama_spec.server.programs import Plan, read
-    from pyllama_spec.server.settings import hosts_for
+    from pyllama_spec.server import serve  # noqa: F401 - says how to get what it needs
+    from pyllama_spec.server.programs import Plan, named, read, settings_of
 
     given, around = (one.values for one in read(arguments, environment, _flags()))
     _refuse({**around, **given})
@@ -118,29 +118,28 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     address: dict[str, Any] = {name: around[name] for name in ("host", "port") if name in around}
     each = [_merged(around, one, address, given) for one in filed]
     values, keywords = each[0], [_keywords(one) for one in each]
-    certificate, key = values.get("ssl_certfile"), values.get("ssl_keyfile")
-    if (certificate is None) != (key is None):
-        raise ArgumentError("ssl_certfile and ssl_keyfile belong together: give both")
-    host, is_one = values["host"], len(each) == 1
-    names = {name: f"--{name}" for name in _OPTIONS}
-    settings = ServerSettings(
-        alias=values.get("model_alias"),
-        api_keys=(values["api_key"],) if values.get("api_key") else (),
-        allowed_hosts=hosts_for(host, values.get("allowed_hosts", ())),
-        chat_defaults=_chat_defaults(values) if is_one else {},
-        flags={
-            **names, "max_body_bytes": "", "embedding": "--embedding true",
-            "embedding=True": "--embedding true",
-        },
-    )  # fmt: skip
-    listening = Listening(
-        host=host, port=values["port"],
-        certificate=Path(certificate) if certificate else None, key=Path(key) if key else None,
-    )  # fmt: skip
-    models = None if is_one else _models(each, keywords)
+    names = {name: f"--{name}" for name in _OPTIONS} | _NAMES
+    with named(names):
+        settings, listening, notes = settings_of(
+            {
+                "host": values["host"], "port": values["port"],
+                "allowed_hosts": values.get("allowed_hosts"),
+                "aliases": [one for one in (values.get("model_alias"),) if one],
+                "api_keys": [one for one in (values.get("api_key"),) if one],
+                "tls_cert": _path(values.get("ssl_certfile")),
+                "tls_key": _path(values.get("ssl_keyfile")),
+            },
+            names, (), chat_defaults={} if len(each) > 1 else _chat_defaults(values),
+        )  # fmt: skip
+    models = _models(each, keywords) if len(each) > 1 else None
     return Plan(
-        keywords=keywords[0], settings=settings, listening=listening, models=models, names=names
-    )
+        keywords=keywords[0], settings=settings, listening=listening, models=models, notes=notes,
+        names=names,
+    )  # fmt: skip
+
+
+def _path(text: str | Path | None) -> Path | None:
+    return Path(text) if text else None
 
 
 def _merged(*places: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.engine.checks import instance, one_of, real
-from pyllama_spec.errors import ArgumentError, Face
+from pyllama_spec.errors import ArgumentError
 from pyllama_spec.files import read_text
 from pyllama_spec.llama.open_options import KEYWORDS, OpenOptions
 from pyllama_spec.options import names_of, option, options_of
 from pyllama_spec.requests.options import OF_CHATS, RequestOptions
-from pyllama_spec.server.keys import keys_of, notes_of, reader_of
-from pyllama_spec.server.programs import Plan, flags_of, read, run, spelt
-from pyllama_spec.server.settings import LOOPBACK, ServerSettings, hosts_for
+from pyllama_spec.server.programs import Plan, flags_of, named, read, run, settings_of, spelt
+from pyllama_spec.server.settings import ServerSettings
 
 _PROGRAM = "pyllama-spec-llama-server"
 _N_PARALLEL, _N_CTX, _MAX_WAITING = 4, 4096, 64
@@ -162,12 +161,12 @@ def is_flag(word: str) -> bool:
 def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Plan:
     """Converts a command line, without the program's name, and LLAMA_... variables to settings."""
     from pyllama_spec.server import serve  # noqa: F401 - says how to get what it needs
-    from pyllama_spec.server.process import Listening
 
     given, around = read(arguments, environment, FLAGS, is_idle)
-    values = {**around.values, **given.values}
+    values = {"host": "127.0.0.1", "port": 8080, "has_slots": True, "has_metrics": False,
+              **around.values, **given.values}  # fmt: skip
     names = {**_NAMES, **around.names, **given.names}
-    try:
+    with named(names):
         notes = [f"without effect here: {' '.join(given.idle)}"] if given.idle else []
         if "--api-key" in arguments:
             notes.append("--api-key is seen by all who list processes; --api-key-file is not")
@@ -176,22 +175,17 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
         for one in options_of(Own).values():
             if one.choices and one.name in values:
                 one_of(values[one.name], one.choices, one.name)
-        listening = Listening(
-            host=values.get("host", "127.0.0.1"), port=values.get("port", 8080),
-            certificate=values.get("tls_cert"), key=values.get("tls_key"),
+        settings, listening, more = settings_of(
+            values, _NAMES, [one.name for one in options_of(ServerSettings).values() if one.server],
+            defaults=_of_requests(values), chat_defaults=_of_chats(values), is_greedy_below_0=True,
         )  # fmt: skip
-        if (listening.certificate is None) != (listening.key is None):
-            raise ArgumentError("--ssl-cert-file and --ssl-key-file belong together: give both")
         verbosity = 2 if values.get("is_silent") else values.get("verbosity", 3)
         quiet = logging.ERROR if verbosity < 2 else logging.WARNING
         return Plan(
-            keywords=_keywords(values, notes), adapters=_adapters(values),
-            settings=_settings(values, listening.host, notes), listening=listening, notes=notes,
-            log_level=logging.INFO if verbosity > 2 else quiet, log_file=values.get("log_file"),
-            names=names,
+            keywords=_keywords(values, notes), adapters=_adapters(values), settings=settings,
+            listening=listening, notes=[*notes, *more], log_file=values.get("log_file"),
+            log_level=logging.INFO if verbosity > 2 else quiet, names=names,
         )  # fmt: skip
-    except ArgumentError as error:
-        raise ArgumentError(error.rendered(Face(names, pair="{} {}"))) from None
 
 
 def _keywords(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -244,25 +238,6 @@ def _draft(values: Mapping[str, Any]) -> str | None:
     if kinds:
         raise ArgumentError(f"--spec-type {kinds[0]} needs the file of a draft: -md FILE.gguf")
     return "prompt-lookup" if types and types != ["none"] else None
-
-
-def _settings(values: Mapping[str, Any], host: str, notes: list[str]) -> ServerSettings:
-    given_keys, key_file = tuple(values.get("api_keys", ())), values.get("api_key_file")
-    keys = (*given_keys, *keys_of(key_file))
-    notes += notes_of(key_file)
-    if not (host in LOOPBACK or keys):
-        notes.append(f"any client that reaches {host} may use the model; give --api-key-file")
-    own = {one.name for one in options_of(ServerSettings).values() if one.server}
-    alias, *aliases = dict.fromkeys(values.get("aliases") or (None,))
-    return ServerSettings(
-        alias=alias, aliases=tuple(aliases), api_keys=keys,
-        read_keys=reader_of(key_file, given_keys),
-        allowed_hosts=hosts_for(host, values.get("allowed_hosts", ())),
-        cors_origins=tuple(values.get("cors_origins", ())), defaults=_of_requests(values),
-        chat_defaults=_of_chats(values), is_greedy_below_0=True, flags=_NAMES,
-        **{"has_slots": True, "has_metrics": False,
-           **{name: value for name, value in values.items() if name in own}},
-    )  # fmt: skip
 
 
 def _of_requests(values: Mapping[str, Any]) -> dict[str, Any]:

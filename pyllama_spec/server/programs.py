@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
@@ -19,7 +19,8 @@ from pyllama_spec.errors import ArgumentError, Face, PyllamaSpecError, Unsupport
 from pyllama_spec.files import check_no_pipe
 from pyllama_spec.llama import Llama
 from pyllama_spec.options import Option, options_of
-from pyllama_spec.server.settings import ServerSettings
+from pyllama_spec.server.keys import keys_of, notes_of, reader_of
+from pyllama_spec.server.settings import LOOPBACK, ServerSettings, hosts_for
 from pyllama_spec.terminal import dim
 
 if TYPE_CHECKING:
@@ -162,6 +163,58 @@ def _parse(one: Option, text: str, place: str) -> Any:
         raise ArgumentError(f"{place}: {error}") from None
     except ValueError as error:  # of int(), float() and JSON
         raise ArgumentError(f"{place}: {text!r:.60} cannot be read: {error}") from None
+
+
+def settings_of(
+    values: Mapping[str, Any], names: Mapping[str, str], own: Iterable[str], **more: Any
+) -> tuple[ServerSettings, Listening, list[str]]:
+    """The settings of a server and of its socket, and notes for the user, of a program's options.
+
+    Args:
+        values: the options: host, port, tls_cert, tls_key, api_keys, api_key_file, aliases,
+            allowed_hosts and cors_origins, and attributes of ServerSettings.
+        names: what the program calls options.
+        own: the attributes of ServerSettings that are among the values.
+        more: further ones.
+
+    """
+    from pyllama_spec.server.process import Listening
+
+    certificate, key = values.get("tls_cert"), values.get("tls_key")
+    if (certificate is None) != (key is None):
+        raise ArgumentError(
+            "tls_cert", problem="and `tls_key` belong together", remedy="give both"
+        )  # fmt: skip
+    listening = Listening(
+        host=values["host"], port=values["port"], certificate=certificate, key=key
+    )
+    key_file, given_keys = values.get("api_key_file"), tuple(values.get("api_keys") or ())
+    keys = (*given_keys, *keys_of(key_file))
+    notes, host = notes_of(key_file), listening.host
+    if host not in LOOPBACK and not keys:
+        option = names.get("api_key_file") or names["api_keys"]
+        notes.append(f"any client that reaches {host} may use the model: {option} asks for a key")
+    if host not in LOOPBACK and certificate is None:
+        option = names["tls_cert"]
+        notes.append(f"keys and texts go over the network as they are: {option}, or a proxy")
+    alias, *aliases = dict.fromkeys(values.get("aliases") or (None,))
+    settings = ServerSettings(
+        alias=alias, aliases=tuple(aliases), api_keys=keys,
+        read_keys=reader_of(key_file, given_keys), flags=names,
+        allowed_hosts=hosts_for(host, values.get("allowed_hosts") or ()),
+        cors_origins=tuple(values.get("cors_origins") or ()),
+        **{**more, **{name: values[name] for name in own if name in values}},
+    )  # fmt: skip
+    return settings, listening, notes
+
+
+@contextmanager
+def named(names: Mapping[str, str]) -> Iterator[None]:
+    """Around the reading of a command line: an error has the program's names of options."""
+    try:
+        yield
+    except ArgumentError as error:
+        raise ArgumentError(error.rendered(Face(names, pair="{} {}"))) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

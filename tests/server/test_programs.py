@@ -33,7 +33,7 @@ def test_names_of_a_model(given: str, environment: dict[str, str], names: tuple[
     settings = llama_server.plan(["-m", "t.gguf", *given.split()], environment).settings
     assert (settings.alias, *settings.aliases) == (names or (None,))
     words = ["--alias", ",".join(names)] if names else []
-    ours = serve._settings(command_parser().parse_args(["serve", "-m", "t.gguf", *words]))
+    ours, *_ = serve._settings(command_parser().parse_args(["serve", "-m", "t.gguf", *words]))
     assert (ours.alias, *ours.aliases) == (names or (None,))
 
 
@@ -41,7 +41,8 @@ def test_names_of_hosts_beside_those_of_the_machine() -> None:
     def hosts(line: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         words = ["-m", "t.gguf", *line.split()]
         theirs = llama_server.plan(words, {}).settings.allowed_hosts
-        return theirs, serve._settings(command_parser().parse_args(["serve", *words])).allowed_hosts
+        ours, *_ = serve._settings(command_parser().parse_args(["serve", *words]))
+        return theirs, ours.allowed_hosts
 
     of_python = llama_cpp_server.plan(
         ["--model", "m", "--allowed_hosts", "LLM.example", "a.example"], {"ALLOWED_HOSTS": "b"}
@@ -59,7 +60,7 @@ def test_keys_of_a_file_can_change(tmp_path: Path) -> None:
     keys.write_text("one\n")
     words = ["-m", "t.gguf", "--api-key-file", str(keys)]
     theirs = llama_server.plan([*words, "--api-key", "two"], {}).settings
-    ours = serve._settings(command_parser().parse_args(["serve", *words]))
+    ours, *_ = serve._settings(command_parser().parse_args(["serve", *words]))
     keys.write_text("three # name\n")
     for settings, expected in ((theirs, ["two", "three"]), (ours, ["three"])):
         assert settings.read_keys is not None
