@@ -32,6 +32,7 @@ class Option:
         name, type, default: those of the field; the type as it is written.
         kind: the type without None: "int", "float", "bool", "str" or a longer one.
         low, high: the bounds of a number; the engine checks those that have none here.
+        check: checks and converts a value, with its name for errors, in place of type and bounds.
         choices: the texts that it may be.
         words: texts for values that are none, such as "auto" for None.
         numbers: the engine's numbers of its values, which llama-cpp-python's constants are.
@@ -55,6 +56,7 @@ class Option:
     type: str = ""
     kind: str = ""
     default: Any = None
+    check: Callable[[Any, str], Any] | None = None
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
@@ -111,14 +113,19 @@ def option(default: Any = MISSING, **more: Any) -> Any:
     return field(default=default, metadata={"option": Option(**more)})
 
 
-def options_of(*tables: type) -> Mapping[str, Option]:
-    """The options of some tables by name, in their order."""
-    return _options_of(tables)
+def with_default(table: type, name: str, default: Any) -> Any:
+    """The field of an option that a table inherits, with another default."""
+    return field(default=default, metadata={"option": options_of(table)[name]})
+
+
+def options_of(table: type) -> Mapping[str, Option]:
+    """The options of a table by name, in their order."""
+    return _options_of(table)
 
 
 @cache
-def _options_of(tables: tuple[Any, ...]) -> Mapping[str, Option]:
-    return {one.name: _option(one) for table in tables for one in fields(table)}
+def _options_of(table: Any) -> Mapping[str, Option]:
+    return {one.name: _option(one) for one in fields(table)}
 
 
 def _option(one: Any) -> Option:
@@ -130,7 +137,7 @@ def _option(one: Any) -> Option:
 def names_of(face: str, *tables: type) -> dict[str, str]:
     """The first name of each option in a face: "cli", "server", "variable" or "body"."""
     found = {}
-    for one in options_of(*tables).values():
+    for one in (one for table in tables for one in options_of(table).values()):
         words = one.body_names if face == "body" else getattr(one, face).split()
         # The long one, of a command, is easier to read.
         long = [word for word in words if word.startswith("--")] if face == "cli" else []
@@ -204,10 +211,14 @@ def _reader(kind: str) -> Read:
     }  # fmt: skip
     if kind in simple:
         return simple[kind]
+    if "PathLike" in kind:
+        return file_name
     if kind.endswith(" | int"):
         return _number_or(str)
     if kind.startswith(("Sequence[float]", "tuple[float")):
         return numbers_of
     if kind.startswith(("Sequence[str]", "tuple[str")):
         return words_of
+    if kind.startswith("tuple[int"):
+        return lambda text: tuple(int(one) for one in text.split(","))
     return json_object if kind.startswith("Mapping") else str

@@ -135,21 +135,24 @@ def shares_of(split: Iterable[float] | None) -> list[float]:
 
 
 def checked(option: Option, value: object) -> Any:
-    """The value of an option, checked by its type, its bounds and its choices."""
+    """The value of an option, checked by its own function, or its type, bounds and choices."""
+    if option.check is not None:
+        return option.check(value, option.name)
     if value is None and option.is_optional:
         return None
     if option.kind == "bool":
         return boolean(value, option.name)
     if option.choices:
         one_of(value, option.choices, option.name)
+    elif option.kind == "str":
+        return text(value, option.name)
     if option.kind == "int":
-        if isinstance(value, float) and value.is_integer():  # as JSON of other programs has it
-            value = int(value)
-        if option.low is not None:
-            high = INT32_MAX if option.high is None else int(option.high)
-            return count(value, option.name, int(option.low), high)
-    if option.kind == "float" and option.low is not None:
-        return real(
-            value, option.name, option.low, math.inf if option.high is None else option.high
-        )
-    return value
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # as JSON of other programs has it
+        if option.low is None:
+            return integer(value, option.name)
+        high = INT32_MAX if option.high is None else int(option.high)
+        return count(value, option.name, int(option.low), high)
+    if option.low is None:
+        return value
+    return real(value, option.name, option.low, math.inf if option.high is None else option.high)

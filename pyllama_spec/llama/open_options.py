@@ -156,7 +156,7 @@ class OpenOptions:
     _: KW_ONLY
     n_gpu_layers: int = option(
         0, part="model", words={"auto": -1, "all": -1}, cli="-ngl --n-gpu-layers", metavar="N",
-        group="target", help="layers on devices; -1: all [none]",
+        cli_default=None, group="target", help="layers on devices; -1: all [none]",
         server="-ngl --gpu-layers --n-gpu-layers", variable="ARG_N_GPU_LAYERS",
     )
     split_mode: SplitMode | int = option(
@@ -271,7 +271,8 @@ class OpenOptions:
         server="-v --verbose --log-verbose",
     )
     draft: str | os.PathLike[str] | Drafter | None = option(
-        None, server="-md --model-draft --spec-draft-model", variable="ARG_SPEC_DRAFT_MODEL"
+        None, read=str,
+        server="-md --model-draft --spec-draft-model", variable="ARG_SPEC_DRAFT_MODEL",
     )
     n_draft: int | None = option(
         None, part="draft.max_draft", cli="--n-draft", group="draft length",
@@ -371,7 +372,7 @@ class OpenOptions:
         if self.model_path == "":
             raise ModelLoadError('model_path="" is no file name; give the path of a .gguf file')
         for one in options_of(type(self)).values():
-            if one.numbers is None and one.name != "controller":
+            if one.numbers is None and one.name != "controller":  # those are checked where used
                 checked(one, getattr(self, one.name))
         if self.numa:
             warn(f"numa={shown(self.numa)} has no effect here")
@@ -382,11 +383,11 @@ class OpenOptions:
             )
         if self.flash_attn is False and self.meant("split_mode") == "tensor":
             raise ArgumentError(
-                "split_mode='tensor' needs flash attention, and flash_attn is off: leave "
-                "flash_attn out, or choose split_mode layer"
-            )
+                "split_mode", "tensor", problem="needs flash attention, and `flash_attn` is off",
+                remedy="leave `flash_attn` out, or choose `split_mode` layer",
+            )  # fmt: skip
         if self.chat_handler is not None and not callable(self.chat_handler):
-            raise ArgumentError(f"chat_handler={shown(self.chat_handler)} is not a function")
+            raise ArgumentError("chat_handler", self.chat_handler, "a function")
 
     def meant(self, name: str) -> Any:
         """The value of an option for the engine: a name for a number, None for 0 and the like."""
@@ -536,5 +537,5 @@ def _by_number(value: object, name: str, known: Mapping[int, Any]) -> Any:
         return value
     number = integer(value, name)
     if number not in known:
-        raise ArgumentError(f"{name}={shown(number)} is not one of {', '.join(map(str, known))}")
+        raise ArgumentError(name, number, f"one of {', '.join(map(str, known))}")
     return known[number]
