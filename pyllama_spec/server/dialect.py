@@ -1,13 +1,19 @@
-"""What Anthropic's messages and OpenAI's responses share: typed parts of a request, and turns."""
+"""What Anthropic's messages and OpenAI's responses share.
+
+Of a request: its options, its typed parts, the turns of its chat. Of an answer: what a chunk adds.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
 
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.server.api_errors import invalid_type
+from pyllama_spec.server.service import Event, Shape
 from pyllama_spec.server.shapes import Json, Sampling, StreamOptions
 
 _T = TypeVar("_T")
@@ -64,11 +70,6 @@ def unsupported(place: str, what: str, remedy: str) -> UnsupportedError:
     return UnsupportedError(f"{place}: {what} is not supported; {remedy}")
 
 
-def own_figures(answer: Json) -> Json:
-    """The library's own fields of an answer or chunk."""
-    return {name: answer[name] for name in ("speculation", "note") if answer.get(name)}
-
-
 def text_part(text: str) -> Json:
     """A text as a part of a message."""
     return {"type": "text", "text": text}
@@ -117,3 +118,94 @@ class Turns:
             if "reasoning_content" in message:
                 message["reasoning_content"] = "".join(message["reasoning_content"])
         return self._messages
+
+
+def own_figures(answer: Json) -> Json:
+    """The library's own fields of an answer or chunk."""
+    return {name: answer[name] for name in ("speculation", "note") if answer.get(name)}
+
+
+class BlockShape(Shape):
+    """The form of an answer in blocks: of thoughts, of text, and one for each call of a tool."""
+
+    prefix = ""
+
+    def __init__(self) -> None:
+        # The first chunk, the last choice, and what chunks say of the whole answer.
+        self._answer: Json = {}
+        self._end: Json = {}
+        self._usage: Json = {}
+        self._figures: Json = {}
+        # What the open block is: "thought", "text", or the index of a call; None for no block.
+        self._open: str | int | None = None
+        self._n_blocks = 0
+        self._is_over = False
+
+    def shown_id(self, answer_id: str) -> str:
+        """See Shape."""
+        return f"{self.prefix}_{answer_id.rpartition('-')[2]}"
+
+    def of(self, chunk: Json) -> Iterator[Event]:
+        """See Shape."""
+        self._usage = chunk.get("usage") or self._usage
+        self._figures.update(own_figures(chunk))
+        if not self._answer:
+            self._answer = chunk
+            yield from self._begin()
+        for choice in chunk.get("choices", ())[:1]:
+            delta = choice.get("delta") or {}
+            if thought := delta.get("reasoning_content"):
+                yield from self._enter("thought")
+                yield from self._thought(thought)
+            if text := delta.get("content"):
+                yield from self._enter("text")
+                yield from self._text(text, (choice.get("logprobs") or {}).get("content") or [])
+            for call in delta.get("tool_calls") or ():
+                function = call.get("function") or {}
+                yield from self._enter(call["index"], call.get("id", ""), function.get("name", ""))
+                if function.get("arguments"):
+                    yield from self._arguments(function["arguments"])
+            if choice.get("finish_reason") is not None:
+                self._end = choice
+
+    def end(self) -> Iterator[Event]:
+        """See Shape."""
+        if self._is_over or not self._answer:
+            return
+        self._is_over = True
+        if not self._n_blocks:  # an empty answer; clients read the first block all the same
+            yield from self._enter("text")
+        yield from self._finish()
+
+    def _enter(self, kind: str | int, call_id: str = "", name: str = "") -> Iterator[Event]:
+        """Opens a block unless it is open, and closes the one before it."""
+        if self._open == kind:
+            return
+        yield from self._close()
+        self._open = kind
+        self._n_blocks += 1
+        yield from self._opened(kind, call_id, name)
+
+    # What a dialect adds: the events before the first block, of a new block, of more of each kind,
+    # at the end of the open block, if there is one, and at the end of the answer.
+
+    @abstractmethod
+    def _begin(self) -> Iterator[Event]: ...
+
+    @abstractmethod
+    def _opened(self, kind: str | int, call_id: str, name: str) -> Iterator[Event]: ...
+
+    @abstractmethod
+    def _thought(self, text: str) -> Iterator[Event]: ...
+
+    @abstractmethod
+    def _text(self, text: str, logprobs: list[Json]) -> Iterator[Event]: ...
+
+    @abstractmethod
+    def _arguments(self, text: str) -> Iterator[Event]: ...
+
+    @abstractmethod
+    def _close(self) -> Iterator[Event]: ...
+
+    @abstractmethod
+    def _finish(self) -> Iterator[Event]: ...

@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.dialect import (
+    BlockShape,
     DialectRequest,
     Turns,
     kind_of,
@@ -29,7 +30,7 @@ from pyllama_spec.server.dialect import (
 )
 from pyllama_spec.server.exchange import REQUEST_ID, Exchange, Route
 from pyllama_spec.server.keywords import check_values
-from pyllama_spec.server.service import Event, Service, Shape, Thoughts
+from pyllama_spec.server.service import Event, Service, Thoughts
 from pyllama_spec.server.shapes import ChatRequest, Json, Texts
 
 # Fields that would change the answer and are not supported.
@@ -354,22 +355,14 @@ def error_form(error: ApiError) -> Json:
     }
 
 
-class MessageShape(Shape):
+class MessageShape(BlockShape):
     """A chat completion as a message, whole or in events."""
 
-    def __init__(self, *, shows_thoughts: bool = True) -> None:
-        self._shows_thoughts = shows_thoughts
-        self._is_begun = self._is_over = False
-        self._n_blocks = 0
-        # What the open block is: "thinking", "text", or the index of a call; None for no block.
-        self._open: str | int | None = None
-        self._usage: Json = {}
-        self._end: Json = {}
-        self._figures: Json = {}
+    prefix = "msg"
 
-    def shown_id(self, answer_id: str) -> str:
-        """See Shape."""
-        return f"msg_{answer_id.rpartition('-')[2]}"
+    def __init__(self, *, shows_thoughts: bool = True) -> None:
+        super().__init__()
+        self._shows_thoughts = shows_thoughts
 
     def whole(self, answer: Json) -> Json:
         """See Shape."""
@@ -395,82 +388,50 @@ class MessageShape(Shape):
             **own_figures(answer),
         }
 
-    def of(self, chunk: Json) -> Iterator[Event]:
-        """See Shape."""
-        if chunk.get("usage"):
-            self._usage = chunk["usage"]
-        self._figures.update(own_figures(chunk))
-        if not self._is_begun:
-            self._is_begun = True
-            yield _event(
-                "message_start",
-                message={
-                    **self._head(chunk), "content": [], "stop_reason": None, "stop_sequence": None,
-                    "usage": {**_usage(self._usage), "output_tokens": 0},
-                },
-            )  # fmt: skip
-        for choice in chunk.get("choices", ())[:1]:
-            yield from self._of_delta(choice.get("delta") or {})
-            if choice.get("finish_reason") is not None:
-                self._end = choice
-
-    def end(self) -> Iterator[Event]:
-        """See Shape."""
-        if self._is_over or not self._is_begun:
-            return
-        self._is_over = True
-        if not self._n_blocks:  # an empty answer; clients read the first block all the same
-            yield from self._block("text", text_part(""))
-        yield from self._close()
-        yield _event(
-            "message_delta", delta=_stop(self._end), usage=_usage(self._usage), **self._figures
-        )
-        yield _event("message_stop")
-
     def failed(self, error: ApiError) -> Iterator[Event]:
         """See Shape."""
         self._is_over = True
         yield "error", error_form(error)
 
-    def _of_delta(self, delta: Json) -> Iterator[Event]:
-        thought, text = delta.get("reasoning_content"), delta.get("content")
-        if thought:
-            if self._open != "thinking":
-                yield from self._block("thinking", {"type": "thinking", "thinking": ""})
-            if self._shows_thoughts:
-                yield self._delta({"type": "thinking_delta", "thinking": thought})
-        if text:
-            if self._open != "text":
-                yield from self._block("text", text_part(""))
-            yield self._delta({"type": "text_delta", "text": text})
-        for call in delta.get("tool_calls") or ():
-            function = call.get("function") or {}
-            if self._open != call["index"]:
-                block = _call_block(call.get("id", ""), function.get("name", ""), {})
-                yield from self._block(call["index"], block)
-            if function.get("arguments"):
-                yield self._delta(
-                    {"type": "input_json_delta", "partial_json": function["arguments"]}
-                )
+    def _begin(self) -> Iterator[Event]:
+        usage = {**_usage(self._usage), "output_tokens": 0}
+        head = {**self._head(self._answer), "content": [], "usage": usage}
+        yield _event("message_start", message={**head, "stop_reason": None, "stop_sequence": None})
 
-    def _block(self, kind: str | int, block: Json) -> Iterator[Event]:
-        yield from self._close()
-        self._open = kind
-        self._n_blocks += 1
-        signature = {"signature": ""} if kind == "thinking" else {}
-        yield _event(
-            "content_block_start", index=self._n_blocks - 1, content_block={**block, **signature}
-        )
+    def _opened(self, kind: str | int, call_id: str, name: str) -> Iterator[Event]:
+        block = _call_block(call_id, name, {})
+        if kind == "thought":
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        elif kind == "text":
+            block = text_part("")
+        yield _event("content_block_start", index=self._n_blocks - 1, content_block=block)
+
+    def _thought(self, text: str) -> Iterator[Event]:
+        if self._shows_thoughts:
+            yield self._delta("thinking_delta", thinking=text)
+
+    def _text(self, text: str, logprobs: list[Json]) -> Iterator[Event]:
+        yield self._delta("text_delta", text=text)
+
+    def _arguments(self, text: str) -> Iterator[Event]:
+        yield self._delta("input_json_delta", partial_json=text)
 
     def _close(self) -> Iterator[Event]:
         if self._open is None:
             return
-        if self._open == "thinking":  # clients wait for it; no one checks it
-            yield self._delta({"type": "signature_delta", "signature": ""})
+        if self._open == "thought":  # clients wait for it; no one checks it
+            yield self._delta("signature_delta", signature="")
         self._open = None
         yield _event("content_block_stop", index=self._n_blocks - 1)
 
-    def _delta(self, delta: Json) -> Event:
+    def _finish(self) -> Iterator[Event]:
+        yield from self._close()
+        usage = _usage(self._usage)
+        yield _event("message_delta", delta=_stop(self._end), usage=usage, **self._figures)
+        yield _event("message_stop")
+
+    def _delta(self, kind: str, **fields: str) -> Event:
+        delta = {"type": kind, **fields}
         return _event("content_block_delta", index=self._n_blocks - 1, delta=delta)
 
     def _head(self, answer: Json) -> Json:

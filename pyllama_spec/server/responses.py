@@ -16,17 +16,17 @@ from msgspec import Meta, Struct
 from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.dialect import (
+    BlockShape,
     DialectRequest,
     Turns,
     kind_of,
-    own_figures,
     text_part,
     typed,
     unsupported,
 )
 from pyllama_spec.server.exchange import Exchange, Route
 from pyllama_spec.server.keywords import check_values
-from pyllama_spec.server.service import Event, Service, Shape, Thoughts
+from pyllama_spec.server.service import Event, Service, Thoughts
 from pyllama_spec.server.shapes import ChatRequest, Json
 
 _WHOLE_INPUT = "no response is stored: give the whole conversation as `input`"
@@ -278,24 +278,16 @@ def _text(part: Any, place: str) -> str:
 # ---- answers
 
 
-class ResponseShape(Shape):
-    """A chat completion as a response, whole or in events."""
+class ResponseShape(BlockShape):
+    """A chat completion as a response, whole or in events; its blocks are items."""
+
+    prefix = "resp"
 
     def __init__(self, body: ResponsesRequest) -> None:
+        super().__init__()
         self._body = body
         self._n_events = 0
-        self._answer: Json = {}
-        self._usage: Json | None = None
-        self._figures: Json = {}
-        self._finish: str | None = None
         self._items: list[Json] = []
-        # What the last item is while it is open: "reasoning", "message", or the index of a call.
-        self._open: str | int | None = None
-        self._is_over = False
-
-    def shown_id(self, answer_id: str) -> str:
-        """See Shape."""
-        return f"resp_{answer_id.rpartition('-')[2]}"
 
     def whole(self, answer: Json) -> Json:
         """See Shape."""
@@ -309,31 +301,6 @@ class ResponseShape(Shape):
         whole: Json = last["response"]
         return whole
 
-    def of(self, chunk: Json) -> Iterator[Event]:
-        """See Shape."""
-        if chunk.get("usage"):
-            self._usage = chunk["usage"]
-        self._figures.update(own_figures(chunk))
-        if not self._answer:
-            self._answer = {key: chunk[key] for key in ("id", "created", "model")}
-            yield self._event("response.created", response=self._response("in_progress"))
-            yield self._event("response.in_progress", response=self._response("in_progress"))
-        for choice in chunk.get("choices", ())[:1]:
-            logprobs = (choice.get("logprobs") or {}).get("content") or []
-            yield from self._of_delta(choice.get("delta") or {}, logprobs)
-            self._finish = choice.get("finish_reason") or self._finish
-
-    def end(self) -> Iterator[Event]:
-        """See Shape."""
-        if self._is_over or not self._answer:
-            return
-        self._is_over = True
-        if not self._items:  # an empty answer: an empty message
-            yield from self._begin_message()
-        status = "incomplete" if self._finish == "length" else "completed"
-        yield from self._close(status)
-        yield self._event(f"response.{status}", response=self._response(status))
-
     def failed(self, error: ApiError) -> Iterator[Event]:
         """See Shape."""
         self._is_over = True
@@ -343,93 +310,73 @@ class ResponseShape(Shape):
 
     # ---- items
 
-    def _of_delta(self, delta: Json, logprobs: list[Json]) -> Iterator[Event]:
-        thought, text = delta.get("reasoning_content"), delta.get("content")
-        if thought:
-            if self._open != "reasoning":
-                yield from self._begin_reasoning()
-            self._item["content"][0]["text"] += thought
-            yield self._of_item("response.reasoning_text.delta", content_index=0, delta=thought)
-        if text:
-            if self._open != "message":
-                yield from self._begin_message()
-            part = self._item["content"][0]
-            part["text"] += text
-            part["logprobs"] += logprobs
-            yield self._of_item(
-                "response.output_text.delta", content_index=0, delta=text, logprobs=logprobs
-            )
-        for call in delta.get("tool_calls") or ():
-            function = call.get("function") or {}
-            if self._open != call["index"]:
-                yield from self._begin_call(call, function.get("name", ""))
-            if function.get("arguments"):
-                self._item["arguments"] += function["arguments"]
-                yield self._of_item(
-                    "response.function_call_arguments.delta", delta=function["arguments"]
-                )
+    def _begin(self) -> Iterator[Event]:
+        for kind in ("response.created", "response.in_progress"):
+            yield self._event(kind, response=self._response("in_progress"))
 
-    def _begin_reasoning(self) -> Iterator[Event]:
-        item = {"type": "reasoning", "summary": [], "content": []}
-        yield from self._begin("reasoning", "rs", item)
-        yield from self._begin_part({"type": "reasoning_text", "text": ""})
-
-    def _begin_message(self) -> Iterator[Event]:
-        item = {"type": "message", "role": "assistant", "content": []}
-        yield from self._begin("message", "msg", item)
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        yield from self._begin_part(part)
-
-    def _begin_call(self, call: Json, name: str) -> Iterator[Event]:
-        item = {"type": "function_call", "call_id": call.get("id", ""), "name": name}
-        yield from self._begin(call["index"], "fc", {**item, "arguments": ""})
-
-    def _begin(self, kind: str | int, prefix: str, item: Json) -> Iterator[Event]:
-        yield from self._close("completed")
-        self._open = kind
-        item_id = f"{prefix}_{self._number}{len(self._items):02x}"
+    def _opened(self, kind: str | int, call_id: str, name: str) -> Iterator[Event]:
+        prefix, part = "fc", Json()
+        item: Json = {"type": "function_call", "call_id": call_id, "name": name, "arguments": ""}
+        if kind == "thought":
+            prefix, part = "rs", {"type": "reasoning_text", "text": ""}
+            item = {"type": "reasoning", "summary": [], "content": []}
+        elif kind == "text":
+            prefix = "msg"
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            item = {"type": "message", "role": "assistant", "content": []}
+        number = str(self._answer.get("id", "")).rpartition("-")[2]
+        item_id = f"{prefix}_{number}{len(self._items):02x}"
         self._items.append({"id": item_id, "status": "in_progress", **item})
-        yield self._event(
-            "response.output_item.added", output_index=len(self._items) - 1, item=_copy(self._item)
-        )
+        yield self._of_output("response.output_item.added")
+        if part:
+            self._item["content"].append(part)
+            kind = "response.content_part.added"
+            yield self._of_item(kind, content_index=0, part=_copy(part))
 
-    def _begin_part(self, part: Json) -> Iterator[Event]:
-        self._item["content"].append(part)
-        yield self._of_item("response.content_part.added", content_index=0, part=_copy(part))
+    def _thought(self, text: str) -> Iterator[Event]:
+        self._item["content"][0]["text"] += text
+        yield self._of_item("response.reasoning_text.delta", content_index=0, delta=text)
 
-    def _close(self, status: str) -> Iterator[Event]:
+    def _text(self, text: str, logprobs: list[Json]) -> Iterator[Event]:
+        part = self._item["content"][0]
+        part["text"] += text
+        part["logprobs"] += logprobs
+        kind = "response.output_text.delta"
+        yield self._of_item(kind, content_index=0, delta=text, logprobs=logprobs)
+
+    def _arguments(self, text: str) -> Iterator[Event]:
+        self._item["arguments"] += text
+        yield self._of_item("response.function_call_arguments.delta", delta=text)
+
+    def _close(self, status: str = "completed") -> Iterator[Event]:
         if self._open is None:
             return
         item = self._item
         item["status"] = status
-        if self._open == "reasoning":
+        if self._open == "thought":
             yield from self._close_part("response.reasoning_text.done")
-        elif self._open == "message":
+        elif self._open == "text":
             logprobs = item["content"][0]["logprobs"]
             yield from self._close_part("response.output_text.done", logprobs=logprobs)
         else:
-            yield self._of_item(
-                "response.function_call_arguments.done",
-                name=item["name"],
-                arguments=item["arguments"],
-            )
+            whole = {name: item[name] for name in ("name", "arguments")}
+            yield self._of_item("response.function_call_arguments.done", **whole)
         self._open = None
-        yield self._event(
-            "response.output_item.done", output_index=len(self._items) - 1, item=_copy(item)
-        )
+        yield self._of_output("response.output_item.done")
 
     def _close_part(self, kind: str, **more: Any) -> Iterator[Event]:
         part = self._item["content"][0]
         yield self._of_item(kind, content_index=0, text=part["text"], **more)
         yield self._of_item("response.content_part.done", content_index=0, part=_copy(part))
 
+    def _finish(self) -> Iterator[Event]:
+        status = "incomplete" if self._end.get("finish_reason") == "length" else "completed"
+        yield from self._close(status)
+        yield self._event(f"response.{status}", response=self._response(status))
+
     @property
     def _item(self) -> Json:
         return self._items[-1]
-
-    @property
-    def _number(self) -> str:
-        return str(self._answer.get("id", "")).rpartition("-")[2]
 
     # ---- events
 
@@ -440,6 +387,9 @@ class ResponseShape(Shape):
     def _of_item(self, kind: str, /, **fields: Any) -> Event:
         place = {"item_id": self._item["id"], "output_index": len(self._items) - 1}
         return self._event(kind, **place, **fields)
+
+    def _of_output(self, kind: str) -> Event:
+        return self._event(kind, output_index=len(self._items) - 1, item=_copy(self._item))
 
     def _response(self, status: str) -> Json:
         is_over = status != "in_progress"

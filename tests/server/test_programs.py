@@ -77,9 +77,9 @@ def test_keys_of_a_file_can_change(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line, said", [
     ("--max-waiting -1", "--max-waiting -1"), ("--parallel 0", "--parallel 0"),
-    ("--max-tokens 0", "--max-tokens 0"), ("--stop-timeout nan", "--stop-timeout nan is not"),
-    ("--max-time -1", "--max-time -1.0"), ("--send-timeout inf", "--send-timeout inf is not"),
-    ("--max-body 0", "--max-body 0 is outside 1 .. 2047"), ("--port 99999", "--port 99999 is out"),
+    ("--max-tokens 0", "--max-tokens 0"), ("--stop-timeout nan", "--stop-timeout nan"),
+    ("--max-time -1", "--max-time -1.0"), ("--send-timeout inf", "--send-timeout inf"),
+    ("--max-body 0", "--max-body 0"), ("--port 99999", "--port 99999"),
     ("--allowed-hosts https://a", "not a host name"),
 ])  # fmt: skip
 def test_a_bound_is_refused_before_a_model_is_opened(
