@@ -6,17 +6,17 @@ Of a request: its options, its typed parts, the turns of its chat. Of an answer:
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta, Struct
 
 from pyllama_spec.errors import UnsupportedError
-from pyllama_spec.server.api_errors import invalid_type
+from pyllama_spec.server.api_errors import ApiError, invalid_type
 from pyllama_spec.server.service import Event, Shape
 from pyllama_spec.server.shapes import Json, Sampling, StreamOptions
 
-_T = TypeVar("_T")
 # Fields that the dialects name differently, or that their answers have no place for.
 _LEFT_OUT = (
     "n", "stop", "json_schema", "response_format", "return_token_ids", "user", "stream_options",
@@ -49,25 +49,81 @@ class DialectRequest(Sampling, kw_only=True):
                 raise UnsupportedError(f"{name} is not supported: {remedy}")
 
 
-def typed(value: object, kind: type[_T], place: str) -> _T:
-    """A part of a request as a msgspec type; an error names its place."""
+class Part(Struct):
+    """An object within a request, such as a message, a block or a tool, of any type; see part_of().
+
+    A null field counts as missing, as some clients send them.
+    """
+
+    type: str | None = None
+    role: str | None = None
+    content: str | list[Any] | None = None
+    output: str | list[Any] | None = None
+    summary: list[Any] | None = None
+    text: str | None = None
+    refusal: str | None = None
+    thinking: str | None = None
+    source: str | Json | None = None
+    data: str | None = None
+    title: str | None = None
+    context: str | None = None
+    id: str | None = None
+    call_id: str | None = None
+    tool_use_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    input: Json | None = None
+    description: str | None = None
+    input_schema: Json | None = None
+    parameters: Json | None = None
+    mode: str | None = None
+    tools: list[Any] | None = None
+    disable_parallel_tool_use: bool | None = None
+    schema: Json | None = None
+    strict: bool | None = None
+    effort: str | None = None
+    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
+
+
+# The fields that each type of an object needs.
+Kinds = Mapping[str, tuple[str, ...]]
+
+
+def part_of(given: object, place: str, kinds: Kinds, default: str = "", remedy: str = "") -> Part:
+    """Reads an object of one of some types; an error names its place.
+
+    Args:
+        given: as JSON.
+        place: its path in the request.
+        kinds: the types that are supported.
+        default: the type of an object without one.
+        remedy: what to do about another type.
+
+    """
+    kind = (given.get("type") if isinstance(given, dict) else None) or default
+    if isinstance(kind, str) and kind not in kinds:
+        remedy = remedy or f"{', '.join(kinds)} are"
+        raise UnsupportedError(f"{place}: type {kind!r:.60} is not supported; {remedy}")
     try:
-        return msgspec.convert(value, kind)
+        part = msgspec.convert(given, Part)
     except msgspec.ValidationError as error:
         text, _, where = str(error).partition(" - at `$")
         error = msgspec.ValidationError(f"{text} - at `$.{place}{where or '`'}")
         raise invalid_type(error) from None
+    part.type = part.type or default
+    for name in kinds[part.type]:
+        if getattr(part, name) is None:
+            where = f"{place}.{name}"
+            raise ApiError(400, f"{where} is missing", "invalid_value", where)
+    return part
 
 
-def kind_of(value: object, default: str | None = None) -> object:
-    """The type that an object of a request has."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    return default if kind is None else kind
-
-
-def unsupported(place: str, what: str, remedy: str) -> UnsupportedError:
-    """The error for a part of a request."""
-    return UnsupportedError(f"{place}: {what} is not supported; {remedy}")
+def texts_of(content: str | list[Any] | None, place: str, kinds: Kinds, default: str) -> list[str]:
+    """The texts of a content: one, or those of its parts."""
+    if isinstance(content, str):
+        return [content]
+    parts = (part_of(v, f"{place}[{i}]", kinds, default) for i, v in enumerate(content or ()))
+    return [part.text or part.refusal or "" for part in parts]
 
 
 def text_part(text: str) -> Json:
@@ -80,7 +136,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._messages: list[Json] = []
-        self._names: dict[str, str] = {}  # of tools, by the ids of their calls
+        self._names: dict[str | None, str | None] = {}  # of tools, by the ids of their calls
 
     def turn(self, role: str, *, is_apart: bool = True) -> Json:
         """The last message if it has the role, else a new one of it.
@@ -96,14 +152,16 @@ class Turns:
         self._messages.append({"role": role, "content": []})
         return self._messages[-1]
 
-    def add_call(self, turn: Json, call_id: str, name: str, arguments: str) -> None:
+    def add_call(
+        self, turn: Json, call_id: str | None, name: str | None, arguments: str | None
+    ) -> None:
         """Adds a call of a tool to an assistant's turn."""
         self._names[call_id] = name
         call = {"name": name, "arguments": arguments}
         calls = turn.setdefault("tool_calls", [])
         calls.append({"id": call_id, "type": "function", "function": call})
 
-    def add_result(self, call_id: str, text: str) -> None:
+    def add_result(self, call_id: str | None, text: str) -> None:
         """Adds the result of a call, with the name of the tool if its call is known."""
         tool = {"name": self._names[call_id]} if call_id in self._names else {}
         self._messages.append({"role": "tool", "tool_call_id": call_id, **tool, "content": text})

@@ -453,7 +453,7 @@ def given_up(name: str) -> ApiError:
 
 # The maximum number of names in a message.
 _MAX_NAMED = 20
-# How long an end waits for a load that was told to stop.
+# How long an end waits for a load that has to stop.
 _LAST_LOAD_S = 5.0
 _MIB = 1 << 20
 
@@ -757,7 +757,7 @@ class Models:
             log.warning("%s cannot be loaded: %s", one.name, error)
 
     def _failure(self, error: Exception) -> Failure:
-        """What clients are told of a load's error."""
+        """A load's error as clients see it."""
         is_ours = isinstance(error, PyllamaSpecError)
         why = str(error) if is_ours else "it failed inside; the server's log says where"
         return Failure(self.without_paths(for_client(why)[0]), monotonic(), may_pass(error))
