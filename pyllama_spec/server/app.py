@@ -101,8 +101,6 @@ class _Endpoint:
             exchange.info.note["left"] = True
         finally:
             self._serving.tasks.discard(task)
-            if exchange.is_large:
-                door.give_back_soon()
             self._log(exchange)
 
     async def _answer(self, exchange: Exchange, route: Route | None) -> None:
@@ -111,7 +109,7 @@ class _Endpoint:
         exchange.headers |= door.check_page(request, serving.settings)
         if exchange.method == "OPTIONS" and self._by_method and "origin" in request.headers:
             headers = door.preflight_headers(self._methods)
-            await exchange.send(Content([b""], "text/plain", 204, headers))
+            await exchange.send(Content(b"", "text/plain", 204, headers))
             return
         if route is None or not route.is_open:
             door.check_key(request, serving.keys, exchange.info)  # before it says what there is

@@ -47,9 +47,9 @@ class Events(NamedTuple):
 
 
 class Content(NamedTuple):
-    """An answer as bytes; other requests are answered between its parts."""
+    """An answer as bytes."""
 
-    parts: Sequence[bytes]
+    raw: bytes
     kind: str = _JSON
     status: int = 200
     headers: Mapping[str, str] = {}
@@ -145,12 +145,7 @@ class Exchange:
         finally:
             models.done_with(choice.model)
 
-    async def generate(
-        self,
-        body: Any,
-        shape: Shape,
-        to_chat: ToChat | None = None,
-    ) -> Any:
+    async def generate(self, body: Any, shape: Shape, to_chat: ToChat | None = None) -> Any:
         """The answer to a request for a text, in a shape.
 
         Args:
@@ -161,28 +156,30 @@ class Exchange:
         """
         if body.stream:
             return Events(self._events(body, shape, to_chat), shape.failed)
-        async with self.model(body.model) as service:
-            answer = await self._answer(service, body, to_chat)
+        async with self._answering(body, to_chat) as answer:
             return await answer.whole(shape)
 
     async def _events(
         self, body: Any, shape: Shape, to_chat: ToChat | None
     ) -> AsyncGenerator[Event, None]:
+        async with (
+            self._answering(body, to_chat) as answer,
+            aclosing(answer.events(shape)) as events,
+        ):
+            async for event in events:
+                yield event
+
+    @asynccontextmanager
+    async def _answering(self, body: Any, to_chat: ToChat | None) -> AsyncGenerator[Answer, None]:
         async with self.model(body.model) as service:
-            answer = await self._answer(service, body, to_chat)
-            async with aclosing(answer.events(shape)) as events:
-                async for event in events:
-                    yield event
+            if to_chat is not None:  # a template says what it knows of thoughts in a moment
+                body = await service.in_thread(to_chat, body, service)
+            yield await self.prepared(service.answer, body, self.info)
 
     async def count_tokens(self, body: Any, to_chat: ToChat | None = None) -> int:
         """The number of tokens of a chat's prompt, without computing them; see generate()."""
         async with self.model(body.model) as service:
             return await service.in_thread(_n_prompt, service, body, to_chat, self.info)
-
-    async def _answer(self, service: Service, body: Any, to_chat: ToChat | None) -> Answer:
-        if to_chat is not None:  # what a template knows of thoughts takes a moment the first time
-            body = await service.in_thread(to_chat, body, service)
-        return await self.prepared(service.answer, body, self.info)
 
     # ---- output
 
@@ -199,19 +196,12 @@ class Exchange:
         self, answer: object, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
         """Sends a whole answer as JSON."""
-        raw = msgspec.json.encode(answer)
-        await self._send_content(Content([raw], _JSON, status, headers or {}))
+        await self._send_content(Content(msgspec.json.encode(answer), _JSON, status, headers or {}))
 
     async def _send_content(self, answer: Content) -> None:
-        length = str(sum(map(len, answer.parts)))
-        await self._begin(
-            answer.status, answer.kind, {**answer.headers, "Content-Length": length}
-        )  # fmt: skip
-        *before, last = answer.parts
-        for part in before:
-            await self._deliver({"type": "http.response.body", "body": part, "more_body": True})
-            await asyncio.sleep(0)
-        await self._deliver({"type": "http.response.body", "body": last})
+        more = {**answer.headers, "Content-Length": str(len(answer.raw))}
+        await self._begin(answer.status, answer.kind, more)
+        await self._deliver({"type": "http.response.body", "body": answer.raw})
 
     async def _begin(self, status: int, kind: str, more: Mapping[str, str]) -> None:
         self.status = status

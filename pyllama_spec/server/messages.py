@@ -14,22 +14,23 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.dialect import (
+    BlockShape,
     DialectRequest,
+    Kinds,
+    Part,
     Turns,
-    kind_of,
     own_figures,
+    part_of,
     text_part,
-    typed,
-    unsupported,
 )
 from pyllama_spec.server.exchange import REQUEST_ID, Exchange, Route
 from pyllama_spec.server.keywords import check_values
-from pyllama_spec.server.service import Event, Service, Shape, Thoughts
+from pyllama_spec.server.service import Event, Service, Thoughts
 from pyllama_spec.server.shapes import ChatRequest, Json, Texts
 
 # Fields that would change the answer and are not supported.
@@ -55,33 +56,20 @@ _ERRORS = {
 _STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "function_call": "tool_use"}
 
 
+# The fields that blocks of a message need, and other objects by their type.
+_BLOCKS: Kinds = {
+    "text": ("text",), "document": ("source",), "search_result": ("title", "source"),
+    "thinking": ("thinking",), "redacted_thinking": (), "tool_use": ("id", "name"),
+    "tool_result": ("tool_use_id",),
+}  # fmt: skip
+_SOURCES: Kinds = {"text": ("data",), "content": ()}
+_CHOICES: Kinds = {"auto": (), "none": (), "any": (), "tool": ("name",)}
+_THINKING: Kinds = {
+    "enabled": ("budget_tokens",), "disabled": (), "adaptive": (), "between_tools": ()
+}  # fmt: skip
+
+
 # ---- requests
-
-
-class _Metadata(Struct):
-    user_id: str | None = None
-
-
-class _ToolChoice(Struct):
-    type: str
-    name: str | None = None
-    disable_parallel_tool_use: bool | None = None
-
-
-class _Thinking(Struct):
-    type: str
-    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
-    display: str | None = None
-
-
-class _Format(Struct):
-    type: str
-    schema: Json | None = None
-
-
-class _OutputConfig(Struct):
-    effort: str | None = None
-    format: _Format | None = None
 
 
 class MessagesRequest(DialectRequest, kw_only=True):
@@ -91,71 +79,13 @@ class MessagesRequest(DialectRequest, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     system: str | list[Any] | None = None
     stop_sequences: Texts | None = None
-    metadata: _Metadata | None = None
+    metadata: Json | None = None
     tools: list[Any] | None = None
-    tool_choice: _ToolChoice | None = None
-    thinking: _Thinking | None = None
-    output_config: _OutputConfig | None = None
+    tool_choice: Json | None = None
+    thinking: Json | None = None
+    output_config: Json | None = None
     container: Any = None
     mcp_servers: Any = None
-
-
-class _Message(Struct):
-    role: str
-    content: str | list[Any] | None = None
-
-
-class _Text(Struct, tag="text"):
-    text: str
-
-
-class _Source(Struct):
-    type: str
-    data: str | None = None
-    content: str | list[Any] | None = None
-
-
-class _Document(Struct, tag="document"):
-    source: _Source
-    title: str | None = None
-    context: str | None = None
-
-
-class _SearchResult(Struct, tag="search_result"):
-    title: str
-    source: str
-    content: str | list[Any] | None = None
-
-
-class _Thought(Struct, tag="thinking"):
-    thinking: str
-
-
-class _HiddenThought(Struct, tag="redacted_thinking"):
-    """Of another service, which alone can read it."""
-
-
-class _Call(Struct, tag="tool_use"):
-    id: str
-    name: str
-    input: Json | None = None
-
-
-class _Result(Struct, tag="tool_result"):
-    tool_use_id: str
-    content: str | list[Any] | None = None
-
-
-_Block = _Text | _Document | _SearchResult | _Thought | _HiddenThought | _Call | _Result
-_BLOCKS = (
-    "text", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result",
-)  # fmt: skip
-
-
-class _Tool(Struct):
-    name: str
-    input_schema: Json
-    description: str | None = None
 
 
 def chat_request(body: MessagesRequest, thoughts: Thoughts) -> ChatRequest:
@@ -173,16 +103,23 @@ def chat_request(body: MessagesRequest, thoughts: Thoughts) -> ChatRequest:
             )
         chat.continue_final_message = True
     chat.stop = body.stop_sequences or None
-    chat.user = body.metadata.user_id if body.metadata else None
+    user = (body.metadata or {}).get("user_id")
+    chat.user = user if isinstance(user, str) else None
     chat.tools = [_tool(t, f"tools[{i}]") for i, t in enumerate(body.tools or ())] or None
     if body.tool_choice is not None:
-        chat.tool_choice = _choice(body.tool_choice)
-        if body.tool_choice.disable_parallel_tool_use:
+        choice = part_of(body.tool_choice, "tool_choice", _CHOICES)
+        chat.tool_choice = "required" if choice.type == "any" else choice.type
+        if choice.type == "tool":
+            chat.tool_choice = {"type": "function", "function": {"name": choice.name}}
+        if choice.disable_parallel_tool_use:
             chat.parallel_tool_calls = False
-    if body.output_config is not None:
-        _set_form(chat, body.output_config, thoughts)
+    _set_form(chat, body.output_config or {}, thoughts)
     if body.thinking is not None:
-        _set_thinking(chat, body.thinking, thoughts)
+        thinking = part_of(body.thinking, "thinking", _THINKING)
+        if thinking.type == "disabled":
+            chat.reasoning_effort = "none"
+        elif thoughts.are_marked and thinking.budget_tokens is not None:
+            chat.thinking_token_budget = thinking.budget_tokens
     return chat
 
 
@@ -195,14 +132,14 @@ def _messages(body: MessagesRequest) -> list[Json]:
         turns.turn("system")["content"].append(text_part(system))
     for i, given in enumerate(body.messages):
         place = f"messages[{i}]"
-        message = typed(given, _Message, place)
+        message = part_of(given, place, {"message": ("role",)}, "message")
         blocks = _blocks(message.content, f"{place}.content")
         if message.role == "user":
             _add_user(blocks, turns)
         elif message.role == "assistant":
             _add_assistant(blocks, turns)
         elif message.role == "system":
-            turns.turn("system")["content"] += [_part(*one) for one in blocks]
+            turns.turn("system")["content"] += [text_part(_text(*one)) for one in blocks]
         else:
             raise ArgumentError(
                 f"{place}.role is {message.role!r:.60}; expected user, assistant or system"
@@ -210,135 +147,83 @@ def _messages(body: MessagesRequest) -> list[Json]:
     return turns.joined()
 
 
-def _blocks(content: str | list[Any] | None, place: str) -> list[tuple[_Block, str]]:
+def _blocks(content: str | list[Any] | None, place: str) -> list[tuple[Part, str]]:
     """The blocks of a content, each with its place; a text becomes one block."""
     if isinstance(content, str):
-        return [(_Text(content), place)]
-    return [(_block(one, f"{place}[{i}]"), f"{place}[{i}]") for i, one in enumerate(content or ())]
-
-
-def _block(given: Any, place: str) -> _Block:
-    kind = kind_of(given)
-    if isinstance(kind, str) and kind not in _BLOCKS:
-        raise unsupported(place, f"a block of type {kind!r:.60}", "give text")
-    block: _Block = typed(given, _Block, place)  # type: ignore[arg-type]
-    return block
+        return [(Part("text", text=content), place)]
+    places = [f"{place}[{i}]" for i in range(len(content or ()))]
+    return [
+        (part_of(given, where, _BLOCKS, remedy="give text"), where)
+        for given, where in zip(content or (), places, strict=True)
+    ]
 
 
 def _texts(content: str | list[Any] | None, place: str) -> list[str]:
     return [_text(*one) for one in _blocks(content, place)]
 
 
-def _part(block: _Block, place: str) -> Json:
-    return text_part(_text(block, place))
-
-
-def _text(block: _Block, place: str) -> str:
+def _text(block: Part, place: str) -> str:
     """A block as text, if it can be written as text."""
-    if isinstance(block, _Text):
-        return block.text
-    if isinstance(block, _SearchResult):
+    if block.type == "text":
+        return block.text or ""
+    if block.type == "search_result":
         text = "".join(_texts(block.content, f"{place}.content"))
         return f"{block.title}\n{block.source}\n{text}\n"
-    if not isinstance(block, _Document):
-        raise unsupported(place, "such a block here", "give text")
-    source = block.source
-    if source.type == "text" and source.data is not None:
-        text = source.data
-    elif source.type == "content":
-        text = "".join(_texts(source.content, f"{place}.source.content"))
-    else:
-        raise unsupported(
-            place, f"a document with a source of type {source.type!r:.60}",
-            "give its text, as a text source",
-        )  # fmt: skip
+    if block.type != "document":
+        raise UnsupportedError(f"{place}: type {block.type!r} is not supported here; give text")
+    remedy = "give the document's text, as a text source"
+    source = part_of(block.source, f"{place}.source", _SOURCES, remedy=remedy)
+    text = source.data or "".join(_texts(source.content, f"{place}.source.content"))
     return "".join(f"{head}\n" for head in (block.title, block.context) if head) + text
 
 
-def _add_user(blocks: list[tuple[_Block, str]], turns: Turns) -> None:
+def _add_user(blocks: list[tuple[Part, str]], turns: Turns) -> None:
     """Adds a user message; tool results come first, after the calls they answer."""
     others = []
     for block, place in blocks:
-        if isinstance(block, _Result):
+        if block.type == "tool_result":
             text = "".join(_texts(block.content, f"{place}.content"))
             turns.add_result(block.tool_use_id, text)
         else:
-            others.append(_part(block, place))
+            others.append(text_part(_text(block, place)))
     if others or not blocks:
         turns.turn("user")["content"] += others
 
 
-def _add_assistant(blocks: list[tuple[_Block, str]], turns: Turns) -> None:
+def _add_assistant(blocks: list[tuple[Part, str]], turns: Turns) -> None:
     turn = turns.turn("assistant")
     for block, place in blocks:
-        if isinstance(block, _Thought):
-            turns.add_thought(turn, block.thinking)
-        elif isinstance(block, _Call):
+        if block.type == "thinking":
+            turns.add_thought(turn, block.thinking or "")
+        elif block.type == "tool_use":
             arguments = json.dumps(block.input or {}, ensure_ascii=False)
             turns.add_call(turn, block.id, block.name, arguments)
-        elif not isinstance(block, _HiddenThought):
-            turn["content"].append(_part(block, place))
+        elif block.type != "redacted_thinking":  # of another service, which alone can read it
+            turn["content"].append(text_part(_text(block, place)))
 
 
 def _tool(given: Any, place: str) -> Json:
-    kind = kind_of(given, "custom")
-    if kind != "custom":
-        raise UnsupportedError(
-            f"{place}.type={kind!r:.60}: only tools with an input_schema of their own can be "
-            "offered here; describe it as one, and let the client run it"
-        )
-    tool = typed(given, _Tool, place)
+    remedy = "describe it as a tool with an input_schema, and let the client run it"
+    tool = part_of(given, place, {"custom": ("name", "input_schema")}, "custom", remedy)
     function: Json = {"name": tool.name, "parameters": tool.input_schema}
     if tool.description is not None:
         function["description"] = tool.description
     return {"type": "function", "function": function}
 
 
-def _choice(choice: _ToolChoice) -> str | Json:
-    if choice.type in ("auto", "none"):
-        return choice.type
-    if choice.type == "any":
-        return "required"
-    if choice.type != "tool":
-        raise ArgumentError(
-            f"tool_choice.type is {choice.type!r:.60}; expected auto, any, tool or none"
-        )
-    if choice.name is None:
-        raise ArgumentError("tool_choice.name is missing: a text is expected")
-    return {"type": "function", "function": {"name": choice.name}}
-
-
-def _set_form(chat: ChatRequest, config: _OutputConfig, thoughts: Thoughts) -> None:
-    form, effort = config.format, config.effort
-    if form is not None:
-        if form.type != "json_schema":
-            raise unsupported("output_config.format", f"type {form.type!r:.60}", "json_schema is")
-        if form.schema is None:
-            raise ArgumentError("output_config.format.schema is missing: an object is expected")
+def _set_form(chat: ChatRequest, config: Json, thoughts: Thoughts) -> None:
+    if config.get("format") is not None:
+        place = "output_config.format"
+        form = part_of(config["format"], place, {"json_schema": ("schema",)})
         schema = {"name": "answer", "schema": form.schema, "strict": True}
         chat.response_format = {"type": "json_schema", "json_schema": schema}
-    if effort is None:
-        return
-    if effort not in _EFFORTS:
+    effort = config.get("effort")
+    if effort is not None and effort not in _EFFORTS:
         raise ArgumentError(
             f"output_config.effort is {effort!r:.60}; expected {', '.join(_EFFORTS)}"
         )
-    if thoughts.take_effort:
+    if effort is not None and thoughts.take_effort:
         chat.reasoning_effort = _EFFORTS[effort]
-
-
-def _set_thinking(chat: ChatRequest, thinking: _Thinking, thoughts: Thoughts) -> None:
-    if thinking.type == "enabled":
-        if thinking.budget_tokens is None:
-            raise ArgumentError("thinking.budget_tokens is missing")
-        if thoughts.are_marked:
-            chat.thinking_token_budget = thinking.budget_tokens
-    elif thinking.type == "disabled":
-        chat.reasoning_effort = "none"
-    elif thinking.type not in ("adaptive", "between_tools"):
-        raise ArgumentError(
-            f"thinking.type is {thinking.type!r:.60}; expected enabled, adaptive or disabled"
-        )
 
 
 # ---- answers
@@ -354,22 +239,14 @@ def error_form(error: ApiError) -> Json:
     }
 
 
-class MessageShape(Shape):
+class MessageShape(BlockShape):
     """A chat completion as a message, whole or in events."""
 
-    def __init__(self, *, shows_thoughts: bool = True) -> None:
-        self._shows_thoughts = shows_thoughts
-        self._is_begun = self._is_over = False
-        self._n_blocks = 0
-        # What the open block is: "thinking", "text", or the index of a call; None for no block.
-        self._open: str | int | None = None
-        self._usage: Json = {}
-        self._end: Json = {}
-        self._figures: Json = {}
+    prefix = "msg"
 
-    def shown_id(self, answer_id: str) -> str:
-        """See Shape."""
-        return f"msg_{answer_id.rpartition('-')[2]}"
+    def __init__(self, *, shows_thoughts: bool = True) -> None:
+        super().__init__()
+        self._shows_thoughts = shows_thoughts
 
     def whole(self, answer: Json) -> Json:
         """See Shape."""
@@ -395,82 +272,50 @@ class MessageShape(Shape):
             **own_figures(answer),
         }
 
-    def of(self, chunk: Json) -> Iterator[Event]:
-        """See Shape."""
-        if chunk.get("usage"):
-            self._usage = chunk["usage"]
-        self._figures.update(own_figures(chunk))
-        if not self._is_begun:
-            self._is_begun = True
-            yield _event(
-                "message_start",
-                message={
-                    **self._head(chunk), "content": [], "stop_reason": None, "stop_sequence": None,
-                    "usage": {**_usage(self._usage), "output_tokens": 0},
-                },
-            )  # fmt: skip
-        for choice in chunk.get("choices", ())[:1]:
-            yield from self._of_delta(choice.get("delta") or {})
-            if choice.get("finish_reason") is not None:
-                self._end = choice
-
-    def end(self) -> Iterator[Event]:
-        """See Shape."""
-        if self._is_over or not self._is_begun:
-            return
-        self._is_over = True
-        if not self._n_blocks:  # an empty answer; clients read the first block all the same
-            yield from self._block("text", text_part(""))
-        yield from self._close()
-        yield _event(
-            "message_delta", delta=_stop(self._end), usage=_usage(self._usage), **self._figures
-        )
-        yield _event("message_stop")
-
     def failed(self, error: ApiError) -> Iterator[Event]:
         """See Shape."""
         self._is_over = True
         yield "error", error_form(error)
 
-    def _of_delta(self, delta: Json) -> Iterator[Event]:
-        thought, text = delta.get("reasoning_content"), delta.get("content")
-        if thought:
-            if self._open != "thinking":
-                yield from self._block("thinking", {"type": "thinking", "thinking": ""})
-            if self._shows_thoughts:
-                yield self._delta({"type": "thinking_delta", "thinking": thought})
-        if text:
-            if self._open != "text":
-                yield from self._block("text", text_part(""))
-            yield self._delta({"type": "text_delta", "text": text})
-        for call in delta.get("tool_calls") or ():
-            function = call.get("function") or {}
-            if self._open != call["index"]:
-                block = _call_block(call.get("id", ""), function.get("name", ""), {})
-                yield from self._block(call["index"], block)
-            if function.get("arguments"):
-                yield self._delta(
-                    {"type": "input_json_delta", "partial_json": function["arguments"]}
-                )
+    def _begin(self) -> Iterator[Event]:
+        usage = {**_usage(self._usage), "output_tokens": 0}
+        head = {**self._head(self._answer), "content": [], "usage": usage}
+        yield _event("message_start", message={**head, "stop_reason": None, "stop_sequence": None})
 
-    def _block(self, kind: str | int, block: Json) -> Iterator[Event]:
-        yield from self._close()
-        self._open = kind
-        self._n_blocks += 1
-        signature = {"signature": ""} if kind == "thinking" else {}
-        yield _event(
-            "content_block_start", index=self._n_blocks - 1, content_block={**block, **signature}
-        )
+    def _opened(self, kind: str | int, call_id: str, name: str) -> Iterator[Event]:
+        block = _call_block(call_id, name, {})
+        if kind == "thought":
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        elif kind == "text":
+            block = text_part("")
+        yield _event("content_block_start", index=self._n_blocks - 1, content_block=block)
+
+    def _thought(self, text: str) -> Iterator[Event]:
+        if self._shows_thoughts:
+            yield self._delta("thinking_delta", thinking=text)
+
+    def _text(self, text: str, logprobs: list[Json]) -> Iterator[Event]:
+        yield self._delta("text_delta", text=text)
+
+    def _arguments(self, text: str) -> Iterator[Event]:
+        yield self._delta("input_json_delta", partial_json=text)
 
     def _close(self) -> Iterator[Event]:
         if self._open is None:
             return
-        if self._open == "thinking":  # clients wait for it; no one checks it
-            yield self._delta({"type": "signature_delta", "signature": ""})
+        if self._open == "thought":  # clients wait for it; no one checks it
+            yield self._delta("signature_delta", signature="")
         self._open = None
         yield _event("content_block_stop", index=self._n_blocks - 1)
 
-    def _delta(self, delta: Json) -> Event:
+    def _finish(self) -> Iterator[Event]:
+        yield from self._close()
+        usage = _usage(self._usage)
+        yield _event("message_delta", delta=_stop(self._end), usage=usage, **self._figures)
+        yield _event("message_stop")
+
+    def _delta(self, kind: str, **fields: str) -> Event:
+        delta = {"type": kind, **fields}
         return _event("content_block_delta", index=self._n_blocks - 1, delta=delta)
 
     def _head(self, answer: Json) -> Json:
@@ -528,7 +373,7 @@ def _to_chat(body: MessagesRequest, service: Service) -> ChatRequest:
 
 async def messages(exchange: Exchange, body: MessagesRequest) -> Any:
     """POST /v1/messages."""
-    shows = body.thinking is None or body.thinking.display != "omitted"
+    shows = (body.thinking or {}).get("display") != "omitted"
     return await exchange.generate(body, MessageShape(shows_thoughts=shows), _to_chat)
 
 

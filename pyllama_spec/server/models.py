@@ -103,26 +103,39 @@ def not_loaded(name: str, why: str, *, may_pass: bool) -> ApiError:
 
 
 Adapters = Sequence[tuple[Adapter, float]]
-Loaded = dict[str, Adapters]
 _NO_MEMORY = re.compile(r"\(the engine says: .*(?:failed to allocate|bad_alloc)", re.DOTALL)
 # How often a model may fail before only a restart of the server helps: see Service.has_leaked.
 _MAX_LEAKS = 8
 STATES = ("loaded", "loading", "unloaded", "failed")
 
 
-Failures = dict[str, Failure]
-# What clients are told of an error.
-Told = Callable[[Exception], Failure]
-
-
 class Opened(NamedTuple):
-    """A loaded model; `store_bytes`, for copies of prompts, is a part of n_bytes."""
+    """A loaded model, with its adapters by name; `store_bytes` are for copies of prompts."""
 
     llm: Llama
-    adapters: Loaded
-    failures: Failures
-    n_bytes: int
     store_bytes: int
+    adapters: dict[str, Adapters]
+    failures: dict[str, Failure]
+
+    @property
+    def n_bytes(self) -> int:
+        """The memory that it takes as of now: the first text to embed opens another context."""
+        return self.llm.memory_bytes + self.store_bytes
+
+    def load_adapter(
+        self, spec: ModelSpec, name: str, failure_of: Callable[[Exception], Failure]
+    ) -> None:
+        """Loads an adapter, or records why it cannot be."""
+        path, scale = spec.adapters[name]
+        try:
+            self.adapters[name] = [(Adapter(self.llm.model, path), scale)]
+            self.failures.pop(name, None)
+        except (PyllamaSpecError, MemoryError) as error:
+            log.warning("the adapter %s cannot be loaded: %s", name, error or "out of memory")
+            # The engine says that such a file is no adapter; its log has the reason.
+            if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+                error = OutOfMemoryError("there is not enough memory for it")
+            self.failures[name] = failure_of(error)
 
 
 class ServedModel:
@@ -184,10 +197,11 @@ class ServedModel:
             self.service.has_leaked, self.n_leaks = False, self.n_leaks + 1
 
     def count_bytes(self) -> None:
-        """Updates n_bytes: the first text to embed opens another context."""
-        if self.service is not None:
-            store_bytes = 0 if self.opened is None else self.opened.store_bytes
-            self.n_bytes = self.service.llm.memory_bytes + store_bytes
+        """Updates n_bytes."""
+        if self.opened is not None:
+            self.n_bytes = self.opened.n_bytes
+        elif self.service is not None:
+            self.n_bytes = self.service.llm.memory_bytes
 
     @property
     def adapters(self) -> Sequence[str]:
@@ -201,16 +215,6 @@ class ServedModel:
         if isinstance(draft, (str, os.PathLike)):
             return None if draft == "none" else Path(draft).name
         return None if draft is None else str(getattr(draft, "name", type(draft).__name__))
-
-    def shares_file_with(self, other: ServedModel) -> bool:
-        """Whether both are mapped from the same file."""
-        if self.spec is None or other.spec is None:
-            return False
-        each = (self.spec.keywords, other.spec.keywords)
-        with suppress(OSError):
-            is_mapped = all(one.get("use_mmap", True) for one in each)
-            return is_mapped and Path(each[0]["model_path"]).samefile(each[1]["model_path"])
-        return False
 
     def failure_of(self, adapter: str | None) -> str | None:
         """The last load error of the model or of an adapter; None for none."""
@@ -275,35 +279,6 @@ class ChosenModel(NamedTuple):
 
     model: ServedModel
     adapter: str | None
-
-
-def load_adapters(llm: Llama, spec: ModelSpec, told: Told) -> tuple[Loaded, Failures]:
-    """The adapters of a model by name, and the failures of those that did not load."""
-    loaded: Loaded = {}
-    failures: Failures = {}
-    for name in spec.adapters:
-        _load_adapter(llm, spec, name, told, loaded, failures)
-    return loaded, failures
-
-
-def retry_adapter(opened: Opened, spec: ModelSpec, name: str, told: Told) -> None:
-    """Tries once more to load an adapter."""
-    _load_adapter(opened.llm, spec, name, told, opened.adapters, opened.failures)
-
-
-def _load_adapter(
-    llm: Llama, spec: ModelSpec, name: str, told: Told, loaded: Loaded, failures: Failures
-) -> None:
-    path, scale = spec.adapters[name]
-    try:
-        loaded[name] = [(Adapter(llm.model, path), scale)]
-        failures.pop(name, None)
-    except (PyllamaSpecError, MemoryError) as error:
-        log.warning("the adapter %s cannot be loaded: %s", name, error or "out of memory")
-        # The engine says that such a file is no adapter; its log has the reason.
-        if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
-            error = OutOfMemoryError("there is not enough memory for it")
-        failures[name] = told(error)
 
 
 class Expected(NamedTuple):
@@ -478,7 +453,7 @@ def given_up(name: str) -> ApiError:
 
 # The maximum number of names in a message.
 _MAX_NAMED = 20
-# How long an end waits for a load that was told to stop.
+# How long an end waits for a load that has to stop.
 _LAST_LOAD_S = 5.0
 _MIB = 1 << 20
 
@@ -567,7 +542,7 @@ class Models:
         assert spec is not None
         try:
             await in_daemon(
-                lambda: retry_adapter(opened, spec, name, self._failure), lambda _: None,
+                lambda: opened.load_adapter(spec, name, self._failure), lambda _: None,
                 self._threads,
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - reported to the requests, and logged
@@ -749,11 +724,6 @@ class Models:
             log.info(
                 "%s was loaded in %.1f s and takes %d MiB", one.name, seconds, one.n_bytes // _MIB
             )
-            if same := [m.name for m in self._room.others(one) if m.shares_file_with(one)]:
-                log.info(
-                    "%s and %s are of one file: each counts its weights, though the pages of a "
-                    "mapped file are shared", one.name, ", ".join(same),
-                )  # fmt: skip
         except _UnwantedError:
             pass
         except Exception as error:  # noqa: BLE001 - reported to the model's requests, and logged
@@ -787,7 +757,7 @@ class Models:
             log.warning("%s cannot be loaded: %s", one.name, error)
 
     def _failure(self, error: Exception) -> Failure:
-        """What clients are told of a load's error."""
+        """A load's error as clients see it."""
         is_ours = isinstance(error, PyllamaSpecError)
         why = str(error) if is_ours else "it failed inside; the server's log says where"
         return Failure(self.without_paths(for_client(why)[0]), monotonic(), may_pass(error))
@@ -847,11 +817,12 @@ class Models:
             raise MissingError(missing)
         llm = Llama(**spec.keywords)
         with closed_on_failure(llm):
-            adapters, failures = load_adapters(llm, spec, self._failure)
+            opened = Opened(llm, options_of(spec.keywords).store_bytes(), {}, {})
+            for name in spec.adapters:
+                opened.load_adapter(spec, name, self._failure)
             self._watch(1.0)
-            store_bytes = options_of(spec.keywords).store_bytes()
         llm.cache = self._listed.cache
-        return Opened(llm, adapters, failures, llm.memory_bytes + store_bytes, store_bytes)
+        return opened
 
     def _watch(self, _fraction: float) -> None:
         if self._is_ending:

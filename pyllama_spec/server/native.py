@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from pyllama_spec.chat.prompts import template_variables
 from pyllama_spec.engine import Vocab, engine_version
@@ -25,7 +24,6 @@ from pyllama_spec.server.shapes import (
     DetokenizeRequest,
     InfillRequest,
     Json,
-    Name,
     NativeRequest,
     NativeSampling,
     Sampling,
@@ -34,8 +32,6 @@ from pyllama_spec.server.shapes import (
 
 # The default of llama-server's texts: up to the context's end.
 _NO_LIMIT = -1
-# Tokens that are written as JSON in one go.
-_TOGETHER = 1 << 16
 _STOPS = {"length": "limit", "stop": "eos"}
 
 
@@ -153,14 +149,7 @@ def _probabilities(choice: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-# ---- tokens and templates, also under the names of llama-cpp-python
-
-
-class ExtrasText(Struct, kw_only=True):
-    """The body of /extras/tokenize and /extras/tokenize/count."""
-
-    input: str
-    model: Name | None = None
+# ---- tokens and templates
 
 
 async def tokenize(exchange: Exchange, request: TokenizeRequest) -> Any:
@@ -169,32 +158,15 @@ async def tokenize(exchange: Exchange, request: TokenizeRequest) -> Any:
         return Content(await service.in_thread(_tokenized, service.llm.model.vocab, request))
 
 
-def _tokenized(vocab: Vocab, request: TokenizeRequest) -> list[bytes]:
-    """The answer in parts: writing millions of ids at once would block all other requests."""
+def _tokenized(vocab: Vocab, request: TokenizeRequest) -> bytes:
+    """The answer as JSON, which is written in a thread: it may have millions of ids."""
     ids = vocab.tokenize(
         request.content, add_special=request.add_special, parse_special=request.parse_special
     )
-    each: dict[int, bytes] = {}
-    parts = []
-    for at in range(0, len(ids), _TOGETHER):
-        part = ids[at : at + _TOGETHER]
-        written = _with_pieces(vocab, part, each) if request.with_pieces else _bare(part)
-        parts.append(b"," + written if at else written)
-    while ids:
-        del ids[-_TOGETHER:]
-    return [b'{"tokens":[', *parts, b"]}"]
-
-
-def _bare(ids: list[int]) -> bytes:
-    return msgspec.json.encode(ids)[1:-1]
-
-
-def _with_pieces(vocab: Vocab, ids: list[int], each: dict[int, bytes]) -> bytes:
-    """The ids with texts; each distinct token is converted once."""
-    for one in set(ids) - each.keys():
-        shown = {"id": one, "piece": _piece(vocab.piece(one, special=True))}
-        each[one] = msgspec.json.encode(shown)
-    return b",".join([each[one] for one in ids])
+    if not request.with_pieces:
+        return msgspec.json.encode({"tokens": ids})
+    each = {one: {"id": one, "piece": _piece(vocab.piece(one, special=True))} for one in set(ids)}
+    return msgspec.json.encode({"tokens": [each[one] for one in ids]})
 
 
 def _piece(raw: bytes) -> str | list[int]:
@@ -210,25 +182,6 @@ async def detokenize(exchange: Exchange, request: DetokenizeRequest) -> Any:
     async with exchange.model(request.model) as service:
         raw = await service.in_thread(service.llm.detokenize, request.tokens, special=True)
     return {"content": raw.decode(errors="replace")}
-
-
-async def extras_tokenize(exchange: Exchange, request: ExtrasText) -> Any:
-    """POST /extras/tokenize: with a BOS token if the model prepends one."""
-    async with exchange.model(request.model) as service:
-        raw = request.input.encode()
-        return {"tokens": await service.in_thread(service.llm.tokenize, raw, special=True)}
-
-
-async def extras_count(exchange: Exchange, request: ExtrasText) -> Any:
-    """POST /extras/tokenize/count."""
-    return {"count": len((await extras_tokenize(exchange, request))["tokens"])}
-
-
-async def extras_detokenize(exchange: Exchange, request: DetokenizeRequest) -> Any:
-    """POST /extras/detokenize."""
-    async with exchange.model(request.model) as service:
-        raw = await service.in_thread(service.llm.detokenize, request.tokens)
-    return {"text": raw.decode(errors="replace")}
 
 
 async def apply_template(exchange: Exchange, request: ChatRequest) -> Any:
@@ -290,7 +243,7 @@ async def metrics(exchange: Exchange, _: None) -> Any:
     for one in exchange.models.all:
         if one.service is not None:
             one.service.note_decodes()
-    return Content([serving.metrics.text()], CONTENT_TYPE)
+    return Content(serving.metrics.text(), CONTENT_TYPE)
 
 
 async def props(exchange: Exchange, _: None) -> Any:
@@ -375,9 +328,6 @@ ROUTES = (
     Route("POST", "/infill", infill, InfillRequest),
     Route("POST", "/tokenize", tokenize, TokenizeRequest),
     Route("POST", "/detokenize", detokenize, DetokenizeRequest),
-    Route("POST", "/extras/tokenize", extras_tokenize, ExtrasText),
-    Route("POST", "/extras/tokenize/count", extras_count, ExtrasText),
-    Route("POST", "/extras/detokenize", extras_detokenize, DetokenizeRequest),
     Route("POST", "/apply-template", apply_template, ChatRequest),
     Route("GET", "/health", health, is_open=True),
     Route("GET", "/v1/health", health, is_open=True),

@@ -74,8 +74,8 @@ async def send_file(file: PageFile, exchange: Exchange, _: None) -> Content:
     asked = (exchange.request.headers.get("if-none-match") or "").split(",")
     known = {one.strip().removeprefix("W/") for one in asked}
     if file.etag in known:
-        return Content([b""], file.kind, 304, headers)
-    return Content([file.raw], file.kind, 200, headers)
+        return Content(b"", file.kind, 304, headers)
+    return Content(file.raw, file.kind, 200, headers)
 
 
 # Each knows its file: within another application the request's path has that one's place before it.

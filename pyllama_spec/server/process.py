@@ -124,7 +124,7 @@ class Listening:
         host, port: the address; port 0 means any free port.
         certificate, key: PEM files for TLS; None for HTTP.
         header_timeout_s: seconds for a request's head to arrive.
-        max_connections: the most connections; further ones are told to retry.
+        max_connections: the most connections; further ones get a 503.
 
     """
 

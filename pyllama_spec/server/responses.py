@@ -11,22 +11,23 @@ import time
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
+from pyllama_spec.errors import ArgumentError, shown
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.dialect import (
+    BlockShape,
     DialectRequest,
+    Kinds,
+    Part,
     Turns,
-    kind_of,
-    own_figures,
+    part_of,
     text_part,
-    typed,
-    unsupported,
+    texts_of,
 )
 from pyllama_spec.server.exchange import Exchange, Route
 from pyllama_spec.server.keywords import check_values
-from pyllama_spec.server.service import Event, Service, Shape, Thoughts
+from pyllama_spec.server.service import Event, Service, Thoughts
 from pyllama_spec.server.shapes import ChatRequest, Json
 
 _WHOLE_INPUT = "no response is stored: give the whole conversation as `input`"
@@ -39,21 +40,21 @@ _REFUSED = {
     "prompt": "there are no stored prompts; give their text as `instructions` and `input`",
 }
 _LOGPROBS = "message.output_text.logprobs"
+# The fields that items of the input need, and other objects by their type.
+_ITEMS: Kinds = {
+    "message": ("role",), "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id",), "reasoning": (),
+}  # fmt: skip
+_TEXTS: Kinds = {
+    "input_text": ("text",), "output_text": ("text",), "text": ("text",), "refusal": ("refusal",)
+}  # fmt: skip
+_THOUGHTS: Kinds = {"reasoning_text": ("text",), "summary_text": ("text",), "text": ("text",)}
+_FUNCTION: Kinds = {"function": ("name",)}
+_CHOICES: Kinds = {**_FUNCTION, "allowed_tools": ("mode",)}
+_FORMS: Kinds = {"text": (), "json_object": (), "json_schema": ("schema",)}
 
 
 # ---- requests
-
-
-class _Reasoning(Struct):
-    effort: str | None = None
-    summary: str | None = None
-
-
-class _Format(Struct):
-    type: str
-    name: str | None = None
-    schema: Json | None = None
-    strict: bool | None = None
 
 
 class ResponsesRequest(DialectRequest, kw_only=True):
@@ -67,7 +68,7 @@ class ResponsesRequest(DialectRequest, kw_only=True):
     include: list[str] | None = None
     parallel_tool_calls: bool | None = None
     text: Json | None = None
-    reasoning: _Reasoning | None = None
+    reasoning: Json | None = None
     tools: list[Any] | None = None
     tool_choice: str | Json | None = None
     metadata: Json | None = None
@@ -77,52 +78,6 @@ class ResponsesRequest(DialectRequest, kw_only=True):
     store: Any = None
     background: Any = None
     prompt: Any = None
-
-
-class _Message(Struct):
-    role: str
-    content: str | list[Any] | None = None
-
-
-class _Call(Struct):
-    call_id: str
-    name: str
-    arguments: str
-
-
-class _Output(Struct):
-    call_id: str
-    output: str | list[Any] | None = None
-
-
-class _ReasoningItem(Struct):
-    content: list[Any] | None = None
-    summary: list[Any] | None = None
-
-
-class _Text(Struct):
-    text: str
-
-
-class _Refusal(Struct):
-    refusal: str
-
-
-_PARTS: dict[object, type[_Text] | type[_Refusal]] = {
-    "input_text": _Text, "output_text": _Text, "text": _Text, "refusal": _Refusal,
-}  # fmt: skip
-
-
-class _Tool(Struct):
-    name: str
-    parameters: Json | None = None
-
-
-class _ToolChoice(Struct):
-    type: str
-    name: str | None = None
-    mode: str | None = None
-    tools: list[Any] | None = None
 
 
 def chat_request(body: ResponsesRequest, thoughts: Thoughts) -> ChatRequest:
@@ -136,29 +91,31 @@ def chat_request(body: ResponsesRequest, thoughts: Thoughts) -> ChatRequest:
         chat.logprobs, chat.top_logprobs = True, body.top_logprobs
     chat.response_format = _form(body)
     offered = offered_tools(body)
-    if offered:
-        chat.tools = [_chat_tool(tool) for tool in offered]
+    chat.tools = [_chat_tool(tool) for tool in offered] or None
     chat.tool_choice = _choice(body.tool_choice, has_tools=bool(offered))
-    if body.reasoning is not None and body.reasoning.effort and thoughts.take_effort:
-        chat.reasoning_effort = body.reasoning.effort
+    effort = (body.reasoning or {}).get("effort")
+    if isinstance(effort, str) and thoughts.take_effort:
+        chat.reasoning_effort = effort
     return chat
 
 
 def offered_tools(body: ResponsesRequest) -> list[Json]:
     """The function tools of the request that the model gets."""
-    allowed = None
-    if kind_of(body.tool_choice) == "allowed_tools":
-        tools = typed(body.tool_choice, _ToolChoice, "tool_choice").tools or ()
-        allowed = {tool.get("name") for tool in tools if kind_of(tool) == "function"}
+    choice, allowed = body.tool_choice, None
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        tools = part_of(choice, "tool_choice", _CHOICES).tools or ()
+        allowed = {tool.get("name") for tool in tools if _is_function(tool)}
     offered = []
     for i, given in enumerate(body.tools or ()):
-        place = f"tools[{i}]"
-        if typed(given, _ToolChoice, place).type != "function":
-            continue
-        tool = typed(given, _Tool, place)
-        if allowed is None or tool.name in allowed:
-            offered.append(given)
+        if _is_function(given):
+            tool = part_of(given, f"tools[{i}]", _FUNCTION)
+            if allowed is None or tool.name in allowed:
+                offered.append(given)
     return offered
+
+
+def _is_function(tool: Any) -> bool:
+    return isinstance(tool, dict) and tool.get("type") == "function"
 
 
 def _chat_tool(tool: Json) -> Json:
@@ -174,30 +131,19 @@ def _choice(given: str | Json | None, *, has_tools: bool) -> str | Json | None:
         raise ArgumentError(
             f"tool_choice is {given!r:.60}; expected auto, none, required or an object"
         )
-    choice = typed(given, _ToolChoice, "tool_choice")
-    if choice.type == "function" and choice.name is not None:
+    choice = part_of(given, "tool_choice", _CHOICES, remedy="name a function of `tools`")
+    if choice.type == "function":
         return {"type": "function", "function": {"name": choice.name}}
-    if choice.type == "allowed_tools" and choice.mode is not None:
-        return choice.mode if has_tools else "none"
-    raise UnsupportedError(
-        f"tool_choice.type={choice.type!r:.60}: only functions can be called here; name one of "
-        "`tools`"
-    )
+    return choice.mode if has_tools else "none"
 
 
 def _form(body: ResponsesRequest) -> Json | None:
     given = (body.text or {}).get("format")
-    form = None if given is None else typed(given, _Format, "text.format")
-    if form is None or form.type == "text":
+    form = part_of({"type": "text"} if given is None else given, "text.format", _FORMS)
+    if form.type == "text":
         return None
     if form.type == "json_object":
         return {"type": form.type}
-    if form.type != "json_schema":
-        raise unsupported(
-            "text.format", f"type {form.type!r:.60}", "text, json_object and json_schema are"
-        )
-    if form.schema is None:
-        raise ArgumentError("text.format.schema is missing: an object is expected")
     schema: Json = {"name": form.name or "answer", "schema": form.schema}
     if form.strict is not None:
         schema["strict"] = form.strict
@@ -220,82 +166,47 @@ def _messages(body: ResponsesRequest) -> list[Json]:
     return turns.joined()
 
 
-def _add(item: Any, place: str, turns: Turns) -> None:
-    kind = kind_of(item, "message")
-    if kind == "message":
-        _add_message(typed(item, _Message, place), place, turns)
-    elif kind == "function_call":
-        call = typed(item, _Call, place)
+def _add(given: Any, place: str, turns: Turns) -> None:
+    item = part_of(given, place, _ITEMS, "message")
+    if item.type == "message":
+        _add_message(item, place, turns)
+    elif item.type == "function_call":
         assistant = turns.turn("assistant", is_apart=False)
-        turns.add_call(assistant, call.call_id, call.name, call.arguments)
-    elif kind == "function_call_output":
-        output = typed(item, _Output, place)
-        turns.add_result(output.call_id, "".join(_texts(output.output, f"{place}.output")))
-    elif kind == "reasoning":
-        thought = typed(item, _ReasoningItem, place)
-        name = "content" if thought.content else "summary"
-        texts = [
-            typed(part, _Text, f"{place}.{name}[{i}]").text
-            for i, part in enumerate(getattr(thought, name) or ())
-        ]
+        turns.add_call(assistant, item.call_id, item.name, item.arguments)
+    elif item.type == "function_call_output":
+        texts = texts_of(item.output, f"{place}.output", _TEXTS, "input_text")
+        turns.add_result(item.call_id, "".join(texts))
+    else:
+        name = "content" if item.content else "summary"
+        texts = texts_of(item.content or item.summary, f"{place}.{name}", _THOUGHTS, "text")
         if texts:
             turns.add_thought(turns.turn("assistant", is_apart=False), "".join(texts))
-    elif kind == "item_reference":
-        raise unsupported(place, "an item_reference", _WHOLE_INPUT)
-    else:
-        raise unsupported(
-            place, f"an item of type {kind!r:.60}",
-            "message, function_call, function_call_output and reasoning are",
-        )  # fmt: skip
 
 
-def _add_message(message: _Message, place: str, turns: Turns) -> None:
+def _add_message(message: Part, place: str, turns: Turns) -> None:
     # Most templates know no developer, and leave out what they do not know.
     role = "system" if message.role == "developer" else message.role
     if role not in ("user", "assistant", "system"):
         raise ArgumentError(
             f"{place}.role is {role!r:.60}; expected user, assistant, system or developer"
         )
-    parts = [text_part(text) for text in _texts(message.content, f"{place}.content")]
-    turns.turn(role, is_apart=role != "assistant")["content"] += parts
-
-
-def _texts(content: str | list[Any] | None, place: str) -> list[str]:
-    """The texts of a content."""
-    if isinstance(content, str):
-        return [content]
-    return [_text(part, f"{place}[{i}]") for i, part in enumerate(content or ())]
-
-
-def _text(part: Any, place: str) -> str:
-    kind = kind_of(part, "input_text")
-    if kind not in _PARTS:
-        raise unsupported(place, f"a part of type {kind!r:.60}", "give input_text")
-    read = typed(part, _PARTS[kind], place)
-    return read.text if isinstance(read, _Text) else read.refusal
+    texts = texts_of(message.content, f"{place}.content", _TEXTS, "input_text")
+    turns.turn(role, is_apart=role != "assistant")["content"] += map(text_part, texts)
 
 
 # ---- answers
 
 
-class ResponseShape(Shape):
-    """A chat completion as a response, whole or in events."""
+class ResponseShape(BlockShape):
+    """A chat completion as a response, whole or in events; its blocks are items."""
+
+    prefix = "resp"
 
     def __init__(self, body: ResponsesRequest) -> None:
+        super().__init__()
         self._body = body
         self._n_events = 0
-        self._answer: Json = {}
-        self._usage: Json | None = None
-        self._figures: Json = {}
-        self._finish: str | None = None
         self._items: list[Json] = []
-        # What the last item is while it is open: "reasoning", "message", or the index of a call.
-        self._open: str | int | None = None
-        self._is_over = False
-
-    def shown_id(self, answer_id: str) -> str:
-        """See Shape."""
-        return f"resp_{answer_id.rpartition('-')[2]}"
 
     def whole(self, answer: Json) -> Json:
         """See Shape."""
@@ -309,31 +220,6 @@ class ResponseShape(Shape):
         whole: Json = last["response"]
         return whole
 
-    def of(self, chunk: Json) -> Iterator[Event]:
-        """See Shape."""
-        if chunk.get("usage"):
-            self._usage = chunk["usage"]
-        self._figures.update(own_figures(chunk))
-        if not self._answer:
-            self._answer = {key: chunk[key] for key in ("id", "created", "model")}
-            yield self._event("response.created", response=self._response("in_progress"))
-            yield self._event("response.in_progress", response=self._response("in_progress"))
-        for choice in chunk.get("choices", ())[:1]:
-            logprobs = (choice.get("logprobs") or {}).get("content") or []
-            yield from self._of_delta(choice.get("delta") or {}, logprobs)
-            self._finish = choice.get("finish_reason") or self._finish
-
-    def end(self) -> Iterator[Event]:
-        """See Shape."""
-        if self._is_over or not self._answer:
-            return
-        self._is_over = True
-        if not self._items:  # an empty answer: an empty message
-            yield from self._begin_message()
-        status = "incomplete" if self._finish == "length" else "completed"
-        yield from self._close(status)
-        yield self._event(f"response.{status}", response=self._response(status))
-
     def failed(self, error: ApiError) -> Iterator[Event]:
         """See Shape."""
         self._is_over = True
@@ -343,93 +229,73 @@ class ResponseShape(Shape):
 
     # ---- items
 
-    def _of_delta(self, delta: Json, logprobs: list[Json]) -> Iterator[Event]:
-        thought, text = delta.get("reasoning_content"), delta.get("content")
-        if thought:
-            if self._open != "reasoning":
-                yield from self._begin_reasoning()
-            self._item["content"][0]["text"] += thought
-            yield self._of_item("response.reasoning_text.delta", content_index=0, delta=thought)
-        if text:
-            if self._open != "message":
-                yield from self._begin_message()
-            part = self._item["content"][0]
-            part["text"] += text
-            part["logprobs"] += logprobs
-            yield self._of_item(
-                "response.output_text.delta", content_index=0, delta=text, logprobs=logprobs
-            )
-        for call in delta.get("tool_calls") or ():
-            function = call.get("function") or {}
-            if self._open != call["index"]:
-                yield from self._begin_call(call, function.get("name", ""))
-            if function.get("arguments"):
-                self._item["arguments"] += function["arguments"]
-                yield self._of_item(
-                    "response.function_call_arguments.delta", delta=function["arguments"]
-                )
+    def _begin(self) -> Iterator[Event]:
+        for kind in ("response.created", "response.in_progress"):
+            yield self._event(kind, response=self._response("in_progress"))
 
-    def _begin_reasoning(self) -> Iterator[Event]:
-        item = {"type": "reasoning", "summary": [], "content": []}
-        yield from self._begin("reasoning", "rs", item)
-        yield from self._begin_part({"type": "reasoning_text", "text": ""})
-
-    def _begin_message(self) -> Iterator[Event]:
-        item = {"type": "message", "role": "assistant", "content": []}
-        yield from self._begin("message", "msg", item)
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        yield from self._begin_part(part)
-
-    def _begin_call(self, call: Json, name: str) -> Iterator[Event]:
-        item = {"type": "function_call", "call_id": call.get("id", ""), "name": name}
-        yield from self._begin(call["index"], "fc", {**item, "arguments": ""})
-
-    def _begin(self, kind: str | int, prefix: str, item: Json) -> Iterator[Event]:
-        yield from self._close("completed")
-        self._open = kind
-        item_id = f"{prefix}_{self._number}{len(self._items):02x}"
+    def _opened(self, kind: str | int, call_id: str, name: str) -> Iterator[Event]:
+        prefix, part = "fc", Json()
+        item: Json = {"type": "function_call", "call_id": call_id, "name": name, "arguments": ""}
+        if kind == "thought":
+            prefix, part = "rs", {"type": "reasoning_text", "text": ""}
+            item = {"type": "reasoning", "summary": [], "content": []}
+        elif kind == "text":
+            prefix = "msg"
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            item = {"type": "message", "role": "assistant", "content": []}
+        number = str(self._answer.get("id", "")).rpartition("-")[2]
+        item_id = f"{prefix}_{number}{len(self._items):02x}"
         self._items.append({"id": item_id, "status": "in_progress", **item})
-        yield self._event(
-            "response.output_item.added", output_index=len(self._items) - 1, item=_copy(self._item)
-        )
+        yield self._of_output("response.output_item.added")
+        if part:
+            self._item["content"].append(part)
+            kind = "response.content_part.added"
+            yield self._of_item(kind, content_index=0, part=_copy(part))
 
-    def _begin_part(self, part: Json) -> Iterator[Event]:
-        self._item["content"].append(part)
-        yield self._of_item("response.content_part.added", content_index=0, part=_copy(part))
+    def _thought(self, text: str) -> Iterator[Event]:
+        self._item["content"][0]["text"] += text
+        yield self._of_item("response.reasoning_text.delta", content_index=0, delta=text)
 
-    def _close(self, status: str) -> Iterator[Event]:
+    def _text(self, text: str, logprobs: list[Json]) -> Iterator[Event]:
+        part = self._item["content"][0]
+        part["text"] += text
+        part["logprobs"] += logprobs
+        kind = "response.output_text.delta"
+        yield self._of_item(kind, content_index=0, delta=text, logprobs=logprobs)
+
+    def _arguments(self, text: str) -> Iterator[Event]:
+        self._item["arguments"] += text
+        yield self._of_item("response.function_call_arguments.delta", delta=text)
+
+    def _close(self, status: str = "completed") -> Iterator[Event]:
         if self._open is None:
             return
         item = self._item
         item["status"] = status
-        if self._open == "reasoning":
+        if self._open == "thought":
             yield from self._close_part("response.reasoning_text.done")
-        elif self._open == "message":
+        elif self._open == "text":
             logprobs = item["content"][0]["logprobs"]
             yield from self._close_part("response.output_text.done", logprobs=logprobs)
         else:
-            yield self._of_item(
-                "response.function_call_arguments.done",
-                name=item["name"],
-                arguments=item["arguments"],
-            )
+            whole = {name: item[name] for name in ("name", "arguments")}
+            yield self._of_item("response.function_call_arguments.done", **whole)
         self._open = None
-        yield self._event(
-            "response.output_item.done", output_index=len(self._items) - 1, item=_copy(item)
-        )
+        yield self._of_output("response.output_item.done")
 
     def _close_part(self, kind: str, **more: Any) -> Iterator[Event]:
         part = self._item["content"][0]
         yield self._of_item(kind, content_index=0, text=part["text"], **more)
         yield self._of_item("response.content_part.done", content_index=0, part=_copy(part))
 
+    def _finish(self) -> Iterator[Event]:
+        status = "incomplete" if self._end.get("finish_reason") == "length" else "completed"
+        yield from self._close(status)
+        yield self._event(f"response.{status}", response=self._response(status))
+
     @property
     def _item(self) -> Json:
         return self._items[-1]
-
-    @property
-    def _number(self) -> str:
-        return str(self._answer.get("id", "")).rpartition("-")[2]
 
     # ---- events
 
@@ -440,6 +306,9 @@ class ResponseShape(Shape):
     def _of_item(self, kind: str, /, **fields: Any) -> Event:
         place = {"item_id": self._item["id"], "output_index": len(self._items) - 1}
         return self._event(kind, **place, **fields)
+
+    def _of_output(self, kind: str) -> Event:
+        return self._event(kind, output_index=len(self._items) - 1, item=_copy(self._item))
 
     def _response(self, status: str) -> Json:
         is_over = status != "in_progress"
@@ -463,7 +332,6 @@ class ResponseShape(Shape):
 
 def _echoed(body: ResponsesRequest) -> Json:
     """The fields of the request that a response repeats."""
-    reasoning = body.reasoning or _Reasoning()
     return {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
@@ -471,7 +339,7 @@ def _echoed(body: ResponsesRequest) -> Json:
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
-        "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
+        "reasoning": {"effort": None, "summary": None, **(body.reasoning or {})},
         "background": False,
         "store": False,
         "temperature": body.temperature,

@@ -130,7 +130,7 @@ class Service:
     def chat(self, request: ChatRequest, info: RequestInfo) -> Answer:
         """Prepares the answer to a chat."""
         keywords = self.chat_keywords(request, info)
-        self._check_line(1, keywords)
+        self._check_n_texts(1, keywords)
         return Answer(self, self.llm.acreate_chat_completion, request.messages, keywords, info)
 
     def complete(self, request: CompletionRequest, info: RequestInfo) -> Answer:
@@ -140,7 +140,7 @@ class Service:
         is_list = isinstance(prompt, list) and any(not isinstance(one, int) for one in prompt)
         if is_list and len(prompt) > most:
             raise beyond("prompt", f"has {len(prompt)} entries", most)
-        self._check_line(len(prompt) if is_list else 1, keywords)
+        self._check_n_texts(len(prompt) if is_list else 1, keywords)
         if request.best_of is not None and request.best_of != (request.n or 1):
             raise ApiError(
                 400, f"best_of={request.best_of} differs from n={request.n or 1}: this server "
@@ -157,24 +157,21 @@ class Service:
         answer.cut_note = cut_note(asked, self.settings)
         return answer
 
-    def _check_line(self, n_prompts: int, keywords: Mapping[str, Any]) -> None:
+    def _check_n_texts(self, n_prompts: int, keywords: Mapping[str, Any]) -> None:
         """Refuses a request that does not fit even an empty queue, so a retry is useless."""
         waiting, at_once, n = self.llm.max_waiting, self.llm.n_parallel, keywords.get("n", 1)
+        if waiting is not None and n_prompts * n > at_once + waiting:
+            raise ApiError(
+                400, f"{n_prompts * n} texts are asked for; this server computes {at_once} at "
+                f"once, and {waiting} may wait: ask for them in several requests", "beyond_bound",
+                "prompt" if n_prompts > 1 else "n", option="max_waiting",
+            )  # fmt: skip
         most = MAX_CHOICES if waiting is None else min(MAX_CHOICES, at_once + waiting)
-        is_many = waiting is not None and n_prompts * n > at_once + waiting
-        if 1 <= n <= most and not is_many:
-            return
-        told = f"Invalid 'n': expected a value from 1 to {most}, but got {n} instead"
-        if n_prompts > 1 and 1 <= n <= most:
-            told = f"{n_prompts} prompts with n={n} are {n_prompts * n} texts"
-        if not is_many:
-            raise ApiError(400, told, "invalid_value", "n")
-        raise ApiError(
-            400, f"{told}; this server computes {at_once} at once, and {waiting} may wait: ask for "
-            "them in several requests", "beyond_bound",
-            "prompt" if n_prompts > 1 and 1 <= n <= most else "n",
-            option="max_waiting",
-        )  # fmt: skip
+        if not 1 <= n <= most:
+            raise ApiError(
+                400, f"Invalid 'n': expected a value from 1 to {most}, but got {n} instead",
+                "invalid_value", "n",
+            )  # fmt: skip
 
     def chat_keywords(self, request: ChatRequest, info: RequestInfo) -> dict[str, Any]:
         """The keywords of a chat within the limits."""
