@@ -1,0 +1,1 @@
+"""DFlash drafts: shape, objective, initial weights and file."""

@@ -1,0 +1,1 @@
+"""EAGLE-3 heads: shape, objective, initial weights and file."""

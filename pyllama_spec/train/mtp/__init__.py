@@ -1,0 +1,1 @@
+"""MTP heads: their facts, graph, chains and file."""
