@@ -269,13 +269,15 @@ def _options(top: Fields, body: Fields, is_speculators: bool) -> Fields:
         key: value for key, value in top.values.items() if is_speculators or _DRAFTS_OWN.match(key)
     }
     known_at_top = known | (_TOP_OF_SPECULATORS if is_speculators else _FLAT)
-    for place, names in (*((one, known) for one in inner), (Fields(of_top), known_at_top)):
+    places = [(one, known) for one in inner]
+    places.append((Fields(of_top), known_at_top))
+    for place, names in places:
         for key in sorted(place.values.keys() - names):
             if place.values[key] in (None, False, "", [], {}) or key.startswith("_"):
                 continue
             raise place.refuse(key, "this converter does not know its meaning")
-    first, *others = (*inner, top, *([body] if is_speculators else []))
-    return first.beside(*others)
+    all_places = [*inner, top, *([body] if is_speculators else [])]
+    return all_places[0].beside(*all_places[1:])
 
 
 def _layout(top: Fields, is_speculators: bool) -> str:
