@@ -5,7 +5,9 @@
 // same weights from memory. Here a block of weights stays in registers for all rows. A result depends only on its
 // weight row and its activation row, not on the number of rows or the thread: each result has one accumulator, which
 // adds in the order of k, and one tree that sums its lanes.
-#include "float_tiles.h"
+#include "float_avx2.h"
+#include "float_avx512.h"
+#include "float_neon.h"
 #include "rows.h"
 #include "tiles.h"
 
@@ -15,24 +17,24 @@
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define HAS_F16 "F16 AVX-512"
-using F16 = pyllama_spec::Tiles<pyllama_spec::F16Of512>;
+using F16 = pyllama_spec::avx512::Tiles<pyllama_spec::avx512::F16>;
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define HAS_F16 "F16 AVX2"
-using F16 = pyllama_spec::Tiles<pyllama_spec::F16Of256>;
+using F16 = pyllama_spec::avx2::Tiles<pyllama_spec::avx2::F16>;
 #elif defined(__aarch64__)
 #define HAS_F16 "F16 NEON"
-using F16 = pyllama_spec::Tiles<pyllama_spec::F16OfNeon>;
+using F16 = pyllama_spec::neon::Tiles<pyllama_spec::neon::F16>;
 #endif
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define HAS_BF16 "BF16 AVX-512"
-using Bf16 = pyllama_spec::Tiles<pyllama_spec::Bf16Of512>;
+using Bf16 = pyllama_spec::avx512::Tiles<pyllama_spec::avx512::Bf16>;
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define HAS_BF16 "BF16 AVX2"
-using Bf16 = pyllama_spec::Tiles<pyllama_spec::Bf16Of256>;
+using Bf16 = pyllama_spec::avx2::Tiles<pyllama_spec::avx2::Bf16>;
 #elif defined(__aarch64__)
 #define HAS_BF16 "BF16 NEON"
-using Bf16 = pyllama_spec::Tiles<pyllama_spec::Bf16OfNeon>;
+using Bf16 = pyllama_spec::neon::Tiles<pyllama_spec::neon::Bf16>;
 #endif
 
 namespace {

@@ -1,7 +1,7 @@
 // Takes one head of a state through the tokens of a batch, a few rows at a time; scan.cpp distributes the heads.
 #pragma once
 
-#include "float_tiles.h"
+#include "float_avx512.h"
 
 #include "ggml-impl.h"
 #include "simd-mappings.h"
@@ -84,7 +84,7 @@ template <class V, int M> inline void sum_each(const typename V::T * v, float * 
         for (int m = 0; m < M; m += 4) {
             const auto at = [&](int i) { return v[std::min(m + i, M - 1)]; };
             float four[4];
-            Vectors512::store_sums(four, at(0), at(1), at(2), at(3));
+            _mm_storeu_ps(four, avx512::sum_lanes(at(0), at(1), at(2), at(3)));
             std::copy_n(four, std::min(4, M - m), out + m);
         }
         return;
