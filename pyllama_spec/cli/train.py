@@ -31,8 +31,7 @@ from pyllama_spec.train import (
     train_mtp,
 )
 from pyllama_spec.train.api import AnyConfig
-from pyllama_spec.train.config import N_NGRAMS, PRECISIONS, FitSettings, RunConfig
-from pyllama_spec.train.dflash.config import WEIGHTS
+from pyllama_spec.train.config import N_NGRAMS, PRECISIONS, WEIGHTS, FitSettings, RunConfig
 from pyllama_spec.train.progress import TerminalReporter
 
 if TYPE_CHECKING:

@@ -19,22 +19,15 @@ from pyllama_spec.gguf.tensors import Ids, PlannedTensor
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The vocabulary of a draft's output.
+    """The vocabulary of a draft's output."""
 
-    Attributes:
-        n_output: rows of the output.
-        n_trained: the vocabulary that the draft was trained for, config.json's vocab_size.
-        n_target: the vocabulary of the target's GGUF, which may be padded differently.
-        target_ids: the target id of each row, int64 `[n_output]`, no two alike; None if row i is
-            token i, so that no table is written.
-        notes: remarks for the user.
-    """
-
-    n_output: int
-    n_trained: int
-    n_target: int
+    n_output: int  # rows of the output
+    n_trained: int  # the vocabulary that the draft was trained for, config.json's vocab_size
+    n_target: int  # the vocabulary of the target's GGUF, which may be padded differently
+    # the target id of each row, int64 [n_output], no two alike; None if row i is token i, so that
+    # no table is written
     target_ids: Ids | None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # remarks for the user
 
     @property
     def is_whole(self) -> bool:

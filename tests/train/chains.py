@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pyllama_spec.train.run.chain_objective import ChainStep
+from pyllama_spec.train.run.chains import ChainStep
 from pyllama_spec.train.run.head import DraftHead
 from pyllama_spec.train.run.texts import Texts
 

@@ -9,9 +9,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from pyllama_spec.train.dflash.head import DFlashHead, initialise
-from pyllama_spec.train.dflash.induction_heads import set_induction_heads
-from pyllama_spec.train.dflash.objective import count_accepted
+from pyllama_spec.train.kinds.dflash import (
+    DFlashHead,
+    count_accepted,
+    initialise,
+    set_induction_heads,
+)
 from pyllama_spec.train.run.attention import spans_of
 from tests.train.chains import said_twice
 from tests.train.test_dflash_head import MARKOV

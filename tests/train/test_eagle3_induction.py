@@ -13,9 +13,8 @@ import torch
 from pyllama_spec.engine import Model
 from pyllama_spec.train.corpus.features import LiveFeatures
 from pyllama_spec.train.corpus.store import TextSequence
-from pyllama_spec.train.eagle3.chains import run_chains
-from pyllama_spec.train.eagle3.head import Eagle3Head, initialise
-from pyllama_spec.train.eagle3.induction_heads import set_induction_heads
+from pyllama_spec.train.kinds.eagle3 import Eagle3Head, initialise, set_induction_heads
+from pyllama_spec.train.run.chains import run_chains
 from pyllama_spec.train.run.target_weights import read_weights
 from tests.models import model_path
 from tests.train.chains import said_twice

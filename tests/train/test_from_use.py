@@ -216,7 +216,6 @@ def test_on_a_full_disk_nothing_is_kept_and_nothing_said_to_be(
 
     before = whole(eagle3)
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
-    monkeypatch.setattr(os, "link", full)
     monkeypatch.setattr(shutil, "copy2", full)
     with pytest.raises(TrainError, match=r"disk is full.*written\. The draft is as it was; free"):
         if what == "features":

@@ -18,8 +18,8 @@ from pyllama_spec import Llama
 from pyllama_spec.engine import Model
 from pyllama_spec.gguf.reader import read_table
 from pyllama_spec.train import TrainError, UseConfig, train_from_use, train_mtp
-from pyllama_spec.train.mtp.facts import FAMILIES
-from pyllama_spec.train.mtp.file import HeadFile, head_output, open_head
+from pyllama_spec.train.kinds.mtp import HeadFile, head_output, open_head
+from pyllama_spec.train.kinds.mtp_facts import FAMILIES
 from pyllama_spec.train.run.pipeline import TrainReport
 from tests.models import model_path
 from tests.mtp_tools import head_alone, without

@@ -30,8 +30,8 @@ from pyllama_spec.train import (
     train_from_use,
     train_mtp,
 )
-from pyllama_spec.train.eagle3.kind import shape_of
-from pyllama_spec.train.run.init_draft import InitDraft, read_init_draft
+from pyllama_spec.train.kinds.eagle3 import Eagle3Kind
+from pyllama_spec.train.run.init_draft import InitDraft
 from pyllama_spec.train.run.ngrams import merge_ngrams
 from pyllama_spec.train.run.pipeline import TrainReport
 from tests.models import model_path
@@ -45,7 +45,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> TrainReport:
 
 
 def _read(path: Path, target: Model) -> InitDraft:
-    return read_init_draft(path, target.info, "eagle3", shape_of)
+    return Eagle3Kind(quick_config(path.parent), target).read_draft(path)
 
 
 def _again(folder: Path, first: TrainReport, **changes: object) -> TrainReport:

@@ -34,32 +34,21 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(slots=True, eq=False)
 class Thread:
-    """A text as the target read it, joined from a store's parts.
+    """A text as the target read it, joined from a store's parts."""
 
-    Attributes:
-        key: a number in 0 .. 1 from its first text; the same in every read of the store.
-        ids: its tokens.
-        origins: the TokenOrigin of each token; GIVEN for tokens of another thread.
-    """
-
-    key: float
-    ids: list[int] = field(default_factory=list)
+    key: float  # a number in 0 .. 1 from its first text; the same in every read of the store
+    ids: list[int] = field(default_factory=list)  # its tokens
+    # the TokenOrigin of each token; GIVEN for tokens of another thread
     origins: bytearray = field(default_factory=bytearray)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a thread to read at once, and the windows to learn from.
+    """A part of a thread to read at once, and the windows to learn from."""
 
-    Attributes:
-        key: the key of the thread.
-        sequence: its tokens; the mask marks those to learn.
-        windows: the start of each window, and its sequence.
-    """
-
-    key: float
-    sequence: TextSequence
-    windows: list[tuple[int, TextSequence]]
+    key: float  # the key of the thread
+    sequence: TextSequence  # its tokens; the mask marks those to learn
+    windows: list[tuple[int, TextSequence]]  # the start of each window, and its sequence
 
     @property
     def n_window_tokens(self) -> int:

@@ -14,17 +14,11 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class Span:
-    """The drafts of one sequence.
+    """The drafts of one sequence."""
 
-    Attributes:
-        drafts: a slice of the drafts.
-        rows: a slice of the features, up to the last one that a draft sees.
-        seen: [c] int64, the last place in `rows` that each draft sees.
-    """
-
-    drafts: slice
-    rows: slice
-    seen: Tensor
+    drafts: slice  # a slice of the drafts
+    rows: slice  # a slice of the features, up to the last one that a draft sees
+    seen: Tensor  # [c] int64, the last place in `rows` that each draft sees
 
 
 def spans_of(owner: Tensor, starts: Tensor, ends: Tensor) -> list[Span]:
@@ -46,31 +40,6 @@ def spans_of(owner: Tensor, starts: Tensor, ends: Tensor) -> list[Span]:
             spans.append(Span(drafts, slice(begin, begin + int(seen[-1]) + 1), seen))
             at += n
     return spans
-
-
-class OwnRows:
-    """The keys and values of the drafts' own rows: one row per draft and step."""
-
-    def __init__(self) -> None:
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
-
-    def append(self, keys: Tensor, values: Tensor) -> None:
-        """Adds a step: the keys and values of one row per draft, both [c, n_head_kv, size]."""
-        self._keys.append(keys)
-        self._values.append(values)
-
-    def keep(self, drafts: Tensor) -> None:
-        """Keeps the rows of some drafts; `drafts` are indices, [c'] int64."""
-        self._keys = [keys[drafts] for keys in self._keys]
-        self._values = [values[drafts] for values in self._values]
-
-    def attend(self, q: Tensor, features: tuple[Tensor, Tensor], spans: list[Span]) -> Tensor:
-        """Attention of one query per draft, [c, n_head, size], to features and all own rows."""
-        none = q.new_empty(0)
-        keys = torch.stack(self._keys, 1) if self._keys else none
-        values = torch.stack(self._values, 1) if self._values else none
-        return attend(q[:, None], features, (keys, values), spans)[:, 0]
 
 
 def attend(

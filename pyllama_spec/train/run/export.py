@@ -28,16 +28,15 @@ from pyllama_spec.train.run.target_weights import TargetWeights
 
 
 def record(
-    config: RunConfig, *, target_name: str, hashes: Mapping[str, str],
-    figures: Mapping[str, Any], torch_version: str,
-) -> dict[str, Any]:  # fmt: skip
+    config: RunConfig, target_name: str, hashes: Mapping[str, str], figures: Mapping[str, Any]
+) -> dict[str, Any]:
     """The keys under pyllama_spec.train."""
     corpus, fit = config.corpus.identity(), asdict(config.fit)
     settings = {"corpus": corpus, "fit": fit, "n_top": config.n_top}
     versions = {
         "pyllama_spec": __version__,
         "engine": engine_version(),
-        "torch": torch_version,
+        "torch": str(torch.__version__),
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
@@ -65,12 +64,9 @@ def export_head(
     keys: Mapping[str, Any] | None = None,
     extra: Sequence[PlannedTensor] = (),
 ) -> int:
-    """Writes the file.
+    """Writes the file, and returns its size in bytes.
 
     The embedding is the target's own and stays there: the head is as wide as the target.
-
-    Returns:
-        The size of the file in bytes.
     """
     own = {"context_length": n_ctx, **head.sizes.keys()}
     named = {f"{arch}.{key}": value for key, value in own.items()} | dict(keys or {})
@@ -85,13 +81,11 @@ def export_head(
 
 
 def write_draft(
-    kind: Kind[H],
+    kind: Kind[H, Any],
     head: H,
-    config: RunConfig,
     weights: TargetWeights,
     path: Path,
     *,
-    n_ctx: int,
     export_type: str,
     sequences: Sequence[TextSequence],
     init: InitDraft | None,
@@ -99,25 +93,19 @@ def write_draft(
     hashes: Mapping[str, str],
     reporter: Reporter,
 ) -> int:
-    """Writes a run's draft with its provenance.
-
-    Returns:
-        The size of the file in bytes.
-    """
+    """Writes a run's draft with its provenance, and returns its size in bytes."""
     hashes = {"target_sha256": weights.sha256, **hashes}
     if init is not None:
         hashes = {**hashes, "init_sha256": init.sha256}
         before = {"tokens_before": init.n_tokens, "corpus_tokens_before": init.n_text}
         figures = {**figures, **before}
-    made = record(
-        config, target_name=weights.name, hashes=hashes, figures=figures,
-        torch_version=str(torch.__version__),
-    )  # fmt: skip
+    made = record(kind.config, weights.name, hashes, figures)
     output = kind.output(head, weights.name, made, export_type)
     if output is not None:
         return write_gguf(path, output).n_bytes
     return export_head(
-        head, read_target(config.target), path, arch=kind.arch,
-        name=f"{weights.name} {kind.title}", n_ctx=n_ctx, export_type=export_type, record=made,
-        keys=kind.keys(head), extra=kind.extra_tensors(sequences, init, reporter),
+        head, read_target(kind.config.target), path, arch=kind.arch,
+        name=f"{weights.name} {kind.title}", n_ctx=kind.model.info.n_ctx_train,
+        export_type=export_type, record=made, keys=kind.keys(head),
+        extra=kind.extra_tensors(sequences, init, reporter),
     )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -21,7 +21,6 @@ import numpy.typing as npt
 import torch
 
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
-from pyllama_spec.engine import Model
 from pyllama_spec.engine.system import bounded_n_threads
 from pyllama_spec.gguf.reader import read_key, read_table
 from pyllama_spec.train.config import CorpusConfig, RunConfig
@@ -40,10 +39,8 @@ from pyllama_spec.train.corpus.use import (
 from pyllama_spec.train.errors import TrainError, writing
 from pyllama_spec.train.files import keep_old, locked_file, scratch_array
 from pyllama_spec.train.progress import Reporter, interruptions
-from pyllama_spec.train.run.checkpoint import KeptInMemory
 from pyllama_spec.train.run.export import write_draft
-from pyllama_spec.train.run.fit import Fit, Text
-from pyllama_spec.train.run.init_draft import InitDraft
+from pyllama_spec.train.run.fit import Fit, KeptInMemory, Text
 from pyllama_spec.train.run.kind import H, Kind, Start
 from pyllama_spec.train.run.objective import Acceptance
 from pyllama_spec.train.run.pipeline import device_of, try_precisions, wants_bf16
@@ -51,8 +48,8 @@ from pyllama_spec.train.run.target_weights import TargetWeights, read_weights
 
 # Tokens that are read at once: what came before them does not change what is learned by much.
 _PIECE_TOKENS = 2048
-# Sequences of other text that are written at once, and the most useless ones in a row.
-_PARALLEL, _MAX_VAIN = 16, 64
+# Sequences of other text that are written at once, and the most that may be dropped.
+_PARALLEL, _MAX_DROPPED = 16, 64
 # The matrix types by their numbers in a file; the first one found is the draft's.
 _TYPES = {8: "q8_0", 30: "bf16", 1: "f16", 0: "f32"}
 
@@ -145,25 +142,15 @@ class UseRun(Generic[H]):
     """One run.
 
     Args:
-        kind: the kind of the draft.
-        config: the configuration of the run, with `use`.
-        model: the target.
-        read_draft: reads a draft's file.
+        kind: the kind of the draft, with the configuration of the run.
         reporter: receives the progress.
     """
 
-    def __init__(
-        self,
-        kind: Kind[H],
-        config: RunConfig,
-        model: Model,
-        read_draft: Callable[[Path], InitDraft],
-        reporter: Reporter,
-    ) -> None:
+    def __init__(self, kind: Kind[H, Any], reporter: Reporter) -> None:
+        config: RunConfig = kind.config
         assert config.use is not None
-        init = read_draft(config.begun_with)
+        model, init = kind.model, kind.read_draft(config.begun_with)
         model.check_layer_inputs(init.shape.target_layers)
-        self._read_draft = read_draft
         self._kind, self._config, self._use = kind, config, config.use
         self._model, self._init, self._reporter = model, init, reporter
         # If the path is a link, its target is replaced, and the link stays.
@@ -310,7 +297,7 @@ class UseRun(Generic[H]):
         self, generator: Generator, config: CorpusConfig, features: _Scratch
     ) -> list[TextSequence]:
         out: list[TextSequence] = []
-        n = n_vain = 0
+        n = n_dropped = 0
         with interruptions() as interrupted:
             for done in generator.run(0):
                 if interrupted.is_set():
@@ -320,7 +307,7 @@ class UseRun(Generic[H]):
                 answer = done.tokens[done.n_prompt :]
                 is_short = len(answer) < config.min_answer
                 if done.finish == "user" or is_short or is_repetitive(answer):
-                    n_vain += 1
+                    n_dropped += 1
                 elif done.features is not None:
                     mask = np.arange(len(done.tokens)) >= max(done.n_prompt, 2)
                     out.append(
@@ -331,7 +318,7 @@ class UseRun(Generic[H]):
                 self._reporter.progress(
                     "writing other text", min(n / config.n_tokens, 1.0), f"{n} tokens"
                 )
-                if n >= config.n_tokens or n_vain >= _MAX_VAIN:
+                if n >= config.n_tokens or n_dropped >= _MAX_DROPPED:
                     break
         return out
 
@@ -341,20 +328,18 @@ class UseRun(Generic[H]):
         config, start = self._config, perf_counter()
         corpus = Corpus(texts.sequences, [], hash_tokens(texts.sequences))
         learned = [texts.sequences[i] for i in texts.train]
-        vocab = self._kind.vocab(learned, self._model, self._init)
+        vocab = self._kind.vocab(learned, self._init)
         assert vocab is not None  # there is an earlier draft
-        begun = Start(
-            self._model, weights, self._layers, corpus, texts.features, vocab, texts.train
-        )
-        head = self._kind.known_head(begun, self._init)
+        start_of = Start(weights, self._layers, corpus, texts.features, vocab, texts.train)
+        head = self._kind.known_head(start_of, self._init)
         head.load_tensors(self._init.tensors)
         head = head.to(self._device)
         n_answer = sum(s.n_answer for s in learned)
         n_missed = sum(s.n_missed for s in learned)
         fit = Fit(
             self._kind, head, Text(corpus, texts.features, vocab, texts.train, texts.choosing),
-            config.fit, KeptInMemory(), checkpoint_s=config.checkpoint_s,
-            bf16=wants_bf16(config, self._device, try_precisions), reporter=self._reporter,
+            KeptInMemory(), bf16=wants_bf16(config, self._device, try_precisions),
+            reporter=self._reporter,
             right_share=self._use.right_share if n_missed else 1.0,
         )  # fmt: skip
         before, others_before = fit.measure(texts.judging), fit.measure(texts.others)
@@ -365,13 +350,12 @@ class UseRun(Generic[H]):
         try:
             # Nothing of the texts, not even a hash.
             write_draft(
-                self._kind, head, config, weights, new, n_ctx=self._model.info.n_ctx_train,
-                export_type=self._type(), sequences=learned, init=self._init,
-                figures={"tokens": state.n_tokens, "corpus_tokens": n_answer}, hashes={},
-                reporter=self._reporter,
+                self._kind, head, weights, new, export_type=self._type(), sequences=learned,
+                init=self._init, hashes={}, reporter=self._reporter,
+                figures={"tokens": state.n_tokens, "corpus_tokens": n_answer},
             )  # fmt: skip
             # The weights as the file has them: its type has fewer digits.
-            head.load_tensors(self._read_draft(new).tensors)
+            head.load_tensors(self._kind.read_draft(new).tensors)
             after, others_after = fit.measure(texts.judging), fit.measure(texts.others)
             why_not = why_no_better(before, after, others_before, others_after, self._use.max_loss)
             kept = None if why_not else _put(new, self._out)

@@ -15,31 +15,21 @@ _CHUNK = 128
 
 @dataclass(slots=True)
 class Losses:
-    """The loss of a batch, and the right picks by depth.
+    """The loss of a batch, and the right picks by depth."""
 
-    Attributes:
-        total: the weighted sum, a scalar with its gradient.
-        by_depth: [n_steps] mean cross-entropy, in nats; 0 for depths that no draft reached.
-        hits: [n_steps] share of steps whose likeliest token is the target's, likewise.
-    """
-
-    total: Tensor
+    total: Tensor  # the weighted sum, a scalar with its gradient
+    # [n_steps] mean cross-entropy, in nats; 0 for depths that no draft reached
     by_depth: list[float]
-    hits: list[float]
+    hits: list[float]  # [n_steps] share of steps whose likeliest token is the target's, likewise
 
 
 @dataclass(slots=True)
 class Targets:
-    """The target distributions of rows.
+    """The target distributions of rows."""
 
-    Attributes:
-        ids: [c, k] draft ids.
-        p: [c, k] their probabilities; 0 for ids outside the draft vocabulary.
-        label: [c] the draft id of the text's own token; None if it is not needed.
-    """
-
-    ids: Tensor
-    p: Tensor
+    ids: Tensor  # [c, k] draft ids
+    p: Tensor  # [c, k] their probabilities; 0 for ids outside the draft vocabulary
+    # [c] the draft id of the text's own token; None if it is not needed
     label: Tensor | None = None
 
 
