@@ -49,7 +49,7 @@ from pyllama_spec.train.run.head import (
     target_output,
 )
 from pyllama_spec.train.run.init_draft import InitDraft, Keys
-from pyllama_spec.train.run.kind import Kind, Start, sample_of
+from pyllama_spec.train.run.kind import Inputs, Kind, sample_of
 from pyllama_spec.train.run.objective import Losses, SoftCrossEntropy, Targets, is_likeliest
 from pyllama_spec.train.run.texts import Texts
 
@@ -638,7 +638,7 @@ class DFlashKind(Kind[DFlashHead, DFlashTrainConfig]):
             **keys.common(),
         )
 
-    def shape(self, start: Start) -> DFlashShape:
+    def shape(self, start: Inputs) -> DFlashShape:
         """See Kind."""
         wanted = self.config.head
         return DFlashShape(
@@ -652,7 +652,7 @@ class DFlashKind(Kind[DFlashHead, DFlashTrainConfig]):
             sample_from_anchor=wanted.from_anchor,
         )
 
-    def new_head(self, start: Start, reporter: Reporter) -> DFlashHead:
+    def new_head(self, start: Inputs, reporter: Reporter) -> DFlashHead:
         """A head with induction heads and the target's output directions; the rest is random."""
         weights, seed = start.weights, self.config.fit.seed
         counts = token_counts(start.corpus, start.train, self.model.info.n_vocab)
@@ -670,7 +670,7 @@ class DFlashKind(Kind[DFlashHead, DFlashTrainConfig]):
         reporter.line(f"mask token: {mask} ({piece!r})")
         return head
 
-    def known_head(self, start: Start, init: InitDraft) -> DFlashHead:
+    def known_head(self, start: Inputs, init: InitDraft) -> DFlashHead:
         """A head for an earlier draft, with its block size."""
         head = super().known_head(start, init)
         self.n_steps = head.shape.n_steps

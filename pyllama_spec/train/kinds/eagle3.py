@@ -37,7 +37,7 @@ from pyllama_spec.train.run.head import (
     target_output,
 )
 from pyllama_spec.train.run.init_draft import InitDraft, Keys
-from pyllama_spec.train.run.kind import ChainKind, Start, sample_of
+from pyllama_spec.train.run.kind import ChainKind, Inputs, sample_of
 
 # The share of induction heads; the others are free.
 _SHARE = 2 / 3
@@ -282,14 +282,14 @@ class Eagle3Kind(ChainKind[Eagle3Head, Eagle3TrainConfig]):
             **keys.common(),
         )
 
-    def shape(self, start: Start) -> HeadShape:
+    def shape(self, start: Inputs) -> HeadShape:
         """See Kind."""
         wanted = self.config.head
         return HeadShape(
             **self.common_sizes(start), fc_norm=wanted.fc_norm, norm_output=wanted.norm_output
         )
 
-    def new_head(self, start: Start, reporter: Reporter) -> Eagle3Head:
+    def new_head(self, start: Inputs, reporter: Reporter) -> Eagle3Head:
         """A head initialised with induction heads and the target's output."""
         weights, shape, seed = start.weights, self.shape(start), self.config.fit.seed
         head = Eagle3Head(shape, weights.embedding, start.vocab.d2t)

@@ -46,7 +46,7 @@ from pyllama_spec.train.progress import Reporter, SilentReporter
 from pyllama_spec.train.run.chains import ChainHead, Pairs
 from pyllama_spec.train.run.head import DraftShape
 from pyllama_spec.train.run.init_draft import InitDraft, check_finite, n_seen
-from pyllama_spec.train.run.kind import ChainKind, Start
+from pyllama_spec.train.run.kind import ChainKind, Inputs
 
 Floats = npt.NDArray[np.float32]
 
@@ -442,7 +442,7 @@ class MtpKind(ChainKind[MtpHead, MtpTrainConfig]):
         """See Kind."""
         return read_head_draft(path, self.model)
 
-    def shape(self, start: Start) -> MtpShape:
+    def shape(self, start: Inputs) -> MtpShape:
         """See Kind."""
         return shape_of_head(self._source.facts, len(start.vocab.d2t))
 
@@ -452,7 +452,7 @@ class MtpKind(ChainKind[MtpHead, MtpTrainConfig]):
         size = max(min(self.config.fit.n_loss_vocab, n_vocab), len(set(always)))
         return choose_draft_vocab(sequences, n_vocab, size, always)
 
-    def new_head(self, start: Start, reporter: Reporter) -> MtpHead:
+    def new_head(self, start: Inputs, reporter: Reporter) -> MtpHead:
         """The file's head."""
         source, weights, d2t = self._source, start.weights, start.vocab.d2t
         embedding, output = source.own_table("nextn.embed_tokens"), weights.output
@@ -463,7 +463,7 @@ class MtpKind(ChainKind[MtpHead, MtpTrainConfig]):
         head.load_tensors({**source.trained(), "output.weight": output[d2t]})
         return head
 
-    def known_head(self, start: Start, init: InitDraft) -> MtpHead:
+    def known_head(self, start: Inputs, init: InitDraft) -> MtpHead:
         """The file's head: it is the one that the run continues."""
         return self.new_head(start, SilentReporter())
 

@@ -19,12 +19,10 @@ from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.gguf.writer import Kind as ExportType
 from pyllama_spec.gguf.writer import Output, write_gguf
 from pyllama_spec.train.config import RunConfig, command
-from pyllama_spec.train.corpus.store import TextSequence
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.head import DraftHead
 from pyllama_spec.train.run.init_draft import InitDraft
-from pyllama_spec.train.run.kind import H, Kind
-from pyllama_spec.train.run.target_weights import TargetWeights
+from pyllama_spec.train.run.kind import H, Inputs, Kind
 
 
 def record(
@@ -83,17 +81,19 @@ def export_head(
 def write_draft(
     kind: Kind[H, Any],
     head: H,
-    weights: TargetWeights,
+    inputs: Inputs,
     path: Path,
     *,
     export_type: str,
-    sequences: Sequence[TextSequence],
     init: InitDraft | None,
     figures: Mapping[str, Any],
     hashes: Mapping[str, str],
     reporter: Reporter,
 ) -> int:
     """Writes a run's draft with its provenance, and returns its size in bytes."""
+    weights = inputs.weights
+    # The texts that the head learned from: held-out texts stay unknown to it.
+    sequences = [inputs.corpus.sequences[i] for i in inputs.train]
     hashes = {"target_sha256": weights.sha256, **hashes}
     if init is not None:
         hashes = {**hashes, "init_sha256": init.sha256}

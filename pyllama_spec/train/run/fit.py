@@ -14,14 +14,12 @@ import numpy as np
 import torch
 
 from pyllama_spec.train.config import FitSettings
-from pyllama_spec.train.corpus.draft_vocab import DraftVocab
-from pyllama_spec.train.corpus.features import Features
 from pyllama_spec.train.corpus.selection import batches_from, count_batches
-from pyllama_spec.train.corpus.store import Corpus, check_same
+from pyllama_spec.train.corpus.store import check_same
 from pyllama_spec.train.errors import CheckpointError, DivergedError
 from pyllama_spec.train.files import write_atomic, write_json
 from pyllama_spec.train.progress import Reporter, interruptions
-from pyllama_spec.train.run.kind import H, Kind
+from pyllama_spec.train.run.kind import H, Inputs, Kind
 from pyllama_spec.train.run.objective import Acceptance, AcceptanceMeter, Losses
 from pyllama_spec.train.run.texts import load, with_fewer_right
 
@@ -197,17 +195,6 @@ _FLOOR = 0.01
 _BETAS = (0.9, 0.95)
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """The sequences to train on and to measure on."""
-
-    corpus: Corpus  # all sequences
-    source: Features  # their features
-    vocab: DraftVocab  # the vocabulary of the draft
-    train: list[int]  # indices of sequences
-    held_out: list[int]
-
-
 @dataclass(slots=True)
 class FitState:
     """The state of a fit."""
@@ -239,7 +226,7 @@ class Fit(Generic[H]):
         self,
         kind: Kind[H, Any],
         head: H,
-        text: Text,
+        text: Inputs,
         checkpoints: Checkpoints,
         *,
         bf16: bool,

@@ -41,18 +41,19 @@ _SAMPLE_SEQUENCES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """The inputs of a new head."""
+class Inputs:
+    """What a head is made of and learns from."""
 
     weights: TargetWeights  # the parts of the target
     layers: tuple[int, ...]  # the layer inputs that the head reads
     corpus: Corpus  # the text and its features
     source: Features
     vocab: DraftVocab  # the vocabulary of the draft
-    train: list[int]  # the sequences to learn from
+    train: list[int]  # indices of the sequences to learn from, and of those to measure on
+    held_out: list[int]
 
 
-def sample_of(start: Start) -> Sample:
+def sample_of(start: Inputs) -> Sample:
     """The statistics that initialise a head."""
     some = start.train[:_SAMPLE_SEQUENCES]
     return sample(some, start.corpus, start.source, len(start.layers))
@@ -98,7 +99,7 @@ class Kind(ABC, Generic[H, C]):
         """Reads an earlier draft of the kind for this target."""
         return read_init_draft(path, self.model.info, self.arch, self.shape_of)
 
-    def common_sizes(self, start: Start, *, grouped: bool = False) -> dict[str, Any]:
+    def common_sizes(self, start: Inputs, *, grouped: bool = False) -> dict[str, Any]:
         """The fields of DraftShape for a new head."""
         info, wanted = self.model.info, self.config.head
         n_head = wanted.n_head or default_n_head(info.n_embd, info.n_head)
@@ -117,14 +118,14 @@ class Kind(ABC, Generic[H, C]):
         }
 
     @abstractmethod
-    def shape(self, start: Start) -> DraftShape:
+    def shape(self, start: Inputs) -> DraftShape:
         """The shape of a new head."""
 
     @abstractmethod
-    def new_head(self, start: Start, reporter: Reporter) -> H:
+    def new_head(self, start: Inputs, reporter: Reporter) -> H:
         """A head with initial weights, on the CPU."""
 
-    def known_head(self, start: Start, init: InitDraft) -> H:
+    def known_head(self, start: Inputs, init: InitDraft) -> H:
         """A head of an earlier draft's shape; the caller sets its weights."""
         return self.head_class(init.shape, start.weights.embedding, init.d2t)
 

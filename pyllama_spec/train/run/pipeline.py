@@ -39,9 +39,9 @@ from pyllama_spec.train.errors import TrainError
 from pyllama_spec.train.files import read_json, write_json
 from pyllama_spec.train.progress import Reporter, WholeEstimate
 from pyllama_spec.train.run.export import write_draft
-from pyllama_spec.train.run.fit import Checkpoints, Fit, FitState, Text, write_curves
+from pyllama_spec.train.run.fit import Checkpoints, Fit, FitState, write_curves
 from pyllama_spec.train.run.init_draft import InitDraft
-from pyllama_spec.train.run.kind import H, Kind, Start
+from pyllama_spec.train.run.kind import H, Inputs, Kind
 from pyllama_spec.train.run.objective import Acceptance
 from pyllama_spec.train.run.target_weights import TargetWeights, read_weights
 
@@ -105,7 +105,7 @@ class Pipeline(Generic[H]):
         weights = read_weights(self._config.target, self._model.info)
         corpus, source = self._text(weights.sha256)
         with closing(source):
-            return self._fit(weights, *self._head(weights, corpus, source))
+            return self._fit(*self._head(weights, corpus, source))
 
     def _text(self, target_sha256: str) -> tuple[Corpus, FeatureSource]:
         """Builds the corpus and its features."""
@@ -209,7 +209,7 @@ class Pipeline(Generic[H]):
             self._seconds["features"] = perf_counter() - start
         return source
 
-    def _vocab(self, start: Start) -> DraftVocab:
+    def _vocab(self, start: Inputs) -> DraftVocab:
         corpus = start.corpus
         n_vocab, always = self._model.info.n_vocab, ending_tokens(self._model.vocab)
         vocab = self._kind.vocab(corpus.sequences, self._init_draft)
@@ -222,7 +222,7 @@ class Pipeline(Generic[H]):
         )
         return vocab
 
-    def _vocab_size(self, start: Start, always: Sequence[int]) -> int:
+    def _vocab_size(self, start: Inputs, always: Sequence[int]) -> int:
         """Chooses the defaults of missing options, and reports their cost."""
         n_vocab, target_bytes = self._model.info.n_vocab, self._model.info.size_bytes
         few, all_ = (
@@ -242,29 +242,29 @@ class Pipeline(Generic[H]):
 
     def _head(
         self, weights: TargetWeights, corpus: Corpus, source: FeatureSource
-    ) -> tuple[H, Text]:
+    ) -> tuple[H, Inputs]:
         """Creates the head on its device with its initial weights, and the text to learn from."""
         config, init = self._config, self._init_draft
         train, held_out = split(corpus, config.fit.held_out, config.fit.max_held_out)
         if not held_out:
             self._notes.append("no answer at temperature 0 is held out: nothing was measured")
         none = np.zeros(0, np.int64)
-        start = Start(weights, self._layers, corpus, source, DraftVocab(none, none, 0.0), train)
-        vocab = self._vocab(start)
-        start = replace(start, vocab=vocab)
+        no_vocab = DraftVocab(none, none, 0.0)
+        start = Inputs(weights, self._layers, corpus, source, no_vocab, train, held_out)
+        start = replace(start, vocab=self._vocab(start))
         if init is not None:
             head = self._kind.known_head(start, init)
             head.load_tensors(init.tensors)
         else:
             head = self._kind.new_head(start, self._reporter)
-        return head.to(device_of(config)), Text(corpus, source, vocab, train, held_out)
+        return head.to(device_of(config)), start
 
-    def _fit(self, weights: TargetWeights, head: H, text: Text) -> TrainReport:
+    def _fit(self, head: H, text: Inputs) -> TrainReport:
         config, start = self._config, perf_counter()
         bf16 = wants_bf16(config, head.embedding.device.type, self._tried)
         identity = _flat(
             {
-                "target_sha256": weights.sha256, "corpus_sha256": text.corpus.sha256,
+                "target_sha256": text.weights.sha256, "corpus_sha256": text.corpus.sha256,
                 "head": head.sizes.as_dict(), "n_top": config.n_top,
                 "fit": {**asdict(config.fit), "precision": "bf16" if bf16 else "fp32"},
                 **({} if self._init_draft is None else {"init_sha256": self._init_draft.sha256}),
@@ -289,16 +289,12 @@ class Pipeline(Generic[H]):
         note = write_curves(self._own, state.course)
         self._notes += [note] if note else []
         self._seconds["training"] = perf_counter() - start
-        return self._write(weights, head, text, state, trained)
+        return self._write(head, text, state, trained)
 
-    def _write(
-        self, weights: TargetWeights, head: H, text: Text, state: FitState, trained: Acceptance
-    ) -> TrainReport:
+    def _write(self, head: H, text: Inputs, state: FitState, trained: Acceptance) -> TrainReport:
         """Writes the file with its provenance."""
         config = self._config
         assert state.untrained is not None
-        # The texts that the head learned from: held-out texts stay unknown to it.
-        sequences = [text.corpus.sequences[i] for i in text.train]
         figures = {
             "tokens": state.n_tokens, "corpus_tokens": text.corpus.n_answer,
             "acceptance": [round(share, 4) for share in trained.by_depth],
@@ -306,8 +302,8 @@ class Pipeline(Generic[H]):
         }  # fmt: skip
         why_not = no_gain(state.untrained, trained) if self._kind.must_gain else ""
         n_bytes = 0 if why_not else write_draft(
-            self._kind, head, weights, config.out, export_type=config.export_type,
-            sequences=sequences, init=self._init_draft, figures=figures,
+            self._kind, head, text, config.out, export_type=config.export_type,
+            init=self._init_draft, figures=figures,
             hashes={"corpus_sha256": text.corpus.sha256}, reporter=self._reporter,
         )  # fmt: skip
         return TrainReport(
