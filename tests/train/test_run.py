@@ -131,7 +131,7 @@ def test_an_interrupted_run_gives_the_same_file(
     assert train_eagle3(config).trained == report.trained, "a finished run only writes its file"
 
 
-def test_more_text_goes_on_with_what_is_there(tmp_path: Path) -> None:
+def test_more_text_extends_what_is_there(tmp_path: Path) -> None:
     config = quick_config(tmp_path, epochs=0.2, n_tokens=400)
     train_eagle3(config)
     shards = config.work_dir / "corpus"
