@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pyllama_spec.engine.checks import count, listed, one_of, real
+from pyllama_spec.engine.checks import checked, count, listed, real
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.gguf.writer import KINDS
+from pyllama_spec.options import option, options_of, with_default
 
-PRECISIONS = ("auto", "fp32", "bf16")
-WEIGHTS = ("decay", "dpace")
 # Of the n-gram table. Three times as many gave 0.01 tokens per round more: rare contexts seldom
 # occur again.
 N_NGRAMS = 800_000
@@ -24,65 +22,8 @@ _MAX_LAYERS = 4096
 _MAX_BLOCK, _MAX_CHAIN = 64, 32
 
 
-def option(
-    default: Any,
-    flag: str | Mapping[bool, str] = "",
-    *,
-    least: float | None = None,
-    most: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    choices: tuple[str | None, ...] = (),
-) -> Any:
-    """A field of a configuration.
-
-    Args:
-        default: its default; None is then allowed whatever the bounds are.
-        flag: its option on the command line, or the options of its values; "" if it has none, or
-            decides nothing about a draft.
-        least: the lower bound of its value.
-        most: the upper bound.
-        above: a lower bound that it must not reach.
-        below: an upper bound that it must not reach.
-        choices: the values that it may have.
-    """
-    bounds = {"least": least, "most": most, "above": above, "below": below, "choices": choices}
-    return field(default=default, metadata={"flag": flag, **bounds})
-
-
-class Settings:
-    """A part of a configuration, whose fields are checked by their bounds."""
-
-    __slots__ = ()
-
-    def __post_init__(self) -> None:
-        for one in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, one.name)
-            if one.metadata and not (value is None and one.default is None):
-                _check(one, value)
-
-
-def _check(one: Field[Any], value: Any) -> None:
-    bounds = one.metadata
-    if bounds["choices"]:
-        one_of(value, bounds["choices"], one.name)
-    least, most = bounds["least"], bounds["most"]
-    if least is None and bounds["above"] is None:
-        return
-    low = bounds["above"] if least is None else least
-    if "int" in str(one.type):
-        count(value, one.name, int(low), *(() if most is None else (int(most),)))
-        return
-    number = real(value, one.name, low, *(() if most is None else (most,)))
-    if number == bounds["above"] or (bounds["below"] is not None and number >= bounds["below"]):
-        upper = bounds["below"] if most is None else most
-        rest = "" if upper is None else f" and {'below' if most is None else 'at most'} {upper:g}"
-        least_words = f"above {low:g}" if least is None else f"from {low:g} on"
-        raise ArgumentError(one.name, value, f"a number {least_words}{rest}")
-
-
 @dataclass(frozen=True, slots=True)
-class CorpusConfig(Settings):
+class CorpusConfig:
     """The options of the training text.
 
     Attributes:
@@ -101,20 +42,38 @@ class CorpusConfig(Settings):
         seed: the seed of all random draws.
     """
 
-    prompts: Path | None = option(None, "--prompts")  # noqa: RUF009 - it is None
-    n_tokens: int = option(500_000, "--tokens", least=1)
-    n_ctx: int = option(384, "--n-ctx", least=1)
-    n_parallel: int = option(64, "--parallel", least=1)
-    n_candidates: int = option(64, least=1)
-    greedy_share: float = option(0.75, "--greedy-share", least=0, most=1)
-    temperature: float = option(0.8, "--temperature", least=0)
-    user_temperature: float = option(1.0, least=0)
-    prompt_seed_share: float = option(0.75, least=0, most=1)
-    min_user: int = option(2, least=1)
-    max_user: int = option(64, least=1)
-    min_answer: int = option(16, least=1)
-    max_passes: int = option(8, least=1)
-    seed: int = option(1, "--seed", least=0)
+    # fmt: off
+    prompts: Path | None = option(
+        None, cli="--prompts", metavar="F.jsonl",
+        help="a JSON prompt per line [the target writes prompts]",
+    )
+    n_tokens: int = option(
+        500_000, low=1, cli="--tokens", cli_default=None, metavar="N",
+        help="answer tokens to train on [500000; with --from-use the newest 40000]",
+    )
+    n_ctx: int = option(384, low=1, cli="--n-ctx", help="maximum sequence length")
+    n_parallel: int = option(
+        64, low=1, cli="--parallel", metavar="N", help="sequences generated in parallel"
+    )
+    n_candidates: int = option(64, low=1)
+    greedy_share: float = option(
+        0.75, low=0, high=1, cli="--greedy-share", metavar="SHARE",
+        help="share of answers at temperature 0",
+    )
+    temperature: float = option(
+        0.8, low=0, cli="--temperature", metavar="T", help="temperature of the other answers"
+    )
+    user_temperature: float = option(1.0, low=0)
+    prompt_seed_share: float = option(0.75, low=0, high=1)
+    min_user: int = option(2, low=1)
+    max_user: int = option(64, low=1)
+    min_answer: int = option(16, low=1)
+    max_passes: int = option(8, low=1)
+    seed: int = option(1, low=0, cli="--seed", help="seed of all random draws")
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def identity(self) -> dict[str, Any]:
         """The settings that determine the text, apart from its length."""
@@ -125,7 +84,7 @@ class CorpusConfig(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class UseConfig(Settings):
+class UseConfig:
     """The options of training further from the owner's use.
 
     Attributes:
@@ -141,15 +100,20 @@ class UseConfig(Settings):
     """
 
     store: Path
-    n_tokens: int = option(40_000, least=1)
-    n_other_tokens: int = option(2_000, least=0)
-    held_out: float = option(0.2, above=0, below=1)
-    right_share: float = option(0.5, least=0, most=1)
-    max_loss: float = option(0.1, least=0, most=1)
+    n_tokens: int = option(40_000, low=1)
+    n_other_tokens: int = option(2_000, low=0)
+    held_out: float = option(0.2, low=0, high=1)
+    right_share: float = option(0.5, low=0, high=1)
+    max_loss: float = option(0.1, low=0, high=1)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not 0 < self.held_out < 1:
+            raise ArgumentError("held_out", self.held_out, "a share between 0 and 1")
 
 
 @dataclass(frozen=True, slots=True)
-class HeadSettings(Settings):
+class HeadSettings:
     """The shape of a draft of any kind. None means a default that suits the target.
 
     Attributes:
@@ -159,22 +123,36 @@ class HeadSettings(Settings):
         n_draft_vocab: the number of the target's tokens that it can draft.
     """
 
-    target_layers: tuple[int, ...] | None = option(None, "--target-layers")
-    n_head: int | None = option(None, "--n-head", least=1)
-    n_head_kv: int | None = option(None, "--n-head-kv", least=1)
-    n_ff: int | None = option(None, "--n-ff", least=1)
-    n_draft_vocab: int | None = option(None, "--draft-vocab", least=1)
+    # fmt: off
+    target_layers: tuple[int, ...] | None = option(
+        None, cli="--target-layers", metavar="A,B,C",
+        help="layer inputs of the target that the draft reads [six from the first to the last]",
+    )
+    n_draft_vocab: int | None = option(
+        None, low=1, cli="--draft-vocab", metavar="N",
+        help="size of the draft's vocabulary [as many as pay]",
+    )
+    n_head: int | None = option(
+        None, low=1, cli="--n-head", help="attention heads [the target's]"
+    )
+    n_head_kv: int | None = option(
+        None, low=1, cli="--n-head-kv", help="key/value heads [as many]"
+    )
+    n_ff: int | None = option(
+        None, low=1, cli="--n-ff", help="width of its feed-forward block [the target's]"
+    )
+    # fmt: on
 
     def __post_init__(self) -> None:
-        Settings.__post_init__(self)
+        check(self)
         for layer in listed(self.target_layers or (), "target_layers", _MAX_LAYERS):
             count(layer, "target_layers", 0)
         if self.target_layers is not None and not self.target_layers:
-            raise ArgumentError("target_layers", (), "at least one layer input")
+            raise ArgumentError("target_layers is empty: a head reads at least one layer input")
 
 
 @dataclass(frozen=True, slots=True)
-class FitSettings(Settings):
+class FitSettings:
     """The options of fitting a draft of any kind.
 
     Attributes:
@@ -199,26 +177,66 @@ class FitSettings(Settings):
         seed: the seed of the initial weights and the order of the text.
     """
 
-    epochs: float = option(2.6, "--epochs", above=0)
-    step_decay: float = option(0.8, "--step-decay", above=0, most=1)
-    missed_share: float = option(0.2, "--missed-share", least=0, most=1)
-    copied_share: float | None = option(None, "--copied-share", least=0, most=1)
-    train_output: bool = option(False, {True: "--train-output"})
-    batch_tokens: int = option(512, "--batch-tokens", least=1)
-    lr: float = option(5e-4, "--lr", above=0)
-    weight_decay: float = option(0.01, "--weight-decay", least=0)
-    warmup: float = option(0.04, least=0, below=1)
-    clip: float = option(1.0, above=0)
-    precision: str = option("auto", "--precision", choices=PRECISIONS)
-    held_out: float = option(0.03, least=0, below=1)
-    max_held_out: int = option(16_384, least=1)
-    n_evals: int = option(16, least=1)
-    patience: int = option(6, "--patience", least=1)
-    seed: int = option(1, least=0)
+    # fmt: off
+    epochs: float = option(2.6, low=0, cli="--epochs", help="passes over the text")
+    step_decay: float = option(
+        0.8, low=0, high=1, cli="--step-decay", metavar="D",
+        help="loss weight of a depth relative to the one before",
+    )
+    missed_share: float = option(
+        0.2, low=0, high=1, cli="--missed-share", metavar="SHARE",
+        help="share of drafts trained beyond their first wrong token",
+    )
+    copied_share: float | None = option(
+        None, low=0, high=1, cli="--copied-share", metavar="SHARE",
+        help="share of drafts trained where decoding would copy [0.1]",
+    )
+    train_output: bool = option(
+        False, cli="--train-output",
+        help="train the output matrix too, for much more text, on a GPU",
+    )
+    batch_tokens: int = option(
+        512, low=1, cli="--batch-tokens", metavar="N",
+        help="tokens of a batch, prompts included",
+    )
+    lr: float = option(5e-4, low=0, cli="--lr", help="peak learning rate")
+    weight_decay: float = option(
+        0.01, low=0, cli="--weight-decay", help="weight decay of matrices"
+    )
+    warmup: float = option(0.04, low=0, high=1)
+    clip: float = option(1.0, low=0)
+    precision: str = option(
+        "auto", choices=("auto", "fp32", "bf16"), cli="--precision",
+        help="type of matrix products; auto measures which is faster",
+    )
+    held_out: float = option(0.03, low=0, high=1)
+    max_held_out: int = option(16_384, low=1)
+    n_evals: int = option(16, low=1)
+    patience: int = option(
+        6, low=1, cli="--patience", metavar="N",
+        help="measurements without progress before training stops",
+    )
+    seed: int = option(1, low=0)
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name in ("epochs", "lr", "clip", "step_decay"):
+            if getattr(self, name) == 0:
+                raise ArgumentError(name, 0, "a number above 0")
+        for name in ("warmup", "held_out"):
+            if getattr(self, name) == 1:
+                raise ArgumentError(name, 1, "a share below 1")
+
+
+def check(settings: Any) -> None:
+    """Checks a part of the configuration by its table of options."""
+    for one in options_of(type(settings)).values():
+        checked(one, getattr(settings, one.name))
 
 
 @dataclass(frozen=True, slots=True)
-class RunConfig(Settings):
+class RunConfig:
     """A whole run: from a target's GGUF to a draft's. Each kind of draft adds its options.
 
     Attributes:
@@ -242,28 +260,47 @@ class RunConfig(Settings):
     """
 
     kind: ClassVar[str]
-
+    # fmt: off
     target: Path
     out: Path
-    work: Path | None = None
+    work: Path | None = option(
+        None, cli="--work", group="run",
+        help="folder of text, features and checkpoints [OUT.gguf.train]",
+    )
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     head: HeadSettings = field(default_factory=HeadSettings)
     fit: FitSettings = field(default_factory=FitSettings)
-    init: Path | None = option(None, "--init")  # noqa: RUF009 - it is None
-    n_top: int = option(32, least=1)
-    max_disk_bytes: int = option(12_000_000_000, least=0, most=1 << 60)
-    export_type: str = option("f16", "--type", choices=KINDS)
-    n_threads: int | None = option(None, least=0)
+    init: Path | None = option(
+        None, cli="--init", metavar="DRAFT.gguf", group="draft",
+        help="start with this draft's weights, to train on more text or for a fine-tuned target",
+    )
+    n_top: int = option(32, low=1)
+    max_disk_bytes: int = 12_000_000_000
+    export_type: str = option(
+        "f16", choices=KINDS, cli="--type", cli_default=None, group="draft",
+        help="type of the matrices in the file [f16; with --from-use the draft's]",
+    )
+    n_threads: int | None = option(None, low=0)
     n_gpu_layers: int = 0
     devices: tuple[str, ...] | None = None
-    device: str | None = option(None, choices=(None, "cpu", "cuda"))
-    checkpoint_s: float = option(120.0, least=0)
-    restart: bool = False
-    n_ngrams: int | None = option(None, "--ngrams", least=0)
+    device: str | None = option(
+        None, choices=("cpu", "cuda"), cli="--device", group="run",
+        help="device to train on [a GPU if there is one]",
+    )
+    checkpoint_s: float = option(120.0, low=0)
+    restart: bool = option(
+        False, cli="--restart", group="run",
+        help="train from the beginning, with the same text",
+    )
+    n_ngrams: int | None = option(
+        None, low=0, cli="--ngrams", metavar="N", group="ngrams",
+        help="contexts of the n-gram table in the file; 0 for stock llama.cpp [800000]",
+    )
     use: UseConfig | None = None
+    # fmt: on
 
     def __post_init__(self) -> None:
-        Settings.__post_init__(self)
+        check(self)
         begun_with = self.init if self.use is None else self.begun_with
         if begun_with is not None and self.head != type(self.head)():
             raise ArgumentError(
@@ -282,6 +319,12 @@ class RunConfig(Settings):
             )  # fmt: skip
         if self.n_top > self.corpus.n_candidates:
             raise ArgumentError("n_top", self.n_top, f"at most {self.corpus.n_candidates}")
+        real(self.max_disk_bytes, "max_disk_bytes", 0)
+
+    @property
+    def own_words(self) -> list[str]:
+        """The kind's words of the command line that are no option of the table."""
+        return []
 
     @property
     def begun_with(self) -> Path:
@@ -291,16 +334,17 @@ class RunConfig(Settings):
     @property
     def max_ngrams(self) -> int:
         """The maximum number of contexts of the n-gram table."""
-        return N_NGRAMS if self.n_ngrams is None else self.n_ngrams
+        return self.default_ngrams if self.n_ngrams is None else self.n_ngrams
+
+    @property
+    def default_ngrams(self) -> int:
+        """The default of n_ngrams."""
+        return N_NGRAMS
 
     @property
     def work_dir(self) -> Path:
         """The folder of corpus, features and checkpoints."""
         return self.work or self.out.with_name(f"{self.out.name}.train")
-
-    def own_flags(self) -> list[str]:
-        """Flags of the command line that set several fields."""
-        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +375,9 @@ class FitConfig(FitSettings):
         n_steps: the depth of the training-time test: how often the head's own row is fed back.
     """
 
-    n_steps: int = option(4, "--steps", least=1)
+    n_steps: int = option(
+        4, low=1, cli="--steps", metavar="N", help="depth to which it learns to draft"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,14 +393,14 @@ class Eagle3TrainConfig(RunConfig):
     fit: FitConfig = field(default_factory=FitConfig)
 
     @property
-    def max_ngrams(self) -> int:
-        """See RunConfig."""
-        default = 0 if self.head.is_plain else N_NGRAMS
-        return default if self.n_ngrams is None else self.n_ngrams
-
-    def own_flags(self) -> list[str]:
+    def own_words(self) -> list[str]:
         """See RunConfig."""
         return ["--plain"] if self.head.is_plain else []
+
+    @property
+    def default_ngrams(self) -> int:
+        """See RunConfig."""
+        return 0 if self.head.is_plain else N_NGRAMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,12 +420,23 @@ class DFlashHeadConfig(HeadSettings):
             differently. None for True with a markov_rank.
     """
 
-    n_layer: int = option(2, "--layers", least=1)
-    block_size: int = option(4, "--block", least=2, most=_MAX_BLOCK)
-    causal: bool = option(False, {True: "--causal"})
-    markov_rank: int = option(64, "--markov", least=0)
-    confidence: bool = option(False, {True: "--confidence"})
-    sample_from_anchor: bool | None = option(None, {True: "--from-anchor", False: "--from-mask"})
+    # fmt: off
+    n_layer: int = option(2, low=1, cli="--layers", metavar="N", help="layers")
+    block_size: int = option(
+        4, low=2, high=_MAX_BLOCK, cli="--block", metavar="N",
+        help="slots of a block, the known token's included",
+    )
+    causal: bool = option(False, cli="--causal", help="use causal attention within a block")
+    markov_rank: int = option(
+        64, low=0, cli="--markov", metavar="RANK",
+        help="rank of the Markov head, which reads the token before; 0: none",
+    )
+    confidence: bool = option(
+        False, cli="--confidence",
+        help="add a head that predicts each token's acceptance; needs --markov",
+    )
+    # fmt: on
+    sample_from_anchor: bool | None = None
 
     def __post_init__(self) -> None:
         HeadSettings.__post_init__(self)
@@ -420,12 +477,31 @@ class DFlashFitConfig(FitSettings):
             target's distribution.
     """
 
-    missed_share: float = option(0.0, "--missed-share", least=0, most=1)
-    lr: float = option(1e-3, "--lr", above=0)
-    anchor_share: float = option(0.5, "--anchor-share", above=0, most=1)
-    weights: str = option("dpace", "--weights", choices=WEIGHTS)
-    dpace_alpha: float = option(0.5, "--dpace-alpha", least=0, most=1)
-    hard_share: float = option(0.0, "--hard-share", least=0, most=1)
+    # fmt: off
+    missed_share: float = with_default(FitSettings, "missed_share", 0.0)
+    lr: float = with_default(FitSettings, "lr", 1e-3)
+    anchor_share: float = option(
+        0.5, low=0, high=1, cli="--anchor-share", metavar="SHARE",
+        help="share of positions at which training starts a block",
+    )
+    weights: str = option(
+        "dpace", choices=("decay", "dpace"), cli="--weights",
+        help="loss weights of depths: fixed, or by each depth's share in accepted tokens",
+    )
+    dpace_alpha: float = option(
+        0.5, low=0, high=1, cli="--dpace-alpha", metavar="A",
+        help="smoothing of the weights of dpace",
+    )
+    hard_share: float = option(
+        0.0, low=0, high=1, cli="--hard-share", metavar="SHARE",
+        help="share of the loss for the text's token instead of the target's distribution",
+    )
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        FitSettings.__post_init__(self)
+        if self.anchor_share == 0:
+            raise ArgumentError("anchor_share", 0, "a share above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,7 +515,13 @@ class DFlashTrainConfig(RunConfig):
 
     head: DFlashHeadConfig = field(default_factory=DFlashHeadConfig)
     fit: DFlashFitConfig = field(default_factory=DFlashFitConfig)
-    export_type: str = option("q8_0", "--type", choices=KINDS)
+    export_type: str = with_default(RunConfig, "export_type", "q8_0")
+
+    @property
+    def own_words(self) -> list[str]:
+        """See RunConfig."""
+        chosen = self.head.sample_from_anchor
+        return [] if chosen is None else ["--from-anchor" if chosen else "--from-mask"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,9 +538,14 @@ class MtpFitConfig(FitSettings):
             head itself keeps all ids of the target.
     """
 
-    lr: float = option(2e-4, "--lr", above=0)
-    n_steps: int = option(3, "--steps", least=1)
-    n_loss_vocab: int = option(16384, "--loss-vocab", least=1)
+    lr: float = with_default(FitSettings, "lr", 2e-4)
+    n_steps: int = option(
+        3, low=1, cli="--steps", metavar="N", help="depth to which it learns to draft"
+    )
+    n_loss_vocab: int = option(
+        16_384, low=1, cli="--loss-vocab", metavar="N",
+        help="number of frequent tokens in losses and measurements",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         FitSettings.__post_init__(self)
@@ -490,6 +577,11 @@ class MtpTrainConfig(RunConfig):
             )
 
     @property
+    def default_ngrams(self) -> int:
+        """See RunConfig: none."""
+        return 0
+
+    @property
     def begun_with(self) -> Path:
         """The file of the initial head; for a run from use its output, if that exists."""
         is_there = self.use is not None and self.out.exists()
@@ -504,27 +596,14 @@ def command(config: RunConfig) -> str:
         words += ["--from-use", config.use.store.name]
         if config.use.n_tokens != UseConfig(config.use.store).n_tokens:
             words += ["--tokens", str(config.use.n_tokens)]
-    flags, options = config.own_flags(), list[str]()
-    for owner, one in _options(config):
-        value, flag = getattr(owner, one.name), one.metadata["flag"]
-        if not isinstance(flag, str):
-            flags += [flag[value]] if value in flag else []
-        elif value != (None if one.default is MISSING else one.default):
-            options += [flag, _word(value)]
-    return shlex.join([*words, *flags, *options])
-
-
-def _options(config: RunConfig) -> list[tuple[Any, Field[Any]]]:
-    """The options of the command line, each with its owner: those of all kinds first."""
-    common: list[tuple[Any, Field[Any]]] = []
-    own: list[tuple[Any, Field[Any]]] = []
-    parts = ((config.corpus, CorpusConfig), (config.head, HeadSettings), (config.fit, FitSettings))
-    for owner, base in (*parts, (config, RunConfig)):
-        names = {one.name for one in fields(base)}
-        for one in fields(owner):
-            if one.metadata.get("flag"):
-                (common if one.name in names else own).append((owner, one))
-    return [*common, *own]
+    words += config.own_words
+    for part in (config, config.corpus, config.head, config.fit):
+        for one in options_of(type(part)).values():
+            value = getattr(part, one.name)
+            # Where and when it runs decides nothing about a draft.
+            if one.cli and one.group != "run" and value != one.default:
+                words += [one.cli] if one.kind == "bool" else [one.cli, _word(value)]
+    return shlex.join(words)
 
 
 def _word(value: Any) -> str:

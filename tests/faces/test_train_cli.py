@@ -29,7 +29,7 @@ def train(*args: object) -> int:
         ("dflash", "--block 1", "--block 1"), ("eagle3", "--from-use s --plain", "d.gguf"),
     ],
 )  # fmt: skip
-def test_bad_settings_are_reported_in_one_line(
+def test_bad_settings_are_told_in_one_line(
     kind: str, args: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -41,9 +41,7 @@ def test_bad_settings_are_reported_in_one_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_bad_files_are_reported_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_files_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, empty = model_path("llama"), tmp_path / "empty.jsonl"
     empty.touch()
     out = tmp_path / "d.gguf"
@@ -59,7 +57,7 @@ def test_bad_files_are_reported_in_one_line(
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
-def test_a_run_from_use_gets_its_store(
+def test_a_run_from_use_is_told_its_store(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[RunConfig] = []
@@ -80,7 +78,7 @@ def test_a_run_from_use_gets_its_store(
         assert command(seen[-1]) == " ".join(["pyllama-spec", *words[:-2], *own])
 
 
-def test_without_pytorch_the_remedy_is_shown(
+def test_without_pytorch_the_way_to_it_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
@@ -103,8 +101,8 @@ def test_the_recorded_command_has_no_folders_and_no_defaults(tmp_path: Path) -> 
         fit=FitConfig(lr=0.002, copied_share=0.5, train_output=True),
     )
     assert command(config) == (
-        "pyllama-spec train eagle3 -m 'target model.gguf' -o draft.gguf --plain --train-output "
-        "--prompts p.jsonl --tokens 1000 --target-layers 1,2,3 --copied-share 0.5 --lr 0.002"
+        "pyllama-spec train eagle3 -m 'target model.gguf' -o draft.gguf --plain --prompts p.jsonl "
+        "--tokens 1000 --target-layers 1,2,3 --copied-share 0.5 --train-output --lr 0.002"
     )
 
 
