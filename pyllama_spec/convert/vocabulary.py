@@ -67,24 +67,15 @@ def take_vocabulary(tensors: CheckpointTensors, sizes: Sizes, n_target: int) -> 
 
 
 def map_vocabulary(
-    d2t: Ids | None,
-    t2d: Ids | None,
+    d2t: Ids | None,  # int64 [n_output] offsets; None if the checkpoint has none
+    t2d: Ids | None,  # int64 [n_trained] of 0 and 1; None if the checkpoint has none
     *,
-    n_output: int,
-    n_trained: int,
-    n_target: int,
-    has_output: bool = True,
+    n_output: int,  # rows of the draft's output
+    n_trained: int,  # the vocabulary that the draft was trained for
+    n_target: int,  # the target's vocabulary
+    has_output: bool = True,  # whether the head has its own output; the target's has all tokens
 ) -> Vocabulary:
-    """The target id of each draft id.
-
-    Args:
-        d2t: int64 `[n_output]` offsets; None if the checkpoint has none.
-        t2d: int64 `[n_trained]` of 0 and 1; None if the checkpoint has none.
-        n_output: rows of the draft's output.
-        n_trained: the vocabulary that the draft was trained for.
-        n_target: the target's vocabulary.
-        has_output: whether the head has its own output; the target's has all tokens.
-    """
+    """The target id of each draft id."""
     marked = _marked(t2d, n_trained)
     if d2t is not None and d2t.shape != (n_output,):
         raise ConversionError(

@@ -172,18 +172,12 @@ class DFlashHead(DraftHead):
 
     def blocks(
         self,
-        anchors: Tensor,
-        positions: Tensor,
-        injected: list[tuple[Tensor, Tensor]],
-        spans: list[Span],
+        anchors: Tensor,  # [c] int64, the first token of each block
+        positions: Tensor,  # [c] int64, the position of that token
+        injected: list[tuple[Tensor, Tensor]],  # the result of inject()
+        spans: list[Span],  # the features that each block sees
     ) -> Tensor:
         """Computes the rows of many blocks that give logits.
-
-        Args:
-            anchors: [c] int64, the first token of each block.
-            positions: [c] int64, the position of that token.
-            injected: the result of inject().
-            spans: the features that each block sees.
 
         Returns:
             [c, block_size, n_embd] float32, normalised.
@@ -249,23 +243,18 @@ def _rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 def initialise(
     head: DFlashHead,
-    output: npt.NDArray[np.float32],
+    output: npt.NDArray[np.float32],  # [n_vocab, n_embd] float32, the target's output rows
+    # [n_embd] float32, the target's last norm, which is folded into the rows
     output_norm: npt.NDArray[np.float32] | None,
+    # [n_layers * n_embd_target] float32, the RMS of each feature channel
     channel_rms: npt.NDArray[np.float32],
-    seed: int,
+    seed: int,  # the seed of the random weights
 ) -> None:
     """Sets the initial weights.
 
     The last layer input passes through `fc` nearly as it is, each number of a layer input made
     alike in size: nothing norms them before. The output's rows point where the target's do. The
     outputs of the heads for followers and confidence are 0 at first.
-
-    Args:
-        head: the head to initialise.
-        output: [n_vocab, n_embd] float32, the target's output rows.
-        output_norm: [n_embd] float32, the target's last norm, which is folded into the rows.
-        channel_rms: [n_layers * n_embd_target] float32, the RMS of each feature channel.
-        seed: the seed of the random weights.
     """
     shape, generator = head.shape, torch.Generator().manual_seed(seed)
     inner = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
@@ -447,27 +436,21 @@ def count_accepted(head: DFlashHead, texts: Texts) -> Tensor:
 
 
 def set_induction_heads(
+    # an initialised head whose first slot drafts, with n_head equal to n_head_kv; any other stays
+    # unchanged
     head: DFlashHead,
+    # [n, n_embd_target] float32, the first layer input that the draft reads
     rows: npt.NDArray[np.float32],
-    tokens: npt.NDArray[np.int64],
-    last: npt.NDArray[np.float32],
-    counts: npt.NDArray[np.int64],
+    tokens: npt.NDArray[np.int64],  # [n] int64, the tokens of these rows
+    last: npt.NDArray[np.float32],  # [n, n_embd_target] float32, the last layer input that it reads
+    counts: npt.NDArray[np.int64],  # [n_vocab] int64, the occurrences of each token in the text
+    # [n_layers * n_embd_target] float32, the RMS of each feature channel
     channel_rms: npt.NDArray[np.float32],
-    seed: int,
+    seed: int,  # the seed of the directions
 ) -> float:
     """Sets two thirds of the heads as induction heads that also look at the row before the block.
 
     Only if the first layer input identifies the token.
-
-    Args:
-        head: an initialised head whose first slot drafts, with n_head equal to n_head_kv; any other
-            stays unchanged.
-        rows: [n, n_embd_target] float32, the first layer input that the draft reads.
-        tokens: [n] int64, the tokens of these rows.
-        last: [n, n_embd_target] float32, the last layer input that it reads.
-        counts: [n_vocab] int64, the occurrences of each token in the text.
-        channel_rms: [n_layers * n_embd_target] float32, the RMS of each feature channel.
-        seed: the seed of the directions.
     """
     shape = head.shape
     d, size = shape.n_embd, shape.head_size

@@ -139,23 +139,17 @@ class Eagle3Head(ChainHead):
 
 def initialise(
     head: Eagle3Head,
-    output: npt.NDArray[np.float32],
+    output: npt.NDArray[np.float32],  # [n_vocab, n_embd] float32, the target's output rows
+    # [n_embd] float32, the target's last norm, which is folded into the rows
     output_norm: npt.NDArray[np.float32] | None,
-    feature_rms: npt.NDArray[np.float32],
-    seed: int,
+    feature_rms: npt.NDArray[np.float32],  # [n_layers] float32, the RMS of each layer input
+    seed: int,  # the seed of the random weights
 ) -> None:
     """Sets the initial weights.
 
     The last layer input passes through `fc` as it is, and the output's rows point where the
     target's do: so the head begins with what the target was about to say, and learns the step
     beyond it.
-
-    Args:
-        head: the head to initialise.
-        output: [n_vocab, n_embd] float32, the target's output rows.
-        output_norm: [n_embd] float32, the target's last norm, which is folded into the rows.
-        feature_rms: [n_layers] float32, the RMS of each layer input.
-        seed: the seed of the random weights.
     """
     shape, generator = head.shape, torch.Generator().manual_seed(seed)
     d, t = shape.n_embd, shape.n_embd_target
@@ -175,11 +169,13 @@ def initialise(
 
 
 def set_induction_heads(
+    # an initialised head with n_head equal to n_head_kv; any other stays unchanged
     head: Eagle3Head,
+    # [n, n_embd_target] float32, the first layer input that the head reads, at some tokens
     rows: npt.NDArray[np.float32],
-    tokens: npt.NDArray[np.int64],
-    counts: npt.NDArray[np.int64],
-    seed: int,
+    tokens: npt.NDArray[np.int64],  # [n] int64, these tokens
+    counts: npt.NDArray[np.int64],  # [n_vocab] int64, the occurrences of each token in the text
+    seed: int,  # the seed of the directions
 ) -> float:
     """Makes two thirds of the attention heads induction heads, if the input identifies the token.
 
@@ -187,13 +183,6 @@ def set_induction_heads(
     that frequent tokens do not look alike. Queries and keys are in the half of a head's numbers
     that RoPE turns slowest. The copied token is added along the widest directions of the output's
     rows.
-
-    Args:
-        head: an initialised head with n_head equal to n_head_kv; any other stays unchanged.
-        rows: [n, n_embd_target] float32, the first layer input that the head reads, at some tokens.
-        tokens: [n] int64, these tokens.
-        counts: [n_vocab] int64, the occurrences of each token in the text.
-        seed: the seed of the directions.
     """
     shape = head.shape
     if shape.n_head != shape.n_head_kv or shape.n_embd != shape.n_embd_target:

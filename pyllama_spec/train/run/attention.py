@@ -43,20 +43,15 @@ def spans_of(owner: Tensor, starts: Tensor, ends: Tensor) -> list[Span]:
 
 
 def attend(
-    q: Tensor,
-    features: tuple[Tensor, Tensor],
+    q: Tensor,  # [c, b, n_head, size], the queries of b rows of each draft
+    features: tuple[Tensor, Tensor],  # keys and values of features, each [n, n_head_kv, size]
+    # keys and values of the drafts' own rows, each [c, e, n_head_kv, size]; may be empty
     own: tuple[Tensor, Tensor],
-    spans: list[Span],
+    spans: list[Span],  # drafts and features by sequence
+    # [b, e] bool, which own rows a query does not see; None if it sees all
     hidden: Tensor | None = None,
 ) -> Tensor:
     """Attention of every draft over features up to its start and its own rows.
-
-    Args:
-        q: [c, b, n_head, size], the queries of b rows of each draft.
-        features: keys and values of features, each [n, n_head_kv, size].
-        own: keys and values of the drafts' own rows, each [c, e, n_head_kv, size]; may be empty.
-        spans: drafts and features by sequence.
-        hidden: [b, e] bool, which own rows a query does not see; None if it sees all.
 
     Returns:
         [c, b, n_head, size].

@@ -191,28 +191,18 @@ def that_go_on(step: ChainStep, texts: Texts, ends: Tensor) -> Tensor:
 
 def chain_losses(
     head: DraftHead,
-    steps: Iterator[ChainStep],
+    steps: Iterator[ChainStep],  # runs its chains over the batch
     texts: Texts,
-    n_steps: int,
-    decay: float,
-    dtype: torch.dtype,
-    missed_share: float = 1.0,
-    generator: torch.Generator | None = None,
+    n_steps: int,  # the number of steps per chain
+    decay: float,  # the decay of the weights
+    dtype: torch.dtype,  # the dtype of the products with the output matrix
+    missed_share: float = 1.0,  # the share of chains that continue after a wrong pick
+    generator: torch.Generator | None = None,  # a CPU generator that draws them
 ) -> Losses:
     """The mean loss over all chain steps of a batch; a step at depth s has weight decay ** s.
 
     A chain whose pick is not the text's token would have ended there in decoding. Of these,
     missed_share continue nonetheless: what is learned at one depth helps the others.
-
-    Args:
-        head: the head.
-        steps: runs its chains over the batch.
-        texts: the batch.
-        n_steps: the number of steps per chain.
-        decay: the decay of the weights.
-        dtype: the dtype of the products with the output matrix.
-        missed_share: the share of chains that continue after a wrong pick.
-        generator: a CPU generator that draws them.
     """
     output = head.weight("output.weight")
     if not output.requires_grad:

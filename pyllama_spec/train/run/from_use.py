@@ -514,21 +514,13 @@ class UseRun(Generic[H]):
 
 
 def why_no_better(
-    before: Acceptance,
-    after: Acceptance,
-    others_before: Acceptance,
-    others_after: Acceptance,
-    max_loss: float,
+    before: Acceptance,  # the old draft's acceptance on held-out conversations
+    after: Acceptance,  # the new draft's
+    others_before: Acceptance,  # the old draft's acceptance on other text
+    others_after: Acceptance,  # the new draft's
+    max_loss: float,  # the share of tokens per round on other text that may be lost
 ) -> str:
-    """The reason why the old file stays; "" if the new draft replaces it.
-
-    Args:
-        before: the old draft's acceptance on held-out conversations.
-        after: the new draft's.
-        others_before: the old draft's acceptance on other text.
-        others_after: the new draft's.
-        max_loss: the share of tokens per round on other text that may be lost.
-    """
+    """The reason why the old file stays; "" if the new draft replaces it."""
     if after.tokens_per_round <= before.tokens_per_round:
         return (
             f"the held-out conversations have {after.tokens_per_round:.2f} tokens per round, and "

@@ -47,24 +47,15 @@ class SoftCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        y: Tensor,
-        output: Tensor,
-        low: Tensor | None,
-        bias: Tensor | None,
-        targets: Targets,
-        dtype: torch.dtype,
+        ctx: Any,  # PyTorch's context
+        y: Tensor,  # [c, n_embd] float32, normalised rows
+        output: Tensor,  # [n_draft_vocab, n_embd] float32
+        low: Tensor | None,  # [c, rank] float32, rows of a low-rank addition to the logits; or None
+        bias: Tensor | None,  # [n_draft_vocab, rank] float32, the matrix of this addition
+        targets: Targets,  # the targets of each row
+        dtype: torch.dtype,  # the dtype of the products
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The cross-entropies, the likeliest draft ids, and the labels' probabilities.
-
-        Args:
-            ctx: PyTorch's context.
-            y: [c, n_embd] float32, normalised rows.
-            output: [n_draft_vocab, n_embd] float32.
-            low: [c, rank] float32, rows of a low-rank addition to the logits; or None.
-            bias: [n_draft_vocab, rank] float32, the matrix of this addition.
-            targets: the targets of each row.
-            dtype: the dtype of the products.
 
         Returns:
             [c] float32 with a gradient, [c] int64, and [c] float32 natural logarithms.
