@@ -7,13 +7,13 @@ computed. What needs PyTorch, which is optional, is imported after that.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pyllama_spec.engine import Model, ModelInfo
+from pyllama_spec.engine import Model
 from pyllama_spec.engine.checks import instance
-from pyllama_spec.engine.model import HEAD_ROWS
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.files import why_no_output
 from pyllama_spec.llama.loading import check_target
@@ -28,7 +28,6 @@ from pyllama_spec.train.errors import TrainError, need
 from pyllama_spec.train.files import locked
 from pyllama_spec.train.kinds.mtp_facts import check_head, head_note
 from pyllama_spec.train.progress import Reporter, SilentReporter
-from pyllama_spec.train.run.target_weights import block_layers, default_layers
 
 AnyConfig: TypeAlias = Eagle3TrainConfig | DFlashTrainConfig | MtpTrainConfig
 
@@ -151,7 +150,7 @@ def _train(config: AnyConfig, reporter: Reporter | None) -> TrainReport:
         note = head_note(model.info, config.target.name)
         if note is not None and not isinstance(config, MtpTrainConfig):
             reporter.line(note)
-        layers = config.head.target_layers or _default_layers(config, model.info)
+        layers = config.head.target_layers or config.default_layers(model.info.n_layer)
         if config.init is None:
             model.check_layer_inputs(layers)
         need("torch", "gguf")
@@ -168,23 +167,9 @@ def _train(config: AnyConfig, reporter: Reporter | None) -> TrainReport:
 
 def _load_kind(config: AnyConfig, model: Model) -> Kind[Any, Any]:
     """The kind of a run's draft, imported after the check that PyTorch is installed."""
-    if isinstance(config, Eagle3TrainConfig):
-        from pyllama_spec.train.kinds.eagle3 import Eagle3Kind
-
-        return Eagle3Kind(config, model)
-    if isinstance(config, DFlashTrainConfig):
-        from pyllama_spec.train.kinds.dflash import DFlashKind
-
-        return DFlashKind(config, model)
-    from pyllama_spec.train.kinds.mtp import MtpKind
-
-    return MtpKind(config, model)
-
-
-def _default_layers(config: AnyConfig, info: ModelInfo) -> tuple[int, ...]:
-    if isinstance(config, Eagle3TrainConfig):
-        return default_layers(info.n_layer, is_plain=config.head.is_plain)
-    return (HEAD_ROWS,) if isinstance(config, MtpTrainConfig) else block_layers(info.n_layer)
+    module = importlib.import_module(f"pyllama_spec.train.kinds.{config.kind}")
+    kind: Kind[Any, Any] = module.KIND(config, model)
+    return kind
 
 
 @contextmanager

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pyllama_spec.engine.checks import checked, count, listed, real
+from pyllama_spec.engine.model import HEAD_ROWS
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.gguf.writer import KINDS
 from pyllama_spec.options import option, options_of, with_default
+from pyllama_spec.train.run.target_weights import block_layers, default_layers
 
 # Of the n-gram table. Three times as many gave 0.01 tokens per round more: rare contexts seldom
 # occur again.
@@ -326,6 +328,10 @@ class RunConfig:
         """The kind's words of the command line that are no option of the table."""
         return []
 
+    def default_layers(self, n_layer: int) -> tuple[int, ...]:
+        """The layer inputs that a new draft reads of a target of n_layer layers."""
+        return default_layers(n_layer)
+
     @property
     def begun_with(self) -> Path:
         """The draft that a run from use continues; by default its output."""
@@ -391,6 +397,10 @@ class Eagle3TrainConfig(RunConfig):
 
     head: HeadConfig = field(default_factory=HeadConfig)
     fit: FitConfig = field(default_factory=FitConfig)
+
+    def default_layers(self, n_layer: int) -> tuple[int, ...]:
+        """See RunConfig."""
+        return default_layers(n_layer, is_plain=self.head.is_plain)
 
     @property
     def own_words(self) -> list[str]:
@@ -517,6 +527,10 @@ class DFlashTrainConfig(RunConfig):
     fit: DFlashFitConfig = field(default_factory=DFlashFitConfig)
     export_type: str = with_default(RunConfig, "export_type", "q8_0")
 
+    def default_layers(self, n_layer: int) -> tuple[int, ...]:
+        """See RunConfig."""
+        return block_layers(n_layer)
+
     @property
     def own_words(self) -> list[str]:
         """See RunConfig."""
@@ -575,6 +589,10 @@ class MtpTrainConfig(RunConfig):
             raise ArgumentError(
                 "n_ngrams", self.n_ngrams, remedy="omit it: a head alone has no n-gram table"
             )
+
+    def default_layers(self, n_layer: int) -> tuple[int, ...]:
+        """See RunConfig: the rows that the target's own head reads."""
+        return (HEAD_ROWS,)
 
     @property
     def default_ngrams(self) -> int:

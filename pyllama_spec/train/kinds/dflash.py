@@ -702,3 +702,6 @@ def choose_mask_token(
     # Sorted by what matters most last: unseen, control, high.
     order = np.lexsort((ids, control, -counts, free))
     return int(order[-1])
+
+
+KIND = DFlashKind

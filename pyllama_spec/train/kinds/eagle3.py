@@ -297,3 +297,6 @@ class Eagle3Kind(ChainKind[Eagle3Head, Eagle3TrainConfig]):
         """See Kind: a draft that begins with a plain one is for stock llama.cpp too."""
         is_plain = init is not None and isinstance(init.shape, HeadShape) and init.shape.is_plain
         return 0 if is_plain and self.config.n_ngrams is None else super().max_ngrams(init)
+
+
+KIND = Eagle3Kind

@@ -474,3 +474,6 @@ class MtpKind(ChainKind[MtpHead, MtpTrainConfig]):
         return head_output(
             self._source, head.trained(), f"{name} {self.title}", record, export_type
         )
+
+
+KIND = MtpKind
