@@ -196,13 +196,10 @@ def fill(
     n_waiting: Callable[[int], int],
     put: Callable[[int, int, bool], None],
 ) -> list[Part]:
-    """Fills a batch with what sequences wait for, in order; removes from `left` who is done.
+    """Fills an emptied batch with what sequences wait for, in order; removes from `left` who ends.
 
-    Args:
-        batch: is emptied first.
-        left: numbers of the sequences.
-        n_waiting: says of a sequence how many of its tokens wait.
-        put: adds the next n tokens of a sequence to the batch, and says whether they are its last.
+    n_waiting() says of a sequence how many of its tokens wait; put() adds the next n of them, and
+    is given whether they are the last.
     """
     batch.clear()
     parts: list[Part] = []

@@ -1,7 +1,7 @@
 """The chains of an MTP head: a draft from each position, each step with the head's own row.
 
 A chain starts where a draft does, at a place P with the token x[P] that is known and the target's
-row of x[P-1] (drafters/mtp.py):
+row of x[P-1] (drafters/kinds.py):
 
     step s at position P+s      reads x[P+s], with the target's row of x[P-1] or its own of step s-1
                                 attends to the pairs 0 .. P of target's rows
