@@ -76,7 +76,7 @@ class DrafterWrapper(Drafter):
     """
 
     def __init__(self, drafter: Drafter) -> None:
-        instance(drafter, Drafter, "drafter", "; open_draft(path) gives that of a file")
+        instance(drafter, Drafter, "drafter", "open_draft(path) gives that of a file")
         self.drafter = drafter
 
     @property

@@ -37,7 +37,6 @@ from pyllama_spec.errors import (
     OutOfMemoryError,
     PyllamaSpecError,
     RemoteError,
-    no_room,
 )
 from pyllama_spec.gguf.sizes import (
     MainType,
@@ -205,7 +204,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         except OutOfMemoryError as error:
             what = f"{self.model.path.name}: the memory of the draft for {n} x {n_window} tokens"
             smaller = ["draft_n_ctx", "n_ctx"] + ["n_parallel"] * (n > 1)
-            raise no_room(str(error), what, smaller) from None
+            raise error.of(what, smaller) from None
 
     def memory_or_fail(self) -> _Memory:
         """The memory that computes in the draft's context."""

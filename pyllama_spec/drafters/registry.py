@@ -157,7 +157,11 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
 def check_draft(draft: object, options: DraftOptions) -> None:
     """Checks what make_drafter() takes, as far as that needs no file."""
     if not (draft is None or isinstance(draft, (str, os.PathLike, Drafter))):
-        raise ArgumentError(_hint(draft))
+        name = getattr(draft, "__name__", "") if callable(draft) else ""
+        raise ArgumentError(
+            "draft", draft, "a path, a name, a Drafter or None",
+            f"give its result: {name}()" if name else known_drafts(),
+        )  # fmt: skip
     is_name = isinstance(draft, str) and draft in _NAMED
     is_model = isinstance(draft, (str, os.PathLike)) and (not is_name or draft == MTP)
     has_lookup = is_model or (is_name and draft == SUFFIX)
@@ -168,9 +172,9 @@ def check_draft(draft: object, options: DraftOptions) -> None:
         if value is not None and not fits:
             instead = _INSTEAD_OF[name] if isinstance(draft, Drafter) else ""
             raise ArgumentError(
-                f"{name}={shown(value)} is for drafts of a model, which a file or "
-                f'draft="{MTP}" gives, not for {shown(draft)}; leave it out{instead}'
-            )
+                name, value, remedy=f"leave it out{instead}",
+                problem=f"is for a draft that is given as a file, and not for {shown(draft)}",
+            )  # fmt: skip
 
 
 def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None) -> Drafter:
@@ -189,24 +193,22 @@ def _arch_of(path: str | os.PathLike[str]) -> str:
     """The architecture in a draft's file; "mtp" for a head alone. Raises as open_draft()."""
     name, file = os.fspath(path), Path(path)
     if not name:
-        raise ArgumentError('draft="" is not a file name; give None for no draft')
+        raise ArgumentError("draft", "", problem="is not a file name", remedy="give None for none")
     if "://" in name:
-        raise ArgumentError(
-            f"draft={shown(name)} is an address; download the file and give its path"
-        )
+        remedy = "download the file and give its path"
+        raise ArgumentError("draft", name, problem="is an address", remedy=remedy)
     own = OWN_DRAFTER.fullmatch(str(file))
     if own is not None and not file.exists():
         raise ArgumentError(
-            f"draft={str(file)!r}: only a command takes MODULE:FUNCTION; in Python give an object: "
-            f"from {own[1]} import {own[2]}, then draft={own[2]}()"
-        )
+            "draft", name, problem="is MODULE:FUNCTION, which only a command takes",
+            remedy=f"in Python give an object: from {own[1]} import {own[2]}, then {own[2]}()",
+        )  # fmt: skip
     if not file.exists() and file.suffix != ".gguf" and len(file.parts) == 1:
         names = (*_NAMED, AUTO)
-        named = ", ".join(f'"{name}"' for name in names)
         raise ArgumentError(
-            f"draft={str(file)!r} is no file that exists and no name of a draft"
-            f"; names are {named}{meant(str(file).replace('_', '-'), names)}"
-        )
+            "draft", name, problem="is no file that exists and no name of a draft",
+            remedy=f"names are {', '.join(names)}{meant(name.replace('_', '-'), names)}",
+        )  # fmt: skip
     if not file.exists():
         raise ModelLoadError(f"the draft {file} does not exist; check its path")
     arch = _read_arch(file)
@@ -235,17 +237,6 @@ def holds_head_alone(file: Path) -> bool:
     read = read_gguf(file, lambda name: name.endswith(_N_HEADS))
     n_heads = sum(key.value for key in read.keys.values() if isinstance(key.value, int))
     return n_heads > 0 and not any(name.startswith("blk.0.") for name in read.tensors)
-
-
-def _hint(draft: object) -> str:
-    """The reason why a value of `draft=` is wrong."""
-    name = getattr(draft, "__name__", None)
-    if callable(draft) and name is not None:
-        return f"draft={name} is no drafter but what makes one; give its result: {name}()"
-    if hasattr(draft, "create_completion"):
-        return f"draft= takes the path of a GGUF, and no open model; {known_drafts()}"
-    names = ", ".join(f'"{name}"' for name in (*_NAMED, AUTO))
-    return f"draft={shown(draft)} is not None, {names}, a path or a Drafter"
 
 
 def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:

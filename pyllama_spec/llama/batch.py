@@ -17,7 +17,6 @@ from pyllama_spec.errors import (
     ClosedError,
     ContextFullError,
     PyllamaSpecError,
-    too_long,
 )
 from pyllama_spec.llama.open_model import SeedStream
 from pyllama_spec.llama.responses import NOTHING_YET, Envelope, Reply, Response, Result
@@ -54,9 +53,9 @@ def check_lengths(completions: Sequence[Reply], n_ctx: int) -> None:
         n = len(completion.generation.record.prompt_tokens)
         if n >= n_ctx:
             raise ContextFullError(
-                f"{too_long(n, n_ctx)} of a request; shorten prompt {i} of the list or choose a "
-                "larger n_ctx"
-            )
+                " of a request", n_tokens=n, n_ctx=n_ctx, param=f"prompt[{i}]",
+                remedy=f"shorten prompt {i} of the list", setup="choose a larger `n_ctx`",
+            )  # fmt: skip
 
 
 def complete_all(replies: Sequence[Reply], envelope: Envelope, show: bool, n: int) -> Response:

@@ -23,7 +23,6 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
     RemoteError,
     UnsupportedError,
-    no_room,
     shown,
     warn,
 )
@@ -60,7 +59,7 @@ class Embedder:
             )  # fmt: skip
         except OutOfMemoryError as error:
             what = f"{model.path.name}: the KV cache of embeddings for {n_ctx} tokens"
-            raise no_room(str(error), what, ["n_ctx"]) from None
+            raise error.of(what, ["n_ctx"]) from None
         self._lock = RequestLock(self.context.cancel)
         self._encodes = model.info.has_encoder or not self.context.has_memory
         self._batch = Batch(self.context.n_batch)
@@ -128,9 +127,10 @@ class Embedder:
     def _check_length(self, n: int, how: str = "") -> None:
         if n > self.n_batch:
             raise ContextFullError(
-                f"a text has {n} tokens, more than the {self.n_batch} that n_ctx and n_batch have "
-                f"room for{how}; choose larger ones, or truncate=True"
-            )
+                how, n_tokens=n, n_ctx=self.n_batch, param="input",
+                remedy="shorten the text or give `truncate=True`",
+                setup="choose a larger `n_ctx` and `n_batch`",
+            )  # fmt: skip
 
     def _rows(self, group: Sequence[Sequence[int]], normalize: bool) -> list[Any]:
         if not group:
@@ -341,9 +341,9 @@ class Pairs:
             tokens = self._pair(query, cut)
         if len(tokens) > most:
             raise ContextFullError(
-                f"the query of rank() has {len(tokens)} tokens with its surrounding tokens, more "
-                f"than the {most} that n_ctx and n_batch have room for; shorten it"
-            )
+                " by the query of rank()", n_tokens=len(tokens), n_ctx=most, param="query",
+                remedy="shorten it", setup="choose a larger `n_ctx` and `n_batch`",
+            )  # fmt: skip
         return tokens
 
     def _pair(self, query: str, document: str) -> list[int]:

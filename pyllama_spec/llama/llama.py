@@ -29,7 +29,6 @@ from pyllama_spec.errors import (
     ForkedError,
     PyllamaSpecError,
     UnsupportedError,
-    same_kind,
 )
 from pyllama_spec.llama.caches import BaseLlamaCache
 from pyllama_spec.llama.chat_completion import ChatCompletions, registered_handler
@@ -947,11 +946,11 @@ class _Reopening:
                 close()
                 cause = error if isinstance(error, PyllamaSpecError) else before
                 if cause is not None:
-                    llm._opened.model.refusal = same_kind(
-                        cause,
-                        "the model is not usable, since reopen() failed; call it again. "
+                    llm._opened.model.refusal = cause.copied(
+                        param="", expected="", remedy="call it again", setup="",
+                        problem="the model is not usable, since reopen() failed: "
                         f"{str(error) or type(error).__name__}",
-                    )
+                    )  # fmt: skip
                 if self._n_closes != n_closes:
                     llm._opened.model.refusal = None
                 raise

@@ -224,9 +224,9 @@ class TokenCalls:
             prompt = [*held, *islice(tokens, self.n_ctx() + 1)]
             if len(prompt) > self.n_ctx():
                 raise ContextFullError(
-                    f"{len(held) + len(tokens)} tokens do not fit the context of {self.n_ctx()}; "
-                    "reset() begins a new text, and a larger n_ctx has room for longer ones"
-                )
+                    n_tokens=len(held) + len(tokens), n_ctx=self.n_ctx(),
+                    remedy="begin a new text with reset()", setup="choose a larger `n_ctx`",
+                )  # fmt: skip
             self._table()
             table.begin(prompt, opened.adapters)
             if self._logits_all:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pyllama_spec.constraints import Guide
 from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
 from pyllama_spec.engine.closeable import closed_on_failure
-from pyllama_spec.errors import ArgumentError, prompt_too_long, shown
+from pyllama_spec.errors import ArgumentError, ContextFullError, shown
 from pyllama_spec.requests.detokenizer import Detokenizer, Piece, TokenByToken
 from pyllama_spec.requests.logprobs import TokenLogprob, token_logprob
 from pyllama_spec.requests.options import LogitsProcessor, RequestOptions
@@ -277,7 +277,7 @@ class Job:
         """Moves a sequence to the start of the prompt, and shows the prompt to the penalties."""
         n_ctx = self._context.n_ctx_seq
         if len(self.prompt) >= n_ctx:
-            raise prompt_too_long(len(self.prompt), n_ctx)
+            raise ContextFullError.of_prompt(len(self.prompt), n_ctx)
         n_history = self._sampler.params.n_history if self.options.sees_prompt else 0
         n_seen = len(self.prompt) if n_history < 0 else min(n_history, len(self.prompt))
         for token in self.prompt[len(self.prompt) - n_seen :]:
