@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pyllama_spec.drafters.base import Committed, Features
-from pyllama_spec.drafters.chain import Chain, Choice, DraftMemory, Rows, fill
+from pyllama_spec.drafters.draft_memory import Chain, Choice, DraftMemory, Rows, fill, pack, unpack
 from pyllama_spec.drafters.kinds import HeadKind
-from pyllama_spec.drafters.saved_state import pack, unpack
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.layer_rows import LayerRows
