@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from pyllama_spec.engine import Batch, Context
 from pyllama_spec.errors import PyllamaSpecError, UnsupportedError
-from pyllama_spec.speculative.draft_bound import SNAPSHOTS
 from pyllama_spec.speculative.sequence import SequenceState
 
+SNAPSHOTS = "the number of snapshots of the target's state"
 # Fewer tokens are read again rather than copied for.
 _MIN_PART = 64
 # The number of borders that a sequence keeps: places where other prompts differ.
