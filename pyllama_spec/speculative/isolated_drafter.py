@@ -70,7 +70,7 @@ class IsolatedDrafter:
         self.target_layers = tuple(drafter.target_layers)
         self.is_stepwise, self.draws_tokens = drafter.is_stepwise, drafter.draws_tokens
         self.has_lookup, self.is_lookup = drafter.has_lookup, drafter.is_lookup
-        # Others are told the tokens of a copy again.
+        # To others the tokens of a copy are committed again.
         self.copies = drafter.can_copy
         self._mark = _mark(drafter)
         # Whether the drafter needs commits: that of plain decoding does not.
@@ -134,8 +134,8 @@ class IsolatedDrafter:
     def save(self, seq: int) -> bytes | None:
         """The drafter's state for restore(); None if it has none.
 
-        A drafter without it is told the tokens again, and the target decodes them again where the
-        drafter wants its rows.
+        To a drafter without it the tokens are committed again, and the target decodes them again
+        where the drafter wants its rows.
         """
 
         def save() -> bytes | None:
@@ -145,7 +145,7 @@ class IsolatedDrafter:
         return self._call(seq, "save", save) if self._sequences[seq].n_known is not None else None
 
     def restore(self, seq: int, state: bytes | None, n_tokens: int) -> None:
-        """Restores a state of save(); the drafter is told the tokens again if that fails.
+        """Restores a state of save(); if that fails, the tokens are committed again.
 
         The state of another kind of drafter is not passed on. A state that the drafter refuses is
         not a failure: the tokens are committed again.
@@ -206,13 +206,12 @@ class IsolatedDrafter:
         notices = [c for c in done if self._sequences[c.seq].n_known is not None]
         if not notices:
             return
-        seqs = [c.seq for c in notices]
         try:
             self._drafter.commit(notices)
         except SequenceErrors as error:
-            self._fail_some("commit", error, seqs)
+            self._fail_some("commit", error, [c.seq for c in notices])
         except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
-            self._fail("commit", error, *seqs)
+            self._fail("commit", error, *(c.seq for c in notices))
         for c in notices:
             state = self._sequences[c.seq]
             if state.n_known is not None:
@@ -223,14 +222,14 @@ class IsolatedDrafter:
         asked = [r for r in requests if self._sequences[r.seq].n_known is not None]
         drafts: dict[int, Draft] = {}
         if asked:
-            seqs = [r.seq for r in asked]
             try:
-                drafts = dict(zip(seqs, self._drafter.propose(asked), strict=True))
+                answers = zip(asked, self._drafter.propose(asked), strict=True)
+                drafts = {r.seq: draft for r, draft in answers}
             except SequenceErrors as error:
-                self._fail_some("propose", error, seqs)
+                self._fail_some("propose", error, [r.seq for r in asked])
                 drafts = error.drafts
             except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
-                self._fail("propose", error, *seqs)
+                self._fail("propose", error, *(r.seq for r in asked))
         return [self._checked(r, drafts.get(r.seq, NO_DRAFT)) for r in requests]
 
     def _checked(self, request: DraftRequest, draft: Draft) -> Draft:

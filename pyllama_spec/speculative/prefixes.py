@@ -46,7 +46,7 @@ class StoredPrefix:
         key: the settings that it was computed with.
         first: the first position that it holds; a window drops earlier ones.
         memory: the engine's bytes of it.
-        drafter: the drafter's bytes; None if the drafter is told the tokens again.
+        drafter: the drafter's bytes; None if the tokens are committed to it again.
         checkpoints: earlier checkpoints of a recurrent state.
     """
 
@@ -216,6 +216,8 @@ class HeldSequences:
         self.store = None if store_bytes is None else PrefixStore(store_bytes)
         self._holders: dict[int, _Holder] = {}
         self._n_begun = 0
+        # Whether any run may be waiting.
+        self.has_waiting = False
 
     # ---- a request begins
 
@@ -418,11 +420,7 @@ class HeldSequences:
                     n_best, mine.source = n, holder
         if mine.source is not None and mine.source.run is not None:
             mine.source.run.borders.add(n_best)
-
-    @property
-    def has_waiting(self) -> bool:
-        """Whether any run may be waiting."""
-        return any(holder.source is not None for holder in self._holders.values())
+            self.has_waiting = True
 
     def due(self, runs: Sequence[SequenceRun]) -> list[SequenceRun]:
         """The runs of a round that have waited long enough and need begin() again.
@@ -441,6 +439,7 @@ class HeldSequences:
             if not is_coming:
                 mine.source = None
                 out.append(run)
+        self.has_waiting = any(holder.source is not None for holder in self._holders.values())
         return out
 
     def is_waiting(self, run: SequenceRun) -> bool:
@@ -474,8 +473,8 @@ class HeldSequences:
     def recover(self, state: SequenceState) -> None:
         """Restores memory and drafter to a sequence's committed tokens, after an interruption."""
         self._rollback.recover(state)
-        # The drafter knows the pending token too, and is not told again; of a prompt it knows less,
-        # and it is told again of text that the memory has lost.
+        # The drafter keeps the pending token, which is not committed again; of a prompt it knows
+        # less, and text that the memory has lost is committed again.
         n_keep = state.n_decoded
         is_whole = 0 < n_keep == len(state.tokens) - 1
         self._drafter.truncate(state.seq_id, n_keep + is_whole)

@@ -36,10 +36,11 @@ from pyllama_spec.errors import (
     ContextFullError,
     PyllamaSpecError,
 )
+from pyllama_spec.speculative.acceptance import sample_and_match
 from pyllama_spec.speculative.controller.base import Controller, Span
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.prefixes import HeldSequences
-from pyllama_spec.speculative.rejection import DrawnFrom, accept
+from pyllama_spec.speculative.rejection import DrawnFrom
 from pyllama_spec.speculative.rollback import rollback_of
 from pyllama_spec.speculative.scheduler import Limits, Scheduler, draft_bound, drafter_bound
 from pyllama_spec.speculative.sequence import (
@@ -165,8 +166,8 @@ class Round:
         self.scheduler.begin(run)
         # It knows the pending token too, of a text that is being generated and not read again.
         is_whole = run.n_generated and not run.n_missing
-        n_told = len(state.tokens) if is_whole else state.n_decoded
-        self.drafter.catch_up(seq_id, state.tokens[:n_told])
+        n_known = len(state.tokens) if is_whole else state.n_decoded
+        self.drafter.catch_up(seq_id, state.tokens[:n_known])
 
     # ---- a round
 
@@ -465,7 +466,10 @@ class Round:
         sampler, target = run.sampler, self.target
         assert sampler is not None
         try:
-            accept(sampler, run.rejection, target, row, ids, drawn_from, tokens, run.observe)
+            if run.rejection is None or drawn_from is None:
+                sample_and_match(sampler, target, row, ids, tokens, run.observe)
+            else:
+                run.rejection.accept(target, row, ids, drawn_from, tokens, run.observe)
         except BaseException as error:  # noqa: BLE001 - of this sequence alone; its Step has it
             run.error = error
             return tokens, error
@@ -501,10 +505,10 @@ class Round:
         for span, gain in learnt:
             if span.tokens:
                 self._runs[span.seq].stats.count_span(span, gain, share_s)
-        controller = self.scheduler.controller
+        controller, has_failed = self.scheduler.controller, self.drafter.has_failed
         for span in spans:
-            # A failure of the drafter has said so already.
-            if self.drafter.failure(span.seq) is None:
+            # A failure of the drafter is recorded already.
+            if not has_failed or self.drafter.failure(span.seq) is None:
                 run = self._runs[span.seq]
                 reason = _NOT_WANTED if run.max_draft == 0 else controller.reason_off(span.seq)
                 is_asked = span.asked_of == "drafter" and not span.is_retry

@@ -343,7 +343,7 @@ class Scheduler:
         decided = [span for span in spans if span.decision is not None]
         learnt: list[tuple[Span, DraftGain]] = []
         if decided:
-            is_pure = not any(span.n_prompt for span in spans)
+            is_pure = len(decided) == len(spans) or not any(span.n_prompt for span in spans)
             spent = Spent(propose_s, verify_s, round_s - propose_s - verify_s, is_pure)
             gains = self.controller.learn(decided, spent) or repeat(NO_GAIN)
             learnt += zip(decided, gains, strict=False)

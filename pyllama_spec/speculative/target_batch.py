@@ -41,8 +41,9 @@ class TargetBatch:
         undo: list[tuple[int, int]] = []
         for span in spans:
             self._add(span, runs[span.seq])
-            for seq in range(span.seq + 1, span.seq + 1 + span.n_gap):
-                undo += self._fill(seq, span.n_rows + span.n_pad)
+            if span.n_gap:
+                for seq in range(span.seq + 1, span.seq + 1 + span.n_gap):
+                    undo += self._fill(seq, span.n_rows + span.n_pad)
         try:
             self._target.decode(batch)
             self._count(spans, runs)
@@ -58,7 +59,8 @@ class TargetBatch:
         counts.n_sequences += len(spans)
         for span in spans:
             n = runs[span.seq].state.n_decoded + (span.n_prompt or 1)
-            counts.max_tokens = max(counts.max_tokens, n)
+            if n > counts.max_tokens:
+                counts.max_tokens = n
 
     def rows(self, layers: tuple[int, ...], span: Span, n: int) -> Features:
         """The first n rows of a span for each of some layers; () for none."""
