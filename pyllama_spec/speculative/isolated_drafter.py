@@ -53,7 +53,7 @@ class DrafterSequence:
 class IsolatedDrafter:
     """Passes calls to a drafter, and disables it for a sequence in which it fails.
 
-    It fails if it raises, proposes what is no draft, or only ids outside of the vocabulary; behind
+    It fails if it raises, proposes what is no draft, or only ids outside of the vocabulary; after
     others these are cut off. After a failure nothing is asked of it for that sequence until its
     next prompt, where it starts from scratch.
     """

@@ -10,7 +10,7 @@ Round.step() is one round. In its order:
                               scheduler.set_lengths: how much of each draft is verified
     scheduler.decodes         which sequences share a decode of the target
     _decode                   one batch: prompts' parts, and [pending] + draft of each sequence
-    _commit                   behind each decode, for each sequence:
+    _commit                   after each decode, for each sequence:
       _accept                 sample_and_match(), the target's own choice at each row, or
                               RejectionSampling.accept(), for what a draft has drawn; then
                               rollback.undo removes the rejected tokens
@@ -42,7 +42,7 @@ from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.prefixes import HeldSequences
 from pyllama_spec.speculative.rejection import DrawnFrom
 from pyllama_spec.speculative.rollback import rollback_of
-from pyllama_spec.speculative.scheduler import Limits, Scheduler, draft_bound, drafter_bound
+from pyllama_spec.speculative.scheduler import Scheduler
 from pyllama_spec.speculative.sequence import (
     Adapters,
     SavedSequence,
@@ -101,14 +101,15 @@ class Round:
     ) -> None:
         _check_attachable(drafter, target)
         drafter.attach(target)  # before its numbers are read: it may learn some of the target
-        bound = draft_bound(drafter_bound(drafter), n_draft=n_draft)
         self.target = target
         self.drafter = IsolatedDrafter(drafter, target.model.info.n_vocab)
         self.rollback = rollback_of(target)
         self.sequences = HeldSequences(target, self.rollback, self.drafter, store_bytes)
-        limits = Limits.of(target, self.rollback, bound, max_rows, max_chunk, max_stepwise)
-        self.max_draft, self.max_draft_reason = limits.draft_bound
-        self.scheduler = Scheduler.of(limits, controller, target, drafter)
+        self.scheduler = Scheduler.of(
+            target, self.rollback, drafter, controller, n_draft=n_draft, max_rows=max_rows,
+            max_chunk=max_chunk, max_stepwise=max_stepwise,
+        )  # fmt: skip
+        self.max_draft, self.max_draft_reason = self.scheduler.limits.draft_bound
         self._batch = TargetBatch(target)
         self.decode_counts = self._batch.counts
         # The runs of the round that is being computed, by sequence.

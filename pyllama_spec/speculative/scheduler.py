@@ -255,9 +255,20 @@ class Scheduler:
 
     @classmethod
     def of(
-        cls, limits: Limits, controller: Controller | None, target: Context, drafter: Drafter
+        cls,
+        target: Context,
+        rollback: Rollback,
+        drafter: Drafter,
+        controller: Controller | None,
+        *,
+        n_draft: int | None,
+        max_rows: int | None,
+        max_chunk: int | None,
+        max_stepwise: int,
     ) -> Scheduler:
-        """The scheduler of a context, whose controller knows its limits."""
+        """The scheduler of a context, whose controller knows its limits; see Round."""
+        bound = draft_bound(drafter_bound(drafter), n_draft=n_draft)
+        limits = Limits.of(target, rollback, bound, max_rows, max_chunk, max_stepwise)
         is_paced = target.exact_rows > 1 and target.n_seq_max > 1 and not limits.mixes_prompts
         out = cls(limits, controller, PromptPace(limits.max_chunk) if is_paced else None)
         out.controller.attach(
