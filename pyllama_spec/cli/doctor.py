@@ -20,7 +20,7 @@ from pyllama_spec.drafters.registry import AUTO, MTP, make_drafter_for, open_bef
 from pyllama_spec.engine import Model, server_devices, set_rpc_timeout
 from pyllama_spec.engine.placement import in_words
 from pyllama_spec.llama.open_options import OpenOptions
-from pyllama_spec.speculative.draft_bound import drafter_bound
+from pyllama_spec.speculative.scheduler import drafter_bound
 from pyllama_spec.speculative.stats import plural
 from pyllama_spec.terminal import ProgressBar, fitted
 

@@ -325,7 +325,7 @@ class OpenModel(Closeable):
         with runtime.runner.exclusive():
             for sequence in runtime.runner.idle():
                 runtime.round.sequences.forget(sequence)
-            runtime.round.prefixes.clear()
+            runtime.round.sequences.clear()
 
     def save_state(self) -> LlamaState:
         """Saves the last request's text for load_state() of this or an equal Llama.
