@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from pyllama_spec.engine.checks import count, instance, real
 from pyllama_spec.engine.model import Progress
@@ -109,21 +109,3 @@ class DraftOptions:
         if self.max_draft is not None:
             return max(self.max_draft, 1)
         return adaptive if self.is_adaptive else own
-
-
-def draft_place(
-    n_gpu_layers: int,
-    draft_gpu_layers: int | None,
-    devices: Sequence[str] | None,
-    rpc_servers: Sequence[str] | None,
-) -> dict[str, Any]:
-    """The devices of a draft's layers, as keywords of DraftOptions.
-
-    A draft has the target's number on the GPU, and beside servers none: its step is short.
-    """
-    n = draft_gpu_layers
-    if n is None:
-        n = n_gpu_layers if rpc_servers is None else 0
-    if n == 0 and rpc_servers is not None:
-        return {"n_gpu_layers": 0}
-    return {"n_gpu_layers": n, "devices": devices, "rpc_servers": rpc_servers}

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from typing import Any, Concatenate, ParamSpec
 
 from pyllama_spec.drafters import Drafter, DraftOptions
-from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.engine import ContextParams, Model, default_n_threads
 from pyllama_spec.engine.checks import checked, integer, meant, one_of
 from pyllama_spec.engine.context_params import ATTENTION, POOLING, ROPE_SCALING
@@ -426,12 +425,16 @@ class OpenOptions:
 
     def draft_options(self, *, progress: Progress | None, is_adaptive: bool) -> DraftOptions:
         """The options of the drafter; see DraftOptions."""
-        place = draft_place(
-            self.n_gpu_layers, self.draft_gpu_layers, self.devices, self.rpc_servers
-        )
+        # As many layers on the GPU as the target, and beside servers none: its step is short.
+        n = self.draft_gpu_layers
+        if n is None:
+            n = 0 if self.rpc_servers is not None else self.n_gpu_layers
+        is_here = n == 0 and self.rpc_servers is not None
         return DraftOptions(
-            **self.arguments("draft"), progress=progress, is_adaptive=is_adaptive, **place
-        )
+            **self.arguments("draft"), progress=progress, is_adaptive=is_adaptive, n_gpu_layers=n,
+            devices=None if is_here else self.devices,
+            rpc_servers=None if is_here else self.rpc_servers,
+        )  # fmt: skip
 
 
 KEYWORDS = tuple(options_of(OpenOptions))
