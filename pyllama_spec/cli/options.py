@@ -32,7 +32,9 @@ def argument(read: Read) -> Read:
         try:
             return read(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
+            is_ours = isinstance(error, ArgumentError)
+            why = str(error) if is_ours else f"invalid value: {text!r:.80}"
+            raise argparse.ArgumentTypeError(why) from None
 
     return checked
 
