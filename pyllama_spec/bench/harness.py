@@ -17,9 +17,8 @@ from pyllama_spec.bench.sides import Side, open_sides
 from pyllama_spec.chat.prompt_file import Prompt
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.drafters import Drafter
-from pyllama_spec.drafters.automatic import check_before, wants_head
 from pyllama_spec.drafters.model_drafter import weight_bytes
-from pyllama_spec.drafters.registry import AUTO
+from pyllama_spec.drafters.registry import AUTO, check_before, wants_head
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ContextFullError, PyllamaSpecError
 from pyllama_spec.llama.loading import check_target, open_model

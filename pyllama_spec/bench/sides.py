@@ -17,8 +17,7 @@ from typing import Any
 
 from pyllama_spec.bench.config import BenchConfig
 from pyllama_spec.drafters import Drafter, NoDrafter
-from pyllama_spec.drafters.automatic import make_drafter_for
-from pyllama_spec.drafters.registry import MTP
+from pyllama_spec.drafters.registry import MTP, make_drafter_for
 from pyllama_spec.engine import ContextParams, Model
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.transfers import NO_TRANSFERS, Transfers

@@ -15,8 +15,7 @@ from pyllama_spec.cli.options import add_options, given, path_argument
 from pyllama_spec.cli.own_draft import HELP, own_draft
 from pyllama_spec.cli.wording import whole_number
 from pyllama_spec.drafters import Drafter, DraftOptions, needs_file
-from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants_head
-from pyllama_spec.drafters.registry import AUTO, MTP
+from pyllama_spec.drafters.registry import AUTO, MTP, make_drafter_for, open_before, wants_head
 from pyllama_spec.engine import Model, server_devices, set_rpc_timeout
 from pyllama_spec.engine.placement import in_words
 from pyllama_spec.llama.open_options import OpenOptions

@@ -16,8 +16,7 @@ import numpy as np
 from pyllama_spec.cli.options import path_argument
 from pyllama_spec.drafters.suffix import upkeep
 from pyllama_spec.drafters.suffix.memory import RememberedText, TokenOrigin
-from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
-from pyllama_spec.drafters.suffix.store_file import capacity_of
+from pyllama_spec.drafters.suffix.store import Store, capacity_of, vocabulary_digest
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError, escaped
 from pyllama_spec.terminal import ProgressBar, fitted
@@ -79,7 +78,7 @@ def _add_model(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
 
 def _add_size(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
-        "--max-size", type=float, default=None, metavar="MB", help=f"the size {what}"
+        "--max-size", type=float, default=None, metavar="MB", help=f"the size in memory {what}"
     )
 
 

@@ -12,8 +12,13 @@ from time import perf_counter
 
 from pyllama_spec.chat.template import check_form
 from pyllama_spec.drafters import Drafter
-from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants_head
-from pyllama_spec.drafters.registry import check_draft, is_draft
+from pyllama_spec.drafters.registry import (
+    check_draft,
+    is_draft,
+    make_drafter_for,
+    open_before,
+    wants_head,
+)
 from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.closeable import closed_on_failure

@@ -22,6 +22,7 @@ Bias = tuple[int | str, float | bool]
 _MANY = Meta(max_length=10_000)
 Biases = Annotated[dict[str, float], _MANY] | Annotated[list[Bias], _MANY]
 Name = Annotated[str, Meta(max_length=256)]
+Texts = Annotated[list[str], Meta(max_length=64)]
 # One prompt, as text or ids, or a list of them.
 Prompt = str | list[str | int | list[int]]
 
@@ -98,6 +99,9 @@ class Sampling(Struct, kw_only=True):
     model: Name | None = None
     max_tokens: int | None = None
     n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | Texts | None = None
     return_token_ids: bool | None = None
     logit_bias: Biases | None = None
     grammar: str | None = None
@@ -127,6 +131,8 @@ class ChatRequest(Sampling, kw_only=True):
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    continue_final_message: bool | str | None = None
+    thinking_token_budget: int | None = None
     reasoning_effort: str | None = None
     reasoning_format: str | None = None
     chat_template_kwargs: Json | None = None
