@@ -28,6 +28,7 @@ from pyllama_spec.drafters import (
 )
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.gguf.reader import read_keys
+from pyllama_spec.llama.open_options import OpenOptions
 from tests.faces.tools import GREEDY, open_tiny
 from tests.models import model_path, perm_continuation, perm_next
 from tests.models.keys import write_keys
