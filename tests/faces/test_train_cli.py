@@ -129,7 +129,8 @@ def test_every_option_reaches_the_run(
         seen.append(config)
         raise ArgumentError("enough")
 
-    monkeypatch.setattr(cli_train, f"train_{kind}", stop)
+    known_kind = cli_train._KINDS[kind]
+    monkeypatch.setitem(cli_train._KINDS, kind, known_kind._replace(train=stop))
     shared = (
         "--train-output --tokens 9 --prompts p.jsonl --n-ctx 99 --parallel 3 --greedy-share 0.5 "
         "--temperature 0.7 --seed 4 --target-layers 1,2 --n-head 8 --n-head-kv 2 --n-ff 88 "
