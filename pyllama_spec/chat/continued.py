@@ -12,10 +12,12 @@ from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
 # One of them, which no message has, stands where the message ends. They are for private use.
 _MARKS = ("\U0010abce", "\U0010abcf", "\U0010abd0")
 
-_NOT_SHOWN = (
-    "continue_final_message={name!r}: the chat template does not show that of a last message; go "
-    "on with its content, or leave tools and reasoning_format out"
-)
+
+def _not_shown(name: str) -> UnsupportedError:
+    return UnsupportedError(
+        "is not shown by the chat template in a last message", param="continue_final_message",
+        value=name, remedy="continue its content, or leave `tools` and `reasoning_format` out",
+    )  # fmt: skip
 
 
 def field_to_continue(messages: Sequence[Message], which: bool | str) -> str:
@@ -23,12 +25,13 @@ def field_to_continue(messages: Sequence[Message], which: bool | str) -> str:
     last = check_messages(messages)[-1]
     if last["role"] != "assistant":
         raise ArgumentError(
-            f"continue_final_message continues an assistant's message, but the last one has the "
-            f'role {shown(last["role"])}; append {{"role": "assistant", "content": ...}}'
-        )
+            "continue_final_message", expected="the role assistant in the last message",
+            problem=f"continues a message with the role {shown(last['role'])}",
+        )  # fmt: skip
     if last.get("tool_calls") or last.get("function_call"):
         raise ArgumentError(
-            "continue_final_message continues a text, but the last message is a tool call"
+            "continue_final_message",
+            problem="continues a text, and the last message is a tool call",
         )
     if which is True:
         thinks = bool(last.get("reasoning_content")) and not last["content"]
@@ -36,9 +39,9 @@ def field_to_continue(messages: Sequence[Message], which: bool | str) -> str:
     name = str(which)
     if not isinstance(last.get(name), str):
         raise ArgumentError(
-            f"continue_final_message={name!r}: the last message has {shown(last.get(name))} there; "
-            "give it a text"
-        )
+            "continue_final_message", name, "a text there",
+            problem=f"is {shown(last.get(name))} in the last message",
+        )  # fmt: skip
     return name
 
 
@@ -68,7 +71,7 @@ def render_continued(
         if at >= 0:
             return rendered.cut(at, len(mark))
     if name != "content":
-        raise UnsupportedError(_NOT_SHOWN.format(name=name))
+        raise _not_shown(name)
     variables["add_generation_prompt"] = True
     return template.render(before, tools=tools, **variables).followed_by(last[name])
 
@@ -77,4 +80,4 @@ def check_continued(prompt: str, messages: Sequence[Message], name: str) -> None
     """Checks a chat that the engine has rendered up to the last message's end."""
     text = str(check_messages(messages)[-1][name])
     if not prompt.endswith(text) and not prompt.rstrip().endswith(text.strip()):
-        raise UnsupportedError(_NOT_SHOWN.format(name=name))
+        raise _not_shown(name)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
+from pyllama_spec.errors import ArgumentError, UnsupportedError
 
 T = TypeVar("T")
 
@@ -14,25 +14,23 @@ T = TypeVar("T")
 def check_messages(messages: object) -> list[dict[str, Any]]:
     """Checks messages, and makes the content of each one text. A key that is None is absent."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        raise ArgumentError(
-            f"messages must be a list of dicts with role and content, not {shown(messages)}"
-        )
+        raise ArgumentError("messages", messages, "a list of objects with role and content")
     if not messages:
-        raise ArgumentError("messages is empty: give at least one message")
+        raise ArgumentError("messages", messages, "at least one message")
     out: list[dict[str, Any]] = []
     for i, message in enumerate(map(present, messages)):
         if not isinstance(message, Mapping):
-            raise ArgumentError(f"messages[{i}] is not a dict: {shown(message)}")
+            raise ArgumentError(f"messages[{i}]", message, dict)
         role = message.get("role")
         if not isinstance(role, str) or not role:
-            raise ArgumentError(
-                f"messages[{i}] has role {shown(role)}; expected a word such as 'user'"
-            )
+            raise ArgumentError(f"messages[{i}].role", role, "a word such as 'user'")
         content = _text(message.get("content"), i)
         if content is None and not message.get("tool_calls"):
             # Of an empty answer, or of one with a call in OpenAI's older form.
             if role != "assistant":
-                raise ArgumentError(f"messages[{i}] has no content; give a str")
+                raise ArgumentError(
+                    f"messages[{i}]", problem="has no content", remedy="give a text"
+                )
             content = ""
         checked = {**message, "content": content}
         calls = checked.get("tool_calls")
@@ -97,19 +95,18 @@ def _text(content: object, i: int) -> str | None:
         return content
     if isinstance(content, (bytes, Mapping)) or not isinstance(content, Sequence):
         raise ArgumentError(
-            f"messages[{i}] has content of type {type(content).__name__}; expected a str or a "
-            'list of {"type": "text", "text": ...}'
+            f"messages[{i}].content", content, 'a text, or a list of {"type": "text", "text": ...}'
         )
     texts: list[str] = []
     for part in content:
         if not isinstance(part, Mapping) or "type" not in part:
-            raise ArgumentError(f"messages[{i}] has a part without a type: {shown(part)}")
+            raise ArgumentError(f"messages[{i}].content", part, "a part with a type")
         if part["type"] not in ("text", "refusal"):
             raise UnsupportedError(
-                f"messages[{i}] has a part of type {shown(part['type'])}; only text is supported"
+                param=f"messages[{i}].content", value=part["type"], expected="text alone"
             )
         text = part.get(part["type"])
         if not isinstance(text, str):
-            raise ArgumentError(f"messages[{i}] has a text part without text: {shown(part)}")
+            raise ArgumentError(f"messages[{i}].content", part, "a text in each part")
         texts.append(text)
     return "".join(texts)

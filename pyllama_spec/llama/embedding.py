@@ -115,7 +115,7 @@ class Embedder:
                 text = text[: self.n_batch]
             self._check_length(len(text))
             tokens = [int(token) for token in text]
-            self._vocab.check_ids(tokens, "a text to embed")
+            self._vocab.check_ids(tokens, "input")
         else:
             raise ArgumentError(f"embed takes texts, or lists of token ids, not {shown(text)}")
         if not tokens:

@@ -8,18 +8,17 @@ from typing import Any
 
 import msgspec
 
+from pyllama_spec.options import options_of
+from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.schema.grammar import literal
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.door import MAX_VALUES, too_many_values
 from pyllama_spec.server.settings import ServerSettings
 from pyllama_spec.server.shapes import Bias, ChatRequest, Json, Sampling, Speculation
 
-# Fields of a body that RequestOptions names differently.
-_RENAMED = {
-    "repetition_penalty": "repeat_penalty",
-    "repeat_last_n": "penalty_last_n",
-    "mirostat": "mirostat_mode",
-    "timeout": "timeout_s",
+# The options by their names in a body.
+_OPTIONS = {
+    name: one.name for one in options_of(RequestOptions).values() for name in one.body_names
 }
 # vLLM's names of constraints: within structured_outputs, and on their own.
 _GUIDED = {name: f"guided_{name}" for name in ("json", "regex", "choice", "grammar")}
@@ -49,7 +48,7 @@ def keywords_of(
             keywords.pop("reasoning_format", None)
     for field, value in fields.items():
         if value is not None and field not in _APART:
-            keywords[_RENAMED.get(field, field)] = value
+            keywords[_OPTIONS.get(field, field)] = value
     if fields.get("top_logprobs") and not keywords.get("logprobs"):
         raise ApiError(
             400, 'top_logprobs needs "logprobs": true', "invalid_value", "top_logprobs"
