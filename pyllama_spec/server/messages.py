@@ -221,7 +221,7 @@ def _output(config: Json, thoughts: Thoughts) -> Json:
         schema = {"name": "answer", "schema": form.schema, "strict": True}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     effort = config.get("effort")
-    if effort is not None and effort not in _EFFORTS:
+    if effort is not None and (not isinstance(effort, str) or effort not in _EFFORTS):
         raise ArgumentError("output_config.effort", effort, f"one of {', '.join(_EFFORTS)}")
     if effort is not None and thoughts.take_effort:
         chat["reasoning_effort"] = _EFFORTS[effort]

@@ -109,7 +109,7 @@ def offered_tools(body: ResponsesRequest) -> list[Json]:
     choice, allowed = body.tool_choice, None
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         tools = part_of(choice, "tool_choice", _CHOICES).tools or ()
-        allowed = {tool.get("name") for tool in tools if _is_function(tool)}
+        allowed = [tool.get("name") for tool in tools if _is_function(tool)]
     offered = []
     for i, given in enumerate(body.tools or ()):
         if _is_function(given):
