@@ -29,9 +29,8 @@ from pyllama_spec.errors import (
 )
 from pyllama_spec.llama.cost_cache import CostCache
 from pyllama_spec.llama.open_options import OpenOptions
-from pyllama_spec.requests.generation import Runtime
 from pyllama_spec.requests.options import check_seed
-from pyllama_spec.requests.runner import Runner
+from pyllama_spec.requests.runner import Runner, Runtime
 from pyllama_spec.speculative import Controller, Round, make_controller
 from pyllama_spec.speculative.draft_bound import draft_bound, drafter_bound
 from pyllama_spec.speculative.prefixes import PrefixStore

@@ -26,9 +26,11 @@ from pyllama_spec.errors import (
     UnsupportedError,
     shown,
 )
-from pyllama_spec.requests.generation import Generation, Runtime
 from pyllama_spec.requests.logprobs import TokenLogprob, token_logprob
 from pyllama_spec.requests.options import RequestOptions, check_seed
+from pyllama_spec.requests.run import Request, Run
+from pyllama_spec.requests.runner import Runtime
+from pyllama_spec.requests.stream import Generation, PieceShape, Stream
 from pyllama_spec.speculative import Adapters, SavedSequence, SequenceRun, SequenceState
 
 Logits = npt.NDArray[np.float32]
@@ -259,10 +261,10 @@ class OpenModel(Closeable):
             )
         seed = self.seeds.draw() if request.seed is None else None
         self.n_back = None
-        return Generation(
-            self.runtime, tokens, request, seed=seed, last_n=last_n, by_token=by_token,
-            adapters=self.adapters,
-        )  # fmt: skip
+        asked = Request(tuple(tokens), request, seed, last_n, by_token, self.adapters)
+        runtime = self.runtime
+        run = Run(runtime.model, runtime.context, asked, runtime.acceptance)
+        return Stream(runtime.runner, [run], PieceShape())
 
     def latest(self) -> SequenceState:
         """The sequence of the last text."""

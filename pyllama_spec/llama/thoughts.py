@@ -7,15 +7,15 @@ the engine reads them out of it; a template that marks no thoughts has none to b
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.engine import ChatParser, Model, Vocab
 from pyllama_spec.engine.chat import ends_in_thought
 from pyllama_spec.engine.checks import one_of
 from pyllama_spec.errors import ArgumentError, UnsupportedError
-from pyllama_spec.llama.overridable import Overridable
 from pyllama_spec.requests.options import EFFORTS, OF_CHATS, RequestOptions
 
 # Tokens of thought for an effort that a template does not read. LiteLLM's defaults.
@@ -34,7 +34,7 @@ class ThoughtTags:
         self._known: dict[str, tuple[str, ...] | str] = {}
 
     def of_text(
-        self, llm: Overridable, tokens: Sequence[int], request: RequestOptions
+        self, template: Callable[[], ChatTemplate], tokens: Sequence[int], request: RequestOptions
     ) -> RequestOptions:
         """The options of a text, with the tags for a budget."""
         for name in OF_CHATS:
@@ -45,13 +45,13 @@ class ThoughtTags:
                 )
         if request.thinking_token_budget is None or request.thought_close:
             return request
-        tags = self.of_template(llm.template.source)
+        tags = self.of_template(template().source)
         text = self._model.vocab.detokenize(tokens, special=True).decode(errors="replace")
         return self._bounded(request, tags, text, own_grammar=True)
 
     def of_chat(
         self,
-        llm: Overridable,
+        template: ChatTemplate,
         request: RequestOptions,
         unread: str | None,
         *,
@@ -61,7 +61,7 @@ class ThoughtTags:
         """The options of a chat, with the tags for a budget."""
         if unread is None and request.thinking_token_budget is None:
             return request
-        tags = self.of_template(llm.template.source)
+        tags = self.of_template(template.source)
         if unread is not None and not tags:
             if unread == "none":
                 return replace(request, response_format=None, thinking_token_budget=None)

@@ -453,7 +453,7 @@ def test_a_stream_that_is_dropped_before_its_first_read(n_parallel: int, way: st
             else:
                 handle = asyncio.run(llm.acreate_completion([*PROMPT, i], **options))
             assert gate.entered.wait(60)
-            ticket = handle._generation._ticket
+            ticket = handle._runs[0]
             del handle
             gate.opened.set()
             until(lambda t=ticket: t.is_over)  # type: ignore[misc]

@@ -1,13 +1,14 @@
-"""Regular expressions and Lark grammars by llguidance; needs the extra [llguidance].
+"""Samplers of requests: with a guide, with logits processors; and what observes their rows.
 
-Only committed tokens reach a matcher, so that nothing has to be undone when a draft
-is rejected: the sampler draws at each row of a verify batch, and the matcher advances over the
-drawn token. A mask of the vocabulary is computed only where the first choice is forbidden.
+Regular expressions and Lark grammars are followed by llguidance, of the extra [llguidance]. Only
+committed tokens reach its matcher, so that nothing has to be undone when a draft is rejected: the
+sampler draws at each row of a verify batch, and the matcher advances over the drawn token. A mask
+of the vocabulary is computed only where the first choice is forbidden.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,9 +17,13 @@ import numpy.typing as npt
 
 from pyllama_spec.constraints import Guide
 from pyllama_spec.engine import Context, Model, Sampler, Vocab
-from pyllama_spec.errors import ArgumentError, EngineError, UnsupportedError
+from pyllama_spec.engine.closeable import closed_on_failure
+from pyllama_spec.errors import ArgumentError, EngineError, UnsupportedError, shown
+from pyllama_spec.requests.logprobs import TokenLogprob, token_logprob
+from pyllama_spec.requests.options import LogitsProcessor, RequestOptions
 from pyllama_spec.speculative import StepSampler
 
+Ids = npt.NDArray[np.int32]
 # The prefix of a control token's name in the bytes that llguidance gets.
 _CONTROL_MARK = b"\xff"
 _TOKENIZERS: WeakKeyDictionary[Model, Any] = WeakKeyDictionary()
@@ -142,3 +147,105 @@ def _one_line(why: str) -> str:
 def _malformed(guide: Guide, why: str) -> ArgumentError:
     what = {"regex": "regular expression", "lark": "Lark grammar", "json_schema": "JSON schema"}
     return ArgumentError(f"the {what[guide.kind]} cannot be used: {_one_line(why)}")
+
+
+def guided_sampler(model: Model, sampler: Sampler, guide: Guide | None) -> GuidedSampler | None:
+    """A sampler constrained by a guide, if the request has one; closes the other if it fails."""
+    if guide is None:
+        return None
+    with closed_on_failure(sampler):
+        return GuidedSampler(model, sampler, guide)
+
+
+class _History:
+    """The ids so far as an array for user functions; appending costs constant time."""
+
+    def __init__(self, prompt: Sequence[int], capacity: int) -> None:
+        self._ids = np.empty(max(capacity, len(prompt)) + 1, dtype=np.int32)
+        self._ids[: len(prompt)] = prompt
+        self._n = len(prompt)
+
+    def append(self, token: int) -> None:
+        self._ids[self._n] = token
+        self._n += 1
+
+    def view(self) -> Ids:
+        """shape: [n] int32, read-only; later tokens do not change it."""
+        ids = self._ids[: self._n]
+        ids.flags.writeable = False
+        return ids
+
+
+def _called(function: Callable[..., Any], kind: str, ids: Ids, logits: Any) -> Any:
+    """Calls a user function; returns its result."""
+    try:
+        return function(ids, logits)
+    except (StopIteration, GeneratorExit) as error:
+        raise ArgumentError(f"the {kind} {function!r} raised {type(error).__name__}") from error
+
+
+class Observer:
+    """Records committed tokens with their rows, for log-probabilities and stopping criteria."""
+
+    def __init__(
+        self, context: Context, options: RequestOptions, prompt: Sequence[int], max_tokens: int
+    ) -> None:
+        self._context = context
+        self._n_top = options.logprobs
+        self._criteria = options.criteria
+        self.history = _History(prompt, len(prompt) + max_tokens)
+        self.logprobs: list[TokenLogprob] = []
+        self._n_tokens = 0
+        # How many tokens there were when a stopping criterion said stop.
+        self.n_stop: int | None = None
+
+    def __call__(self, row: int, token: int) -> None:
+        """Records a committed token, whose row of the last batch this is."""
+        if self._n_top is not None:
+            logits = self._context.logits(row)
+            self.logprobs.append(token_logprob(logits, token, self._n_top))
+        if self._criteria and self.n_stop is None:
+            ids, logits = self.history.view(), np.array(self._context.logits(row))
+            if any(_called(stop, "stopping criterion", ids, logits) for stop in self._criteria):
+                self.n_stop = self._n_tokens
+        self._n_tokens += 1
+        self.history.append(token)
+
+
+class ProcessedSampler(StepSampler):
+    """A sampler with logits processors, which see each position once, after committed tokens."""
+
+    def __init__(
+        self,
+        sampler: Sampler | GuidedSampler,
+        processors: Sequence[LogitsProcessor],
+        history: _History,
+    ) -> None:
+        self._sampler = sampler
+        self._processors = processors
+        self._history = history
+
+    def sample(self, context: Context, i: int) -> int:
+        """See TokenSampler.sample."""
+        scores = np.array(context.logits(i))
+        shape = scores.shape
+        for processor in self._processors:
+            returned = _called(processor, "logits processor", self._history.view(), scores)
+            try:
+                scores = np.asarray(returned, dtype=np.float32)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise ArgumentError(
+                    f"the logits processor {processor!r} returned no scores: {error}"
+                ) from None
+            if returned is None or scores.shape != shape:
+                raise ArgumentError(
+                    f"the logits processor {processor!r} returned {shown(returned)}; return the "
+                    f"scores, an array of shape {shape}"
+                )
+        if np.isnan(scores).any() or not np.isfinite(scores).any():
+            raise ArgumentError("the logits processors left no token, or a NaN, in the scores")
+        return self._sampler.sample_row(scores)
+
+    def accept(self, token: int, *, generated: bool = True) -> None:
+        """See TokenSampler.accept."""
+        self._sampler.accept(token, generated=generated)
