@@ -89,10 +89,9 @@ def _n_ctx(config: BenchConfig, prompts: Sequence[Prompt], ids: Sequence[Sequenc
         return -(-need // _N_CTX_STEP) * _N_CTX_STEP
     if need > config.n_ctx:
         raise ContextFullError(
-            f"prompt {prompts[longest].id!r} has {len(ids[longest])} tokens and asks for "
-            f"{config.n_tokens} more, but n_ctx={config.n_ctx} holds fewer; give n_ctx={need}, "
-            "or omit it"
-        )
+            f": prompt {prompts[longest].id!r} asks for {config.n_tokens} of them", n_tokens=need,
+            n_ctx=config.n_ctx, setup=f"give `n_ctx={need}`, or omit it",
+        )  # fmt: skip
     return config.n_ctx
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyllama_spec.engine import Vocab
 from pyllama_spec.engine.checks import count
-from pyllama_spec.errors import ArgumentError, UnsupportedError, prompt_too_long, shown
+from pyllama_spec.errors import ArgumentError, ContextFullError, UnsupportedError, shown
 
 # Characters of a text whose tokens take a moment.
 LONG_TEXT = 1 << 16
@@ -21,14 +21,14 @@ def check_fits(vocab: Vocab, text: object, n_ctx: int) -> None:
     """
     if not isinstance(text, (str, bytes)):
         if isinstance(text, Sequence) and len(text) >= max(n_ctx, LONG_TEXT):
-            raise prompt_too_long(len(text), n_ctx)
+            raise ContextFullError.of_prompt(len(text), n_ctx)
         return
     if len(text) < LONG_TEXT:
         return
     # One more: the prefix may merge with one of its tokens.
     n = vocab.fewest_tokens(text) - 1
     if n >= n_ctx:
-        raise prompt_too_long(n, n_ctx, at_least(n))
+        raise ContextFullError.of_prompt(n, n_ctx, at_least(n))
 
 
 def at_least(n: int) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pyllama_spec.engine.checks import meant
-from pyllama_spec.errors import FEWER_BITS
 from pyllama_spec.terminal import dim, fitted
 
 
@@ -106,8 +105,6 @@ def with_options(message: str, args: argparse.Namespace) -> str:
     if getattr(args, "names_keys", False):
         return message
     options: dict[str, str] = getattr(args, "options", {})
-    in_file = f", or {FEWER_BITS} in a file of --config" if "config" in options else ""
-    message = message.replace(f", or {FEWER_BITS}", in_file)
 
     def with_value(match: re.Match[str]) -> str:
         known = options.get(match[1])

@@ -97,7 +97,7 @@ class DrafterWrapper(Drafter):
     draws_tokens: bool = _of_the_inner()
 
     def __init__(self, drafter: Drafter) -> None:
-        instance(drafter, Drafter, "drafter", "; open_draft(path) gives that of a file")
+        instance(drafter, Drafter, "drafter", "open_draft(path) gives that of a file")
         self.drafter = drafter
 
     @property

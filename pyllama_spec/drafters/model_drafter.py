@@ -33,7 +33,6 @@ from pyllama_spec.errors import (
     OutOfMemoryError,
     PyllamaSpecError,
     RemoteError,
-    no_room,
 )
 from pyllama_spec.gguf.sizes import (
     MainType,
@@ -120,7 +119,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self._draft_ids: DraftIds | None = None
         self._told_choice = ""
         if model is not None or not self.can_be_target:
-            instance(model, (Model, str, os.PathLike), "model", "; give a Model or a path")
+            instance(model, (Model, str, os.PathLike), "model", "give a Model or a path")
         self._owns_model = not isinstance(model, (Model, type(None)))
         self._model = model if isinstance(model, Model) else None
         if self._owns_model:
@@ -237,7 +236,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         except OutOfMemoryError as error:
             what = f"{self.model.path.name}: the memory of the draft for {n} x {n_window} tokens"
             smaller = ["draft_n_ctx", "n_ctx"] + ["n_parallel"] * (n > 1)
-            raise no_room(str(error), what, smaller) from None
+            raise error.of(what, smaller) from None
 
     def choose_among_part(self, context: Context, target: Context, step: Step) -> None:
         """Limits the draft's choice to a part of the vocabulary, if asked for or cheaper."""

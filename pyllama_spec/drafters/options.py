@@ -77,7 +77,7 @@ class DraftOptions:
         if self.lookup is not None:
             count(self.lookup, "lookup")
         if self.memory is not None:
-            instance(self.memory, (str, os.PathLike), "draft_memory", "; give the path of a file")
+            instance(self.memory, (str, os.PathLike), "draft_memory", "give the path of a file")
             if not os.fspath(self.memory):
                 raise ArgumentError('draft_memory="" is not a file name; give None for no store')
             if self.lookup == 0:

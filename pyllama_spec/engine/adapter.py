@@ -38,7 +38,7 @@ class Adapter(Closeable):
     """
 
     def __init__(self, model: Model, path: str | os.PathLike[str]) -> None:
-        instance(model, Model, "model", "; load one with Model(path)")
+        instance(model, Model, "model", "load one with Model(path)")
         if not isinstance(path, (str, os.PathLike)):
             raise ArgumentError(f"an adapter's path must be a str or a path, not {shown(path)}")
         self.path = Path(path)

@@ -108,9 +108,9 @@ class Context(Closeable):
         target: Context | None = None,
         **overrides: Any,
     ) -> None:
-        instance(model, Model, "model", "; load one with Model(path)")
+        instance(model, Model, "model", "load one with Model(path)")
         instance(params, (ContextParams, type(None)), "params")
-        instance(target, (Context, type(None)), "target", "; give the context of the target")
+        instance(target, (Context, type(None)), "target", "give the context of the target")
         try:
             params = replace(params or ContextParams(), **overrides)
         except TypeError as error:
@@ -241,9 +241,9 @@ class Context(Closeable):
         instance(batch, Batch, "batch")
         if batch.max_pos >= self.n_ctx_seq and not self.params.is_window:
             raise ContextFullError(
-                f"position {batch.max_pos} does not fit a context of {self.n_ctx_seq} tokens; "
-                "shorten the text or open the context with a larger n_ctx"
-            )
+                n_tokens=batch.max_pos + 1, n_ctx=self.n_ctx_seq, remedy="shorten the text",
+                setup="open the context with a larger `n_ctx`",
+            )  # fmt: skip
         handle = self._handle.pointer
         if batch.n_tokens != self._n_last:
             self._layer_views.clear()  # the buffer may be too small for this one
@@ -306,7 +306,7 @@ class Context(Closeable):
             ArgumentError: an adapter was loaded for another model, or a scale is not a number.
         """
         for adapter, _ in adapters:
-            instance(adapter, Adapter, "an adapter", "; load one with Adapter(model, path)")
+            instance(adapter, Adapter, "adapter", "load one with Adapter(model, path)")
         handles = [adapter.handle for adapter, _ in adapters]
         scales = ffi.new("float[]", [real(scale, "the scale") for _, scale in adapters] or [0.0])
         raw = ffi.new("llama_spec_adapter *[]", handles or [ffi.NULL])

@@ -307,7 +307,7 @@ class Model(Closeable):
 
     def check_draft_of(self, target: Model) -> None:
         """Raises unless this is a draft that was made for the target. Makes no context."""
-        instance(target, Model, "target", "; load one with Model(path)")
+        instance(target, Model, "target", "load one with Model(path)")
         code = lib.llama_spec_model_check_draft(self.handle, target.handle)
         check(code, f"{self.path.name} cannot draft for {target.path.name}")
 

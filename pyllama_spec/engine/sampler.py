@@ -294,7 +294,7 @@ class Sampler:
     """
 
     def __init__(self, model: Model, params: SamplerParams | None = None) -> None:
-        instance(model, Model, "model", "; load one with Model(path)")
+        instance(model, Model, "model", "load one with Model(path)")
         instance(params, (SamplerParams, type(None)), "params")
         self.model, self.params = model, params or SamplerParams()
         self.seed = _any_seed() if self.params.seed is None else self.params.seed

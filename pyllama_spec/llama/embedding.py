@@ -23,7 +23,6 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
     RemoteError,
     UnsupportedError,
-    no_room,
     shown,
     warn,
 )
@@ -115,7 +114,7 @@ class Embeddings:
             )  # fmt: skip
         except OutOfMemoryError as error:
             what = f"{model.path.name}: the KV cache of embeddings for {n_ctx} tokens"
-            raise no_room(str(error), what, ["n_ctx"]) from None
+            raise error.of(what, ["n_ctx"]) from None
 
     @property
     def failure(self) -> PyllamaSpecError | None:
@@ -245,9 +244,10 @@ class Embeddings:
 def _check_length(n: int, n_max: int, how: str = "") -> None:
     if n > n_max:
         raise ContextFullError(
-            f"a text has {n} tokens, more than the {n_max} that n_ctx and n_batch have room for"
-            f"{how}; choose larger ones, or truncate=True"
-        )
+            how, n_tokens=n, n_ctx=n_max, param="input",
+            remedy="shorten the text or give `truncate=True`",
+            setup="choose a larger `n_ctx` and `n_batch`",
+        )  # fmt: skip
 
 
 def is_ids(text: object) -> TypeGuard[Sequence[int]]:
@@ -300,9 +300,9 @@ class Pairs:
             tokens = self._pair(query, cut)
         if len(tokens) > most:
             raise ContextFullError(
-                f"the query of rank() has {len(tokens)} tokens with its surrounding tokens, more "
-                f"than the {most} that n_ctx and n_batch have room for; shorten it"
-            )
+                " by the query of rank()", n_tokens=len(tokens), n_ctx=most, param="query",
+                remedy="shorten it", setup="choose a larger `n_ctx` and `n_batch`",
+            )  # fmt: skip
         return tokens
 
     def _pair(self, query: str, document: str) -> list[int]:

@@ -37,8 +37,6 @@ from pyllama_spec.errors import (
     ForkedError,
     PyllamaSpecError,
     UnsupportedError,
-    same_kind,
-    too_long,
 )
 from pyllama_spec.llama.caches import (
     BaseLlamaCache,
@@ -759,7 +757,7 @@ class Llama(Closeable):
             except PyllamaSpecError as error:  # noqa: PERF203 - the message needs the number
                 if not is_list:
                     raise
-                raise type(error)(f"prompt {i} of the list: {error}") from None
+                raise _of_prompt(i, error) from None
         if is_list:  # before any is computed
             _check_lengths([run.request.prompt for run in runs[:: request.n]], self.n_ctx())
         shape = ResponseShape("cmpl", answering_model(self.model_path, model))
@@ -1184,9 +1182,9 @@ class Llama(Closeable):
             prompt = [*held, *islice(tokens, self.n_ctx() + 1)]
             if len(prompt) > self.n_ctx():
                 raise ContextFullError(
-                    f"{len(held) + len(tokens)} tokens do not fit the context of {self.n_ctx()}; "
-                    "reset() begins a new text, and a larger n_ctx has room for longer ones"
-                )
+                    n_tokens=len(held) + len(tokens), n_ctx=self.n_ctx(),
+                    remedy="begin a new text with reset()", setup="choose a larger `n_ctx`",
+                )  # fmt: skip
             self._table()
             table.begin(prompt, opened.adapters)
             if self._logits_all:
@@ -1379,13 +1377,26 @@ _OWN_ATTRIBUTES = frozenset((
 ))  # fmt: skip
 
 
+def _of_prompt(i: int, error: PyllamaSpecError) -> PyllamaSpecError:
+    """An error of one prompt of a list."""
+    if isinstance(error, ArgumentError) and error.param == "prompt":
+        return error.copied(param=f"prompt[{i}]")
+    return error.copied(
+        param=f"prompt[{i}]",
+        problem=f"prompt {i} of the list: {error}",
+        expected="",
+        remedy="",
+        setup="",
+    )
+
+
 def _check_lengths(prompts: Sequence[Sequence[int]], n_ctx: int) -> None:
     for i, prompt in enumerate(prompts):
         if len(prompt) >= n_ctx:
             raise ContextFullError(
-                f"{too_long(len(prompt), n_ctx)} of a request; shorten prompt {i} of the list or "
-                "choose a larger n_ctx"
-            )
+                " of a request", n_tokens=len(prompt), n_ctx=n_ctx, param=f"prompt[{i}]",
+                remedy=f"shorten prompt {i} of the list", setup="choose a larger `n_ctx`",
+            )  # fmt: skip
 
 
 def _log_line(record: GenerationRecord) -> str:
@@ -1493,11 +1504,11 @@ class _Reopening:
                 close()
                 cause = error if isinstance(error, PyllamaSpecError) else before
                 if cause is not None:
-                    llm._opened.model.refusal = same_kind(
-                        cause,
-                        "the model is not usable, since reopen() failed; call it again. "
+                    llm._opened.model.refusal = cause.copied(
+                        param="", expected="", remedy="call it again", setup="",
+                        problem="the model is not usable, since reopen() failed: "
                         f"{str(error) or type(error).__name__}",
-                    )
+                    )  # fmt: skip
                 if self._n_closes != n_closes:
                     llm._opened.model.refusal = None
                 raise

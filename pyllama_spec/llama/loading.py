@@ -21,11 +21,9 @@ from pyllama_spec.engine.exactness import FEW_ROWS
 from pyllama_spec.engine.model import Progress, check_arguments
 from pyllama_spec.engine.rpc import set_rpc_timeout
 from pyllama_spec.errors import (
-    FEWER_BITS,
     ArgumentError,
     OutOfMemoryError,
     UnsupportedError,
-    no_room,
 )
 from pyllama_spec.llama.cost_cache import CostCache
 from pyllama_spec.llama.open_options import OpenOptions
@@ -193,8 +191,8 @@ def open_runtime(
         try:
             on_close = _learn_costs(round_, controller, drafter)
         except OutOfMemoryError as error:  # the first decodes
-            sizes = ", ".join([*smaller, "n_batch"])
-            raise OutOfMemoryError(f"{error}; choose a smaller {sizes} or n_ubatch") from None
+            sizes = [*smaller, "n_batch", "n_ubatch"]
+            raise error.of(model.path.name, sizes) from None
         runner = Runner(round_, max_waiting, attach_s=perf_counter() - begin)
         return Runtime(model, context, round_, runner, on_close, acceptance)
 
@@ -224,9 +222,9 @@ def _open_context(model: Model, params: ContextParams, smaller: Sequence[str]) -
         requests = f"{n_ctx} tokens" if n == 1 else f"{n} requests with {n_ctx} tokens each"
         has_state = info.has_recurrent_state
         memory = "the memory of past tokens for" if has_state else "the KV cache for"
-        types = "" if info.is_recurrent else f", or {FEWER_BITS}"
+        types = "" if info.is_recurrent else ", or `type_k` and `type_v` of fewer bits"
         what = f"{model.path.name}: {memory} {requests}"
-        raise no_room(str(error), what, smaller, types) from None
+        raise error.of(what, smaller, types) from None
 
 
 def _learn_costs(

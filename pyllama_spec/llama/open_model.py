@@ -174,7 +174,7 @@ class OpenModel(Closeable):
         """Sets the adapters within the block, for this thread or task alone."""
         pairs = _pairs(adapters)
         for adapter, scale in pairs:
-            instance(adapter, Adapter, "an adapter", "; load one with Adapter(llm.model, path)")
+            instance(adapter, Adapter, "adapter", "load one with Adapter(llm.model, path)")
             real(scale, "the scale")
         before = _PINNED.set((self, tuple((one, float(scale)) for one, scale in pairs)))
         try:
@@ -389,9 +389,9 @@ class OpenModel(Closeable):
         if state.n_decoded > n_ctx:
             # The engine rounds the size of its KV cache up, and refuses only what exceeds that.
             raise ContextFullError(
-                f"the state has {state.n_decoded} tokens, and n_ctx={n_ctx}: open the model with a "
-                "larger n_ctx, or read a shorter text"
-            )
+                " by the state", n_tokens=state.n_decoded, n_ctx=n_ctx, param="state",
+                remedy="read a shorter text", setup="open the model with a larger `n_ctx`",
+            )  # fmt: skip
         with runtime.runner.visit(oldest=True) as sequence:
             self.restore(sequence, state, adapters)
             runtime.runner.note_latest(sequence)

@@ -17,7 +17,7 @@ from time import monotonic, perf_counter
 from typing import Any, Literal
 
 from pyllama_spec.engine import Context, Model, SamplerParams
-from pyllama_spec.errors import CancelledError, prompt_too_long
+from pyllama_spec.errors import CancelledError, ContextFullError
 from pyllama_spec.requests.detokenizer import Detokenizer, Piece, TokenByToken
 from pyllama_spec.requests.logprobs import TokenLogprob
 from pyllama_spec.requests.options import RequestOptions
@@ -356,7 +356,7 @@ class Run:
         """Moves a sequence to the start of the prompt, and shows the prompt to the penalties."""
         prompt, options, n_ctx = self.request.prompt, self.options, self._context.n_ctx_seq
         if len(prompt) >= n_ctx:
-            raise prompt_too_long(len(prompt), n_ctx)
+            raise ContextFullError.of_prompt(len(prompt), n_ctx)
         n_history = self._sampler.params.n_history if options.sees_prompt else 0
         n_seen = len(prompt) if n_history < 0 else min(n_history, len(prompt))
         for token in prompt[len(prompt) - n_seen :]:

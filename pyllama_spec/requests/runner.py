@@ -271,8 +271,7 @@ class Runner:
             n_aside = len(line.aside)  # each with a copy of what it needs, in the host's memory
             if most is not None and n_waiting + n_aside >= most:
                 raise QueueFullError(
-                    f"the queue is full ({max(n_waiting, 0)} waiting for a place, {n_aside} for "
-                    f"their reader): max_waiting={most} allows no more; try again later"
+                    most, f"{max(n_waiting, 0)} wait for a place, {n_aside} for their reader"
                 )
             run.ready = threading.Condition(self._lock)
             run.max_ahead, run.is_inline = max_ahead, is_inline

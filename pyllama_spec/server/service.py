@@ -31,7 +31,6 @@ from pyllama_spec.server.metrics import ModelMetrics
 from pyllama_spec.server.serving import log
 from pyllama_spec.server.settings import ServerSettings
 from pyllama_spec.server.shapes import ChatRequest, CompletionRequest, Json
-from pyllama_spec.speculative.stats import plural
 
 _T = TypeVar("_T")
 # Of OpenAI's API.
@@ -167,10 +166,7 @@ class Service:
         """Admits one request for embeddings or scores at a time; yields its check for a thread."""
         most = getattr(self.llm, "max_waiting", None)
         if most is not None and self._n_beside > most:
-            raise QueueFullError(
-                f"{plural(self._n_beside, 'request')} for embeddings or scores wait or run: "
-                f"max_waiting={most} allows no more; try again later"
-            )
+            raise QueueFullError(most, f"{self._n_beside} requests for embeddings or scores")
         has_left = threading.Event()
 
         def check() -> None:

@@ -179,10 +179,7 @@ class Round:
             raise ArgumentError("the prompt has no tokens: give at least one")
         self.target.model.vocab.check_ids(prompt, "the prompt")
         if len(prompt) > self.target.n_ctx_seq:
-            raise ContextFullError(
-                f"the prompt has {len(prompt)} tokens and the context {self.target.n_ctx_seq}; "
-                "shorten the prompt or choose a larger n_ctx"
-            )
+            raise ContextFullError.of_prompt(len(prompt), self.target.n_ctx_seq)
         start = perf_counter()
         run.stats.drafter, run.stats.note = self.drafter.name, self.drafter.note
         run.stats.controller = self.scheduler.controller_name
