@@ -13,11 +13,20 @@ from pyllama_spec.chat.answers import (
     ContinuedReader,
     EngineReader,
     ForcedReader,
+    after,
+    calls_grammar,
+    either,
+    unfenced,
 )
-from pyllama_spec.chat.grammar_rules import after, calls_grammar, either, unfenced
-from pyllama_spec.chat.messages import check_messages, present, render_messages
 from pyllama_spec.chat.prompt_provenance import Form
-from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
+from pyllama_spec.chat.template import (
+    ChatTemplate,
+    Message,
+    RenderedChat,
+    check_messages,
+    present,
+    render_messages,
+)
 from pyllama_spec.constraints import call_rules, schema_grammar
 from pyllama_spec.engine import ChatParser, ChatSession, Model
 from pyllama_spec.errors import ArgumentError, UnsupportedError, shown, warn

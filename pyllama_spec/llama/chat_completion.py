@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from pyllama_spec.chat.continued import check_continued, field_to_continue, render_continued
-from pyllama_spec.chat.messages import check_messages
 from pyllama_spec.chat.prompts import check_fits, template_variables
-from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat, check_form
+from pyllama_spec.chat.template import (
+    ChatTemplate,
+    Message,
+    RenderedChat,
+    check_continued,
+    check_form,
+    check_messages,
+    field_to_continue,
+    render_continued,
+)
 from pyllama_spec.constraints import schema_of
 from pyllama_spec.engine import Model
+from pyllama_spec.engine.checks import one_of
 from pyllama_spec.errors import ArgumentError, UnsupportedError, warn
 from pyllama_spec.llama.open_options import ChatHandler
-from pyllama_spec.llama.thoughts import ThoughtTags, with_effort
-from pyllama_spec.requests.options import RequestOptions
+from pyllama_spec.llama.thoughts import ThoughtTags
+from pyllama_spec.requests.options import EFFORTS, RequestOptions
 
 if TYPE_CHECKING:
     from pyllama_spec.chat.answers import AnswerReader
@@ -31,6 +40,10 @@ _NOT_FOR_HANDLERS = (
     "thinking_token_budget", "reasoning_effort", "continue_final_message", "return_token_ids",
     "stream_options", "context_shift", "return_token_sources", "n_draft", "remember", "acceptance",
 )  # fmt: skip
+# Tokens of thought for an effort that a template does not read. LiteLLM's defaults.
+_BUDGETS = {"none": 0, "minimal": 128, "low": 1024, "medium": 2048, "high": 4096}
+# What templates read to leave thoughts out.
+_SWITCHES = ("enable_thinking", "thinking")
 # The option of a reader whose grammar covers the whole answer, thoughts included.
 _OF_ENGINE_GRAMMARS = frozenset(("grammar_prefill", "grammar_triggers"))
 
@@ -245,3 +258,32 @@ def _merged(own: Mapping[str, Any], reader: AnswerReader) -> RequestOptions:
     stops += [one for one in reader.options.get("stop", ()) if one not in stops]
     keywords = {**CHAT_DEFAULTS, **own, **reader.options, "stop": stops}
     return RequestOptions.from_keywords(keywords)
+
+
+def with_effort(
+    keywords: Mapping[str, Any], variables: Mapping[str, Any], source: str
+) -> tuple[dict[str, Any], dict[str, Any], str | None]:
+    """A chat's options and template variables with the effect of reasoning_effort.
+
+    The caller's own budget, and variable for the effort, take precedence. The effort comes third
+    where the template has no variable for it.
+    """
+    keywords, variables = dict(keywords), dict(variables)
+    effort = keywords.pop("reasoning_effort", None)
+    one_of(effort, (None, *EFFORTS), "reasoning_effort")
+    if effort is None:
+        return keywords, variables, None
+    is_read = _reads(source, "reasoning_effort")
+    if is_read:
+        variables.setdefault("reasoning_effort", effort)
+    switch = next((name for name in _SWITCHES if _reads(source, name)), None)
+    if effort == "none" and switch is not None:
+        variables.setdefault(switch, False)
+        is_read = True
+    elif not is_read and keywords.get("thinking_token_budget") is None:
+        keywords["thinking_token_budget"] = _BUDGETS.get(effort)
+    return keywords, variables, None if is_read else effort
+
+
+def _reads(source: str, name: str) -> bool:
+    return re.search(rf"\b{name}\b", source) is not None

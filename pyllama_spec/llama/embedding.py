@@ -26,7 +26,7 @@ from pyllama_spec.errors import (
     shown,
     warn,
 )
-from pyllama_spec.requests.request_lock import RequestLock
+from pyllama_spec.requests.runner import RequestLock
 
 # A text, or its ids.
 Text = str | Sequence[int]
@@ -319,8 +319,7 @@ class Pairs:
         return [token for part in parts for token in part if token is not None]
 
     def _by_template(self, form: str, query: str, document: str) -> list[int]:
-        from pyllama_spec.chat.control_tokens import tokenize_chat
-        from pyllama_spec.chat.prompt_provenance import PromptProvenance
+        from pyllama_spec.chat.prompt_provenance import PromptProvenance, tokenize_chat
 
         text, spans = "", []
         for part in re.split(r"(\{query\}|\{document\})", form):

@@ -480,7 +480,7 @@ class Llama(Closeable):
         Raises:
             ArgumentError: an option does not exist or is out of range.
             UnsupportedError: the model has no fill-in-the-middle tokens, and suffix is given.
-            PyllamaSpecError: whatever Generation raises.
+            PyllamaSpecError: whatever Stream raises.
 
         """
         options: dict[str, Any] = {
@@ -572,7 +572,7 @@ class Llama(Closeable):
         Raises:
             ArgumentError: the messages, or an option, are malformed.
             UnsupportedError: the template cannot be run, or a message is more than text.
-            PyllamaSpecError: whatever Generation raises.
+            PyllamaSpecError: whatever Stream raises.
 
         """
         options: dict[str, Any] = {
@@ -631,7 +631,7 @@ class Llama(Closeable):
             task that is cancelled meanwhile aborts the request.
 
         Raises:
-            PyllamaSpecError: whatever create_completion() and Generation raise.
+            PyllamaSpecError: whatever create_completion() and Stream raise.
 
         """
         create = self.create_completion

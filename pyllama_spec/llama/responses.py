@@ -245,6 +245,7 @@ class ResponseShape:
     def of(self, choices: Sequence[Choice], wanted: RequestOptions, n: int) -> ResponseShape:
         """Sets the choices, n to each prompt, and the options of the request."""
         self._choices, self._wanted, self._n, self._n_left = choices, wanted, n, len(choices)
+        self._usage_is_apart = wanted.usage_apart
         return self
 
     def _head(self, kind: str) -> Response:
@@ -283,7 +284,7 @@ class ResponseShape:
         if wanted.return_token_sources and not is_head:
             part["token_sources"] = _sources(record.token_sources[choice.n_sources :])
             choice.n_sources = len(record.token_sources)
-        if wanted.usage_apart:
+        if self._usage_is_apart:
             chunk["usage"] = record.usage if wanted.usage_in_each else None
         return chunk
 
@@ -297,7 +298,7 @@ class ResponseShape:
         chunk |= {"speculation": record.stats.as_dict(), "timing": record.timing.as_dict()}
         self._n_left -= 1
         usage = record.usage if self._n_left else usage_of(records, len(records))
-        if self._wanted.usage_apart:
+        if self._usage_is_apart:
             chunk["usage"] = usage if self._wanted.usage_in_each else None
             return [] if self._n_left else [
                 {**self._head(chunk["object"]), "choices": [], "usage": usage}

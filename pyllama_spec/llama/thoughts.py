@@ -6,22 +6,14 @@ the engine reads them out of it; a template that marks no thoughts has none to b
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.engine import ChatParser, Model, Vocab
 from pyllama_spec.engine.chat import ends_in_thought
-from pyllama_spec.engine.checks import one_of
 from pyllama_spec.errors import ArgumentError, UnsupportedError
-from pyllama_spec.requests.options import EFFORTS, OF_CHATS, RequestOptions
-
-# Tokens of thought for an effort that a template does not read. LiteLLM's defaults.
-_BUDGETS = {"none": 0, "minimal": 128, "low": 1024, "medium": 2048, "high": 4096}
-# What templates read to leave thoughts out.
-_SWITCHES = ("enable_thinking", "thinking")
+from pyllama_spec.requests.options import OF_CHATS, RequestOptions
 
 
 class ThoughtTags:
@@ -119,32 +111,3 @@ def _close(vocab: Vocab, end: str) -> tuple[int, ...]:
     if len(ids) > 1 and vocab.piece(ids[0], special=True).isspace() and not end[0].isspace():
         ids = ids[1:]
     return tuple(ids)
-
-
-def with_effort(
-    keywords: Mapping[str, Any], variables: Mapping[str, Any], source: str
-) -> tuple[dict[str, Any], dict[str, Any], str | None]:
-    """A chat's options and template variables with the effect of reasoning_effort.
-
-    The caller's own budget, and variable for the effort, take precedence. The effort comes third
-    where the template has no variable for it.
-    """
-    keywords, variables = dict(keywords), dict(variables)
-    effort = keywords.pop("reasoning_effort", None)
-    one_of(effort, (None, *EFFORTS), "reasoning_effort")
-    if effort is None:
-        return keywords, variables, None
-    is_read = _reads(source, "reasoning_effort")
-    if is_read:
-        variables.setdefault("reasoning_effort", effort)
-    switch = next((name for name in _SWITCHES if _reads(source, name)), None)
-    if effort == "none" and switch is not None:
-        variables.setdefault(switch, False)
-        is_read = True
-    elif not is_read and keywords.get("thinking_token_budget") is None:
-        keywords["thinking_token_budget"] = _BUDGETS.get(effort)
-    return keywords, variables, None if is_read else effort
-
-
-def _reads(source: str, name: str) -> bool:
-    return re.search(rf"\b{name}\b", source) is not None

@@ -224,6 +224,9 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
             for run in self._runs:
                 self._runner.start(run, is_whole=is_whole, is_detached=is_detached)
 
+    def __iter__(self) -> Stream[_T]:
+        return self
+
     def __next__(self) -> _T:
         with self._reading():
             item = self._next()
@@ -344,6 +347,9 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
             yield
 
     # ---- for an event loop
+
+    def __aiter__(self) -> Stream[_T]:
+        return self
 
     async def __anext__(self) -> _T:
         return await self._arriving(partial(self._next, waits=False))

@@ -32,7 +32,7 @@ def faults(path: str, source: str) -> list[str]:
         (CHAT, "if TYPE_CHECKING:\n    from pyllama_spec.requests.job import Job", 1),
         (REQUESTS, "from ..chat import template", 1),
         ("pyllama_spec/speculative/round.py", "from pyllama_spec.requests import job", 1),
-        (CHAT, "from pyllama_spec.chat.messages import check_messages", 0),
+        (CHAT, "from pyllama_spec.chat.template import check_messages", 0),
         (REQUESTS, "from pyllama_spec.speculative import Round", 0),
     ],
 )

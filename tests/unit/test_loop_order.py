@@ -7,7 +7,7 @@ import pytest
 from pyllama_spec.drafters import NoDrafter
 from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
 from pyllama_spec.errors import ArgumentError, BusyError
-from pyllama_spec.requests.request_lock import RequestLock
+from pyllama_spec.requests.runner import RequestLock
 from pyllama_spec.speculative import Round, SequenceRun, SequenceState, SpeculativeLoop
 from tests.models import model_path
 
