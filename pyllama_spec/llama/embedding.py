@@ -15,10 +15,9 @@ from pyllama_spec.engine import Batch, Context, ContextParams, Model
 from pyllama_spec.engine.context_params import POOLING
 from pyllama_spec.errors import (
     ArgumentError,
-    ClosedError,
+    CancelledError,
     ContextFullError,
     EngineError,
-    ForkedError,
     OutOfMemoryError,
     PyllamaSpecError,
     RemoteError,
@@ -26,7 +25,7 @@ from pyllama_spec.errors import (
     shown,
     warn,
 )
-from pyllama_spec.requests.runner import RequestLock
+from pyllama_spec.requests.runner import Runner
 
 # A text, or its ids.
 Text = str | Sequence[int]
@@ -40,48 +39,54 @@ _MAX_DROPPED = 8
 class Embeddings:
     """The embeddings of an open model, by a context of its own, which the first text opens.
 
+    They take turns with the rounds of its requests, batch by batch: two at once would have more
+    threads than cores.
     On the CPU each text is computed by itself: beside others sums are made in another order, and
     each token is compared with those of all texts, which takes longer than the batch saves. On
     devices as many as fit are computed at once, and the last bits depend on their company.
     """
 
-    def __init__(self, model: Model, params: ContextParams, is_wanted: bool) -> None:
+    def __init__(
+        self, model: Model, params: ContextParams, runner: Runner, is_wanted: bool
+    ) -> None:
         self._model, self._params, self._is_wanted = model, params, is_wanted
+        self._runner, self._n_cancels = runner, 0
         self.context: Context | None = None
         self._n_dropped = 0
         self._loss: RemoteError | None = None
-        self._lock = RequestLock(self._interrupt)
 
     # ---- the context
 
-    def _interrupt(self, value: bool) -> None:
-        if self.context is not None:
-            self.context.cancel(value)
-
     @contextmanager
-    def _computing(self) -> Iterator[Context]:
-        """The context for one thread; opens it, and another one after a failure."""
-        if not self._is_wanted:
-            raise UnsupportedError(
-                "there are no embeddings without embedding=True: open the model again with "
-                "embedding=True"
-            )
-        # Before the lock: in a forked child a thread may hold it that is not there.
-        if self._model.is_forked:
-            raise ForkedError("the model belongs to the parent process; open it in the child")
+    def _turn(self, n_cancels: int | None = None) -> Iterator[Context]:
+        """The context for this thread; opens it, and another one after a failure.
+
+        `n_cancels` is the number of cancel() calls when the caller's call began.
+        """
         try:
-            with self._lock.exclusive():
-                context = self._opened()
+            with self._runner.exclusive(self._opened) as context:
+                if n_cancels not in (None, self._n_cancels):
+                    raise CancelledError("the embedding was cancelled")
                 try:
                     yield context
                 except (EngineError, OutOfMemoryError, RemoteError):
                     context.find_failure()
                     raise
+                finally:
+                    context.pause_threads()
         except RemoteError as error:
             self._loss = RemoteError(str(error))
             raise
-        except ClosedError as error:
-            raise self._model.closed_error(str(error)) from None
+
+    def _check(self) -> None:
+        model = self._model
+        if model.is_closed:
+            raise model.closed_error(f"the model {model.path} is closed; load it again")
+        if not self._is_wanted:
+            raise UnsupportedError(
+                "there are no embeddings without embedding=True: open the model again with "
+                "embedding=True"
+            )
 
     def _opened(self) -> Context:
         context = self.context
@@ -129,45 +134,28 @@ class Embeddings:
         return 0 if context is None or context.is_closed else context.memory_bytes
 
     def cancel(self) -> None:
-        """Cancels the running call, from any thread."""
-        if not self._model.is_forked:
-            self._lock.cancel()
+        """Ends the running calls between two batches, from any thread."""
+        self._n_cancels += 1
 
     def close(self) -> None:
-        """Cancels the running call, and frees the context."""
-        if (self._model.is_forked or self._lock.close()) and self.context is not None:
+        """Frees the context, once the runner is closed."""
+        if self.context is not None:
             self.context.close()
 
     # ---- vectors and scores
 
     def embed(self, texts: object, *, normalize: bool, truncate: bool) -> tuple[list[Any], int]:
         """See Llama.embed: a vector or more for each text, and how many tokens were read."""
-        self._check_open()
-        with self._computing() as context:
-            n_max = min(context.n_batch, context.n_ctx)
-            tokenized = [self._tokens(text, n_max, truncate) for text in texts_of(texts)]
-            return self._vectors(context, tokenized, normalize), sum(map(len, tokenized))
-
-    def _check_open(self) -> None:
-        if self._model.is_closed:
-            path = self._model.path
-            raise self._model.closed_error(f"the model {path} is closed; load it again")
-
-    def _vectors(
-        self, context: Context, tokenized: Sequence[list[int]], normalize: bool
-    ) -> list[Any]:
-        """A list of [n_embd] floats per text, or per token without pooling."""
-        n_max = min(context.n_batch, context.n_ctx)
-        batch, vectors = Batch(context.n_batch), list[Any]()
-        group: list[list[int]] = []
-        for tokens in tokenized:
-            if sum(map(len, group)) + len(tokens) > n_max or len(group) >= context.n_seq_max:
-                vectors += self._rows(context, batch, group, normalize)
-                group = []
-            group.append(tokens)
-        vectors += self._rows(context, batch, group, normalize) if group else []
-        context.pause_threads()
-        return vectors
+        self._check()
+        n_cancels = self._n_cancels
+        with self._turn() as context:
+            n_max, n_together = min(context.n_batch, context.n_ctx), context.n_seq_max
+        tokenized = [self._tokens(text, n_max, truncate) for text in texts_of(texts)]
+        vectors: list[Any] = []
+        for group in _groups(tokenized, n_max, n_together):
+            with self._turn(n_cancels) as context:
+                vectors += self._rows(context, group, normalize)
+        return vectors, sum(map(len, tokenized))
 
     def _tokens(self, text: object, n_max: int, truncate: bool) -> list[int]:
         vocab = self._model.vocab
@@ -190,13 +178,12 @@ class Embeddings:
             _check_length(len(tokens), n_max)
         return tokens[:n_max]
 
-    def _rows(
-        self, context: Context, batch: Batch, group: Sequence[Sequence[int]], normalize: bool
-    ) -> list[Any]:
+    def _rows(self, context: Context, group: Sequence[Sequence[int]], normalize: bool) -> list[Any]:
+        """A list of [n_embd] floats per text, or per token without pooling."""
+        batch = Batch(sum(map(len, group)))
         encodes = self._model.info.has_encoder or not context.has_memory
         if not encodes:
             context.memory.clear()
-        batch.clear()
         for seq_id, tokens in enumerate(group):
             batch.extend(tokens, 0, seq_id, output_all=True)
         context.decode(batch, encode=encodes)
@@ -211,7 +198,7 @@ class Embeddings:
 
     def rank(self, query: str, documents: Sequence[str], *, truncate: bool) -> list[float]:
         """See Llama.rank."""
-        self._check_open()
+        self._check()
         if isinstance(documents, str):
             raise ArgumentError(f"rank takes a list of documents, not {shown(documents)}")
         for what, text in (
@@ -222,23 +209,32 @@ class Embeddings:
                 raise ArgumentError(f"{what} of rank() is not a text: {shown(text)}")
         # pooling_type="rank" for another model would give a number of its rows, and no score.
         own = self._model.metadata.get(f"{self._model.info.arch}.pooling_type")
-        with self._computing() as context:
+        with self._turn() as context:
             if context.pooling != "rank" or own != str(POOLING["rank"]):
                 raise UnsupportedError(
                     f"{self._model.path} does not score pairs (its pooling is "
                     f"{context.pooling!r}): rank() is for rerankers, whose files say pooling "
                     'type "rank"; compare embeddings of this one'
                 )
-            if not documents:
-                return []
             n_max = min(context.n_batch, context.n_ctx)
-            for text in (query, *(() if truncate else documents)):
-                check_fits(self._model.vocab, text, n_max)
-            pairs, most = Pairs(self._model), n_max if truncate else None
-            tokens = [pairs.tokens(query, document, most) for document in documents]
-            for pair in tokens:
-                _check_length(len(pair), n_max)
-            return [float(row[0]) for row in self._vectors(context, tokens, normalize=False)]
+        for text in (query, *(() if truncate else documents)):
+            check_fits(self._model.vocab, text, n_max)
+        pairs, most = Pairs(self._model), n_max if truncate else None
+        tokens = [pairs.tokens(query, document, most) for document in documents]
+        rows, _ = self.embed(tokens, normalize=False, truncate=False) if tokens else ([], 0)
+        return [float(row[0]) for row in rows]
+
+
+def _groups(texts: Sequence[list[int]], n_max: int, n_together: int) -> Iterator[list[list[int]]]:
+    """The texts in groups that one batch has room for."""
+    group: list[list[int]] = []
+    for tokens in texts:
+        if group and (sum(map(len, group)) + len(tokens) > n_max or len(group) >= n_together):
+            yield group
+            group = []
+        group.append(tokens)
+    if group:
+        yield group
 
 
 def _check_length(n: int, n_max: int, how: str = "") -> None:

@@ -177,7 +177,7 @@ class Llama(Closeable):
         form = (options.chat_format, options.chat_template)
         self._opened, self._texts = opened, VocabTexts(model.vocab)
         self._params, self._values = params, attributes
-        self._embeddings = Embeddings(model, params, options.embedding)
+        self._embeddings = Embeddings(model, params, opened.runner, options.embedding)
         self._logits_all, self._score_table = options.logits_all, ScoreTable()
         self._thoughts = ThoughtTags(model)
         n_ctx = None if runtime is None else runtime.context.n_ctx_seq
@@ -1351,8 +1351,8 @@ class Llama(Closeable):
 
         Requests that wait for a place are not touched; with none running nothing happens.
         """
-        self._opened.cancel()
         self._embeddings.cancel()
+        self._opened.cancel()
 
     def close(self) -> None:
         """Frees the model. Cancels requests of other threads first. May be called twice.

@@ -193,7 +193,7 @@ def open_runtime(
         except OutOfMemoryError as error:  # the first decodes
             sizes = [*smaller, "n_batch", "n_ubatch"]
             raise error.of(model.path.name, sizes) from None
-        runner = Runner(round_, max_waiting, attach_s=perf_counter() - begin)
+        runner = Runner(model, round_, max_waiting, attach_s=perf_counter() - begin)
         return Runtime(model, context, round_, runner, on_close, acceptance)
 
 

@@ -29,7 +29,7 @@ from pyllama_spec.errors import (
 from pyllama_spec.requests.logprobs import TokenLogprob, token_logprob
 from pyllama_spec.requests.options import RequestOptions, check_seed
 from pyllama_spec.requests.run import Request, Run
-from pyllama_spec.requests.runner import Runtime
+from pyllama_spec.requests.runner import Runner, Runtime
 from pyllama_spec.requests.stream import Generation, PieceShape, Stream
 from pyllama_spec.speculative import Adapters, SavedSequence, SequenceRun, SequenceState
 
@@ -152,6 +152,7 @@ class OpenModel(Closeable):
         seed: int | None = None,
     ) -> None:
         self.model, self.generating, self._why_not = model, generating, why_not
+        self.runner = Runner(model, None) if generating is None else generating.runner
         self._own_drafter = own_drafter
         self.seeds = SeedStream(seed)
         # LoRA adapters of the requests from here on, each with its scale.
@@ -398,37 +399,25 @@ class OpenModel(Closeable):
             self.seeds.state, self.n_back = state.seed, None
 
     def cancel(self) -> None:
-        """Cancels all calls, from any thread: they raise CancelledError within one decode.
-
-        Requests that wait for a place are not touched; with none running nothing happens.
-        """
-        if self.generating is not None:
-            self.generating.runner.cancel()
+        """See Llama.cancel()."""
+        self.runner.cancel()
 
     def close(self, close_others: Callable[[], None] = lambda: None) -> None:
-        """Frees the model. Cancels requests of other threads first. May be called twice.
+        """See Llama.close(); `close_others` closes the model's other contexts."""
+        if not self.runner.close():
+            return
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._free)
+            close_others()
 
-        `close_others` closes the model's other contexts: a call of theirs that hangs would hold
-        it up.
-        """
+    def _free(self) -> None:
         runtime = self.generating
-        if runtime is None:
-            try:
-                close_others()
-            finally:
-                self.model.close()
-        elif runtime.runner.close():
-            try:
-                close_others()
-            finally:
-                self._free(runtime)
-
-    def _free(self, runtime: Runtime) -> None:
-        if runtime.on_close is not None:
-            # A caller's own controller must not keep the model open.
-            with contextlib.suppress(Exception):
-                runtime.on_close()
-        runtime.context.close()
-        runtime.model.close()
+        if runtime is not None:
+            if runtime.on_close is not None:
+                # A caller's own controller must not keep the model open.
+                with contextlib.suppress(Exception):
+                    runtime.on_close()
+            runtime.context.close()
+        self.model.close()
         if self._own_drafter is not None:
             self._own_drafter.close()

@@ -19,7 +19,6 @@ import copy
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 
@@ -29,6 +28,7 @@ from pyllama_spec.errors import (
     CancelledError,
     ClosedError,
     DeadlineError,
+    ForkedError,
     OutOfMemoryError,
     PyllamaSpecError,
     QueueFullError,
@@ -41,6 +41,7 @@ from pyllama_spec.speculative import Round, SequenceState, Timing
 
 # How many pieces a stream may be ahead of its reader.
 _MAX_AHEAD = 64
+_CLOSED = "the model is closed; open it again"
 _CANCELLED = "the generation was cancelled"
 _LATE = "the request was not answered within its timeout; allow more time, or fewer tokens"
 _IN_CALLBACK = (
@@ -65,13 +66,20 @@ class Runtime:
 
 
 class Runner:
-    """Runs as many requests in parallel as the context has sequences."""
+    """Runs as many requests in parallel as the context has sequences.
+
+    Without a round, as of a model for embeddings alone, it only takes turns: see exclusive().
+    """
 
     def __init__(
-        self, round_: Round, max_waiting: int | None = None, attach_s: float = 0.0
+        self,
+        model: Model,
+        round_: Round | None,
+        max_waiting: int | None = None,
+        attach_s: float = 0.0,
     ) -> None:
-        self._round = round_
-        self._line = Line(round_.target.n_seq_max)
+        self._model, self._round_or_none = model, round_
+        self._line = Line(0 if round_ is None else round_.target.n_seq_max)
         # Reentrant: a stream that is collected as garbage is withdrawn in the middle of any
         # statement, those under this lock included. Nobody computes under it: it is never held
         # for long.
@@ -80,9 +88,12 @@ class Runner:
         self._changed = threading.Condition(self._lock)
         # The thread that computes a round now.
         self._computer: int | None = None
-        # The thread that has the context for itself now, and how many have it or want it.
+        # The thread that computes something else now, on which context, and how many do or want to.
         self._visitor: int | None = None
+        self._visited: Context | None = None
         self._n_exclusive = 0
+        # Whether the next round goes before the next visitor.
+        self._is_round_due = False
         self._is_closed = False
         # Kept here: at exit this module's names may be gone.
         self._is_finalizing = sys.is_finalizing
@@ -97,7 +108,12 @@ class Runner:
         has_draft = self._round.drafter.name != "none"
         self.loaded = Timing(load_s, draft_s + self._attach_s if has_draft else 0.0)
 
-    # ---- the context, for the rounds or for one thread
+    # ---- the turns of rounds and of single threads
+
+    @property
+    def _round(self) -> Round:
+        assert self._round_or_none is not None
+        return self._round_or_none
 
     @property
     def _is_out_of_reach(self) -> bool:
@@ -105,7 +121,7 @@ class Runner:
 
         Streams that are dropped then have nothing to release.
         """
-        return self._round.target.is_forked or self._is_finalizing()
+        return self._model.is_forked or self._is_finalizing()
 
     def _refuse_callback(self, what: str) -> None:
         if self._computer == threading.get_ident():
@@ -113,12 +129,12 @@ class Runner:
 
     def is_usable(self) -> bool:
         """Whether the context can compute. Never waits for a round."""
-        target = self._round.target
-        if target.is_forked:
+        if self._model.is_forked:
             return False
         with self._lock:
-            if self._is_closed:
-                return False
+            if self._is_closed or self._round_or_none is None:
+                return not self._is_closed
+            target = self._round.target
             # A computing thread updates has_failed itself, and would not stand another one.
             is_free = (self._computer or self._visitor) is None
             return not (target.find_failure() if is_free else target.has_failed)
@@ -132,27 +148,58 @@ class Runner:
             raise self._closed_error()
 
     def _closed_error(self) -> PyllamaSpecError:
-        return self._round.target.model.closed_error(CLOSED)
+        return self._model.closed_error(_CLOSED)
+
+    def _check_process(self) -> None:
+        """Before the lock: in a forked child a thread may hold it that is not there."""
+        if self._model.is_forked:
+            raise ForkedError("the model belongs to the parent process; open it in the child")
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether rounds wait for a thread that has its turn, or is next."""
+        return self._visitor is not None or (self._n_exclusive > 0 and not self._is_round_due)
+
+    def _has_round(self) -> bool:
+        """Whether a thread would compute a round now."""
+        line, first = self._line, next(iter(self._line.waiting), None)
+        is_read = any(run.is_inline and run.unread_since is None for run in line.placed)
+        return is_read or line.is_busy or (
+            first is not None and line.can_begin(first if first.is_inline else None)
+        )  # fmt: skip
 
     @contextlib.contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Excludes rounds from the context within the block."""
-        self._round.target.check_process()
-        self._refuse_callback("use the model's memory")
+    def exclusive(self, context_of: Callable[[], Context] | None = None) -> Iterator[Context]:
+        """Has rounds and other threads wait within the block, which computes on one context.
+
+        A round that is due goes before. `context_of` gives another context than the target's; a
+        callback of a request may use one.
+        """
+        self._check_process()
         me = threading.get_ident()
-        if self._visitor == me:  # an override in a subclass may use another call
-            yield
+        if context_of is None:
+            self._refuse_callback("use the model's memory")
+            context_of = self._target
+        if me in (self._visitor, self._computer):  # an override in a subclass may use another call
+            yield context_of()
             return
         with self._lock:
             self._n_exclusive += 1
         try:
             with self._lock:
-                while not self._is_closed and (self._computer or self._visitor) is not None:
+                while not self._is_closed and (
+                    (self._computer or self._visitor) is not None
+                    or (self._is_round_due and self._has_round())
+                ):
                     self._changed.wait()
                 self._check_open()
-                self._visitor = me
+                self._visitor, self._is_round_due = me, False
             with computing(self.is_closed):
-                yield
+                context = context_of()
+                with self._lock:
+                    self._check_open()
+                    self._visited = context
+                yield context
         except CancelledError as error:
             if self._is_closed:
                 raise self._closed_error() from error
@@ -161,16 +208,18 @@ class Runner:
             with self._lock:
                 self._n_exclusive -= 1
                 if self._visitor == me:
-                    self._visitor = None
-                    if not self._is_closed:
-                        self._round.target.cancel(False)
-                self._changed.notify_all()
+                    if self._visited is not None and not self._is_closed:
+                        self._visited.cancel(False)
+                    self._visitor, self._visited, self._is_round_due = None, None, True
                 self._wake()
+
+    def _target(self) -> Context:
+        return self._round.target
 
     @contextlib.contextmanager
     def visit(self, *, oldest: bool = False) -> Iterator[SequenceState]:
         """exclusive() with an idle sequence, the last used or the oldest: waits in line for one."""
-        self._round.target.check_process()
+        self._check_process()
         self._refuse_callback("use the model's memory")
         line = self._line
         with self._lock:
@@ -257,7 +306,7 @@ class Runner:
 
     def check_reader(self) -> None:
         """Checks that a stream may be read or closed now."""
-        self._round.target.check_process()
+        self._check_process()
         self._refuse_callback("make another request, or read or close one")
 
     def _submit(self, run: Run, *, max_ahead: int | None, is_inline: bool) -> None:
@@ -280,7 +329,6 @@ class Runner:
 
     def _next(self, run: Run, waits: bool) -> Piece | None:
         """Computes the next piece, or waits for it."""
-        self._round.target.check_process()
         try:
             while True:
                 with self._lock:
@@ -329,7 +377,7 @@ class Runner:
 
     def status(self, run: Run) -> RequestStatus:
         """The state of a request; never waits for a round."""
-        if self._round.target.is_forked:
+        if self._model.is_forked:
             return run.status(None)
         with self._lock:
             return run.status(self._line.position(run))
@@ -385,12 +433,12 @@ class Runner:
 
     def cancel(self) -> None:
         """Cancels the started requests, not the queued ones."""
-        if self._round.target.is_forked:
+        if self._model.is_forked:
             return
         with self._lock:
             self._cancel(self._line.begun())
-            if self._visitor is not None and not self._is_closed:
-                self._round.target.cancel(True)
+            if self._visited is not None and not self._is_closed:
+                self._visited.cancel(True)
             self._wake()
 
     def _cancel(self, runs: Sequence[Run], reason: CancelledError | None = None) -> None:
@@ -416,7 +464,7 @@ class Runner:
 
     def close(self) -> bool:
         """Ends all requests and refuses new ones; False if already closed."""
-        if self._round.target.is_forked:
+        if self._model.is_forked:
             return True
         with self._lock:
             if self._is_closed:
@@ -425,8 +473,10 @@ class Runner:
             self._is_closed = True
             self._cancel(self._line.everyone())
             me = threading.get_ident()
-            if self._computer is not None or self._visitor not in (None, me):
+            if self._computer is not None:
                 self._round.target.cancel(True)
+            if self._visited is not None and self._visitor != me:
+                self._visited.cancel(True)
             self._changed.notify_all()
             while self._computer is not None or self._visitor not in (None, me):
                 self._changed.wait()
@@ -448,7 +498,7 @@ class Runner:
 
     def _ensure_thread(self) -> None:
         """Starts the thread if it has work."""
-        is_allowed = not self._is_closed and not self._n_exclusive
+        is_allowed = not self._is_closed and not self._is_held
         if self._thread is None and is_allowed and self._has_work():
             thread = threading.Thread(target=self._work, name="pyllama_spec", daemon=True)
             self._thread = thread  # it may be over before start() returns
@@ -469,7 +519,7 @@ class Runner:
 
     def _is_its_turn(self, run: Run) -> bool:
         """Whether a request's reader computes it now."""
-        if not run.is_inline or self._computer is not None or self._n_exclusive:
+        if not run.is_inline or self._computer is not None or self._is_held:
             return False
         return run in self._line.placed or self._line.can_begin(run)
 
@@ -481,7 +531,7 @@ class Runner:
         while True:
             with self._lock:
                 self._expire(line.everyone())
-                if self._is_closed or self._n_exclusive or not self._has_work():
+                if self._is_closed or self._is_held or not self._has_work():
                     self._stop()
                     return
                 if self._computer is not None or not (line.is_busy or line.can_begin(None)):
@@ -506,7 +556,7 @@ class Runner:
         target, line, me = self._round.target, self._line, threading.get_ident()
         try:
             with self._lock:
-                if self._computer is not None or self._n_exclusive or self._is_closed:
+                if self._computer is not None or self._is_held or self._is_closed:
                     return
                 self._computer = me
                 unread = line.unread()
@@ -529,7 +579,7 @@ class Runner:
         finally:
             with self._lock:
                 if self._computer == me:
-                    self._computer, self._computing = None, ()
+                    self._computer, self._computing, self._is_round_due = None, (), False
                     with contextlib.suppress(ClosedError):  # another thread closed the context
                         if reader is not None and reader.is_over:
                             # Before the next one computes: its threads would sleep through it.
@@ -629,72 +679,3 @@ def _error_of_its_own(error: BaseException) -> BaseException:
         return copy.copy(error)
     except Exception:  # noqa: BLE001 - one of the user's
         return error
-
-
-# The message for a request whose model was closed, before it or during it.
-CLOSED = "the model is closed; open it again"
-
-
-class RequestLock:
-    """Lets one thread in at a time; others wait. `interrupt` ends a decode, or allows them."""
-
-    def __init__(self, interrupt: Callable[[bool], None]) -> None:
-        self._condition = threading.Condition()
-        self._interrupt = interrupt
-        self._owner: int | None = None
-        self._is_closed = False
-
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Holds the lock within the block.
-
-        close() and cancel() both interrupt a decode, which raises CancelledError. The caller gets
-        the error that says why: the same one as between two decodes.
-        """
-        me = threading.get_ident()
-        with self._condition:
-            if self._owner == me:
-                raise BusyError("this thread is computing on the same model: let that end first")
-            while self._owner is not None and not self._is_closed:
-                self._condition.wait()
-            self._check_open()
-            self._owner = me
-        try:
-            with computing(lambda: self._is_closed):
-                yield
-        except CancelledError as error:
-            with self._condition:  # close() interrupts the decode before it has noted why
-                if self._is_closed:
-                    raise ClosedError(CLOSED) from error
-            raise
-        finally:
-            with self._condition:
-                self._owner = None
-                if not self._is_closed:
-                    self._interrupt(False)
-                self._condition.notify_all()
-
-    def cancel(self) -> None:
-        """Cancels the running request, if any."""
-        with self._condition:
-            if self._owner is not None and not self._is_closed:
-                self._interrupt(True)
-
-    def close(self) -> bool:
-        """Cancels the running request and refuses new ones; False if it was closed already."""
-        with self._condition:
-            if self._is_closed:
-                return False
-            if self._owner == threading.get_ident():
-                raise BusyError("this thread computes on the model that it closes")
-            if self._owner is not None:
-                self._interrupt(True)
-            self._is_closed = True
-            self._condition.notify_all()
-            while self._owner is not None:
-                self._condition.wait()
-            return True
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ClosedError(CLOSED)
