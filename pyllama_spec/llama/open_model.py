@@ -26,11 +26,11 @@ from pyllama_spec.errors import (
     UnsupportedError,
     shown,
 )
-from pyllama_spec.requests.logprobs import TokenLogprob, token_logprob
 from pyllama_spec.requests.options import RequestOptions, check_seed
 from pyllama_spec.requests.run import Request, Run
 from pyllama_spec.requests.runner import Runner, Runtime
-from pyllama_spec.requests.stream import Generation, PieceShape, Stream
+from pyllama_spec.requests.samplers import TokenLogprob, token_logprob
+from pyllama_spec.requests.stream import Generation, Stream
 from pyllama_spec.speculative import Adapters, SavedSequence, SequenceRun, SequenceState
 
 Logits = npt.NDArray[np.float32]
@@ -265,7 +265,7 @@ class OpenModel(Closeable):
         asked = Request(tuple(tokens), request, seed, last_n, by_token, self.adapters)
         runtime = self.runtime
         run = Run(runtime.model, runtime.context, asked, runtime.acceptance)
-        return Stream(runtime.runner, [run], PieceShape())
+        return Stream(runtime.runner, [run])
 
     def latest(self) -> SequenceState:
         """The sequence of the last text."""

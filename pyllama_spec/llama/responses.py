@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from html import escape
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,9 +18,9 @@ from pyllama_spec.engine import Vocab
 from pyllama_spec.engine.checks import boolean
 from pyllama_spec.requests import stream as handles
 from pyllama_spec.requests.detokenizer import Piece
-from pyllama_spec.requests.logprobs import TokenLogprob, chat_logprobs, completion_logprobs
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.requests.run import GenerationRecord, usage_of
+from pyllama_spec.requests.samplers import TokenLogprob
 from pyllama_spec.speculative import SpeculationStats
 from pyllama_spec.speculative.stats import sources_in_words
 from pyllama_spec.terminal import SOURCE_COLOURS
@@ -350,6 +351,51 @@ class ResponseShape:
 
 def _sources(pieces: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
     return [{"text": text, "source": source} for text, source in pieces]
+
+
+def completion_logprobs(
+    vocab: Vocab, entries: Sequence[TokenLogprob], offset: int
+) -> dict[str, list[Any]]:
+    """A completion's `logprobs` object. `offset`: characters before the first token."""
+    out: dict[str, list[Any]] = {
+        "tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": [],
+    }  # fmt: skip
+    for entry in entries:
+        text = token_text(vocab, entry.token)
+        by_text: dict[str, float] = {}
+        for i, value in entry.top:  # of ids with one text the likeliest counts
+            by_text.setdefault(token_text(vocab, i), value)
+        by_text[text] = entry.logprob
+        # OpenAI's order: likeliest first, the token itself among them.
+        top = dict(sorted(by_text.items(), key=itemgetter(1), reverse=True))
+        out["tokens"].append(text)
+        out["text_offset"].append(offset)
+        out["token_logprobs"].append(entry.logprob)
+        out["top_logprobs"].append(top)
+        offset += len(vocab.piece(entry.token).decode(errors="ignore"))
+    return out
+
+
+def chat_logprobs(vocab: Vocab, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """The `logprobs` object of a chat completion."""
+    content = [
+        {
+            **_chat_token(vocab, entry.token, entry.logprob),
+            "top_logprobs": [_chat_token(vocab, i, value) for i, value in entry.top],
+        }
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def token_text(vocab: Vocab, token: int) -> str:
+    """One token as text; incomplete characters become U+FFFD."""
+    return vocab.piece(token, special=True).decode(errors="replace")
+
+
+def _chat_token(vocab: Vocab, token: int, logprob: float) -> dict[str, Any]:
+    data = vocab.piece(token, special=True)
+    return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
 
 
 def _coloured(stretches: Sequence[tuple[str, str]]) -> str:

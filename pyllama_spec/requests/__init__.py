@@ -2,6 +2,6 @@
 
 What was asked, what runs and what it gave (run), its options (options), the queue (line), the
 computation (runner), the handle (stream), tokens to text (detokenizer), guided and processed
-sampling (samplers), log-probabilities (logprobs). Nothing here knows a message or a template: chat/
-makes the prompts.
+sampling with log-probabilities (samplers). Nothing here knows a message or a template: chat/ makes
+the prompts.
 """

@@ -19,9 +19,8 @@ from typing import Any, Literal
 from pyllama_spec.engine import Context, Model, SamplerParams
 from pyllama_spec.errors import CancelledError, ContextFullError
 from pyllama_spec.requests.detokenizer import Detokenizer, Piece, TokenByToken
-from pyllama_spec.requests.logprobs import TokenLogprob
 from pyllama_spec.requests.options import RequestOptions
-from pyllama_spec.requests.samplers import Observer, ProcessedSampler, guided_sampler
+from pyllama_spec.requests.samplers import Observer, ProcessedSampler, TokenLogprob, guided_sampler
 from pyllama_spec.speculative import (
     Adapters,
     Round,

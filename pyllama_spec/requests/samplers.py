@@ -9,6 +9,7 @@ of the vocabulary is computed only where the first choice is forbidden.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,7 +20,6 @@ from pyllama_spec.constraints import Guide
 from pyllama_spec.engine import Context, Model, Sampler, Vocab
 from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.errors import ArgumentError, EngineError, UnsupportedError, shown
-from pyllama_spec.requests.logprobs import TokenLogprob, token_logprob
 from pyllama_spec.requests.options import LogitsProcessor, RequestOptions
 from pyllama_spec.speculative import StepSampler
 
@@ -182,6 +182,30 @@ def _called(function: Callable[..., Any], kind: str, ids: Ids, logits: Any) -> A
         return function(ids, logits)
     except (StopIteration, GeneratorExit) as error:
         raise ArgumentError(f"the {kind} {function!r} raised {type(error).__name__}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The natural logarithm of one token's probability, and the likeliest ids with theirs."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+def token_logprob(logits: npt.NDArray[np.float32], token: int, n_top: int) -> TokenLogprob:
+    """The log-softmax of one token and of the n_top likeliest, of logits [n_vocab] float32."""
+    row = logits.astype(np.float64)
+    peak = row.max()
+    log_sum = peak + np.log(np.exp(row - peak).sum())
+    n_top = min(n_top, row.size)
+    top: tuple[tuple[int, float], ...] = ()
+    if n_top:
+        ids = np.argpartition(-row, n_top - 1)[:n_top]
+        # Equal logits: the smaller id first, so that the order is the same every time.
+        ids = ids[np.lexsort((ids, -row[ids]))]
+        top = tuple((int(i), float(row[i] - log_sum)) for i in ids)
+    return TokenLogprob(token, float(row[token] - log_sum), top)
 
 
 class Observer:

@@ -44,36 +44,6 @@ class Shape(Protocol[_T_co]):
         """The whole answer."""
 
 
-class PieceShape:
-    """The pieces as they are; the whole is the record."""
-
-    def __init__(self) -> None:
-        self._id = ""
-
-    @property
-    def id(self) -> str:
-        """A unique name."""
-        if not self._id:
-            import uuid  # not needed to open a model
-
-            self._id = f"gen-{uuid.uuid4().hex}"
-        return self._id
-
-    def chunks(self, i: int, piece: Piece, records: Sequence[GenerationRecord]) -> Sequence[Piece]:
-        """See Shape."""
-        return (piece,)
-
-    def choice(self, i: int, record: GenerationRecord) -> GenerationRecord:
-        """See Shape."""
-        return record
-
-    def whole(
-        self, choices: Sequence[Any], records: Sequence[GenerationRecord], wall_s: float
-    ) -> Any:
-        """See Shape."""
-        return choices[0]
-
-
 class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
     """The handle of a request: iterates over its pieces or chunks, or returns the whole result.
 
@@ -106,7 +76,7 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
         self,
         runner: Runner,
         runs: Sequence[Run],
-        shape: Shape[_T],
+        shape: Shape[_T] | None = None,
         *,
         width: int = 1,
         on_end: Callable[[], None] | None = None,
@@ -117,7 +87,7 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
         Args:
             runner: computes it.
             runs: its answers; several for a list of prompts, and for several answers to a prompt.
-            shape: the form of what it gives.
+            shape: the form of what it gives; None for pieces and a record.
             width: how many answers are read in turns.
             on_end: called once all answers were read to their end.
             bar: shown while several are read as a whole.
@@ -127,7 +97,7 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
         self._on_end, self._bar = on_end, bar
         self.record = runs[0].record
         self._left, self._items = list(range(len(runs))), deque[_T]()
-        self._begun_s = 0.0
+        self._begun_s, self._id = 0.0, "" if shape is None else shape.id
         # Reentrant: a callback may look at its own stream.
         self._lock = threading.RLock()
         self._runs = tuple(runs)
@@ -152,7 +122,11 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
     @property
     def id(self) -> str:
         """A unique name of this request."""
-        return self._shape.id
+        if not self._id:
+            import uuid  # not needed to open a model
+
+            self._id = f"gen-{uuid.uuid4().hex}"
+        return self._id
 
     @property
     def records(self) -> list[GenerationRecord]:
@@ -248,8 +222,9 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
                     self._left.clear()  # an iterator that has raised is over
                     raise
                 if piece is not None:
-                    is_idle = False
-                    self._items += self._shape.chunks(i, piece, self.records)
+                    is_idle, shape = False, self._shape
+                    as_it_is: Any = (piece,)
+                    self._items += shape.chunks(i, piece, self.records) if shape else as_it_is
             if is_idle and not waits:
                 return None
         return self._items.popleft()
@@ -294,14 +269,14 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
         Where one of several answers fails the others are read all the same; the error has them in
         its `partial_choices`.
         """
-        self._begun_s = self._begun_s or perf_counter()
-        if len(self._runs) == 1:
-            choices = [self._shape.choice(0, self.read_all())]
-        else:
-            choices = self._choices()
-        return self._shape.whole(choices, self.records, perf_counter() - self._begun_s)
+        shape, self._begun_s = self._shape, self._begun_s or perf_counter()
+        if shape is None:
+            return self.read_all()
+        n = len(self._runs)
+        choices = [shape.choice(0, self.read_all())] if n == 1 else self._choices(shape)
+        return shape.whole(choices, self.records, perf_counter() - self._begun_s)
 
-    def _choices(self) -> list[Any]:
+    def _choices(self, shape: Shape[_T]) -> list[Any]:
         n, failed = len(self._runs), None
         choices: list[Any] = [None] * n
         try:
@@ -309,7 +284,7 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
             self._start(is_whole=True, is_detached=False)
             for i in range(n):
                 try:
-                    choices[i] = self._shape.choice(i, self._read_all(i))
+                    choices[i] = shape.choice(i, self._read_all(i))
                 except (CancelledError, ClosedError):  # meant for all of them
                     raise
                 except Exception as error:  # noqa: BLE001 - the others are answered first
@@ -360,22 +335,14 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
     async def aresult(self) -> Any:
         """result() in an event loop; the same as awaiting the stream."""
         try:
-            await self._adrain()
+            self.start(is_whole=True)
+            for i in range(len(self._runs)):
+                with suppress(Exception):  # result() raises it
+                    while i in self._left:
+                        await self._arriving(partial(self._read, i, waits=False))
             return self.result()
         finally:
             self.abort()
-
-    async def aread_all(self) -> GenerationRecord:
-        """read_all() in an event loop."""
-        await self._adrain()
-        return self.read_all()
-
-    async def _adrain(self) -> None:
-        self.start(is_whole=True)
-        for i in range(len(self._runs)):
-            with suppress(Exception):  # the response takes the result or the exception
-                while i in self._left:
-                    await self._arriving(partial(self._read, i, waits=False))
 
     async def _arriving(self, advance: Callable[[], _R | None]) -> _R:
         """The first result of a read that does not wait."""
