@@ -192,7 +192,7 @@ class AnswerText:
 class _Parsed(NamedTuple):
     answer: Answer
     is_whole: bool
-    n_told: int  # characters
+    n_parsed: int  # characters
 
 
 class EngineReader:
@@ -256,13 +256,13 @@ class EngineReader:
         ]  # fmt: skip
         content = parsed["content"].removeprefix(self._begun)
         answer = Answer(content, parsed["reasoning_content"], calls)
-        n_told = len(text.encode(errors="replace")[: parsed["n_told"]].decode(errors="replace"))
+        n_parsed = len(text.encode(errors="replace")[: parsed["n_told"]].decode(errors="replace"))
         # White space before a text is not part of any form: the engine's parsers skip it.
         blank = text[: len(text) - len(text.lstrip())]
         has_text = bool(answer.content) and not answer.reasoning
         if has_text and text.startswith(blank + answer.content):
             answer.content = blank + answer.content
-        return _Parsed(answer, is_whole, n_told)
+        return _Parsed(answer, is_whole, n_parsed)
 
     def _whole(self, text: str) -> Answer:
         parsed = self._parse(text)
@@ -287,9 +287,9 @@ class EngineReader:
         ended = self._with_sign(text)
         if ended is not None:
             return ended
-        answer, n_told = parsed.answer, parsed.n_told
+        answer, n_parsed = parsed.answer, parsed.n_parsed
         # The beginning of a call at the end, which is not yet a call, is text.
-        for at in range(min(n_told + _MAX_CLOSING, len(text)), n_told - 1, -1):
+        for at in range(min(n_parsed + _MAX_CLOSING, len(text)), n_parsed - 1, -1):
             clean = self._clean(text[:at])
             if clean is not None and clean.calls == answer.calls:
                 rest = text[at:]
@@ -297,7 +297,7 @@ class EngineReader:
                 return clean if is_blank else replace(clean, content=clean.content + rest)
         if answer.calls:  # the end of a call is missing, or something in it
             return answer
-        return replace(answer, content=answer.content + text[n_told:])
+        return replace(answer, content=answer.content + text[n_parsed:])
 
     def _clean(self, text: str) -> Answer | None:
         """The answer of a text that parses completely, else None."""
@@ -332,7 +332,7 @@ class EngineReader:
         if answer.content or answer.calls:
             return answer
         if answer.reasoning:
-            return replace(answer, content=self._untagged(text[parsed.n_told :]))
+            return replace(answer, content=self._untagged(text[parsed.n_parsed :]))
         return self._bare(text)
 
     def _bare(self, text: str) -> Answer:

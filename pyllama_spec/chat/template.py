@@ -202,9 +202,9 @@ class RenderedChat:
     def cut(self, at: int, n_left_out: int) -> RenderedChat:
         """The chat up to a place; of what follows, the first `n_left_out` are the caller's."""
         caller, blank = self.caller, self.caller.blank
-        n_behind = len(self.text) - at - n_left_out
+        n_after = len(self.text) - at - n_left_out
         if blank is not None:
-            blank = blank[: len(blank) - n_behind - n_left_out]
+            blank = blank[: len(blank) - n_after - n_left_out]
         clipped = replace(
             caller, blank=blank,
             spans=tuple((a, min(b, at)) for a, b in caller.spans if a < at),

@@ -671,7 +671,7 @@ class Llama(Closeable):
         options: RequestOptions | None = None,
         **keywords: Any,
     ) -> Generation:
-        """Generates in pieces that tell which tokens were drafted.
+        """Generates in pieces that say which tokens were drafted.
 
         Args:
             prompt: text or token ids, as for create_completion.

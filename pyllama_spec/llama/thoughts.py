@@ -68,7 +68,7 @@ class ThoughtTags:
     def _bounded(
         self, request: RequestOptions, tags: Sequence[str], before: str, *, own_grammar: bool
     ) -> RequestOptions:
-        """The options with a budget and its tags, behind the text `before`.
+        """The options with a budget and its tags, after the text `before`.
 
         own_grammar: the request's grammar is for the answer alone, without thoughts.
         """

@@ -553,7 +553,8 @@ class Run:
         if error is not None:
             self.attach_partial(error)
         self._n_read = self.status(None).n_read
-        self.error, self.finish, self.saved = error, finish, None
+        self.error, self.finish = error, finish
+        self.saved = self.before = self.after = None
         if self.sequence is not None:
             if self._tokens is None:
                 self._tokens = self._generated()

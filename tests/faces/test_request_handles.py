@@ -80,9 +80,10 @@ def text_of_whole(llm: Llama, prompt: list[int], **options: Any) -> str:
 
 
 def stream_of(llm: Llama, prompt: list[int], **options: Any) -> Stream:
-    handle = llm.create_completion(prompt, stream=True, **{"max_tokens": 60, **GREEDY, **options})
-    assert isinstance(handle, Stream)
-    return handle
+    options = {"max_tokens": 60, "stream": True, **GREEDY, **options}
+    handle: Any = llm.create_completion(prompt, **options)
+    stream: Stream = handle
+    return stream
 
 
 def until(condition: Callable[[], bool]) -> None:
