@@ -125,16 +125,12 @@ def _parse(line: str, number: int, are_named: bool) -> Prompt:
     return Prompt(names["id"], names["category"], _messages(entry["messages"]), tools=tools)
 
 
-def _text(entry: Mapping[str, Any], key: str) -> str:
-    value = entry.get(key)
+def _text(entry: Mapping[str, Any], key: str, of: str = "") -> str:
+    """A text; half of a character, which JSON can hold, would be read as another one."""
+    value, place = entry.get(key), f"{of}[{key!r}]" if of else repr(key)
     if not isinstance(value, str) or not value:
         given = f"is {shown(value)}" if key in entry else "is missing"
-        raise ArgumentError(f"expected a text: {key!r} {given}")
-    return _whole(value, repr(key))
-
-
-def _whole(value: str, place: str) -> str:
-    """Refuses half of a character, which JSON can hold: it would be read as another one."""
+        raise ArgumentError(f"expected a text: {place} {given}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -158,14 +154,10 @@ def _messages(messages: object) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(messages, list) or not messages:
         raise ArgumentError(f"expected a list of messages: 'messages' is {shown(messages)}")
     for i, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise ArgumentError(f"expected an object: messages[{i}] is {shown(message)}")
         for key in ("role", "content"):
-            value = message.get(key) if isinstance(message, dict) else None
-            if not isinstance(value, str) or not value:
-                raise ArgumentError(
-                    f"expected an object with the texts 'role' and 'content': messages[{i}] is "
-                    f"{shown(message)}"
-                )
-            _whole(value, f"messages[{i}][{key!r}]")
+            _text(message, key, f"messages[{i}]")
     return tuple(messages)
 
 

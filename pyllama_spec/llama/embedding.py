@@ -199,14 +199,13 @@ class Embeddings:
     def rank(self, query: str, documents: Sequence[str], *, truncate: bool) -> list[float]:
         """See Llama.rank."""
         self._check()
-        if isinstance(documents, str):
-            raise ArgumentError(f"rank takes a list of documents, not {shown(documents)}")
-        for what, text in (
-            ("query", query),
-            *((f"documents[{i}]", d) for i, d in enumerate(documents)),
-        ):
-            if not isinstance(text, str):
-                raise ArgumentError(f"{what} of rank() is not a text: {shown(text)}")
+        if not isinstance(query, str):
+            raise ArgumentError("query", query, str)
+        if isinstance(documents, str) or not isinstance(documents, Sequence):
+            raise ArgumentError("documents", documents, "a list of texts")
+        for i, document in enumerate(documents):
+            if not isinstance(document, str):
+                raise ArgumentError(f"documents[{i}]", document, str)
         # pooling_type="rank" for another model would give a number of its rows, and no score.
         own = self._model.metadata.get(f"{self._model.info.arch}.pooling_type")
         with self._turn() as context:

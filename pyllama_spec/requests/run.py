@@ -507,7 +507,8 @@ class Run:
         As without a draft its last token counts as not decoded yet. At the end of the text the
         memory has what the last round computed up to that end.
         """
-        self.note_figures()
+        if not self._n_delivered or self._n_shifts or piece.finish_reason is not None:
+            self.note_figures()  # most of them are counted on
         self._n_delivered += len(piece.tokens)
         if piece.finish_reason is not None:
             self.record.stop_reason = self._stop_reason

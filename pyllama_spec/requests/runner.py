@@ -295,7 +295,8 @@ class Runner:
         The last piece has a finish_reason. None if there is none yet, and the reader does not wait.
         """
         try:
-            self._submit(run, max_ahead=_MAX_AHEAD, is_inline=self._line.n_places == 1)
+            if run.number < 0:
+                self._submit(run, max_ahead=_MAX_AHEAD, is_inline=self._line.n_places == 1)
             return self._next(run, waits)
         except BaseException as error:
             if run.error is None:  # of the reader alone, such as Ctrl-C
@@ -498,8 +499,7 @@ class Runner:
 
     def _ensure_thread(self) -> None:
         """Starts the thread if it has work."""
-        is_allowed = not self._is_closed and not self._is_held
-        if self._thread is None and is_allowed and self._has_work():
+        if self._thread is None and self._has_work() and not (self._is_closed or self._is_held):
             thread = threading.Thread(target=self._work, name="pyllama_spec", daemon=True)
             self._thread = thread  # it may be over before start() returns
             try:

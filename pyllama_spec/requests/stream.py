@@ -56,7 +56,8 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
 
     Attributes:
         id: the id of the response and of every chunk.
-        record: the record of what it has given so far, of the first of several answers.
+        records: the record of what each answer has given so far.
+        record: that of the first one.
 
     Raises:
         ContextFullError: the prompt does not fit.
@@ -95,7 +96,8 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
         """
         self._runner, self._shape, self._width = runner, shape, width
         self._on_end, self._bar = on_end, bar
-        self.record = runs[0].record
+        self.records = [run.record for run in runs]
+        self.record = self.records[0]
         self._left, self._items = list(range(len(runs))), deque[_T]()
         self._begun_s, self._id = 0.0, "" if shape is None else shape.id
         # Reentrant: a callback may look at its own stream.
@@ -127,11 +129,6 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
 
             self._id = f"gen-{uuid.uuid4().hex}"
         return self._id
-
-    @property
-    def records(self) -> list[GenerationRecord]:
-        """The record of each answer."""
-        return [run.record for run in self._runs]
 
     @property
     def options(self) -> RequestOptions:
@@ -202,7 +199,8 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
         return self
 
     def __next__(self) -> _T:
-        with self._reading():
+        self._runner.check_reader()
+        with self._lock:
             item = self._next()
         assert item is not None
         return item
@@ -237,7 +235,7 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
             raise
         if piece is not None and piece.finish_reason is not None:
             self._left.remove(i)
-            is_whole = all(run.record.finish_reason is not None for run in self._runs)
+            is_whole = all(record.finish_reason is not None for record in self.records)
             on_end, self._on_end = self._on_end, None if is_whole else self._on_end
             if is_whole and on_end is not None:
                 on_end()
