@@ -98,7 +98,7 @@ from pyllama_spec.requests.run import GenerationRecord, Run
 from pyllama_spec.requests.runner import Runtime
 from pyllama_spec.requests.samplers import guided_sampler
 from pyllama_spec.requests.stream import Generation
-from pyllama_spec.speculative import make_controller
+from pyllama_spec.speculative import SequenceState, make_controller
 from pyllama_spec.speculative.prefixes import PrefixStore
 from pyllama_spec.speculative.target_batch import DecodeCounts
 from pyllama_spec.terminal import ProgressBar
@@ -1023,7 +1023,8 @@ class Llama(Closeable):
             BusyError: called by a callback of a running request.
 
         """
-        return self._opened.save_state()
+        with self._runtime.runner.visit() as sequence:
+            return self._opened.state_of(sequence)
 
     def load_state(self, state: LlamaState) -> None:
         """Restores a saved state; the next request with its prefix does not read that again.
@@ -1084,15 +1085,19 @@ class Llama(Closeable):
 
     # ---- token by token
 
+    def _latest(self) -> SequenceState:
+        """The sequence of the last text."""
+        return self._runtime.runner.latest()
+
     @property
     def n_tokens(self) -> int:
         """The number of tokens in memory of the last text. Set it lower to go back."""
-        n, n_back = self._opened.latest().n_held, self._opened.n_back
+        n, n_back = self._latest().n_held, self._opened.n_back
         return n if n_back is None else min(n_back, n)
 
     @n_tokens.setter
     def n_tokens(self, n: int) -> None:
-        n_held = self._opened.latest().n_held
+        n_held = self._latest().n_held
         n = integer(n, "n_tokens")
         if not 0 <= n <= n_held:
             raise ArgumentError(f"n_tokens={n} is outside 0 .. {n_held}, the number of tokens held")
@@ -1102,7 +1107,7 @@ class Llama(Closeable):
     def input_ids(self) -> npt.NDArray[np.intc]:
         """A copy of [n_ctx] ids, of which the first n_tokens are valid."""
         ids = np.zeros(self.n_ctx(), dtype=np.intc)
-        tokens = self._opened.latest().tokens[: self.n_tokens]
+        tokens = self._latest().tokens[: self.n_tokens]
         ids[: len(tokens)] = tokens
         return ids
 
@@ -1122,7 +1127,7 @@ class Llama(Closeable):
             BusyError: rows are missing, and a callback of a running request asks for them.
 
         """
-        table, state, n = self._table(), self._opened.latest(), self.n_tokens
+        table, state, n = self._table(), self._latest(), self.n_tokens
         self._score_table.keep(state.tokens[: state.n_decoded], state.adapters)
         first = 0 if self._logits_all else max(n - 1, 0)
         missing = (at for at in range(first, n) if at < len(table))
@@ -1139,7 +1144,7 @@ class Llama(Closeable):
 
     def _read_again(self, first: int) -> None:
         """Evaluates the tokens in memory once more from one on, for their rows."""
-        before, tokens = self._opened.n_back, self._opened.latest().tokens[first : self.n_tokens]
+        before, tokens = self._opened.n_back, self._latest().tokens[first : self.n_tokens]
         self.n_tokens = first
         try:
             Llama.eval(self, tokens)
@@ -1154,7 +1159,7 @@ class Llama(Closeable):
     @property
     def eval_tokens(self) -> deque[int]:
         """The ids in memory."""
-        return deque(self._opened.latest().tokens[: self.n_tokens], maxlen=self.n_ctx())
+        return deque(self._latest().tokens[: self.n_tokens], maxlen=self.n_ctx())
 
     @property
     def eval_logits(self) -> deque[list[float]]:
@@ -1240,7 +1245,7 @@ class Llama(Closeable):
         n, table = self.n_tokens, self._score_table
         if n == 0:
             raise ArgumentError("no tokens are in memory to sample from: call eval() first")
-        state = self._opened.latest()
+        state = self._latest()
         table.keep(state.tokens[: state.n_decoded], state.adapters)
         at = n - 1 if idx is None else idx if idx >= 0 else n + idx
         if at == n - 1:
@@ -1297,7 +1302,7 @@ class Llama(Closeable):
             logits_processor=logits_processor, stopping_criteria=stopping_criteria, grammar=grammar,
         )  # fmt: skip
         check_fits(self._opened.model.vocab, tokens, self.n_ctx())
-        held = [] if reset else self._opened.latest().tokens[: self.n_tokens]
+        held = [] if reset else self._latest().tokens[: self.n_tokens]
         generation = self._opened.generation(
             [*held, *tokens], options, last_n=self.last_n_tokens_size, by_token=True
         )
@@ -1352,7 +1357,7 @@ class Llama(Closeable):
         Requests that wait for a place are not touched; with none running nothing happens.
         """
         self._embeddings.cancel()
-        self._opened.cancel()
+        self._opened.runner.cancel()
 
     def close(self) -> None:
         """Frees the model. Cancels requests of other threads first. May be called twice.

@@ -197,9 +197,6 @@ class OpenModel(Closeable):
             return self.model.refusal
         return None if self.generating is None else self.generating.context.failure
 
-    def __repr__(self) -> str:
-        return self.describe(type(self).__name__)
-
     def describe(self, name: str) -> str:
         """The repr of the model's owner, under a class name."""
         if self.model.is_closed or self.generating is None:
@@ -267,10 +264,6 @@ class OpenModel(Closeable):
         run = Run(runtime.model, runtime.context, asked, runtime.acceptance)
         return Stream(runtime.runner, [run])
 
-    def latest(self) -> SequenceState:
-        """The sequence of the last text."""
-        return self.runtime.runner.latest()
-
     def last_row_of(self, state: SequenceState, prompt: Sequence[int]) -> Logits:
         """Reads a sequence to the end of a prompt; returns its last token's logits, [n_vocab]."""
         runtime = self.runtime
@@ -329,14 +322,6 @@ class OpenModel(Closeable):
             for sequence in runtime.runner.idle():
                 runtime.round.sequences.forget(sequence)
             runtime.round.prefixes.clear()
-
-    def save_state(self) -> LlamaState:
-        """Saves the last request's text for load_state() of this or an equal Llama.
-
-        Waits in line for a place without a request.
-        """
-        with self.runtime.runner.visit() as sequence:
-            return self.state_of(sequence)
 
     def state_of(self, sequence: SequenceState) -> LlamaState:
         """The state of a sequence. The caller has exclusive use of it."""
@@ -397,10 +382,6 @@ class OpenModel(Closeable):
             self.restore(sequence, state, adapters)
             runtime.runner.note_latest(sequence)
             self.seeds.state, self.n_back = state.seed, None
-
-    def cancel(self) -> None:
-        """See Llama.cancel()."""
-        self.runner.cancel()
 
     def close(self, close_others: Callable[[], None] = lambda: None) -> None:
         """See Llama.close(); `close_others` closes the model's other contexts."""

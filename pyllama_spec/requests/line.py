@@ -59,14 +59,9 @@ class Line:
 
     def arrive(self, *, is_slow: bool) -> Arrival:
         """Notes a call that will create a request, which keeps the call's queue position."""
-        arrival = self._arrival(is_slow)
-        self._arriving.append(arrival)
-        return arrival
-
-    def _arrival(self, is_slow: bool = False) -> Arrival:
-        arrival = Arrival(self._n_arrivals, monotonic(), is_slow)
         self._n_arrivals += 1
-        return arrival
+        self._arriving.append(Arrival(self._n_arrivals, monotonic(), is_slow))
+        return self._arriving[-1]
 
     def made(self, arrival: Arrival) -> None:
         """Called when the call's request is queued or will not come. May be called twice."""
@@ -77,7 +72,9 @@ class Line:
         """Queues a new request at the position of its call."""
         run.number = self._n_runs
         self._n_runs += 1
-        run.arrival = run.arrival or self._arrival()
+        if run.arrival is None:
+            self.made(arrival := self.arrive(is_slow=False))
+            run.arrival = arrival
         self._queue(run)
 
     def _queue(self, run: Run) -> None:
