@@ -37,25 +37,23 @@ T = TypeVar("T")
 def check_messages(messages: object) -> list[dict[str, Any]]:
     """Checks messages, and makes the content of each one text. A key that is None is absent."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        raise ArgumentError(
-            f"messages must be a list of dicts with role and content, not {shown(messages)}"
-        )
+        raise ArgumentError("messages", messages, "a list of objects with role and content")
     if not messages:
-        raise ArgumentError("messages is empty: give at least one message")
+        raise ArgumentError("messages", messages, "at least one message")
     out: list[dict[str, Any]] = []
     for i, message in enumerate(map(present, messages)):
         if not isinstance(message, Mapping):
-            raise ArgumentError(f"messages[{i}] is not a dict: {shown(message)}")
+            raise ArgumentError(f"messages[{i}]", message, dict)
         role = message.get("role")
         if not isinstance(role, str) or not role:
-            raise ArgumentError(
-                f"messages[{i}] has role {shown(role)}; expected a word such as 'user'"
-            )
+            raise ArgumentError(f"messages[{i}].role", role, "a word such as 'user'")
         content = _text(message.get("content"), i)
         if content is None and not message.get("tool_calls"):
             # Of an empty answer, or of one with a call in OpenAI's older form.
             if role != "assistant":
-                raise ArgumentError(f"messages[{i}] has no content; give a str")
+                raise ArgumentError(
+                    f"messages[{i}]", problem="has no content", remedy="give a text"
+                )
             content = ""
         checked = {**message, "content": content}
         calls = checked.get("tool_calls")
@@ -120,20 +118,19 @@ def _text(content: object, i: int) -> str | None:
         return content
     if isinstance(content, (bytes, Mapping)) or not isinstance(content, Sequence):
         raise ArgumentError(
-            f"messages[{i}] has content of type {type(content).__name__}; expected a str or a "
-            'list of {"type": "text", "text": ...}'
+            f"messages[{i}].content", content, 'a text, or a list of {"type": "text", "text": ...}'
         )
     texts: list[str] = []
     for part in content:
         if not isinstance(part, Mapping) or "type" not in part:
-            raise ArgumentError(f"messages[{i}] has a part without a type: {shown(part)}")
+            raise ArgumentError(f"messages[{i}].content", part, "a part with a type")
         if part["type"] not in ("text", "refusal"):
             raise UnsupportedError(
-                f"messages[{i}] has a part of type {shown(part['type'])}; only text is supported"
+                param=f"messages[{i}].content", value=part["type"], expected="text alone"
             )
         text = part.get(part["type"])
         if not isinstance(text, str):
-            raise ArgumentError(f"messages[{i}] has a text part without text: {shown(part)}")
+            raise ArgumentError(f"messages[{i}].content", part, "a text in each part")
         texts.append(text)
     return "".join(texts)
 
@@ -438,10 +435,12 @@ def _with_parts(message: dict[str, Any]) -> dict[str, Any]:
 # One of them, which no message has, stands where the message ends. They are for private use.
 _MARKS = ("\U0010abce", "\U0010abcf", "\U0010abd0")
 
-_NOT_SHOWN = (
-    "continue_final_message={name!r}: the chat template does not show that of a last message; go "
-    "on with its content, or leave tools and reasoning_format out"
-)
+
+def _not_shown(name: str) -> UnsupportedError:
+    return UnsupportedError(
+        "is not shown by the chat template in a last message", param="continue_final_message",
+        value=name, remedy="continue its content, or leave `tools` and `reasoning_format` out",
+    )  # fmt: skip
 
 
 def field_to_continue(messages: Sequence[Message], which: bool | str) -> str:
@@ -449,12 +448,13 @@ def field_to_continue(messages: Sequence[Message], which: bool | str) -> str:
     last = check_messages(messages)[-1]
     if last["role"] != "assistant":
         raise ArgumentError(
-            f"continue_final_message continues an assistant's message, but the last one has the "
-            f'role {shown(last["role"])}; append {{"role": "assistant", "content": ...}}'
-        )
+            "continue_final_message", expected="the role assistant in the last message",
+            problem=f"continues a message with the role {shown(last['role'])}",
+        )  # fmt: skip
     if last.get("tool_calls") or last.get("function_call"):
         raise ArgumentError(
-            "continue_final_message continues a text, but the last message is a tool call"
+            "continue_final_message",
+            problem="continues a text, and the last message is a tool call",
         )
     if which is True:
         thinks = bool(last.get("reasoning_content")) and not last["content"]
@@ -462,9 +462,9 @@ def field_to_continue(messages: Sequence[Message], which: bool | str) -> str:
     name = str(which)
     if not isinstance(last.get(name), str):
         raise ArgumentError(
-            f"continue_final_message={name!r}: the last message has {shown(last.get(name))} there; "
-            "give it a text"
-        )
+            "continue_final_message", name, "a text there",
+            problem=f"is {shown(last.get(name))} in the last message",
+        )  # fmt: skip
     return name
 
 
@@ -494,7 +494,7 @@ def render_continued(
         if at >= 0:
             return rendered.cut(at, len(mark))
     if name != "content":
-        raise UnsupportedError(_NOT_SHOWN.format(name=name))
+        raise _not_shown(name)
     variables["add_generation_prompt"] = True
     return template.render(before, tools=tools, **variables).followed_by(last[name])
 
@@ -503,4 +503,4 @@ def check_continued(prompt: str, messages: Sequence[Message], name: str) -> None
     """Checks a chat that the engine has rendered up to the last message's end."""
     text = str(check_messages(messages)[-1][name])
     if not prompt.endswith(text) and not prompt.rstrip().endswith(text.strip()):
-        raise UnsupportedError(_NOT_SHOWN.format(name=name))
+        raise _not_shown(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.chat.prompts import check_fits, template_variables
@@ -48,50 +48,6 @@ _SWITCHES = ("enable_thinking", "thinking")
 _OF_ENGINE_GRAMMARS = frozenset(("grammar_prefill", "grammar_triggers"))
 
 
-@dataclass(slots=True)
-class ChatForm:
-    """The chat format of a model."""
-
-    name: str
-    template_name: str | None = None  # of one in the file; None for its default
-    source: str | None = None  # Jinja text in place of the file's
-    stops: tuple[str, ...] = ()  # beside the model's own end
-    template: ChatTemplate | None = None  # compiled, once it is needed or its faults have to show
-    tools: ToolChats | None = None  # writes chats with tools by it, once there is one
-
-    @classmethod
-    def of(cls, model: Model, chat_format: str | None, chat_template: str | None) -> ChatForm:
-        """The form for Llama(chat_format=, chat_template=).
-
-        A template that is named is made now, so that its faults show. check_form() was called.
-        """
-        has_own = model.chat_template() is not None
-        form = cls(chat_format or (_DEFAULT if has_own else "chatml"))
-        if registered_handler(chat_format, chat_template) is not None:
-            return form
-        form.source = chat_template
-        if chat_format == _DEFAULT and has_own:
-            chat_format = None
-        if chat_format is None and chat_template is None:
-            return form
-        if chat_format is not None and chat_template is None:
-            form.template_name = chat_format.removeprefix("chat_template.")
-            if model.chat_template(form.template_name) is None:
-                from pyllama_spec.llama.chat_formats import named_format
-
-                known = named_format(chat_format)
-                if known is not None:  # else make_template() says what there is
-                    form.template_name, form.source = None, known.source
-                    form.stops = known.stop
-        form.make_template(model)
-        return form
-
-    def make_template(self, model: Model) -> ChatTemplate:
-        """Compiles the template."""
-        self.template = ChatTemplate.of_model(model, self.template_name, self.source)
-        return self.template
-
-
 def registered_handler(chat_format: str | None, chat_template: str | None) -> ChatHandler | None:
     """The handler that a program registered for a chat format; None if there is none."""
     if chat_format is None or chat_template is not None:
@@ -102,7 +58,10 @@ def registered_handler(chat_format: str | None, chat_template: str | None) -> Ch
 
 
 class Chats:
-    """The chats of an open model, in its chat format: from messages to prompts."""
+    """The chats of an open model, in one chat format: from messages to prompts.
+
+    A template that is named is compiled now, so that its faults show.
+    """
 
     def __init__(
         self,
@@ -113,21 +72,43 @@ class Chats:
         chat_template: str | None,
     ) -> None:
         self._model, self._n_ctx, self._thoughts = model, n_ctx, thoughts
-        self.form = ChatForm.of(model, chat_format, chat_template)
+        has_own = model.chat_template() is not None
+        self.name = chat_format or (_DEFAULT if has_own else "chatml")
+        self._stops: tuple[str, ...] = ()  # beside the model's own end
+        self._tools: ToolChats | None = None  # writes chats with tools, once there is one
+        self._template: ChatTemplate | None = None
+        # The name of one in the file, None for its default; and Jinja text in place of the file's.
+        self._template_name: str | None = None
+        self._source: str | None = None
+        if registered_handler(chat_format, chat_template) is not None:
+            return
+        self._source = chat_template
+        if chat_format == _DEFAULT and has_own:
+            chat_format = None
+        if chat_format is not None and chat_template is None:
+            self._template_name = chat_format.removeprefix("chat_template.")
+            if model.chat_template(self._template_name) is None:
+                from pyllama_spec.llama.chat_formats import named_format
 
-    def set_format(self, name: str | None) -> None:
-        """Sets the format of later requests."""
+                known = named_format(chat_format)
+                if known is not None:  # else the template says what there is
+                    self._template_name, self._source = None, known.source
+                    self._stops = known.stop
+        if chat_format is not None or chat_template is not None:
+            self.template()
+
+    def of_format(self, name: str | None) -> Chats:
+        """The chats of the model in another format."""
         check_form(name, None)
-        self.form = ChatForm.of(self._model, name, None)
+        return Chats(self._model, self._n_ctx, self._thoughts, name, None)
 
     def template(self) -> ChatTemplate:
         """The format's template."""
-        if self.form.template is None:
-            template = self.form.make_template(self._model)
-            if template.note:
-                warn(template.note)
-            return template
-        return self.form.template
+        if self._template is None:
+            self._template = ChatTemplate.of_model(self._model, self._template_name, self._source)
+            if self._template.note:
+                warn(self._template.note)
+        return self._template
 
     def plain(
         self,
@@ -141,8 +122,8 @@ class Chats:
         keywords = dict(keywords)
         stops = keywords.get("stop") or ()
         stops = [stops] if isinstance(stops, str) else stops
-        if self.form.stops:
-            keywords["stop"] = [*stops, *self.form.stops]
+        if self._stops:
+            keywords["stop"] = [*stops, *self._stops]
         variables = template_variables(chat_template_kwargs)
         keywords, variables, unread = with_effort(keywords, variables, template.source)
         given = {name: value for name, value in keywords.items() if value is not None}
@@ -181,11 +162,10 @@ class Chats:
             raise ArgumentError(
                 "give grammar or tools, not both: calls have a grammar of their own"
             )
-        form = self.form
-        if form.tools is None:
+        if self._tools is None:
             from pyllama_spec.chat.tools import ToolChats
 
-            form.tools = ToolChats(self._model, template)
+            self._tools = ToolChats(self._model, template)
         which = own.get("continue_final_message")
         if own.get("add_generation_prompt") is False and not which:
             raise ArgumentError(
@@ -193,7 +173,7 @@ class Chats:
                 "tools and reasoning_format: their answers are read from their beginning"
             )
         name = field_to_continue(messages, which) if which else None
-        rendered, reader = form.tools.begin(messages, request, variables, schema, name)
+        rendered, reader = self._tools.begin(messages, request, variables, schema, name)
         self._check_fits(rendered)
         if name:
             check_continued(rendered.text, messages, name)
@@ -212,8 +192,8 @@ class Chats:
 
     def close(self) -> None:
         """Frees the resources of chats with tools."""
-        if self.form.tools is not None:
-            self.form.tools.close()
+        if self._tools is not None:
+            self._tools.close()
 
 
 def _begun_answer(

@@ -82,6 +82,6 @@ def check_usage_options(request: RequestOptions, *, is_stream: bool) -> None:
     """Refuses options of a stream for a whole answer."""
     if request.stream_options is not None and not is_stream:
         raise ArgumentError(
-            f"stream_options={request.stream_options!r:.60} is for stream=True; a whole answer "
-            "has its usage anyway"
-        )
+            "stream_options", request.stream_options, problem="is for `stream=True`",
+            remedy="leave it out: a whole answer has its usage anyway",
+        )  # fmt: skip

@@ -22,7 +22,6 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
     RemoteError,
     UnsupportedError,
-    shown,
     warn,
 )
 from pyllama_spec.requests.runner import Runner
@@ -84,8 +83,8 @@ class Embeddings:
             raise model.closed_error(f"the model {model.path} is closed; load it again")
         if not self._is_wanted:
             raise UnsupportedError(
-                "there are no embeddings without embedding=True: open the model again with "
-                "embedding=True"
+                "this model was opened without embeddings",
+                setup="open the model again with `embedding=True`",
             )
 
     def _opened(self) -> Context:
@@ -171,9 +170,9 @@ class Embeddings:
             tokens = [int(token) for token in text]
             vocab.check_ids(tokens, "a text to embed")
         else:
-            raise ArgumentError(f"embed takes texts, or lists of token ids, not {shown(text)}")
+            raise ArgumentError("input", text, "a text or a list of token ids")
         if not tokens:
-            raise ArgumentError("a text to embed has no tokens, and the model adds none")
+            raise ArgumentError("input", text, "a text with tokens, as the model adds none")
         if not truncate:
             _check_length(len(tokens), n_max)
         return tokens[:n_max]
@@ -268,7 +267,7 @@ def texts_of(texts: object) -> list[Text]:
     try:
         return list(texts)  # type: ignore[call-overload, no-any-return]
     except TypeError:
-        raise ArgumentError(f"embed takes a text or a list of them, not {shown(texts)}") from None
+        raise ArgumentError("input", texts, "a text or a list of them") from None
 
 
 class Pairs:

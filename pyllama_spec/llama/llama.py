@@ -142,6 +142,7 @@ class Llama(Closeable):
     chat_handler: ChatHandler | None = None
     spm_infill = False
     verbose = False
+    _chats: Chats
 
     # ---- opening
 
@@ -687,7 +688,9 @@ class Llama(Closeable):
 
         """
         if options is not None and keywords:
-            raise ArgumentError("give options or keywords, not both")
+            raise ArgumentError(
+                "options", problem="and keywords exclude each other", remedy="give one of them"
+            )
         instance(options, (RequestOptions, type(None)), "options")
         request = options if options is not None else RequestOptions.from_keywords(keywords)
         return self._text_generation(self._prompt_tokens(prompt), request)
@@ -895,13 +898,13 @@ class Llama(Closeable):
             ArgumentError: there is no such form; the one before stays.
 
         """
-        return self._chats.form.name
+        return self._chats.name
 
     @chat_format.setter
     def chat_format(self, name: str | None) -> None:
         from pyllama_spec.llama.chat_formats import HANDLERS
 
-        self._chats.set_format(name)
+        self._chats = self._chats.of_format(name)
         if any(self.chat_handler is one for one in HANDLERS.values()):
             self.chat_handler = None  # of the form before; a program's own still answers
         self.chat_handler = self.chat_handler or registered_handler(name, None)
@@ -1100,7 +1103,7 @@ class Llama(Closeable):
         n_held = self._latest().n_held
         n = integer(n, "n_tokens")
         if not 0 <= n <= n_held:
-            raise ArgumentError(f"n_tokens={n} is outside 0 .. {n_held}, the number of tokens held")
+            raise ArgumentError("n_tokens", n, f"0 to {n_held}, the tokens that are held")
         self._opened.n_back = n
 
     @property
@@ -1244,7 +1247,9 @@ class Llama(Closeable):
     def _row(self, idx: int | None) -> Logits:
         n, table = self.n_tokens, self._score_table
         if n == 0:
-            raise ArgumentError("no tokens are in memory to sample from: call eval() first")
+            raise ArgumentError(
+                problem="no tokens are in memory to sample from", remedy="call eval() first"
+            )
         state = self._latest()
         table.keep(state.tokens[: state.n_decoded], state.adapters)
         at = n - 1 if idx is None else idx if idx >= 0 else n + idx
@@ -1260,9 +1265,9 @@ class Llama(Closeable):
             return np.array(last)
         if not self._logits_all or not 0 <= at < n:
             raise ArgumentError(
-                f"idx={idx!r}: the logits of tokens before the last are kept with "
-                f"logits_all=True only, and there are {n} tokens"
-            )
+                "idx", idx, f"the last of {n} tokens",
+                "`logits_all=True` keeps the logits of the others",
+            )  # fmt: skip
         return np.array(self.scores[at])
 
     # fmt: off

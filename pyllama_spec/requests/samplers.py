@@ -146,7 +146,9 @@ def _one_line(why: str) -> str:
 
 def _malformed(guide: Guide, why: str) -> ArgumentError:
     what = {"regex": "regular expression", "lark": "Lark grammar", "json_schema": "JSON schema"}
-    return ArgumentError(f"the {what[guide.kind]} cannot be used: {_one_line(why)}")
+    return ArgumentError(
+        "grammar", problem=f"cannot be used as {what[guide.kind]}: {_one_line(why)}"
+    )
 
 
 def guided_sampler(model: Model, sampler: Sampler, guide: Guide | None) -> GuidedSampler | None:
@@ -181,7 +183,9 @@ def _called(function: Callable[..., Any], kind: str, ids: Ids, logits: Any) -> A
     try:
         return function(ids, logits)
     except (StopIteration, GeneratorExit) as error:
-        raise ArgumentError(f"the {kind} {function!r} raised {type(error).__name__}") from error
+        raise ArgumentError(
+            kind, problem=f"of {function!r} raised {type(error).__name__}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,15 +263,17 @@ class ProcessedSampler(StepSampler):
                 scores = np.asarray(returned, dtype=np.float32)
             except (TypeError, ValueError, OverflowError) as error:
                 raise ArgumentError(
-                    f"the logits processor {processor!r} returned no scores: {error}"
+                    "logits_processor", processor, f"scores as its result: {error}"
                 ) from None
             if returned is None or scores.shape != shape:
                 raise ArgumentError(
-                    f"the logits processor {processor!r} returned {shown(returned)}; return the "
-                    f"scores, an array of shape {shape}"
-                )
+                    "logits_processor", problem=f"returned {shown(returned)}",
+                    expected=f"the scores, an array of shape {shape}",
+                )  # fmt: skip
         if np.isnan(scores).any() or not np.isfinite(scores).any():
-            raise ArgumentError("the logits processors left no token, or a NaN, in the scores")
+            raise ArgumentError(
+                "logits_processor", problem="left no token, or a NaN, in the scores"
+            )
         return self._sampler.sample_row(scores)
 
     def accept(self, token: int, *, generated: bool = True) -> None:
