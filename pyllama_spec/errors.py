@@ -78,6 +78,7 @@ class Face:
     Attributes:
         names: the face's names for options, by Python's; the others stay.
         pair: an option with its value.
+        words: the face's words for Python's True, False and None in a text.
         value: a value in words.
         kinds: types in words.
         is_operator: whether the reader can change how the model was opened.
@@ -86,6 +87,7 @@ class Face:
 
     names: Mapping[str, str] = field(default_factory=dict)
     pair: str = "{}={}"
+    words: Mapping[str, str] = field(default_factory=dict)
     value: Callable[[object], str] = shown
     kinds: Mapping[type, str] = field(default_factory=lambda: PYTHON_KINDS)
     is_operator: bool = True
@@ -103,7 +105,8 @@ class Face:
 
     def _option(self, found: re.Match[str]) -> str:
         name = self.name(found[1])
-        return name if found[2] is None else self.pair.format(name, found[2])
+        value = found[2]
+        return name if value is None else self.pair.format(name, self.words.get(value, value))
 
     def expected(self, expected: Expected) -> str:
         """What was expected, in the face's words."""
@@ -257,6 +260,13 @@ class ArgumentError(PyllamaSpecError, ValueError):
         super().__init__(
             problem, param=param, value=value, expected=expected, remedy=remedy, setup=setup
         )
+
+
+def both_given(param: str, other: str) -> ArgumentError:
+    """The error for two arguments of which a call takes one."""
+    return ArgumentError(
+        param, problem=f"and `{other}` exclude each other", remedy="give one of them"
+    )
 
 
 class UnknownKeywordError(ArgumentError, TypeError):

@@ -99,7 +99,7 @@ def named_calls(arguments: Mapping[str, str]) -> str:
 # How far after the parsed part an unfinished call is searched, in characters: the end of the
 # call before it is shorter.
 _MAX_CLOSING = 64
-# What is before the arguments of a call in the form of grammar_rules.named_calls().
+# What is before the arguments of a call in the form of named_calls().
 _CALL_HEAD = re.compile(r'\{ ?"name": ("(?:[^"\\]|\\.)*") ?, ?"arguments": ?(?=[^ ])')
 
 
@@ -374,7 +374,7 @@ class ForcedReader:
 class AnyReader:
     """A call of one of several functions, for templates that know no tools.
 
-    Its form is that of grammar_rules.named_calls().
+    Its form is that of named_calls().
     """
 
     shown: Collection[int] = ()

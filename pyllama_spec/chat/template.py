@@ -6,8 +6,8 @@ nothing else, and its time and memory are bounded: csrc/abi/chat.cpp.
 Control tokens in messages: a rendered chat is tokenized with the names of control tokens read as
 those tokens. A message that contains such a name would then forge the turns of others, and so would
 a role, a tool's description or a variable of the template. prompt_provenance.py finds what of the
-text comes from the caller, control_tokens.py reads no control token there; RenderedChat.located
-says how much could be found.
+text comes from the caller, and reads no control token there; RenderedChat.located says how much
+could be found.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pyllama_spec.chat.prompt_provenance import (
     tokenize_chat,
 )
 from pyllama_spec.engine import Model, TemplateProgram, Vocab
-from pyllama_spec.errors import ArgumentError, UnsupportedError, shown, warn
+from pyllama_spec.errors import ArgumentError, UnsupportedError, both_given, shown, warn
 
 T = TypeVar("T")
 
@@ -224,15 +224,14 @@ def check_form(chat_format: object, chat_template: object) -> None:
     """Checks what ChatTemplate.of_model() takes, as far as that needs no model."""
     if chat_template is not None:
         if chat_format is not None:
-            raise ArgumentError("give chat_format or chat_template, not both")
+            raise both_given("chat_format", "chat_template")
         if not isinstance(chat_template, str) or "{" not in chat_template:
             raise ArgumentError(
-                f"chat_template takes Jinja text, not {shown(chat_template)}; of a file, give its "
-                "text: Path(...).read_text()"
+                "chat_template", chat_template, "Jinja text", "read a file: Path(...).read_text()"
             )
         ChatTemplate(chat_template)
     elif chat_format is not None and not isinstance(chat_format, str):
-        raise ArgumentError(f"chat_format takes the name of a template, not {shown(chat_format)}")
+        raise ArgumentError("chat_format", chat_format, "the name of a template")
 
 
 class ChatTemplate:
@@ -252,7 +251,7 @@ class ChatTemplate:
         self, source: str, *, bos_token: str = "", eos_token: str = "", note: str = ""
     ) -> None:
         if not isinstance(source, str):
-            raise ArgumentError(f"a chat template is Jinja text, not {shown(source)}")
+            raise ArgumentError("chat_template", source, "Jinja text")
         self.source, self.note = source, note
         self._bos_token, self._eos_token = bos_token, eos_token
         self._program = TemplateProgram(source)
@@ -289,11 +288,11 @@ class ChatTemplate:
             return cls(source, **tokens)
         if chat_format is not None:
             raise ArgumentError(
-                f"chat_format={shown(chat_format)}: {model.path.name} has no template of that name "
-                f"(it has: {', '.join(_names_in(model)) or 'none'}); 'chatml' and the formats "
-                "of llama-cpp-python, such as 'llama-2', are built in; any other goes into "
-                "chat_template= as Jinja text"
-            )
+                "chat_format", chat_format,
+                f"one of {', '.join([*_names_in(model), 'chatml'])}, or a format of "
+                "llama-cpp-python, such as 'llama-2'",
+                "give any other template as Jinja text in `chat_template`",
+            )  # fmt: skip
         note = f"{model.path.name} has no chat template; ChatML is used, which may not fit it"
         return cls(CHATML, **tokens, note=note)
 

@@ -132,7 +132,7 @@ def _json(value: Any, what: str, default: Callable[[Any], Any] | None = None) ->
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=default)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ArgumentError(f"{what} must be plain JSON: {error}") from None
+        raise ArgumentError(what, expected=f"plain JSON: {error}") from None
     return _encoded(text)
 
 

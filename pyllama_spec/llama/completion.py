@@ -2,54 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Sequence
 
 from pyllama_spec.chat.prompts import check_fits, fim_tokens, prompt_tokens
 from pyllama_spec.engine import Vocab
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama.open_model import SeedStream
-from pyllama_spec.requests.options import Acceptance, RequestOptions
-
-# One prompt, as text or as ids; or a list of them.
-Prompts = str | bytes | Sequence[int] | Sequence[str | bytes] | Sequence[Sequence[int]]
-
-
-class MoreOptions(TypedDict, total=False):
-    """Request options that llama-cpp-python lacks: see RequestOptions."""
-
-    min_keep: int
-    top_n_sigma: float
-    penalty_last_n: int | None
-    penalize_prompt: bool | None
-    dry_multiplier: float
-    dry_base: float
-    dry_allowed_length: int
-    dry_penalty_last_n: int
-    dry_breakers: Sequence[str]
-    xtc_probability: float
-    xtc_threshold: float
-    n: int
-    max_completion_tokens: int | None
-    min_tokens: int
-    ignore_eos: bool
-    stop_token_ids: Sequence[int] | None
-    bad_words: str | Sequence[str] | None
-    include_stop_str_in_output: bool
-    thinking_token_budget: int | None
-    reasoning_effort: str | None
-    continue_final_message: bool | str | None
-    add_generation_prompt: bool | None
-    return_token_ids: bool
-    stream_options: Mapping[str, Any] | None
-    user: str | None
-    remember: bool
-    context_shift: bool
-    n_keep: int
-    return_token_sources: bool
-    n_draft: int | None
-    prediction: str | None
-    acceptance: Acceptance | None
+from pyllama_spec.requests.options import RequestOptions
 
 
 def is_list_of_prompts(prompt: object) -> bool:

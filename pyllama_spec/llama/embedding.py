@@ -168,7 +168,7 @@ class Embeddings:
                 text = text[:n_max]
             _check_length(len(text), n_max)
             tokens = [int(token) for token in text]
-            vocab.check_ids(tokens, "a text to embed")
+            vocab.check_ids(tokens, "input")
         else:
             raise ArgumentError("input", text, "a text or a list of token ids")
         if not tokens:

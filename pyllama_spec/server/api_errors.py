@@ -22,6 +22,8 @@ from pyllama_spec.errors import (
     clipped,
     shown,
 )
+from pyllama_spec.options import names_of
+from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.server.shapes import Speculation
 
 
@@ -73,9 +75,7 @@ _KINDS_OF_JSON = {"str": "string", "int": "integer", "float": "number", "bool": 
 _EXPECTED = re.compile(rf"\b(?:{'|'.join(_KINDS_OF_JSON)})\b(?=[^`]*`(?:[^`]*`[^`]*`)*[^`]*$)")
 _LATER = re.compile(r"\btry again later$")
 _LACKING = re.compile(r"Object (missing required|contains unknown) field `(.+)`")
-_FIELDS = {
-    "penalty_last_n": "repeat_last_n", "mirostat_mode": "mirostat", "timeout_s": "timeout",
-}  # fmt: skip
+_FIELDS = names_of("body", RequestOptions)
 _KINDS_OF_JSON_VALUES: Mapping[type, str] = {
     type(None): "null", bool: "true or false", int: "an integer", float: "a number",
     str: "a string", list: "an array", tuple: "an array", dict: "an object",

@@ -177,7 +177,7 @@ class Round:
         prompt, state = run.prompt, run.state
         if not prompt:
             raise ArgumentError("the prompt has no tokens: give at least one")
-        self.target.model.vocab.check_ids(prompt, "the prompt")
+        self.target.model.vocab.check_ids(prompt, "prompt")
         if len(prompt) > self.target.n_ctx_seq:
             raise ContextFullError.of_prompt(len(prompt), self.target.n_ctx_seq)
         start = perf_counter()
