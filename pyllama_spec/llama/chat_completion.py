@@ -23,12 +23,19 @@ from pyllama_spec.engine import Model
 from pyllama_spec.engine.checks import one_of
 from pyllama_spec.errors import ArgumentError, UnsupportedError, warn
 from pyllama_spec.llama.open_options import ChatHandler
-from pyllama_spec.llama.thoughts import ThoughtTags
 from pyllama_spec.requests.options import EFFORTS, RequestOptions
 
 if TYPE_CHECKING:
     from pyllama_spec.chat.answers import AnswerReader
     from pyllama_spec.chat.tools import ToolChats, ToolRequest
+
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from pyllama_spec.engine import ChatParser, Vocab
+from pyllama_spec.engine.chat import ends_in_thought
+from pyllama_spec.requests.options import OF_CHATS
 
 # The defaults of a chat where they differ from RequestOptions: llama-cpp-python's.
 CHAT_DEFAULTS: Mapping[str, Any] = {"max_tokens": None, "temperature": 0.2}
@@ -267,3 +274,100 @@ def with_effort(
 
 def _reads(source: str, name: str) -> bool:
     return re.search(rf"\b{name}\b", source) is not None
+
+
+class ThoughtTags:
+    """The tags of thoughts in a model's answers."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        # By the text of a template: reading one takes a while.
+        # An error is kept as its words: an exception would keep its callers alive, the Llama too.
+        self._known: dict[str, tuple[str, ...] | str] = {}
+
+    def of_text(
+        self, template: Callable[[], ChatTemplate], tokens: Sequence[int], request: RequestOptions
+    ) -> RequestOptions:
+        """The options of a text, with the tags for a budget."""
+        for name in OF_CHATS:
+            if getattr(request, name) is not None:
+                raise ArgumentError(
+                    f"{name}={getattr(request, name)!r} applies to chats only; pass it to "
+                    "create_chat_completion(), or leave it out"
+                )
+        if request.thinking_token_budget is None or request.thought_close:
+            return request
+        tags = self.of_template(template().source)
+        text = self._model.vocab.detokenize(tokens, special=True).decode(errors="replace")
+        return self._bounded(request, tags, text, own_grammar=True)
+
+    def of_chat(
+        self,
+        template: ChatTemplate,
+        request: RequestOptions,
+        unread: str | None,
+        *,
+        answer: str,
+        own_grammar: bool,
+    ) -> RequestOptions:
+        """The options of a chat, with the tags for a budget."""
+        if unread is None and request.thinking_token_budget is None:
+            return request
+        tags = self.of_template(template.source)
+        if unread is not None and not tags:
+            if unread == "none":
+                return replace(request, response_format=None, thinking_token_budget=None)
+            raise UnsupportedError(
+                f"reasoning_effort={unread!r}: the model's chat template marks no thoughts and "
+                "reads no effort; leave it out"
+            )
+        if request.thinking_token_budget is None:
+            return request
+        return self._bounded(request, tags, answer, own_grammar=own_grammar)
+
+    def _bounded(
+        self, request: RequestOptions, tags: Sequence[str], before: str, *, own_grammar: bool
+    ) -> RequestOptions:
+        """The options with a budget and its tags, after the text `before`.
+
+        own_grammar: the request's grammar is for the answer alone, without thoughts.
+        """
+        if not tags:
+            raise UnsupportedError(
+                f"thinking_token_budget={request.thinking_token_budget}: the model's chat template "
+                "marks no thoughts, so none can be bounded; leave it out, or set max_tokens"
+            )
+        return replace(
+            request, response_format=None, max_completion_tokens=None, thought_tags=tuple(tags),
+            thought_is_open=ends_in_thought(before, tags),
+            thought_close=_close(self._model.vocab, tags[1]),
+            grammar_skips_thoughts=own_grammar and request.grammar is not None,
+        )  # fmt: skip
+
+    def of_template(self, source: str) -> tuple[str, ...]:
+        """The thought tags of a template; () if it has none.
+
+        The first call for a template takes a while.
+        """
+        if source not in self._known:
+            try:
+                with ChatParser(self._model, source) as parser:
+                    session = parser.begin({"messages": [{"role": "user", "content": "."}]})
+                self._known[source] = session.thought_tags
+            except ArgumentError as error:  # as it would be each time
+                self._known[source] = str(error)
+        known = self._known[source]
+        if isinstance(known, str):
+            raise ArgumentError(known)
+        return known
+
+
+def _close(vocab: Vocab, end: str) -> tuple[int, ...]:
+    """The ids of the tag that ends a thought.
+
+    Some vocabularies put a space before a first control token, which is not part of the tag.
+    """
+    ids = vocab.tokenize(end, add_special=False, parse_special=True)
+    if len(ids) > 1 and vocab.piece(ids[0], special=True).isspace() and not end[0].isspace():
+        ids = ids[1:]
+    return tuple(ids)

@@ -53,12 +53,11 @@ from pyllama_spec.llama.calls import (
     async_call_of,
     call_of,
 )
-from pyllama_spec.llama.chat_completion import Chats, options_for_handler, registered_handler
-from pyllama_spec.llama.completion import (
-    check_usage_options,
-    completion_tokens,
-    is_list_of_prompts,
-    options_of_choices,
+from pyllama_spec.llama.chat_completion import (
+    Chats,
+    ThoughtTags,
+    options_for_handler,
+    registered_handler,
 )
 from pyllama_spec.llama.embedding import Embeddings, is_one_text, response, texts_of
 from pyllama_spec.llama.event_loop import answered
@@ -92,8 +91,6 @@ from pyllama_spec.llama.responses import (
     answering_model,
     check_stream,
 )
-from pyllama_spec.llama.score_table import ScoreTable
-from pyllama_spec.llama.thoughts import ThoughtTags
 from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts
 from pyllama_spec.options import options_of
 from pyllama_spec.requests import stream as handles
@@ -115,6 +112,12 @@ from pyllama_spec.terminal import ProgressBar
 if TYPE_CHECKING:
     from pyllama_spec.chat.answers import AnswerReader
     from pyllama_spec.chat.tools import ToolRequest
+
+
+from pyllama_spec.chat.prompts import fim_tokens, prompt_tokens
+from pyllama_spec.engine import Vocab
+from pyllama_spec.llama.open_model import SeedStream
+from pyllama_spec.speculative.sequence import Adapters, n_common
 
 __all__ = ["Llama", "LlamaState"]
 
@@ -1412,6 +1415,91 @@ class _Reopening:
             self._kept = None
             if self._n_closes != n_closes:
                 close()
+
+
+class ScoreTable:
+    """Rows of logits, each of a token of one text: a row of another text is never left."""
+
+    def __init__(self) -> None:
+        self._rows: Logits = np.zeros((0, 0), dtype=np.float32)
+        self._tokens: list[int] = []
+        self._adapters: Adapters = None
+        self._filled: set[int] = set()
+        # The row that came last, which the table may be too short for, and its place.
+        self._newest: tuple[int, Logits] | None = None
+
+    def table(self, n_rows: int, n_vocab: int) -> Logits:
+        """[n_rows, n_vocab]: the rows, zeros where there is none; always the same array."""
+        if not self._rows.size:
+            self._rows = np.zeros((n_rows, n_vocab), dtype=np.float32)
+        return self._rows
+
+    def keep(self, tokens: Sequence[int], adapters: Adapters) -> None:
+        """Drops the rows that are not of these tokens, or were computed with other adapters."""
+        n = n_common(self._tokens, tokens) if self._adapters == adapters else 0
+        if n == len(self._tokens):
+            return
+        self._tokens = self._tokens[:n]
+        for at in [at for at in self._filled if at >= n]:
+            self._rows[at] = 0
+            self._filled.discard(at)
+        if self._newest is not None and self._newest[0] >= n:
+            self._newest = None
+
+    def begin(self, tokens: Sequence[int], adapters: Adapters) -> None:
+        """keep(), and rows of these tokens come next."""
+        self.keep(tokens, adapters)
+        self._tokens, self._adapters = list(tokens), adapters
+
+    def put(self, at: int, row: Logits) -> None:
+        """The row of a token, [n_vocab]; copied."""
+        self._newest = (at, np.array(row))
+        if at < len(self._rows):
+            self._rows[at] = row
+            self._filled.add(at)
+
+    def has(self, at: int) -> bool:
+        """Whether the table has the row of a token."""
+        return at in self._filled
+
+    def newest(self, at: int) -> Logits | None:
+        """The row of a token, if it is the one that came last."""
+        return self._newest[1] if self._newest is not None and self._newest[0] == at else None
+
+
+def is_list_of_prompts(prompt: object) -> bool:
+    """Whether a value is a list of texts or of lists of ids, not one prompt."""
+    if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Sequence) or not prompt:
+        return False
+    return isinstance(prompt[0], (str, bytes, list, tuple))
+
+
+def completion_tokens(
+    vocab: Vocab, n_ctx: int, prompt: object, suffix: str | None = None, *, is_spm: bool = False
+) -> list[int]:
+    """The ids of a prompt, or of the gap between it and a suffix."""
+    check_fits(vocab, prompt, n_ctx)
+    if suffix is None:
+        return prompt_tokens(vocab, prompt)
+    check_fits(vocab, suffix, n_ctx)
+    return fim_tokens(vocab, prompt, suffix, is_spm=is_spm)
+
+
+def options_of_choices(request: RequestOptions, seeds: SeedStream) -> list[RequestOptions]:
+    """The options of each answer; a request draws one seed from the model's stream."""
+    if request.n == 1:
+        return [request]
+    seed = seeds.draw() if request.seed is None else None
+    return [request.of_choice(i, seed) for i in range(request.n)]
+
+
+def check_usage_options(request: RequestOptions, *, is_stream: bool) -> None:
+    """Refuses options of a stream for a whole answer."""
+    if request.stream_options is not None and not is_stream:
+        raise ArgumentError(
+            "stream_options", request.stream_options, problem="is for `stream=True`",
+            remedy="leave it out: a whole answer has its usage anyway",
+        )  # fmt: skip
 
 
 Llama.__doc__ = with_arguments(Llama.__doc__)

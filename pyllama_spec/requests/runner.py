@@ -79,6 +79,7 @@ class Runner:
         attach_s: float = 0.0,
     ) -> None:
         self._model, self._round_or_none = model, round_
+        self._owner = model if round_ is None else round_.target  # it knows its process
         self._line = Line(0 if round_ is None else round_.target.n_seq_max)
         # Reentrant: a stream that is collected as garbage is withdrawn in the middle of any
         # statement, those under this lock included. Nobody computes under it: it is never held
@@ -121,7 +122,7 @@ class Runner:
 
         Streams that are dropped then have nothing to release.
         """
-        return self._model.is_forked or self._is_finalizing()
+        return self._owner.is_forked or self._is_finalizing()
 
     def _refuse_callback(self, what: str) -> None:
         if self._computer == threading.get_ident():
@@ -129,7 +130,7 @@ class Runner:
 
     def is_usable(self) -> bool:
         """Whether the context can compute. Never waits for a round."""
-        if self._model.is_forked:
+        if self._owner.is_forked:
             return False
         with self._lock:
             if self._is_closed or self._round_or_none is None:
@@ -152,7 +153,7 @@ class Runner:
 
     def _check_process(self) -> None:
         """Before the lock: in a forked child a thread may hold it that is not there."""
-        if self._model.is_forked:
+        if self._owner.is_forked:
             raise ForkedError("the model belongs to the parent process; open it in the child")
 
     @property
@@ -378,7 +379,7 @@ class Runner:
 
     def status(self, run: Run) -> RequestStatus:
         """The state of a request; never waits for a round."""
-        if self._model.is_forked:
+        if self._owner.is_forked:
             return run.status(None)
         with self._lock:
             return run.status(self._line.position(run))
@@ -434,7 +435,7 @@ class Runner:
 
     def cancel(self) -> None:
         """Cancels the started requests, not the queued ones."""
-        if self._model.is_forked:
+        if self._owner.is_forked:
             return
         with self._lock:
             self._cancel(self._line.begun())
@@ -465,7 +466,7 @@ class Runner:
 
     def close(self) -> bool:
         """Ends all requests and refuses new ones; False if already closed."""
-        if self._model.is_forked:
+        if self._owner.is_forked:
             return True
         with self._lock:
             if self._is_closed:
