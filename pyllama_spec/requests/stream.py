@@ -254,8 +254,9 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
         except BaseException as error:
             if not hasattr(error, "partial_tokens"):  # raised between two pieces
                 run.attach_partial(error)
-            with suppress(BusyError):
-                self._close(run)
+            with suppress(BusyError, ForkedError):
+                self._runner.check_reader()
+                self._runner.withdraw(run)
             raise
         if run.error is not None and run.record.finish_reason is None:
             raise run.error  # its reader had it before, or closed it
@@ -402,16 +403,13 @@ class Stream(Closeable, Iterator[_T], AsyncIterator[_T], Generic[_T]):
 
         In a forked child it does nothing: it is the parent's.
         """
-        for run in self._runs:
-            self._close(run)
-        self._left, self._items = [], deque()
-
-    def _close(self, run: Run) -> None:
         with suppress(ForkedError):
             self._runner.check_reader()
-            self._runner.abort(run)  # a reader in another thread stops waiting
+            self.abort()  # a reader in another thread stops waiting
             with self._lock:
-                self._runner.withdraw(run)
+                for run in self._runs:
+                    self._runner.withdraw(run)
+                self._left, self._items = [], deque()
 
 
 # A stream of pieces, as Llama.generate_steps() gives it.
