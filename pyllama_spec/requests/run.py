@@ -240,7 +240,6 @@ class Run:
         self._stop_reason: str | int | None = None
         self._n_shifts = self._n_cached = self._n_delivered = 0
         self._sources: list[str] = []  # of each token, with those of the last round after the end
-        self._texts: list[str] = []
         # The tokens before the last context shift.
         self._past: list[int] = []
         # The ids of the text, once it has ended, and where that end is in the sequence.
@@ -447,7 +446,6 @@ class Run:
         if not run.timing.first_token_s and step.tokens:
             run.timing.first_token_s = perf_counter() - self._asked_s
         pieces, finish = self._take(step)
-        self._texts += [piece.text for piece in pieces]
         if finish == "length" and step.error is None and self._may_shift():
             self._shift()
             return pieces, None, None
@@ -542,7 +540,7 @@ class Run:
         """Attaches the partial text to an error, if the exception takes attributes."""
         partial: Any = error
         tokens = self._generated() if self._tokens is None else self._tokens
-        text = "".join(self._texts)
+        text = "".join((self.record.text, *(piece.text for piece in self.pieces)))
         with contextlib.suppress(Exception):  # the model may be closed by now
             tokens = [token for token in tokens if not self._vocab.is_eog(token)]
             text = self._vocab.detokenize(tokens).decode(errors="ignore")

@@ -181,8 +181,10 @@ def test_embeddings_and_texts_take_turns(n_parallel: int) -> None:
                 embeds()
 
         running = pool.submit(goes_on)
-        for more in ({}, {"logits_processor": embeds}):
-            assert text_of(llm(PROMPT, max_tokens=30, **GREEDY, **more)) == text
+        options: list[dict[str, Any]] = [{}, {"logits_processor": embeds}]
+        for more in options:
+            again = llm.create_completion(PROMPT, max_tokens=30, **GREEDY, **more)
+            assert text_of(dict(again)) == text
         is_over.set()
         running.result(timeout=60)
 
