@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_a_run_from_use_is_told_its_store(
 ) -> None:
     seen: list[RunConfig] = []
 
-    def stop(config: RunConfig, _: object) -> None:
+    def stop(config: RunConfig, _: object) -> NoReturn:
         seen.append(config)
         raise KeyboardInterrupt
 
@@ -125,7 +126,7 @@ def test_every_option_reaches_the_run(
     """The run records the command and all its options."""
     seen: list[RunConfig] = []
 
-    def stop(config: RunConfig, _: object) -> None:
+    def stop(config: RunConfig, _: object) -> NoReturn:
         seen.append(config)
         raise ArgumentError("enough")
 
