@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import threading
@@ -10,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pyllama_spec.errors import ArgumentError, SchemaError, clipped, shown, warn
+from pyllama_spec.errors import ArgumentError, SchemaError, both_given, clipped, warn
 
 if TYPE_CHECKING:
     from pyllama_spec.schema import Loosened
@@ -38,8 +37,8 @@ ws     ::= "\n"? [ \t]{0,20}
 """
 
 
-# Remedies for keywords, in addition to their errors.
-_LOOSER = 'Else "strict": False beside the schema leaves "{}" out of the grammar, with a warning'
+# A remedy for keywords, in addition to that of their errors.
+_LOOSER = 'or leave "{}" out of the grammar, with a warning: `strict=False` beside the schema'
 
 
 class Guide(NamedTuple):
@@ -64,15 +63,15 @@ def form_of(grammar: object, response_format: Mapping[str, Any] | None) -> str |
         return form
     held = grammar if isinstance(grammar, (str, Guide)) else getattr(grammar, "_grammar", None)
     if not isinstance(held, (str, Guide)):
-        raise ArgumentError(f"grammar takes GBNF or Lark rules as a str, not {shown(grammar)}")
+        raise ArgumentError("grammar", grammar, "GBNF or Lark rules as a text")
     if form is not None:
-        raise ArgumentError("give grammar or response_format, not both")
+        raise both_given("grammar", "response_format")
     return held if isinstance(held, Guide) else _rules(held, "grammar")
 
 
-def _rules(text: object, what: str) -> str | Guide:
+def _rules(text: object, param: str) -> str | Guide:
     if not isinstance(text, str) or not text.strip():
-        raise ArgumentError(f"{what} takes GBNF or Lark rules as a str, not {shown(text)}")
+        raise ArgumentError(param, text, "GBNF or Lark rules as a text")
     text = text.removeprefix(_FILE_MARK)
     return Guide("lark", text) if text.lstrip().startswith(LARK_SIGN) else text
 
@@ -92,17 +91,16 @@ def _grammar_format(kind: str, response_format: Mapping[str, Any]) -> str | Guid
     texts = [response_format[name] for name in names if name in response_format]
     if len(texts) != 1 or not isinstance(texts[0], str) or not texts[0].strip():
         raise ArgumentError(
-            f'response_format of type "{kind}" has its text as "{names[0]}", a str that is not '
-            f"empty; it has {shown(response_format)}"
+            "response_format", response_format, f'a text as "{names[0]}" beside the type "{kind}"'
         )
     syntax = response_format.get("syntax", "regex" if kind == "regex" else "gbnf")
     if syntax == "gbnf":
-        return _rules(texts[0], "a grammar")
+        return _rules(texts[0], "response_format")
     if syntax == "lark":
         return Guide("lark", texts[0])
     if syntax == "regex":
         return Guide("regex", texts[0])
-    raise ArgumentError(f"syntax {shown(syntax)} is unknown; known are lark, regex and gbnf")
+    raise ArgumentError("response_format.syntax", syntax, "one of lark, regex, gbnf")
 
 
 def schema_of(response_format: Mapping[str, Any] | None) -> Any:
@@ -114,7 +112,7 @@ def schema_of(response_format: Mapping[str, Any] | None) -> Any:
     if response_format is None:
         return None
     if not isinstance(response_format, Mapping) or "type" not in response_format:
-        raise ArgumentError(f'response_format={shown(response_format)} is not {{"type": ...}}')
+        raise ArgumentError("response_format", response_format, 'an object with a "type"')
     kind = response_format["type"]
     if kind == "text":
         return None
@@ -129,42 +127,40 @@ def schema_of(response_format: Mapping[str, Any] | None) -> Any:
         schema = inner.get("schema") if isinstance(inner, Mapping) else None
         if schema is None:
             raise ArgumentError(
-                'response_format of type "json_schema" has no schema; expected '
-                '{"type": "json_schema", "json_schema": {"schema": {...}}}'
-            )
+                "response_format", problem="has no schema",
+                expected='{"type": "json_schema", "json_schema": {"schema": {...}}}',
+            )  # fmt: skip
         return _loosened(schema) if inner.get("strict") is False else schema
     raise ArgumentError(
-        f"response_format.type is {shown(kind)}; there are text, json_object, json_schema, "
-        "regex and grammar"
+        "response_format.type", kind, "one of text, json_object, json_schema, regex, grammar"
     )
 
 
 def _loosened(schema: Any) -> Any:
     if schema is True:
         return True
-    made = _compiled(_text_of(schema), False, "", by_property=False)
+    made = _compiled(_text_of(schema), False, "", "response_format", by_property=False)
     _warn_of(made, "the JSON schema")
     return made.schema
 
 
-def _text_of(schema: Any) -> str:
+def _text_of(schema: Any, param: str = "response_format") -> str:
     if not isinstance(schema, (Mapping, str)):
-        why = ": no JSON value fits it" if schema is False else ""
         raise ArgumentError(
-            f"a JSON schema is a dict or its text, or True for any object, not {shown(schema)}{why}"
+            param, schema, "a JSON schema as an object or a text, or true for any object"
         )
     # The order of keys is that of the answer: it must survive.
-    return schema.removeprefix(_FILE_MARK) if isinstance(schema, str) else _json(schema)
+    return schema.removeprefix(_FILE_MARK) if isinstance(schema, str) else _json(schema, param)
 
 
-def schema_grammar(schema: Any, *, is_strict: bool = True) -> str:
+def schema_grammar(schema: Any, *, is_strict: bool = True, param: str = "response_format") -> str:
     """GBNF rules for a schema, given as a dict or JSON text; True means any JSON object.
 
     A name in it that is not a keyword is an annotation; there is a UserWarning that says which.
     """
     if schema is True:
         return JSON_OBJECT
-    made = _compiled(_text_of(schema), is_strict, "", by_property=False)
+    made = _compiled(_text_of(schema, param), is_strict, "", param, by_property=False)
     _warn_of(made, "the JSON schema")
     return made.rules.grammar
 
@@ -178,19 +174,20 @@ def call_rules(tools: Sequence[Mapping[str, Any]], schema: Any = None) -> list[d
     from hashlib import sha256
 
     rules = []
-    asked: list[tuple[Any, bool, str]] = []
+    asked: list[tuple[Any, bool, str, str]] = []
     for tool in tools:
         function = tool.get("function")
         if isinstance(function, Mapping) and isinstance(function.get("parameters"), Mapping):
             what = f"the parameters of {function.get('name')}"
-            asked.append((function["parameters"], function.get("strict") is True, what))
+            asked.append((function["parameters"], function.get("strict") is True, what, "tools"))
     if schema is not None:
-        asked.append(({"type": "object"} if schema is True else schema, True, "the JSON schema"))
-    for one, is_strict, what in asked:
+        whole = {"type": "object"} if schema is True else schema
+        asked.append((whole, True, "the JSON schema", "response_format"))
+    for one, is_strict, what, param in asked:
         if one:
-            text = _json(one)
+            text = _json(one, param)
             prefix = f"s{sha256(text.encode()).hexdigest()[:12]}-"
-            made = _compiled(text, is_strict, prefix, by_property=True)
+            made = _compiled(text, is_strict, prefix, param, by_property=True)
             _warn_of(made, what)
             rules.append({
                 "schema": json.loads(text), "rules": made.rules.grammar,
@@ -211,11 +208,13 @@ def _warn_of(made: Loosened, what: str) -> None:
         warn(message)
 
 
-def _json(schema: Any) -> str:
+def _json(schema: Any, param: str) -> str:
     try:
         return json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ArgumentError(f"the schema must be plain JSON: {error}") from None
+        raise ArgumentError(
+            param, problem=f"has a schema that is not plain JSON: {error}"
+        ) from None
 
 
 def _no_constant(name: str) -> Any:
@@ -235,12 +234,14 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_renew_locks)
 
 
-def _compiled(text: str, is_strict: bool, prefix: str, *, by_property: bool) -> Loosened:
-    """The grammar of a schema's text; errors are cached too."""
+def _compiled(
+    text: str, is_strict: bool, prefix: str, param: str, *, by_property: bool
+) -> Loosened:
+    """The grammar of a schema's text; errors are cached too, and name the argument `param`."""
     with _LOCKS[hash(text) % len(_LOCKS)]:
         made = _outcome(text, is_strict, prefix, by_property=by_property)
     if isinstance(made, ArgumentError):
-        raise copy.copy(made)  # a traceback of its own
+        raise made.copied(param=param)  # a traceback of its own
     return made
 
 
@@ -253,7 +254,7 @@ def _outcome(
     except ArgumentError as error:
         if isinstance(error.__context__, RecursionError):
             raise  # a shallower stack may suffice for it
-        return copy.copy(error)
+        return error.copied()
 
 
 def _made(text: str, is_strict: bool, prefix: str, *, by_property: bool) -> Loosened:
@@ -263,7 +264,7 @@ def _made(text: str, is_strict: bool, prefix: str, *, by_property: bool) -> Loos
     try:
         schema = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise ArgumentError(f"the schema is not JSON: {error}") from None
+        raise SchemaError(f"the schema is not JSON: {error}") from None
     # An empty one would allow any value; json_object promises an object.
     schema = {"type": "object"} if schema == {} else schema
     if is_strict:
@@ -271,6 +272,7 @@ def _made(text: str, is_strict: bool, prefix: str, *, by_property: bool) -> Loos
             return Loosened(schema, schema_rules(schema, prefix, by_property=by_property), ())
         except SchemaError as error:
             if error.is_beyond:
-                error.args = (f"{error}. {_LOOSER.format(error.keyword)}",)
+                looser = _LOOSER.format(error.keyword)
+                raise error.copied(remedy=f"{error.remedy}, {looser}") from None
             raise
     return loosened_rules(schema, prefix, by_property=by_property)

@@ -1,18 +1,25 @@
 """The exceptions of pyllama_spec: a small tree under one root.
 
-A message says what is wrong, with which value, and what to do about it.
+An error is data: which argument, its value, what was expected, and the remedy. A Face puts it into
+words: Python's in str(), the options of a command, the fields of a request.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from types import FrameType, FunctionType
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _PACKAGE = str(Path(__file__).parent) + os.sep
 
@@ -20,8 +27,8 @@ _PACKAGE = str(Path(__file__).parent) + os.sep
 MAX_MESSAGE = 2000
 # The maximum length of a value in a message.
 MAX_SHOWN = 60
-# Advice against a large KV cache, which the options of a command cannot all follow.
-FEWER_BITS = "type_k and type_v of fewer bits"
+# The remedy for what passes by itself; a server says in how many seconds.
+LATER = "try again later"
 # What a terminal may take for a command: all control characters but tabs and newlines. And what
 # reorders a line, or ends one in some programs.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -51,6 +58,76 @@ def escaped(text: str) -> str:
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+class _Omitted(Enum):
+    OMITTED = "omitted"
+
+
+# The value of an argument that a message leaves out.
+OMITTED: Final = _Omitted.OMITTED
+# What an argument has to be: words that fit every face, or types, which each face names.
+Expected = str | type | tuple[type, ...]
+# In the texts of an error, an option or an option with a value stands in backticks.
+_OPTION = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
+PYTHON_KINDS: Mapping[type, str] = {type(None): "None", bool: "True or False", int: "an int"}
+
+
+@dataclass(frozen=True)
+class Face:
+    """How the users of a face call options, values and types.
+
+    Attributes:
+        names: the face's names for options, by Python's; the others stay.
+        pair: an option with its value.
+        words: the face's words for Python's True, False and None in a text.
+        value: a value in words.
+        kinds: types in words.
+        is_operator: whether the reader can change how the model was opened.
+
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    pair: str = "{}={}"
+    words: Mapping[str, str] = field(default_factory=dict)
+    value: Callable[[object], str] = shown
+    kinds: Mapping[type, str] = field(default_factory=lambda: PYTHON_KINDS)
+    is_operator: bool = True
+
+    def name(self, param: str) -> str:
+        """The face's name for an option or for a path such as "messages[2].content"."""
+        if param in self.names:
+            return self.names[param]
+        top = re.split(r"[.\[]", param, maxsplit=1)[0]
+        return self.names.get(top, top) + param[len(top) :]
+
+    def text(self, marked: str) -> str:
+        """A text in which options stand in backticks, in the face's words."""
+        return _OPTION.sub(self._option, marked)
+
+    def _option(self, found: re.Match[str]) -> str:
+        name = self.name(found[1])
+        value = found[2]
+        return name if value is None else self.pair.format(name, self.words.get(value, value))
+
+    def expected(self, expected: Expected) -> str:
+        """What was expected, in the face's words."""
+        if isinstance(expected, str):
+            return self.text(expected)
+        kinds = expected if isinstance(expected, tuple) else (expected,)
+        words = (self.kinds.get(kind, f"a {kind.__name__}") for kind in kinds)
+        return " or ".join(dict.fromkeys(words))
+
+
+PYTHON = Face()
+
+
+class Note(UserWarning):
+    """A warning whose text may have options in backticks; str() gives Python's words."""
+
+    def __init__(self, marked: str) -> None:
+        super().__init__(escaped(PYTHON.text(marked)))
+        self.marked = marked
+
+
 def warn(message: str) -> None:
     """A UserWarning at the line that called into the package, however deep the calls are.
 
@@ -67,7 +144,7 @@ def warn(message: str) -> None:
     module = str(place.f_globals.get("__name__", "<unknown>"))
     registry = place.f_globals.setdefault("__warningregistry__", {})
     warnings.warn_explicit(
-        escaped(message), UserWarning, place.f_code.co_filename, place.f_lineno, module, registry
+        Note(message), Note, place.f_code.co_filename, place.f_lineno, module, registry
     )
 
 
@@ -78,7 +155,17 @@ def _is_written_by_caller(frame: FrameType) -> bool:
 class PyllamaSpecError(Exception):
     """The root of every error that pyllama_spec raises on purpose.
 
+    `problem`, `expected`, `remedy` and `setup` may name options in backticks: "a larger `n_ctx`".
+    str() is the message in Python's words, and rendered() in those of another face.
+
     Attributes:
+        param: the argument at fault: its name, or a path such as "messages[2].content"; "" if no
+            single one is.
+        value: its value; OMITTED where a message needs none.
+        problem: what is wrong.
+        expected: what would be right, in words or as types.
+        remedy: what the caller can do.
+        setup: what whoever opened the model can do; clients of a server do not see it.
         partial_text: the text that was generated before the error; "" if none.
         partial_tokens: the ids of that text.
         partial_choices: for a list of prompts, the complete choices, None for the others.
@@ -88,10 +175,62 @@ class PyllamaSpecError(Exception):
     partial_text: str = ""
     partial_tokens: tuple[int, ...] = ()
     partial_choices: Sequence[dict[str, Any] | None] = ()
+    # Whether a message begins with the param; elsewhere the problem is a whole sentence.
+    _is_named: ClassVar[bool] = True
 
-    def __str__(self) -> str:
-        text, most = escaped(super().__str__()), MAX_MESSAGE
+    def __init__(
+        self,
+        problem: str = "",
+        *,
+        param: str = "",
+        value: object = OMITTED,
+        expected: Expected = "",
+        remedy: str = "",
+        setup: str = "",
+    ) -> None:
+        self.param, self.value, self.expected = param, value, expected
+        self.problem, self.remedy, self.setup = problem, remedy, setup
+        super().__init__(self.rendered())  # what copies and pickles are made of
+
+    def rendered(self, face: Face = PYTHON) -> str:
+        """The message in the words of a face, of MAX_MESSAGE characters at most."""
+        subject = face.name(self.param) if self._is_named else ""
+        if subject and self.value is not OMITTED:
+            subject = face.pair.format(subject, face.value(self.value))
+        said = " ".join(filter(None, (subject, face.text(self.problem))))
+        if self.expected:
+            said += f"{'; ' if self.problem else ': '}expected {face.expected(self.expected)}"
+        remedies = [self.remedy, self.setup] if face.is_operator else [self.remedy]
+        remedy = face.text(", or ".join(filter(None, remedies)))
+        text = escaped(f"{said}; {remedy}" if remedy else said)
+        most = MAX_MESSAGE
         return text if len(text) <= most else f"{text[: most - 250]} ... {text[-200:]}"
+
+    def copied(self, **changes: Any) -> Self:
+        """A new error of the same class, without traceback, with other attributes."""
+        new = copy.copy(self)
+        vars(new).update(changes)
+        new.args = (new.rendered(),)
+        return new
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, {**vars(self)})
+
+    @property
+    def option(self) -> str:
+        """The option that `setup` advises to change; "" for none."""
+        found = _OPTION.search(self.setup)
+        return found[1] if found else ""
+
+
+def _restored(
+    kind: type[PyllamaSpecError], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> PyllamaSpecError:
+    """A copy of an error, whatever its class's constructor takes."""
+    error = kind.__new__(kind)
+    error.args = args
+    vars(error).update(attributes)
+    return error
 
 
 class ModelLoadError(PyllamaSpecError, ValueError):
@@ -99,7 +238,35 @@ class ModelLoadError(PyllamaSpecError, ValueError):
 
 
 class ArgumentError(PyllamaSpecError, ValueError):
-    """A value that the caller gave is out of range or contradicts another one."""
+    """A value that the caller gave is out of range or contradicts another one.
+
+    ArgumentError("n_ctx", 0, "a whole number of at least 1") is "n_ctx=0: expected a whole number
+    of at least 1"; ArgumentError("draft", path, problem="is an address", remedy="give a path") is
+    "draft='...' is an address; give a path". Without a param, the problem is the whole sentence.
+    """
+
+    def __init__(
+        self,
+        param: str = "",
+        value: object = OMITTED,
+        expected: Expected = "",
+        remedy: str = "",
+        *,
+        problem: str = "",
+        setup: str = "",
+    ) -> None:
+        if value is OMITTED and not (expected or remedy or problem or setup):
+            param, problem = "", param  # a whole sentence
+        super().__init__(
+            problem, param=param, value=value, expected=expected, remedy=remedy, setup=setup
+        )
+
+
+def both_given(param: str, other: str) -> ArgumentError:
+    """The error for two arguments of which a call takes one."""
+    return ArgumentError(
+        param, problem=f"and `{other}` exclude each other", remedy="give one of them"
+    )
 
 
 class UnknownKeywordError(ArgumentError, TypeError):
@@ -109,6 +276,8 @@ class UnknownKeywordError(ArgumentError, TypeError):
 class SchemaError(ArgumentError):
     """A JSON schema is malformed, or has a condition that no grammar can enforce.
 
+    `param` is the argument that holds the schema, where it is known.
+
     Attributes:
         keyword: the keyword at fault; "" for the whole schema.
         path: its place, as a JSON pointer after "#".
@@ -116,10 +285,18 @@ class SchemaError(ArgumentError):
 
     """
 
+    _is_named = False
+
     def __init__(
-        self, message: str, keyword: str = "", path: str = "#", *, is_beyond: bool = False
+        self,
+        problem: str,
+        keyword: str = "",
+        path: str = "#",
+        *,
+        remedy: str = "",
+        is_beyond: bool = False,
     ) -> None:
-        super().__init__(message)
+        super().__init__(problem=problem, remedy=remedy)
         self.keyword = keyword
         self.path = path
         self.is_beyond = is_beyond
@@ -134,24 +311,40 @@ class ConversionError(PyllamaSpecError):
 
 
 class ContextFullError(PyllamaSpecError, ValueError, RuntimeError):
-    """The context has no room for the tokens: open a larger one, or shorten the prompt."""
+    """The context has no room for the tokens: open a larger one, or shorten the prompt.
 
+    Attributes:
+        n_tokens: the tokens that were asked for; 0 where nobody counted them.
+        n_ctx: the tokens that a context holds.
 
-def too_long(n_tokens: int, n_ctx: int) -> str:
-    """The beginning of the message of a prompt's ContextFullError.
-
-    Programs that moved over look for these words, and take the two numbers out of them.
     """
-    return f"Requested tokens ({n_tokens}) exceed context window of {n_ctx}"
 
+    _is_named = False
 
-def prompt_too_long(n_tokens: int, n_ctx: int, how: str = "") -> ContextFullError:
-    """The message for a prompt that leaves no room for a token."""
-    why = "is too long" if n_tokens > n_ctx else "fills it"
-    return ContextFullError(
-        f"{too_long(n_tokens, n_ctx)}: the prompt alone {why}{how}; shorten the prompt or choose a "
-        "larger n_ctx"
-    )
+    def __init__(
+        self,
+        problem: str = "",
+        *,
+        n_tokens: int = 0,
+        n_ctx: int = 0,
+        param: str = "prompt",
+        remedy: str = "",
+        setup: str = "",
+    ) -> None:
+        if n_tokens:
+            # Programs that moved over look for these words, and take the two numbers out of them.
+            problem = f"Requested tokens ({n_tokens}) exceed context window of {n_ctx}{problem}"
+        super().__init__(problem, param=param, remedy=remedy, setup=setup)
+        self.n_tokens, self.n_ctx = n_tokens, n_ctx
+
+    @classmethod
+    def of_prompt(cls, n_tokens: int, n_ctx: int, how: str = "") -> Self:
+        """The error for a prompt that leaves no room for a token."""
+        why = "is too long" if n_tokens > n_ctx else "fills it"
+        return cls(
+            f": the prompt alone {why}{how}", n_tokens=n_tokens, n_ctx=n_ctx,
+            remedy="shorten the prompt", setup="choose a larger `n_ctx`",
+        )  # fmt: skip
 
 
 class ClosedError(PyllamaSpecError):
@@ -163,7 +356,19 @@ class BusyError(PyllamaSpecError):
 
 
 class QueueFullError(BusyError):
-    """The queue is full: as many requests wait as max_waiting allows. Try again later."""
+    """The queue is full: as many requests wait as max_waiting allows. Try again later.
+
+    Attributes:
+        max_waiting: the limit.
+
+    """
+
+    def __init__(self, max_waiting: int, who: str) -> None:
+        super().__init__(
+            f"the queue is full: {who}", remedy=LATER,
+            setup=f"open the model with a `max_waiting` above {max_waiting}",
+        )  # fmt: skip
+        self.max_waiting = max_waiting
 
 
 class CancelledError(PyllamaSpecError):
@@ -202,14 +407,13 @@ class RemoteError(PyllamaSpecError):
 class OutOfMemoryError(PyllamaSpecError, MemoryError):
     """The engine could not allocate the requested memory."""
 
-
-def no_room(why: str, what: str, smaller: Sequence[str], more: str = "") -> OutOfMemoryError:
-    """The error for a context that does not fit, in the caller's words for its sizes."""
-    remedy = f"a smaller {' or '.join([*filter(None, [', '.join(smaller[:-1])]), smaller[-1]])}"
-    sizes = re.search("the memory of past tokens (needs .* GB are free);", why)
-    if sizes is None:
-        return OutOfMemoryError(f"{why}; {remedy} helps as well")
-    return OutOfMemoryError(f"{what} {sizes[1]}; choose {remedy}{more}")
+    def of(self, what: str, smaller: Sequence[str], more: str = "") -> Self:
+        """The error of a context that does not fit, with the options that make it smaller."""
+        names = [f"`{name}`" for name in smaller]
+        words = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        return self.copied(
+            problem=f"{what}: {self.problem}", remedy="", setup=f"choose a smaller {words}{more}"
+        )
 
 
 class EngineError(PyllamaSpecError):
@@ -218,9 +422,3 @@ class EngineError(PyllamaSpecError):
 
 class ContextOpenError(EngineError, ValueError):
     """The engine cannot open a context with these options. It is a ValueError too."""
-
-
-def same_kind(error: PyllamaSpecError, message: str) -> PyllamaSpecError:
-    """A new error with a message, of an error's class or, where that takes more, its base."""
-    kinds = (kind for kind in type(error).__mro__ if issubclass(kind, PyllamaSpecError))
-    return next(kind for kind in kinds if not isinstance(kind.__init__, FunctionType))(message)

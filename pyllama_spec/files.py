@@ -28,24 +28,26 @@ def read_text(path: Path, what: str, *, encoding: str = "utf-8") -> str:
     try:
         mode = path.stat().st_mode
         if stat.S_ISCHR(mode):
-            raise ArgumentError(f"cannot read {what} {path}: it is a device, not a file")
+            raise _unreadable(what, path, "it is a device, not a file")
         if stat.S_ISFIFO(mode):
             data = _read_pipe(path, MAX_TEXT_BYTES + 1)
         else:
             with path.open("rb") as file:
                 data = file.read(MAX_TEXT_BYTES + 1)
         if len(data) > MAX_TEXT_BYTES:
-            raise ArgumentError(
-                f"cannot read {what} {path}: it has more than {MAX_TEXT_BYTES >> 20} MiB"
-            )
+            raise _unreadable(what, path, f"it has more than {MAX_TEXT_BYTES >> 20} MiB")
         return data.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        raise ArgumentError(f"cannot read {what} {path}: it is not UTF-8 text: {error}") from None
+        raise _unreadable(what, path, f"it is not UTF-8 text: {error}") from None
     except (OSError, ValueError) as error:
         if isinstance(error, ArgumentError):
             raise
         reason = getattr(error, "strerror", None) or error
-        raise ArgumentError(f"cannot read {what} {path}: {reason}") from None
+        raise _unreadable(what, path, f"{reason}") from None
+
+
+def _unreadable(what: str, path: Path, why: str) -> ArgumentError:
+    return ArgumentError(problem=f"cannot read {what} {path}: {why}")
 
 
 def _read_pipe(path: Path, most: int) -> bytes:

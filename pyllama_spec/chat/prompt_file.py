@@ -17,6 +17,7 @@ from typing import Any
 from pyllama_spec.chat.prompts import check_fits, prompt_tokens
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.engine import Vocab
+from pyllama_spec.engine.checks import text as checked_text
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, shown
 from pyllama_spec.files import read_text
 
@@ -86,18 +87,18 @@ def read_prompt_file(path: Path, *, are_named: bool = True) -> tuple[Prompt, ...
         try:
             prompt = _parse(line, number, are_named)
             if prompt.id in prompts:
-                raise ArgumentError(f"the id {shown(prompt.id)} was used before")
+                raise ArgumentError("id", prompt.id, "an id that was not used before")
         except ArgumentError as error:
             right = _RIGHT_NAMED if are_named else _RIGHT
             raise ArgumentError(
-                f"{path.name}, line {number}: {error}. Right lines: {right}"
+                problem=f"{path.name}, line {number}: {error}", remedy=f"right lines: {right}"
             ) from None
         prompts[prompt.id] = prompt
     if not prompts:
         raise ArgumentError(
-            f"the prompts file {path} is empty: it holds no prompt; write a line "
-            '{"id": "a", "category": "b", "prompt": "c"} per prompt'
-        )
+            problem=f"the prompts file {path} holds no prompt",
+            remedy='write a line {"id": "a", "category": "b", "prompt": "c"} per prompt',
+        )  # fmt: skip
     return tuple(prompts.values())
 
 
@@ -105,78 +106,62 @@ def _parse(line: str, number: int, are_named: bool) -> Prompt:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ArgumentError(f"not JSON: {error}") from None
+        raise ArgumentError(problem=f"not JSON: {error}") from None
     if not isinstance(entry, dict):
-        raise ArgumentError(f"expected a JSON object, not {shown(line.strip())}")
+        raise ArgumentError(problem=shown(line.strip()), expected="a JSON object")
     unknown = sorted(set(entry) - _KEYS)
     if unknown:
         raise ArgumentError(
-            f"unknown key {shown(unknown[0])}; there are {', '.join(sorted(_KEYS))}"
+            problem=f"unknown key {shown(unknown[0])}",
+            expected=f"keys of {', '.join(sorted(_KEYS))}",
         )
     names = {"id": f"line {number}", "category": ""}
     names |= {key: _name(entry, key) for key in names if key in entry or are_named}
     if ("messages" in entry) == ("prompt" in entry):
-        raise ArgumentError("expected either 'messages' or 'prompt'")
+        raise ArgumentError("messages", expected="either 'messages' or 'prompt'")
     if "prompt" in entry:
         if "tools" in entry:
-            raise ArgumentError("'tools' needs 'messages'; it cannot be used with 'prompt'")
+            raise ArgumentError("tools", problem="needs 'messages' in place of 'prompt'")
         return Prompt(names["id"], names["category"], text=_text(entry, "prompt"))
     tools = _tools(entry["tools"]) if "tools" in entry else ()
     return Prompt(names["id"], names["category"], _messages(entry["messages"]), tools=tools)
 
 
-def _text(entry: Mapping[str, Any], key: str) -> str:
-    value = entry.get(key)
+def _text(entry: Mapping[str, Any], key: str, of: str = "") -> str:
+    value, place = entry.get(key), f"{of}{key}"
     if not isinstance(value, str) or not value:
-        given = f"is {shown(value)}" if key in entry else "is missing"
-        raise ArgumentError(f"expected a text: {key!r} {given}")
-    return _whole(value, repr(key))
-
-
-def _whole(value: str, place: str) -> str:
-    """Refuses half of a character, which JSON can hold: it would be read as another one."""
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ArgumentError(
-            f"{place} holds half of a character, {value[error.start]!a}, at index {error.start}"
-        ) from None
-    return value
+        raise ArgumentError(place, value, "a text that is not empty")
+    # Half of a character, which JSON can hold, would be read as another one.
+    return checked_text(value.replace("\0", " "), place) and value
 
 
 def _name(entry: Mapping[str, Any], key: str) -> str:
     """A name that tables show on a terminal."""
     name = _text(entry, key)
     if len(name) > _MAX_NAME or not name.isprintable():
-        raise ArgumentError(
-            f"expected at most {_MAX_NAME} characters that can be printed: {key!r} is {shown(name)}"
-        )
+        raise ArgumentError(key, name, f"at most {_MAX_NAME} characters that can be printed")
     return name
 
 
 def _messages(messages: object) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(messages, list) or not messages:
-        raise ArgumentError(f"expected a list of messages: 'messages' is {shown(messages)}")
+        raise ArgumentError("messages", messages, "a list of messages")
     for i, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise ArgumentError(f"messages[{i}]", message, dict)
         for key in ("role", "content"):
-            value = message.get(key) if isinstance(message, dict) else None
-            if not isinstance(value, str) or not value:
-                raise ArgumentError(
-                    f"expected an object with the texts 'role' and 'content': messages[{i}] is "
-                    f"{shown(message)}"
-                )
-            _whole(value, f"messages[{i}][{key!r}]")
+            _text(message, key, f"messages[{i}].")
     return tuple(messages)
 
 
 def _tools(tools: object) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(tools, list) or not tools:
-        raise ArgumentError(f"expected a list of functions: 'tools' is {shown(tools)}")
+        raise ArgumentError("tools", tools, "a list of functions")
     for i, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ArgumentError(
-                'expected {"type": "function", "function": {"name": "...", "parameters": {...}}}: '
-                f"tools[{i}] is {shown(tool)}"
-            )
+                f"tools[{i}]", tool,
+                '{"type": "function", "function": {"name": "...", "parameters": {...}}}',
+            )  # fmt: skip
     return tuple(tools)

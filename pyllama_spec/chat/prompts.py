@@ -8,7 +8,7 @@ from typing import Any
 
 from pyllama_spec.engine import Vocab
 from pyllama_spec.engine.checks import count
-from pyllama_spec.errors import ArgumentError, UnsupportedError, prompt_too_long, shown
+from pyllama_spec.errors import ArgumentError, ContextFullError, UnsupportedError
 
 # Characters of a text whose tokens take a moment.
 LONG_TEXT = 1 << 16
@@ -21,14 +21,14 @@ def check_fits(vocab: Vocab, text: object, n_ctx: int) -> None:
     """
     if not isinstance(text, (str, bytes)):
         if isinstance(text, Sequence) and len(text) >= max(n_ctx, LONG_TEXT):
-            raise prompt_too_long(len(text), n_ctx)
+            raise ContextFullError.of_prompt(len(text), n_ctx)
         return
     if len(text) < LONG_TEXT:
         return
     # One more: the prefix may merge with one of its tokens.
     n = vocab.fewest_tokens(text) - 1
     if n >= n_ctx:
-        raise prompt_too_long(n, n_ctx, at_least(n))
+        raise ContextFullError.of_prompt(n, n_ctx, at_least(n))
 
 
 def at_least(n: int) -> str:
@@ -41,20 +41,21 @@ def prompt_tokens(vocab: Vocab, prompt: object) -> list[int]:
     if isinstance(prompt, (str, bytes)):
         return _text_tokens(vocab, prompt)
     if not isinstance(prompt, Sequence):
-        raise ArgumentError(f"a prompt is a str or a list of token ids, not {shown(prompt)}")
+        raise ArgumentError("prompt", prompt, "a text or a list of token ids")
     for i, token in enumerate(prompt):
         if isinstance(token, bool) or not hasattr(token, "__index__"):
             raise ArgumentError(
-                f"the prompt has {shown(token)} at index {i}; expected a token id (lists of "
-                "prompts are for create_completion())"
+                f"prompt[{i}]", token, "a token id", "create_completion() takes lists of prompts"
             )
     try:
         tokens = [index(token) for token in prompt]
     except TypeError as error:  # an array, say: it has an index only if it holds one number
-        raise ArgumentError(f"the prompt has an item that is not a token id: {error}") from None
+        raise ArgumentError(
+            "prompt", problem=f"has an item that is not a token id: {error}"
+        ) from None
     if not tokens:
-        raise ArgumentError("the prompt has no tokens: give at least one")
-    vocab.check_ids(tokens, "the prompt")
+        raise ArgumentError("prompt", problem="has no tokens", remedy="give at least one")
+    vocab.check_ids(tokens, "prompt")
     return tokens
 
 
@@ -65,17 +66,16 @@ def fim_tokens(vocab: Vocab, prompt: object, suffix: object, *, is_spm: bool = F
     needs no tokens for a gap.
     """
     if not isinstance(prompt, str) or not isinstance(suffix, str):
-        raise ArgumentError(
-            f"suffix needs a prompt and a suffix of type str, not {shown(prompt)} and "
-            f"{shown(suffix)}"
-        )
+        raise ArgumentError("suffix", suffix, "a text, and a text as `prompt`")
     ids = [vocab.special(name) for name in ("fim_pre", "fim_suf", "fim_mid")]
     before, after, middle = ids
     if before is None or after is None or middle is None:
         if not suffix:
             return prompt_tokens(vocab, prompt)
         raise UnsupportedError(
-            "this model has no fill-in-the-middle tokens, which suffix needs; leave suffix out"
+            "needs fill-in-the-middle tokens, which this model has not",
+            param="suffix",
+            remedy="leave it out",
         )
     bos = [vocab.bos] if vocab.adds_bos and vocab.bos is not None else []
     head = vocab.tokenize(prompt, add_special=False)
@@ -92,17 +92,14 @@ def _text_tokens(vocab: Vocab, text: str | bytes) -> list[int]:
     if needs_bos and vocab.bos is not None and tokens[:1] != [vocab.bos]:
         tokens.insert(0, vocab.bos)
     if not tokens:
-        raise ArgumentError("the prompt is empty and the model has no BOS token; give a prompt")
+        raise ArgumentError("prompt", "", "a text, as the model has no BOS token")
     return tokens
 
 
 def chat_top_logprobs(logprobs: object, top_logprobs: object, most: int) -> int | None:
     """How many alternatives a chat reports per token; None for no log-probabilities."""
     if logprobs not in (None, True, False) or not isinstance(logprobs, (bool, type(None))):
-        raise ArgumentError(
-            f"logprobs={shown(logprobs)} of a chat is not True or False; give the number as "
-            "top_logprobs"
-        )
+        raise ArgumentError("logprobs", logprobs, bool, "give the number as `top_logprobs`")
     n = 0 if top_logprobs is None else count(top_logprobs, "top_logprobs", 0, most)
     return n if logprobs else None
 
@@ -112,10 +109,11 @@ def template_variables(variables: Mapping[str, Any] | None) -> dict[str, Any]:
     if variables is None:
         return {}
     if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
-        raise ArgumentError(f"chat_template_kwargs={shown(variables)} is not a dict of names")
+        raise ArgumentError("chat_template_kwargs", variables, "an object of names")
     taken = {"messages", "tools"} & set(variables)
     if taken:
         raise ArgumentError(
-            f"chat_template_kwargs has {', '.join(sorted(taken))}: give that as its own argument"
-        )
+            "chat_template_kwargs", problem=f"has {', '.join(sorted(taken))}",
+            remedy="give that as its own argument",
+        )  # fmt: skip
     return dict(variables)

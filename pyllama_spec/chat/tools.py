@@ -13,14 +13,23 @@ from pyllama_spec.chat.answers import (
     ContinuedReader,
     EngineReader,
     ForcedReader,
+    after,
+    calls_grammar,
+    either,
+    unfenced,
 )
-from pyllama_spec.chat.grammar_rules import after, calls_grammar, either, unfenced
-from pyllama_spec.chat.messages import check_messages, present, render_messages
 from pyllama_spec.chat.prompt_provenance import Form
-from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
+from pyllama_spec.chat.template import (
+    ChatTemplate,
+    Message,
+    RenderedChat,
+    check_messages,
+    present,
+    render_messages,
+)
 from pyllama_spec.constraints import call_rules, schema_grammar
 from pyllama_spec.engine import ChatParser, ChatSession, Model
-from pyllama_spec.errors import ArgumentError, UnsupportedError, shown, warn
+from pyllama_spec.errors import ArgumentError, UnsupportedError, warn
 
 Tools = Sequence[Mapping[str, Any]]
 # The engine's prefix of the message of a template that refuses.
@@ -73,10 +82,10 @@ class ToolRequest:
         names = [_name(tool, place.format(i)) for i, tool in enumerate(offered)]
         if reasoning_format not in (None, *REASONING):
             raise ArgumentError(
-                f"reasoning_format={reasoning_format!r} is not one of {', '.join(REASONING)}"
+                "reasoning_format", reasoning_format, f"one of {', '.join(REASONING)}"
             )
         if parallel_tool_calls not in (None, True, False):
-            raise ArgumentError(f"parallel_tool_calls={parallel_tool_calls!r} is not True or False")
+            raise ArgumentError("parallel_tool_calls", parallel_tool_calls, bool)
         choice = _choice(tool_choice, names)
         return cls(offered, choice, is_legacy, parallel_tool_calls, reasoning_format)
 
@@ -112,9 +121,9 @@ def _dicts(value: object, name: str) -> list[Mapping[str, Any]]:
     if value is None:
         return []
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence):
-        raise ArgumentError(f"{name}={shown(value)} is not a list of dicts")
+        raise ArgumentError(name, value, "a list of objects")
     if not all(isinstance(one, Mapping) for one in value):
-        raise ArgumentError(f"{name}={shown(value)} is not a list of dicts")
+        raise ArgumentError(name, value, "a list of objects")
     return list(value)
 
 
@@ -122,7 +131,7 @@ def _name(tool: Mapping[str, Any], place: str = "") -> str:
     function = tool.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not name:
-        raise ArgumentError(f'{place} is {shown(function)}; expected {{"name": ...}}')
+        raise ArgumentError(place, function, 'an object with a "name"')
     return name
 
 
@@ -131,7 +140,7 @@ def _choice(choice: object, names: Sequence[str]) -> str:
         return "auto"
     if choice in ("auto", "none", "required"):
         if choice == "required" and not names:
-            raise ArgumentError('tool_choice="required" needs tools')
+            raise ArgumentError("tool_choice", choice, problem="needs `tools`")
         return str(choice)
     if choice == "any":  # Mistral's word, which LangChain passes on
         return "required"
@@ -141,10 +150,9 @@ def _choice(choice: object, names: Sequence[str]) -> str:
         name = inner.get("name") if isinstance(inner, Mapping) else None
     if name not in names:
         raise ArgumentError(
-            f"tool_choice={shown(choice)} names no function of tools ({', '.join(names) or 'none'})"
-            '; there are "auto", "none", "required" and {"type": "function", "function": '
-            '{"name": ...}}'
-        )
+            "tool_choice", choice, 'one of "auto", "none", "required", or {"type": "function", '
+            f'"function": {{"name": ...}}}} with a name of {", ".join(names) or "tools"}',
+        )  # fmt: skip
     return f"={name}"
 
 
@@ -194,39 +202,13 @@ class ToolChats:
     ) -> ArgumentError:
         """The error of a refused chat, with the template's own message if it has one."""
         others = {name: value for name, value in variables.items() if name != "tools"}
-        place = self._refused_part(messages, variables)
         try:
             self._template.render(messages, tools=variables["tools"], **others)
         except ArgumentError as refusal:
             error = refusal
         except UnsupportedError:
             pass
-        return ArgumentError(place + str(error).replace(_BEFORE_REFUSAL, ""))
-
-    def _refused_part(
-        self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any]
-    ) -> str:
-        """The tool and parameter that the template cannot render alone; "" if it is none."""
-
-        def fails(*tools: Mapping[str, Any]) -> bool:
-            chat = _Chat(self._parser, ToolRequest(tools), None)
-            try:
-                chat.session(messages, {**variables, "tools": tools})
-            except ArgumentError:
-                return True
-            return False
-
-        if fails():
-            return ""
-        for tool in filter(fails, variables["tools"]):
-            function = tool["function"]
-            schema = function.get("parameters") or {}
-            for name, one in (schema.get("properties") or {}).items():
-                alone = {**schema, "properties": {name: one}, "required": [name]}
-                if fails({**tool, "function": {**function, "parameters": alone}}):
-                    return f"tool {_name(tool)}, parameter {name}: "
-            return f"tool {_name(tool)}: "
-        return ""
+        return ArgumentError("messages", problem=error.problem.replace(_BEFORE_REFUSAL, ""))
 
     def close(self) -> None:
         """Releases the parser."""

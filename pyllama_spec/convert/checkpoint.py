@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyllama_spec.convert.safetensors import read_safetensors
-from pyllama_spec.convert.torch_files import read_torch
+from pyllama_spec.convert.tensor_files import read_safetensors, read_torch
 from pyllama_spec.errors import ConversionError
 from pyllama_spec.files import read_plain
 from pyllama_spec.gguf.tensors import SourceTensor
@@ -19,19 +18,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The content of a checkpoint folder.
+    """The content of a checkpoint folder."""
 
-    Attributes:
-        folder: its path.
-        name: the model's name, from the folder's.
-        config: config.json.
-        tensors: the tensors by their names in the files.
-    """
-
-    folder: Path
-    name: str
-    config: Json
-    tensors: Mapping[str, SourceTensor]
+    folder: Path  # its path
+    name: str  # the model's name, from the folder's
+    config: Json  # config.json
+    tensors: Mapping[str, SourceTensor]  # the tensors by their names in the files
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

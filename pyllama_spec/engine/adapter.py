@@ -12,7 +12,7 @@ from pyllama_spec.engine.closeable import Closeable, closed_on_failure
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.identity import digest_of
 from pyllama_spec.engine.model import Model
-from pyllama_spec.errors import ArgumentError, ModelLoadError, shown
+from pyllama_spec.errors import ArgumentError, ModelLoadError
 from pyllama_spec.gguf.header import check_header
 from pyllama_spec.gguf.reader import read_table
 from pyllama_spec.gguf.sizes import TENSOR_TYPES
@@ -38,9 +38,9 @@ class Adapter(Closeable):
     """
 
     def __init__(self, model: Model, path: str | os.PathLike[str]) -> None:
-        instance(model, Model, "model", "; load one with Model(path)")
+        instance(model, Model, "model", "load one with Model(path)")
         if not isinstance(path, (str, os.PathLike)):
-            raise ArgumentError(f"an adapter's path must be a str or a path, not {shown(path)}")
+            raise ArgumentError("path", path, (str, os.PathLike))
         self.path = Path(path)
         check_header(self.path)
         out = ffi.new("llama_spec_adapter **")

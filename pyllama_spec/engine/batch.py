@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pyllama_spec.engine.binding import ffi, lib
 from pyllama_spec.engine.checks import count, int32, listed
-from pyllama_spec.errors import ArgumentError, shown
+from pyllama_spec.errors import ArgumentError
 
 # More than any context holds: a batch of that many is a mistake, and its arrays would be huge.
 _MAX_TOKENS = 1 << 24
@@ -43,7 +43,7 @@ class Batch:
         n_wide = n_row if n_model_row is None else count(n_model_row, "n_model_row", n_row)
         if n_max * n_wide > _MAX_NUMBERS:
             raise ArgumentError(
-                f"n_max={n_max} rows of {n_wide} numbers are more than {_MAX_NUMBERS}"
+                "n_max", n_max, f"at most {_MAX_NUMBERS // n_wide} for rows of {n_wide} numbers"
             )
         self.n_max, self.n_row, self.n_tokens = n_max, n_row, 0
         self.hidden_rows, self.logits, self.head = False, True, 0
@@ -93,14 +93,16 @@ class Batch:
         """
         i = self.n_tokens
         if i >= self.n_max:
-            raise ArgumentError(f"the batch is full: it has room for {self.n_max} tokens")
+            raise ArgumentError(
+                "tokens", problem="fill the batch", expected=f"at most {self.n_max} tokens"
+            )
         if token is not None:
-            self._ids[i] = int32(token, "token id")
+            self._ids[i] = int32(token, "token")
         elif row is None:
-            raise ArgumentError("a token needs an id or a row")
+            raise ArgumentError("token", None, "an id or a row")
         if row is not None:
             self._set_row(i, row)
-        self._pos[i] = int32(pos, "position")
+        self._pos[i] = int32(pos, "pos")
         self._output[i] = 1 if output else 0
         self._add_seq(i, seq)
         self._n_ids += token is not None
@@ -135,12 +137,10 @@ class Batch:
         try:
             n, start = len(rows[0] if tokens is None else tokens), self.n_tokens
         except (TypeError, IndexError):
-            raise ArgumentError(
-                f"the tokens must be a sequence of ids, not {shown(tokens)}"
-            ) from None
+            raise ArgumentError("tokens", tokens, "a sequence of ids") from None
         if start + n > self.n_max:
             raise ArgumentError(
-                f"{start} + {n} tokens do not fit a batch made for {self.n_max} tokens"
+                "tokens", problem=f"are {start} + {n}", expected=f"at most {self.n_max} tokens"
             )
         if rows:
             self._set_rows(start, n, rows)
@@ -180,40 +180,45 @@ class Batch:
                 self._seq[start : start + n] = [seq] * n
         except (OverflowError, TypeError, LookupError) as error:
             for token in () if tokens is None else tokens:
-                int32(token, "token id")
-            int32(pos, "position")
-            int32(seq, "sequence")
-            raise ArgumentError(
-                f"the positions of {n} tokens from {pos} are not all an int32: {error}"
-            ) from None
+                int32(token, "token")
+            int32(pos, "pos")
+            int32(seq, "seq")
+            raise ArgumentError("pos", pos, f"{n} positions of 32 bits: {error}") from None
 
     def _set_row(self, i: int, row: npt.NDArray[np.float32]) -> None:
         if self._rows is None:
-            raise ArgumentError("this batch takes no rows: make it with n_row")
+            raise ArgumentError(
+                "row", problem="has no place in this batch", remedy="make the batch with `n_row`"
+            )
         shape = row.shape if isinstance(row, np.ndarray) else type(row).__name__
         if shape != (self.n_row,):
-            raise ArgumentError(f"the row has shape {shape}, expected ({self.n_row},)")
+            raise ArgumentError(
+                "row", problem=f"has the shape {shape}", expected=f"({self.n_row},)"
+            )
         self._rows[i, : self.n_row] = row
 
     def _set_rows(self, start: int, n: int, rows: Sequence[npt.NDArray[np.float32]]) -> None:
         if self._rows is None:
-            raise ArgumentError("this batch takes no rows: make it with n_row")
+            raise ArgumentError(
+                "rows", problem="have no place in this batch", remedy="make the batch with `n_row`"
+            )
         at = 0
         for part in rows:
             shape = part.shape
             if len(shape) != 2 or shape[0] != n or at + shape[1] > self.n_row:
                 raise ArgumentError(
-                    f"rows of shape {shape} do not fit {n} tokens at column {at} of {self.n_row}"
-                )
+                    "rows", problem=f"have the shape {shape}",
+                    expected=f"({n}, up to {self.n_row - at})",
+                )  # fmt: skip
             self._rows[start : start + n, at : at + shape[1]] = part
             at += shape[1]
         if at != self.n_row:
-            raise ArgumentError(f"the rows are {at} numbers wide, expected {self.n_row}")
+            raise ArgumentError("rows", problem=f"are {at} numbers wide", expected=f"{self.n_row}")
 
     def _add_seq(self, i: int, seq: int | Sequence[int]) -> None:
         ids = listed(seq, "seq") if isinstance(seq, (tuple, list, set, range)) else (seq,)
         if not ids:
-            raise ArgumentError("a token needs at least one sequence")
+            raise ArgumentError("seq", seq, "at least one sequence")
         if len(ids) > 1 and self._n_seq is None:
             self._n_seq = ffi.new("int32_t[]", self.n_max)
             self._n_seq[0:i] = [1] * i
@@ -225,14 +230,16 @@ class Batch:
             ffi.memmove(grown, self._seq, 4 * self._n_seq_ids)
             self._seq = grown
         for k, one in enumerate(ids):
-            self._seq[self._n_seq_ids + k] = int32(one, "sequence")
+            self._seq[self._n_seq_ids + k] = int32(one, "seq")
         self._n_seq_ids = need
 
     def as_struct(self) -> Any:
         """The C view of the batch, for Context.decode()."""
         if self._n_ids not in (0, self.n_tokens):
             raise ArgumentError(
-                f"{self._n_ids} of the batch's {self.n_tokens} tokens have ids; give all or none"
+                "tokens",
+                problem=f"have {self._n_ids} ids of {self.n_tokens}",
+                remedy="give all or none",
             )
         s = self._struct
         s.n_tokens = self.n_tokens

@@ -47,9 +47,7 @@ __all__ = [
 ]
 
 _EXCEPTIONS: dict[int, type[PyllamaSpecError]] = {
-    lib.LLAMA_SPEC_ARGUMENT: ArgumentError,
     lib.LLAMA_SPEC_LOAD: ModelLoadError,
-    lib.LLAMA_SPEC_MEMORY: OutOfMemoryError,
     lib.LLAMA_SPEC_FULL: ContextFullError,
     lib.LLAMA_SPEC_BUSY: BusyError,
     lib.LLAMA_SPEC_ENGINE: EngineError,
@@ -132,6 +130,11 @@ def check(code: int, what: str) -> None:
         text = last_error()
         if code == lib.LLAMA_SPEC_ENGINE and (said := _LACKS_MEMORY.search(text)):
             raise OutOfMemoryError(f"{what}: out of memory (the engine says: {said[0]})")
+        if code == lib.LLAMA_SPEC_MEMORY:
+            problem, _, setup = text.partition("; ")
+            raise OutOfMemoryError(f"{what}: {problem}", setup=setup)
+        if code == lib.LLAMA_SPEC_ARGUMENT:
+            raise ArgumentError(problem=f"{what}: {text}")
         raise _EXCEPTIONS.get(code, EngineError)(f"{what}: {text}")
 
 

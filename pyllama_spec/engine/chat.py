@@ -49,7 +49,7 @@ class ChatParser(Closeable):
     """The engine's parse of a model's chat template, with its tool format."""
 
     def __init__(self, model: Model, source: str | None = None) -> None:
-        instance(model, Model, "model", "; load one with Model(path)")
+        instance(model, Model, "model", "load one with Model(path)")
         text = ffi.NULL if source is None else ffi.new("char[]", source.encode())
         out = ffi.new("llama_spec_chat **")
         check(lib.llama_spec_chat_new(model.handle, text, out), "cannot read the chat template")
@@ -132,7 +132,7 @@ def _json(value: Any, what: str, default: Callable[[Any], Any] | None = None) ->
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=default)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ArgumentError(f"{what} must be plain JSON: {error}") from None
+        raise ArgumentError(what, expected=f"plain JSON: {error}") from None
     return _encoded(text)
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
-from pyllama_spec.errors import ArgumentError, shown
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.options import Option
 
 INT32_MAX = 2**31 - 1
 FLOAT32_MAX = 3.4028234e38
@@ -17,11 +18,11 @@ FLOAT32_MAX = 3.4028234e38
 def integer(value: object, name: str) -> int:
     """Reads an int of Python or NumPy."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ArgumentError(f"{name}={shown(value)} is a {type(value).__name__}, not an int")
+        raise ArgumentError(name, value, int)
     try:
         return int(value.__index__())
-    except Exception as error:  # noqa: BLE001 - an array has the method, and raises; so may others
-        raise ArgumentError(f"{name}={shown(value)} is not an int: {error}") from None
+    except Exception:  # noqa: BLE001 - an array has the method, and raises; so may others
+        raise ArgumentError(name, value, int) from None
 
 
 def int32(value: object, name: str) -> int:
@@ -29,23 +30,22 @@ def int32(value: object, name: str) -> int:
     # Nearly always it is one; this is called for every token.
     number = value if type(value) is int else integer(value, name)
     if not -INT32_MAX - 1 <= number <= INT32_MAX:
-        raise ArgumentError(f"{name}={shown(number)} does not fit 32 bits")
+        raise ArgumentError(name, number, "a whole number of 32 bits")
     return number
 
 
 def flag(value: object, name: str) -> bool:
     """Reads True or False."""
     if value is not True and value is not False:
-        raise ArgumentError(f"{name}={shown(value)} is not True or False")
+        raise ArgumentError(name, value, bool)
     return value
 
 
 def boolean(value: object, name: str) -> bool:
     """Reads a bool of Python or NumPy."""
-    # NumPy's has the name "bool" too, so the message needs more than the type's name.
     if isinstance(value, bool) or (type(value).__module__ == "numpy" and _is_numpy_bool(value)):
         return bool(value)
-    raise ArgumentError(f"{name}={shown(value)} is not True or False")
+    raise ArgumentError(name, value, bool)
 
 
 def _is_numpy_bool(value: object) -> bool:
@@ -56,32 +56,29 @@ def count(value: object, name: str, low: int = 0, high: int = INT32_MAX) -> int:
     """Reads an int within a range."""
     number = integer(value, name)
     if not low <= number <= high:
-        raise ArgumentError(f"{name}={shown(number)} is outside {low} .. {high}")
+        bounds = f"from {low} to {high}" if high < INT32_MAX or number > high else f"from {low} on"
+        raise ArgumentError(name, number, f"a whole number {bounds}")
     return number
 
 
-def real(value: object, name: str, low: float = -math.inf) -> float:
-    """Reads a finite number of at least `low`."""
+def real(value: object, name: str, low: float = -math.inf, high: float = math.inf) -> float:
+    """Reads a finite number within a range."""
     number = math.nan
     if isinstance(value, (int, float)) or hasattr(value, "__float__"):
         with contextlib.suppress(Exception):  # 10**400, an array of several, an object of anyone's
             number = float(value)
-    if not math.isfinite(number) or number < low:
-        least = "" if low == -math.inf else f" of at least {low}"
-        raise ArgumentError(f"{name}={shown(value)} is not a finite number{least}")
+    if not math.isfinite(number) or not low <= number <= high:
+        least = "" if low == -math.inf else f" from {low:g}"
+        most = "" if high == math.inf else f" to {high:g}"
+        on = " on" if least and not most else ""
+        raise ArgumentError(name, value, f"a finite number{least}{most}{on}")
     return number
 
 
-def instance(value: object, kind: type | tuple[type, ...], name: str, hint: str = "") -> None:
-    """Raises ArgumentError unless the value is an instance of a type; `hint` is the remedy."""
+def instance(value: object, kind: type | tuple[type, ...], name: str, remedy: str = "") -> None:
+    """Raises ArgumentError unless the value is an instance of a type."""
     if not isinstance(value, kind):
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        wanted = " or ".join("None" if k is type(None) else k.__name__ for k in kinds)
-        given = type(value)
-        # A class of the same name from elsewhere, as NumPy's bool.
-        is_alike = given.__name__ in {k.__name__ for k in kinds}
-        named = f"{given.__module__}.{given.__qualname__}" if is_alike else given.__name__
-        raise ArgumentError(f"{name} must be a {wanted}, not {named}{hint}")
+        raise ArgumentError(name, value, kind, remedy)
 
 
 # Of a list of ids or numbers that a caller names one by one.
@@ -92,24 +89,22 @@ def listed(values: Iterable[Any], name: str, most: int = MAX_LISTED) -> tuple[An
     """The values of an iterable, read no further than the limit: range(10**9) takes no memory."""
     found = tuple(islice(values, most + 1))
     if len(found) > most:
-        raise ArgumentError(f"{name}={shown(values)} has more than {most} entries")
+        raise ArgumentError(name, values, f"at most {most} entries")
     return found
 
 
 def text(value: object, name: str) -> str:
     """Reads a str without NUL, at which the engine would cut it."""
     if not isinstance(value, str):
-        raise ArgumentError(f"{name} must be a str, not {type(value).__name__} {shown(value)}")
+        raise ArgumentError(name, value, str)
     if "\0" in value:
-        at = value.index("\0")
-        raise ArgumentError(f"{name} holds a NUL character at index {at}; remove it")
+        problem = f"holds a NUL character at index {value.index(chr(0))}"
+        raise ArgumentError(name, problem=problem, remedy="remove it")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise ArgumentError(
-            f"{name} holds half of a character, {value[error.start]!a}, at index {error.start}; "
-            "remove it"
-        ) from None
+        problem = f"holds half of a character, {value[error.start]!a}, at index {error.start}"
+        raise ArgumentError(name, problem=problem, remedy="remove it") from None
     return value
 
 
@@ -117,7 +112,8 @@ def one_of(value: object, known: Iterable[str | None], name: str) -> None:
     """Raises ArgumentError unless the value is one of these names."""
     names = tuple(known)
     if not (value is None or isinstance(value, str)) or value not in names:
-        raise ArgumentError(f"{name}={shown(value)} is not one of {', '.join(map(str, names))}")
+        words = [one for one in names if one is not None]
+        raise ArgumentError(name, value, f"one of {', '.join(words)}")
 
 
 def meant(word: str, known: Iterable[str]) -> str:
@@ -133,6 +129,30 @@ def shares_of(split: Iterable[float] | None) -> list[float]:
     if split is None:
         return []
     if isinstance(split, (str, bytes)) or not isinstance(split, Iterable):
-        raise ArgumentError(f"tensor_split={shown(split)} is not a list of numbers")
+        raise ArgumentError("tensor_split", split, "a list of numbers")
     shares = listed(split, "tensor_split")
     return [min(real(x, "tensor_split", 0.0), FLOAT32_MAX) for x in shares]
+
+
+def checked(option: Option, value: object) -> Any:
+    """The value of an option, checked by its own function, or its type, bounds and choices."""
+    if option.kind == "int" and isinstance(value, float) and value.is_integer():
+        value = int(value)  # as JSON of other programs has it
+    if option.check is not None:
+        return option.check(value, option.name)
+    if value is None and option.is_optional:
+        return None
+    if option.kind == "bool":
+        return boolean(value, option.name)
+    if option.choices:
+        one_of(value, option.choices, option.name)
+    elif option.kind == "str":
+        return text(value, option.name)
+    if option.kind == "int":
+        if option.low is None:
+            return integer(value, option.name)
+        high = INT32_MAX if option.high is None else int(option.high)
+        return count(value, option.name, int(option.low), high)
+    if option.low is None:
+        return value
+    return real(value, option.name, option.low, math.inf if option.high is None else option.high)

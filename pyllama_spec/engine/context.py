@@ -108,14 +108,14 @@ class Context(Closeable):
         target: Context | None = None,
         **overrides: Any,
     ) -> None:
-        instance(model, Model, "model", "; load one with Model(path)")
+        instance(model, Model, "model", "load one with Model(path)")
         instance(params, (ContextParams, type(None)), "params")
-        instance(target, (Context, type(None)), "target", "; give the context of the target")
+        instance(target, (Context, type(None)), "target", "give the context of the target")
         try:
             params = replace(params or ContextParams(), **overrides)
         except TypeError as error:
             raise ArgumentError(
-                f"unknown context parameter: {error}; give fields of ContextParams"
+                "options", problem=f"are wrong: {error}", expected="fields of ContextParams"
             ) from None
         self.model, self.params, self.has_failed = model, params, False
         self.failure: PyllamaSpecError | None = None
@@ -241,9 +241,9 @@ class Context(Closeable):
         instance(batch, Batch, "batch")
         if batch.max_pos >= self.n_ctx_seq and not self.params.is_window:
             raise ContextFullError(
-                f"position {batch.max_pos} does not fit a context of {self.n_ctx_seq} tokens; "
-                "shorten the text or open the context with a larger n_ctx"
-            )
+                n_tokens=batch.max_pos + 1, n_ctx=self.n_ctx_seq, remedy="shorten the text",
+                setup="open the context with a larger `n_ctx`",
+            )  # fmt: skip
         handle = self._handle.pointer
         if batch.n_tokens != self._n_last:
             self._layer_views.clear()  # the buffer may be too small for this one
@@ -306,9 +306,9 @@ class Context(Closeable):
             ArgumentError: an adapter was loaded for another model, or a scale is not a number.
         """
         for adapter, _ in adapters:
-            instance(adapter, Adapter, "an adapter", "; load one with Adapter(model, path)")
+            instance(adapter, Adapter, "adapter", "load one with Adapter(model, path)")
         handles = [adapter.handle for adapter, _ in adapters]
-        scales = ffi.new("float[]", [real(scale, "the scale") for _, scale in adapters] or [0.0])
+        scales = ffi.new("float[]", [real(scale, "scale") for _, scale in adapters] or [0.0])
         raw = ffi.new("llama_spec_adapter *[]", handles or [ffi.NULL])
         code = lib.llama_spec_set_adapters(self.handle, raw, scales, len(handles))
         check(code, "cannot set the adapters")
@@ -363,8 +363,9 @@ class Context(Closeable):
         """
         if not len(slots) == len(ids) == len(rows):
             raise ArgumentError(
-                f"{len(slots)} slots, {len(ids)} ids and {len(rows)} rows: give as many of each"
-            )
+                "slots", problem=f"are {len(slots)}, ids {len(ids)} and rows {len(rows)}",
+                expected="as many of each",
+            )  # fmt: skip
         slots, ids = (np.ascontiguousarray(part, np.int32) for part in (slots, ids))
         code = lib.llama_spec_draft_output_set(
             self._handle.pointer, len(slots), ffi.from_buffer("int32_t[]", slots),
@@ -414,9 +415,9 @@ class Context(Closeable):
         n = len(ids)
         if not n == len(positions) == len(seqs):
             raise ArgumentError(
-                f"{n} ids, {len(positions)} positions and {len(seqs)} sequences: give as many of "
-                "each"
-            )
+                "ids", problem=f"are {n}, positions {len(positions)} and sequences {len(seqs)}",
+                expected="as many of each",
+            )  # fmt: skip
         chains = ffi.new("struct llama_spec_chains *")
         names = {"ids": ids, "pos": positions, "seq": seqs}
         arrays = {
@@ -437,8 +438,9 @@ class Context(Closeable):
         n_vocab = self.model.info.n_vocab
         if ids.shape != (n_vocab,) or ids.dtype != np.int32 or not ids.flags.c_contiguous:
             raise ArgumentError(
-                f"counterparts are {ids.dtype} of shape {ids.shape}, not int32 of ({n_vocab},)"
-            )
+                "counterparts", problem=f"are {ids.dtype} of shape {ids.shape}",
+                expected=f"int32 of ({n_vocab},)",
+            )  # fmt: skip
         return ffi.cast("int32_t *", ids.ctypes.data)
 
     def layer_input(self, layer: int) -> Rows:

@@ -8,7 +8,7 @@ from typing import Any
 from pyllama_spec.engine.binding import check, lib
 from pyllama_spec.engine.checks import one_of, real
 from pyllama_spec.engine.system import bounded_n_threads
-from pyllama_spec.errors import ArgumentError, shown
+from pyllama_spec.errors import ArgumentError
 
 # What a KV cache can be made of, by the engine's names.
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
@@ -105,14 +105,14 @@ class ContextParams:
         for name in (*_FLAGS, "flash_attn"):
             value = getattr(self, name)
             if not isinstance(value, bool) and not (name == "flash_attn" and value is None):
-                raise ArgumentError(f"{name}={shown(value)} is not True or False")
+                raise ArgumentError(name, value, bool)
         if self.flash_attn is False and self.type_v not in UNPACKED:
             raise ArgumentError(
-                f"type_v={self.type_v!r} needs flash attention, and flash_attn is off: leave "
-                f"flash_attn out, or choose type_v f16"
-            )
+                "type_v", self.type_v, problem="needs flash attention, and `flash_attn` is off",
+                remedy="leave `flash_attn` out, or choose `type_v=f16`",
+            )  # fmt: skip
         if not isinstance(self.target_layers, (tuple, list)):
-            raise ArgumentError(f"target_layers={shown(self.target_layers)} is not a tuple of ints")
+            raise ArgumentError("target_layers", self.target_layers, "a tuple of whole numbers")
 
     def _check_counts(self) -> None:
         optional = ("n_ctx", "n_threads", "n_threads_batch")
@@ -124,9 +124,7 @@ class ContextParams:
             low = 0 if name in may_be_0 else 1
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**31:
                 more = ", or None (of Llama() also 0) for that of the model" * (name == "n_ctx")
-                raise ArgumentError(
-                    f"{name}={shown(value)}: expected an int from {low} to 2147483647{more}"
-                )
+                raise ArgumentError(name, value, f"a whole number from {low} on{more}")
 
     def fill(self, raw: Any) -> None:
         """Writes the parameters, except the layers, to the engine's struct."""

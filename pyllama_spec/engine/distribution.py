@@ -26,15 +26,15 @@ class Distribution:
         all_ids, p = np.asarray(ids, np.int32), np.asarray(weights, np.float64)
         if all_ids.ndim != 1 or all_ids.shape != p.shape:
             raise ArgumentError(
-                f"ids of shape {all_ids.shape} with weights of shape {p.shape}: a distribution has "
-                "a weight for each of its ids"
+                "p",
+                problem=f"has the shape {p.shape}",
+                expected=f"{all_ids.shape}: a weight for each id",
             )
         total = float(p.sum())
         # NaN fails each comparison.
         if not (0.0 < total < np.inf and p.min() >= 0.0 and all_ids.min() >= 0):
             raise ArgumentError(
-                f"the weights with the sum {total} are not a distribution: give ids and weights "
-                "of 0 or more, and a weight above 0"
+                "p", problem=f"has the sum {total}", expected="weights from 0 on, and one above 0"
             )
         is_possible = p > 0.0
         if not is_possible.all():
@@ -53,7 +53,9 @@ class Distribution:
         wide = logits.astype(np.float64)
         peak = wide.max(initial=-np.inf)
         if not np.isfinite(peak):
-            raise ArgumentError(f"logits with the maximum {peak} are not a distribution")
+            raise ArgumentError(
+                "logits", problem=f"have the maximum {peak}", expected="a finite one"
+            )
         return cls(ids, np.exp(wide - peak))
 
     @property

@@ -11,6 +11,7 @@ import zlib
 
 from pyllama_spec.errors import ArgumentError
 
+_AGAIN = "decode the text again"
 _HEADER = struct.Struct("<4sII")
 HEADER_BYTES = _HEADER.size
 
@@ -25,16 +26,17 @@ def seal(data: bytearray | memoryview, magic: bytes, version: int) -> bytes:
 def unseal(data: bytes, magic: bytes, version: int, what: str) -> memoryview:
     """Checks and removes the header of seal()."""
     if len(data) < HEADER_BYTES:
-        raise ArgumentError(f"{what} has at least {HEADER_BYTES} bytes, not {len(data)}")
+        raise ArgumentError(
+            problem=f"{what} has {len(data)} bytes", expected=f"at least {HEADER_BYTES}"
+        )
     found_magic, found_version, crc = _HEADER.unpack_from(data)
     if found_magic != magic:
-        raise ArgumentError(f"these bytes are not {what}; decode the text again")
+        raise ArgumentError(problem=f"these bytes are not {what}", remedy=_AGAIN)
     if found_version != version:
         raise ArgumentError(
-            f"these bytes are {what} in form {found_version}; this version reads form {version}: "
-            "decode the text again instead"
+            problem=f"{what} has form {found_version}", expected=f"form {version}", remedy=_AGAIN
         )
     body = memoryview(data)[HEADER_BYTES:]
     if zlib.crc32(body) != crc:
-        raise ArgumentError(f"{what} is damaged (its checksum differs): decode the text again")
+        raise ArgumentError(problem=f"{what} is damaged (its checksum differs)", remedy=_AGAIN)
     return body

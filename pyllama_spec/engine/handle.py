@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pyllama_spec.engine.binding import ffi, fork_generation
-from pyllama_spec.errors import ClosedError, PyllamaSpecError, same_kind
+from pyllama_spec.errors import ClosedError, PyllamaSpecError
 
 
 class Handle:
@@ -34,7 +34,7 @@ class Handle:
     def closed_error(self, message: str) -> PyllamaSpecError:
         """The error for a use after close(): a new one, for each thread."""
         refusal = self.refusal
-        return ClosedError(message) if refusal is None else same_kind(refusal, str(refusal))
+        return ClosedError(message) if refusal is None else refusal.copied()
 
     @property
     def is_closed(self) -> bool:

@@ -57,9 +57,9 @@ class LayerRows(Sequence[Rows]):
         width = sum(map(self._context.model.row_width, self.layers))
         if buffer.shape[1] != width or not 0 <= at <= len(buffer) - self.n:
             raise ArgumentError(
-                f"a buffer of shape {buffer.shape} has no place for {self.n} rows of {width} "
-                f"numbers from row {at} on"
-            )
+                "buffer", problem=f"has the shape {buffer.shape}",
+                expected=f"room for {self.n} rows of {width} numbers from row {at} on",
+            )  # fmt: skip
         place = ffi.from_buffer("float[]", buffer) + at * width
         code = lib.llama_spec_copy_layer_inputs(
             self._context.handle, self._raw, len(self.layers), self.first, self.n, place

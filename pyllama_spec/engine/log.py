@@ -44,4 +44,4 @@ def _number(level: str) -> int:
     try:
         return _LEVELS[level]
     except (KeyError, TypeError):
-        raise ArgumentError(f"the log level {level!r} is not one of {', '.join(_LEVELS)}") from None
+        raise ArgumentError("level", level, f"one of {', '.join(_LEVELS)}") from None

@@ -49,7 +49,7 @@ class Memory:
             ArgumentError: n_keep is negative.
         """
         if _pos(n_keep) < 0:
-            raise ArgumentError(f"n_keep={n_keep} is negative; 0 keeps nothing")
+            raise ArgumentError("n_keep", n_keep, "0 or more")
         code: int = lib.llama_spec_seq_rm(self._handle.pointer, _seq(seq), _pos(n_keep), -1)
         if code == lib.LLAMA_SPEC_UNSUPPORTED:
             return False
@@ -97,9 +97,10 @@ class Memory:
             if "n_stream mismatch" not in str(error):
                 raise
             raise ArgumentError(
-                f"cannot restore sequence {seq}: the state is of a context with another number of "
-                "sequences (n_parallel of Llama, n_seq_max of Context); open the model with that "
-                "number, or read the text again"
+                problem=f"cannot restore sequence {seq}: the state is of a context with another "
+                "`n_parallel`",
+                remedy="read the text again",
+                setup="open the model with that number",
             ) from None
 
     def copy_out(self, seq: int) -> memoryview:

@@ -27,7 +27,6 @@ from pyllama_spec.errors import (
     ModelLoadError,
     PyllamaSpecError,
     UnsupportedError,
-    shown,
 )
 from pyllama_spec.gguf.header import check_header
 
@@ -99,9 +98,7 @@ class Model(Closeable):
         progress: Progress | None = None,
     ) -> None:
         if not isinstance(path, (str, os.PathLike)):
-            raise ArgumentError(
-                f"the model's path must be a str or a path, not {type(path).__name__}"
-            )
+            raise ArgumentError("model_path", path, (str, os.PathLike))
         self.path = Path(path)
         self.adapter_lock = threading.Lock()  # of the engine's list of adapters
         self._stamp = stamp_of(self.path)
@@ -114,7 +111,7 @@ class Model(Closeable):
             vocab_only=vocab_only, load_mtp=load_mtp,
         )  # fmt: skip
         if progress is not None and not callable(progress):
-            raise ArgumentError(f"progress={shown(progress)} cannot be called; give a function")
+            raise ArgumentError("progress", progress, "a function")
         self._overrides = facts_of(kv_overrides or {})
         self._handle = Handle(
             self._load(params, progress),
@@ -249,7 +246,7 @@ class Model(Closeable):
 
     def chat_template(self, name: str | None = None) -> str | None:
         """The Jinja text of the model's chat template; None if it has none."""
-        raw = ffi.NULL if name is None else text(name, "the template's name").encode()
+        raw = ffi.NULL if name is None else text(name, "name").encode()
         template = lib.llama_spec_model_chat_template(self.handle, raw)
         return None if template == ffi.NULL else str(ffi.string(template).decode(errors="replace"))
 
@@ -307,7 +304,7 @@ class Model(Closeable):
 
     def check_draft_of(self, target: Model) -> None:
         """Raises unless this is a draft that was made for the target. Makes no context."""
-        instance(target, Model, "target", "; load one with Model(path)")
+        instance(target, Model, "target", "load one with Model(path)")
         code = lib.llama_spec_model_check_draft(self.handle, target.handle)
         check(code, f"{self.path.name} cannot draft for {target.path.name}")
 
@@ -385,9 +382,9 @@ def _name_places(
     names, servers = device_names(devices), server_names(rpc_servers)
     if servers and params.n_gpu_layers == 0:
         raise ArgumentError(
-            "n_gpu_layers=0 puts no layer on the rpc_servers: give the number of their layers, or "
-            "-1 for all"
-        )
+            "n_gpu_layers", 0, problem="puts no layer on the `rpc_servers`",
+            remedy="give the number of their layers, or -1 for all",
+        )  # fmt: skip
     if servers and params.split_mode in (_SPLIT_MODES["row"], _SPLIT_MODES["tensor"]):
         raise UnsupportedError(
             "split_mode='row' and 'tensor' split layers, which rpc_servers do not support: give "

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pyllama_spec.engine.binding import ffi
 from pyllama_spec.engine.checks import FLOAT32_MAX, boolean, int32, integer, real, text
-from pyllama_spec.errors import ArgumentError, shown
+from pyllama_spec.errors import ArgumentError
 
 Override = bool | int | float | str
 
@@ -17,7 +17,7 @@ Override = bool | int | float | str
 _MAX_BYTES = 127
 _INT, _REAL, _BOOL, _TEXT = range(4)
 _NAMES = (
-    "an int of 32 bits", "a finite float", "True or False", f"a str of at most {_MAX_BYTES} bytes"
+    "a whole number of 32 bits", "a finite number", bool, f"a text of at most {_MAX_BYTES} bytes"
 )  # fmt: skip
 # Keys that decide how texts are tokenized and how long, wide or sharp attention is, with the type
 # that the engine reads: it ignores a value of another one. Most of the rest describe how the
@@ -61,7 +61,7 @@ class RawOverrides(NamedTuple):
 def raw_overrides(overrides: Mapping[str, Override]) -> RawOverrides:
     """Converts the overrides to C structs."""
     if not isinstance(overrides, Mapping):
-        raise ArgumentError(f"kv_overrides={shown(overrides)} is not a dict of keys and values")
+        raise ArgumentError("kv_overrides", overrides, "a dict of keys and values")
     array = ffi.new("struct llama_spec_override[]", max(len(overrides), 1))
     keep: list[Any] = [array]
     for raw, (key, value) in zip(array, overrides.items(), strict=False):
@@ -84,11 +84,11 @@ def facts_of(overrides: Mapping[str, Override]) -> list[str]:
 
 def _kind_of_key(key: object) -> int:
     """The type that the engine reads of a key; ArgumentError for one that is not in _KEYS."""
-    if isinstance(key, str) and len(text(key, "a key of kv_overrides").encode()) <= _MAX_BYTES:
+    if isinstance(key, str) and len(text(key, "kv_overrides").encode()) <= _MAX_BYTES:
         for pattern, kind in _KEYS:
             if pattern.fullmatch(key):
                 return kind
-    raise ArgumentError(f"kv_overrides: {shown(key)} may not be overridden: {_NOT_TAKEN}")
+    raise ArgumentError("kv_overrides", key, problem="may not be overridden", remedy=_NOT_TAKEN)
 
 
 def _fill(raw: Any, key: str, value: object, wanted: int, keep: list[Any]) -> None:
@@ -96,7 +96,7 @@ def _fill(raw: Any, key: str, value: object, wanted: int, keep: list[Any]) -> No
     kind = _kind_of(value)
     if wanted == _REAL and kind == _INT:
         kind = _REAL
-    fault = ArgumentError(f"kv_overrides: {key}={shown(value)} is not {_NAMES[wanted]}")
+    fault = ArgumentError(f"kv_overrides[{key!r}]", value, _NAMES[wanted])
     if kind != wanted:
         raise fault
     raw.kind = kind
@@ -110,7 +110,7 @@ def _fill(raw: Any, key: str, value: object, wanted: int, keep: list[Any]) -> No
     except ArgumentError:
         raise fault from None
     if kind == _TEXT:
-        raw.text = _c_string(text(value, f"kv_overrides: {key}"), keep)
+        raw.text = _c_string(text(value, f"kv_overrides[{key!r}]"), keep)
     if (kind == _REAL and abs(raw.real) > FLOAT32_MAX) or len(keep[-1]) > _MAX_BYTES + 1:
         raise fault
     if kind in (_INT, _REAL):
@@ -131,7 +131,7 @@ def _check_range(key: str, value: float) -> None:
     elif key.endswith("_token_id") and value < 0:
         what = "the id of a token"
     if what:
-        raise ArgumentError(f"kv_overrides: {key}={value} is not {what}")
+        raise ArgumentError(f"kv_overrides[{key!r}]", value, what)
 
 
 def check_fits(overrides: Mapping[str, Override], arch: str, n_vocab: int) -> None:
@@ -140,13 +140,11 @@ def check_fits(overrides: Mapping[str, Override], arch: str, n_vocab: int) -> No
         whose, _, rest = key.partition(".")
         if whose not in ("general", "tokenizer", arch):
             raise ArgumentError(
-                f"kv_overrides: {key} is a key of other files, as the architecture of this one is "
-                f"{arch!r}; give {arch}.{rest}"
+                "kv_overrides", key, f"{arch}.{rest}", problem="is a key of other files"
             )
         if key.endswith("_token_id") and int(value) >= n_vocab:
             raise ArgumentError(
-                f"kv_overrides: {key}={shown(value)} is not the id of a token: the last one is "
-                f"{n_vocab - 1}"
+                f"kv_overrides[{key!r}]", value, f"the id of a token, below {n_vocab}"
             )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import text
-from pyllama_spec.errors import ArgumentError, shown, warn
+from pyllama_spec.errors import ArgumentError, warn
 
 
 def device_names(devices: Sequence[str] | None) -> list[Any]:
@@ -15,10 +15,12 @@ def device_names(devices: Sequence[str] | None) -> list[Any]:
     if devices is None:
         return []
     if isinstance(devices, (str, bytes)) or not isinstance(devices, Sequence):
-        raise ArgumentError(f"devices={shown(devices)} is not a list of names; doctor lists them")
+        raise ArgumentError(
+            "devices", devices, "a list of names", "`pyllama-spec doctor` lists them"
+        )
     if not devices:
-        raise ArgumentError("devices=[] names no device; give None for all, or n_gpu_layers=0")
-    return [ffi.new("char[]", text(name, "a name of devices").encode()) for name in devices]
+        raise ArgumentError("devices", devices, "a name", "give None for all, or `n_gpu_layers=0`")
+    return [ffi.new("char[]", text(name, "devices").encode()) for name in devices]
 
 
 def placement(handle: Any) -> dict[str, int]:

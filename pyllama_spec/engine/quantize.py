@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from pyllama_spec.engine.binding import check, ffi, lib
-from pyllama_spec.engine.checks import count, instance, text
+from pyllama_spec.engine.checks import count, instance, one_of, text
 from pyllama_spec.errors import ArgumentError, ModelLoadError
 from pyllama_spec.files import whole_file, why_no_output
 from pyllama_spec.gguf.header import check_header
@@ -43,12 +43,13 @@ def quantize(
     source, target = Path(path), Path(out_path)
     check_header(source)
     n_threads = count(n_threads, "n_threads", 0, _MAX_QUANTIZE_THREADS)
-    if text(kind, "the type").upper() not in quantize_types():
-        raise ArgumentError(f"type={kind!r} is not one of {', '.join(quantize_types())}")
+    one_of(text(kind, "type").upper(), quantize_types(), "type")
     if (why_not := why_no_output(target)) is not None:
         raise ModelLoadError(why_not)
     if target.exists() and target.samefile(source):
-        raise ArgumentError(f"{target} is the input itself; give another output")
+        raise ArgumentError(
+            "out_path", str(target), problem="is the input itself", remedy="give another"
+        )
     try:
         with whole_file(target) as part:
             code = lib.llama_spec_quantize(

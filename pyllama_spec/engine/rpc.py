@@ -17,7 +17,7 @@ from pyllama_spec.engine.binding import check, ffi, last_error, lib
 from pyllama_spec.engine.checks import count, real, text
 from pyllama_spec.engine.placement import device_names
 from pyllama_spec.engine.system import Device, bounded_n_threads, devices
-from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
+from pyllama_spec.errors import ArgumentError, UnsupportedError
 
 DEFAULT_PORT = 50052
 MAX_SERVERS = 16  # GGML_RPC_MAX_SERVERS
@@ -57,15 +57,15 @@ def server_names(servers: Sequence[str] | None) -> list[Any]:
     if servers is None:
         return []
     if isinstance(servers, (str, bytes)) or not isinstance(servers, Sequence):
-        raise ArgumentError(f"rpc_servers={shown(servers)} is not a list of 'host:port'")
+        raise ArgumentError("rpc_servers", servers, "a list of 'host:port'")
     if not 1 <= len(servers) <= MAX_SERVERS:
-        raise ArgumentError(f"rpc_servers has {len(servers)} entries, not 1 to {MAX_SERVERS}")
+        raise ArgumentError("rpc_servers", servers, f"1 to {MAX_SERVERS} entries")
     for i, one in enumerate(servers):
         host, _, port = text(one, f"rpc_servers[{i}]").partition(":")
         if not host or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
-            raise ArgumentError(f"rpc_servers[{i}]={shown(one)} is not 'host:port'")
+            raise ArgumentError(f"rpc_servers[{i}]", one, "'host:port'")
     if len(set(servers)) < len(servers):
-        raise ArgumentError(f"rpc_servers={shown(servers)} names a server twice; name each once")
+        raise ArgumentError("rpc_servers", servers, "each server once")
     require_rpc()
     return [ffi.new("char[]", one.encode()) for one in servers]
 
@@ -138,7 +138,8 @@ class RpcServer:
             number = getattr(error, "errno", None)
             why = os.strerror(number) if number and number > 0 else str(error)
             raise ArgumentError(
-                f"cannot listen at {host}:{port}: {why}; choose another port or host"
+                problem=f"cannot listen at {host}:{port}: {why}",
+                remedy="choose another `port` or `host`",
             ) from None
         self.host, self.port = address, int(self._socket.getsockname()[1])
 
@@ -273,7 +274,7 @@ def _hang_up(client: socket.socket) -> None:
 def _named(host: str) -> str:
     """The host; refuses an empty name, which means every address of this machine."""
     if not text(host, "host"):
-        raise ArgumentError("host is empty; give 127.0.0.1, or 0.0.0.0 to be reached from anywhere")
+        raise ArgumentError("host", host, "127.0.0.1, or 0.0.0.0 to be reached from anywhere")
     return host
 
 
@@ -283,9 +284,9 @@ def _offered(wanted: Sequence[str] | None) -> tuple[str, ...]:
     if wanted is not None:
         for name in wanted:
             if name not in known:
-                raise ArgumentError(f"there is no device {name!r} here; there are {known}")
+                raise ArgumentError("devices", name, f"some of {', '.join(known)}")
         if len(set(wanted)) < len(wanted):
-            raise ArgumentError(f"devices={shown(wanted)} names a device twice; name each once")
+            raise ArgumentError("devices", wanted, "each device once")
         return tuple(wanted)
     gpus = tuple(name for name in known if name not in ("CPU", "BLAS"))
     return gpus if gpus and lib.llama_spec_supports_gpu() else ("CPU",)

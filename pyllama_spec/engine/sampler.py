@@ -28,7 +28,7 @@ from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.model import Model
-from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError, shown
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
 
 # More than a draft has of tokens, at several bytes each.
 _MAX_FORCED_BYTES = 256
@@ -124,12 +124,10 @@ class SamplerParams:
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if not low <= value <= high:
-                raise ArgumentError(f"{name}={shown(value)} is outside {low} .. {high}")
+                raise ArgumentError(name, value, f"{low} to {high}")
         is_int = isinstance(self.seed, int) and not isinstance(self.seed, bool)
         if self.seed is not None and not (is_int and 0 <= self.seed < 2**32):
-            raise ArgumentError(
-                f"seed={shown(self.seed)} is not None or an int from 0 to {2**32 - 1}"
-            )
+            raise ArgumentError("seed", self.seed, f"a whole number from 0 to {2**32 - 1}")
         if 0 < self.temperature < MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
         _check_texts(self)
@@ -178,21 +176,21 @@ def _check_floats(params: SamplerParams) -> None:
             value = real(value, name)
             object.__setattr__(params, name, value)
         if not isinstance(value, (int, float)) or abs(real(value, name)) > _MOST:
-            raise ArgumentError(f"{name}={shown(value)} is not a number below {_MOST:g}")
+            raise ArgumentError(name, value, f"a number below {_MOST:g}")
     for name in _INTS:
         value = getattr(params, name)
         if not isinstance(value, int) and hasattr(value, "__index__"):
             value = integer(value, name)
             object.__setattr__(params, name, value)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ArgumentError(f"{name}={shown(value)} is not an int")
+            raise ArgumentError(name, value, int)
 
 
 def _check_texts(params: SamplerParams) -> None:
     for name in ("dry_breakers", "grammar_triggers", "bad_words", "thought_tags"):
         values = getattr(params, name)
         if isinstance(values, str) or not isinstance(values, Sequence):
-            raise ArgumentError(f"{name}={shown(values)} is not a tuple of texts")
+            raise ArgumentError(name, values, "a tuple of texts")
         for value in values:
             checked_text(value, name)
     for name in (
@@ -200,7 +198,7 @@ def _check_texts(params: SamplerParams) -> None:
     ):  # fmt: skip
         ids = getattr(params, name)
         if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
-            raise ArgumentError(f"{name}={shown(ids)} is not a tuple of ids")
+            raise ArgumentError(name, ids, "a tuple of ids")
         for token in ids:
             int32(token, name)
     if params.grammar is not None:
@@ -221,25 +219,26 @@ def _check_thoughts(params: SamplerParams) -> None:
         return
     if len(params.thought_tags) < 2 or not all(params.thought_tags):
         raise ArgumentError(
-            f"thought_tags={shown(params.thought_tags)} is not the two texts that begin and end a "
-            "thought; a budget and a grammar that skips thoughts need them"
-        )
+            "thought_tags", params.thought_tags, "the two texts that begin and end a thought",
+            "a budget and a grammar that skips thoughts need them",
+        )  # fmt: skip
     if params.thought_budget is not None and not params.thought_close:
-        raise ArgumentError("thought_budget needs the ids that end a thought, in thought_close")
+        raise ArgumentError(
+            "thought_budget", params.thought_budget, "the ids that end a thought in `thought_close`"
+        )
 
 
 def _check_bias(bias: Mapping[int, float]) -> None:
     if not isinstance(bias, Mapping):
-        raise ArgumentError(f"logit_bias={shown(bias)} is not a mapping of ids to numbers")
+        raise ArgumentError("logit_bias", bias, "a mapping of ids to numbers")
     for token, value in bias.items():
-        int32(token, "logit_bias: id")
+        int32(token, "logit_bias")
         # -inf forbids a token; +inf would leave nothing to choose from, as NaN does.
         # An int that no float can hold compares all the same.
         is_number = isinstance(value, (int, float))
         if not is_number or not (value == -math.inf or -FLOAT32_MAX <= value <= _MAX_BIAS):
             raise ArgumentError(
-                f"logit_bias of id {token} is {shown(value)}, not a number up to {_MAX_BIAS:g}, or "
-                "-inf"
+                f"logit_bias[{token}]", value, f"a number up to {_MAX_BIAS:g}, or -inf"
             )
 
 
@@ -294,7 +293,7 @@ class Sampler:
     """
 
     def __init__(self, model: Model, params: SamplerParams | None = None) -> None:
-        instance(model, Model, "model", "; load one with Model(path)")
+        instance(model, Model, "model", "load one with Model(path)")
         instance(params, (SamplerParams, type(None)), "params")
         self.model, self.params = model, params or SamplerParams()
         self.seed = _any_seed() if self.params.seed is None else self.params.seed
@@ -305,7 +304,7 @@ class Sampler:
         try:
             check(code, "cannot make the sampler")
         except ArgumentError as error:
-            raise ArgumentError(_with_place(str(error))) from None
+            raise ArgumentError("grammar", problem=_with_place(error.problem)) from None
         self._adopt(out[0])
 
     def _adopt(self, handle: Any) -> None:
@@ -461,7 +460,7 @@ class Sampler:
             int32(row, "row")
             instance(draft, Sequence, "draft")
             for token in draft:
-                int32(token, "a drafted token")
+                int32(token, "draft")
             raise
         tokens: list[int] = ffi.unpack(self._chain, self._n_chain[0])
         if code < 0:
@@ -488,11 +487,11 @@ class Sampler:
         try:
             row = np.ascontiguousarray(logits, dtype=np.float32)
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-            raise ArgumentError(
-                f"the logits {shown(logits)} are not a row of numbers: {error}"
-            ) from None
+            raise ArgumentError("logits", logits, f"a row of numbers: {error}") from None
         if row.ndim != 1:
-            raise ArgumentError(f"the logits have shape {row.shape}, expected (n_vocab,)")
+            raise ArgumentError(
+                "logits", problem=f"have the shape {row.shape}", expected="(n_vocab,)"
+            )
         pointer = ffi.cast("float *", row.ctypes.data)
         code = lib.llama_spec_sample_row(self.handle, pointer, row.size, self._id)
         check(code, "cannot sample")
@@ -504,7 +503,7 @@ class Sampler:
         try:
             code = lib.llama_spec_sampler_accept(self.handle, token, generated)
         except (TypeError, ValueError, OverflowError, RuntimeError):
-            int32(token, "token id")
+            int32(token, "token")
             flag(generated, "generated")
             raise
         check(code, "cannot accept a token (reset the sampler, or give one that it allows)")

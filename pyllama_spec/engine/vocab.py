@@ -9,7 +9,7 @@ from typing import Any
 from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import flag, instance, int32
 from pyllama_spec.engine.handle import Handle
-from pyllama_spec.errors import ArgumentError, shown
+from pyllama_spec.errors import ArgumentError
 
 _INT32_MIN = -(2**31)
 _MAX_TEXT_BYTES = 2**31 - 1
@@ -52,8 +52,7 @@ class Vocab:
     def special(self, name: str) -> int | None:
         """The id of "bos", "eos", "eot", "sep", "nl", "pad", "mask" or "fim_*"; None if absent."""
         if not isinstance(name, str) or name not in _SPECIAL:
-            known = ", ".join(_SPECIAL)
-            raise ArgumentError(f"no special token is called {shown(name)}; {known} are")
+            raise ArgumentError("name", name, f"one of {', '.join(_SPECIAL)}")
         token: int = lib.llama_spec_vocab_special(self._handle.pointer, name.encode())
         return token if token >= 0 else None
 
@@ -78,7 +77,9 @@ class Vocab:
         flag(parse_special, "parse_special")
         data = text.encode("utf-8", errors="replace") if isinstance(text, str) else bytes(text)
         if len(data) > _MAX_TEXT_BYTES:
-            raise ArgumentError(f"the text has {len(data)} bytes; at most {_MAX_TEXT_BYTES} fit")
+            raise ArgumentError(
+                "text", problem=f"has {len(data)} bytes", expected=f"at most {_MAX_TEXT_BYTES}"
+            )
         capacity = len(data) + 8
         for _ in range(2):
             out = ffi.new("int32_t[]", capacity)
@@ -92,7 +93,7 @@ class Vocab:
             if n >= 0:
                 return _unpacked(out, n)
             capacity = -n
-        raise ArgumentError("the text could not be tokenized")
+        raise ArgumentError(problem="the text could not be tokenized")
 
     def fewest_tokens(self, text: str | bytes) -> int:
         """A lower bound of a text's token count, from its bytes; takes milliseconds.
@@ -143,7 +144,7 @@ class Vocab:
     def _read_piece(self, token: int, special: bool) -> bytes:
         size = 64
         flag(special, "special")
-        token = int32(token, "token id")
+        token = int32(token, "token")
         for _ in range(2):
             buf: Any = ffi.new("char[]", size)
             n: int = lib.llama_spec_token_to_piece(self._handle.pointer, token, buf, size, special)
@@ -152,41 +153,38 @@ class Vocab:
             if n == _INT32_MIN:
                 break
             size = -n
-        raise ArgumentError(
-            f"token id {token} is outside the vocabulary (0 .. {self.n_tokens - 1})"
-        )
+        raise ArgumentError("token", token, f"an id of the vocabulary, 0 to {self.n_tokens - 1}")
 
     def detokenize(self, tokens: Iterable[int], *, special: bool = False) -> bytes:
         """The bytes of a run of tokens."""
         try:
             ids = iter(tokens)  # not listed: the first that is none ends it
         except TypeError:
-            message = f"the tokens must be a sequence of ids, not {shown(tokens)}"
-            raise ArgumentError(message) from None
+            raise ArgumentError("tokens", tokens, "a sequence of ids") from None
         return b"".join(self.piece(token, special=special) for token in ids)
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation, such as EOS or EOT."""
         known = self._eog.get(token)
         if known is None:
-            number = int32(token, "token id")
+            number = int32(token, "token")
             known = bool(lib.llama_spec_vocab_is_eog(self._handle.pointer, number))
             self._eog[token] = known
         return known
 
     def is_control(self, token: int) -> bool:
         """Whether the token is a control token, with no text of its own."""
-        number = int32(token, "token id")
+        number = int32(token, "token")
         return bool(lib.llama_spec_vocab_is_control(self._handle.pointer, number))
 
-    def check_ids(self, tokens: Sequence[int], what: str = "the tokens") -> None:
+    def check_ids(self, tokens: Sequence[int], param: str = "tokens") -> None:
         """Raises ArgumentError unless every id is in the vocabulary."""
         n = self.n_tokens
         for i, token in enumerate(tokens):
             if type(token) is not int:
-                token = int32(token, f"{what}: the id at index {i}")
+                token = int32(token, f"{param}[{i}]")
             if not 0 <= token < n:
-                raise ArgumentError(f"{what}: id {token} at index {i} is outside 0 .. {n - 1}")
+                raise ArgumentError(f"{param}[{i}]", token, f"an id from 0 to {n - 1}")
 
 
 def _unpacked(ids: Any, n: int) -> list[int]:

@@ -12,8 +12,13 @@ from time import perf_counter
 
 from pyllama_spec.chat.template import check_form
 from pyllama_spec.drafters import Drafter
-from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants_head
-from pyllama_spec.drafters.registry import check_draft, is_draft
+from pyllama_spec.drafters.registry import (
+    check_draft,
+    is_draft,
+    make_drafter_for,
+    open_before,
+    wants_head,
+)
 from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.closeable import closed_on_failure
@@ -21,21 +26,17 @@ from pyllama_spec.engine.exactness import FEW_ROWS
 from pyllama_spec.engine.model import Progress, check_arguments
 from pyllama_spec.engine.rpc import set_rpc_timeout
 from pyllama_spec.errors import (
-    FEWER_BITS,
     ArgumentError,
     OutOfMemoryError,
     UnsupportedError,
-    no_room,
 )
 from pyllama_spec.llama.cost_cache import CostCache
 from pyllama_spec.llama.open_options import OpenOptions
-from pyllama_spec.requests.generation import Runtime
 from pyllama_spec.requests.options import check_seed
-from pyllama_spec.requests.runner import Runner
+from pyllama_spec.requests.runner import Runner, Runtime
 from pyllama_spec.speculative import Controller, Round, make_controller
-from pyllama_spec.speculative.draft_bound import draft_bound, drafter_bound
-from pyllama_spec.speculative.prefixes import PrefixStore
 from pyllama_spec.speculative.row_timing import measure_rows
+from pyllama_spec.speculative.scheduler import draft_bound, drafter_bound
 from pyllama_spec.terminal import ProgressBar
 
 # The engine's LLAMA_MAX_SEQ.
@@ -124,10 +125,6 @@ def check_options(options: OpenOptions) -> None:
     controller = make_controller(options.controller, options.p_min)
     check_parallel(options.n_parallel, options.context_params())
     check_seed(options.seed)
-    options.penalty_window()
-    options.queue_limit()
-    options.store_bytes()
-    options.adapters()
     check_arguments(**options.model_arguments())
     check_form(options.chat_format, options.chat_template)
     drafts = options.draft_options(progress=None, is_adaptive=controller.wants_costs)
@@ -168,7 +165,7 @@ def open_runtime(
     *,
     wants_rows: bool = False,
     max_waiting: int | None = None,
-    store: PrefixStore | None = None,
+    store_bytes: int | None = None,
     acceptance: str = "exact",
 ) -> Runtime:
     """Opens a target's context, drafter and runner."""
@@ -190,13 +187,13 @@ def open_runtime(
     context = _open_context(model, params, smaller)
     with closed_on_failure(context):
         begin = perf_counter()
-        round_ = Round(context, drafter, n_draft, controller, store=store)
+        round_ = Round(context, drafter, n_draft, controller, store_bytes=store_bytes)
         try:
             on_close = _learn_costs(round_, controller, drafter)
         except OutOfMemoryError as error:  # the first decodes
-            sizes = ", ".join([*smaller, "n_batch"])
-            raise OutOfMemoryError(f"{error}; choose a smaller {sizes} or n_ubatch") from None
-        runner = Runner(round_, max_waiting, attach_s=perf_counter() - begin)
+            sizes = [*smaller, "n_batch", "n_ubatch"]
+            raise error.of(model.path.name, sizes) from None
+        runner = Runner(model, round_, max_waiting, attach_s=perf_counter() - begin)
         return Runtime(model, context, round_, runner, on_close, acceptance)
 
 
@@ -225,9 +222,9 @@ def _open_context(model: Model, params: ContextParams, smaller: Sequence[str]) -
         requests = f"{n_ctx} tokens" if n == 1 else f"{n} requests with {n_ctx} tokens each"
         has_state = info.has_recurrent_state
         memory = "the memory of past tokens for" if has_state else "the KV cache for"
-        types = "" if info.is_recurrent else f", or {FEWER_BITS}"
+        types = "" if info.is_recurrent else ", or `type_k` and `type_v` of fewer bits"
         what = f"{model.path.name}: {memory} {requests}"
-        raise no_room(str(error), what, smaller, types) from None
+        raise error.of(what, smaller, types) from None
 
 
 def _learn_costs(

@@ -258,7 +258,7 @@ def hf_tokenizer_config_to_chat_formatter(
     """A formatter from a tokenizer_config.json."""
     for key in ("chat_template", "bos_token", "eos_token"):
         if not isinstance(tokenizer_config.get(key), str):
-            raise ArgumentError(f"the tokenizer's config has no text as {key}")
+            raise ArgumentError("tokenizer_config", problem=f"has no text as {key}")
     template = ChatTemplate(
         tokenizer_config["chat_template"],
         bos_token=tokenizer_config["bos_token"], eos_token=tokenizer_config["eos_token"],

@@ -11,7 +11,7 @@ import time
 from typing import Any, NoReturn
 
 from pyllama_spec.engine import Model, Vocab
-from pyllama_spec.errors import ArgumentError, shown
+from pyllama_spec.errors import ArgumentError
 from pyllama_spec.gguf.sizes import TENSOR_TYPES
 
 _NUMBERS: dict[str, dict[str, int]] = {
@@ -90,7 +90,7 @@ LLAMA_MAX_DEVICES = 16
 def llama_model_get_vocab(model: Any) -> Vocab:
     """The vocabulary of `Llama.model`."""
     if not isinstance(model, Model):
-        raise ArgumentError(f"llama_model_get_vocab takes Llama.model, not {shown(model)}")
+        raise ArgumentError("model", model, "Llama.model")
     return model.vocab
 
 

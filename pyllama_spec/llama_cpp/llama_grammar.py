@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.constraints import JSON_OBJECT, Guide, GuideKind, schema_grammar
-from pyllama_spec.errors import ArgumentError, shown
+from pyllama_spec.errors import ArgumentError
 from pyllama_spec.files import check_no_pipe
 
 LLAMA_GRAMMAR_DEFAULT_ROOT = "root"
@@ -36,7 +36,7 @@ class LlamaGrammar:
         """A grammar from GBNF rules with a rule `root`."""
         del verbose
         if not isinstance(grammar, str) or not grammar.strip():
-            raise ArgumentError(f"a grammar is a text of GBNF rules, not {shown(grammar)}")
+            raise ArgumentError("grammar", grammar, "a text of GBNF rules")
         return cls(_grammar=grammar)
 
     @classmethod
@@ -47,9 +47,11 @@ class LlamaGrammar:
             # An editor may have begun it with a byte order mark.
             text = Path(file).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
-            raise ArgumentError(f"the grammar {file} cannot be read: {error}") from None
+            raise ArgumentError("file", str(file), problem=f"cannot be read: {error}") from None
         if not text.strip():
-            raise ArgumentError(f"the grammar {file} is empty; write GBNF rules with a rule root")
+            raise ArgumentError(
+                "file", str(file), "GBNF rules with a rule root", problem="is empty"
+            )
         return cls.from_string(text, verbose)
 
     @classmethod
@@ -57,7 +59,7 @@ class LlamaGrammar:
         cls, json_schema: str | Mapping[str, Any], verbose: bool = True
     ) -> LlamaGrammar:
         """A grammar of the JSON texts that a schema allows; the schema is JSON text or a dict."""
-        return cls.from_string(schema_grammar(json_schema), verbose)
+        return cls.from_string(schema_grammar(json_schema, param="json_schema"), verbose)
 
     @classmethod
     def from_regex(cls, regex: str) -> LlamaGrammar:
@@ -76,12 +78,14 @@ class LlamaGrammar:
 
 def _guide(kind: GuideKind, text: object) -> Guide:
     if not isinstance(text, str) or not text.strip():
-        raise ArgumentError(f"a grammar is a text that is not empty, not {shown(text)}")
+        raise ArgumentError("grammar", text, "a text that is not empty")
     return Guide(kind, text)
 
 
 def json_schema_to_gbnf(schema: str, prop_order: list[str] | None = None) -> str:
     """GBNF rules for a schema, with keys in the schema's order."""
     if prop_order:
-        raise ArgumentError("prop_order is not supported: the order of keys is the schema's own")
-    return schema_grammar(schema)
+        raise ArgumentError(
+            "prop_order", problem="is not supported", remedy="order the keys of the schema"
+        )
+    return schema_grammar(schema, param="schema")

@@ -85,7 +85,7 @@ def _rules(schema: Any, prefix: str, budget: Budget, *, by_property: bool) -> Sc
         raise SchemaError("the JSON schema is nested too deeply") from None
     except TooLargeError as error:
         raise SchemaError(
-            f"the grammar of the schema is too large: {error}. Simplify the schema"
+            f"the grammar of the schema is too large: {error}", remedy="simplify the schema"
         ) from None
     except OutOfStepsError as error:
         raise out_of_steps("#", error.most) from None
@@ -146,12 +146,12 @@ class _Compiler:
         usual_rules(self._grammar)
         text = self._text_of("root", self._document.root)
         if text is None and self._document.nodes[self._document.root].schema is False:
-            raise SchemaError("no JSON value fits the schema: it is false. Give a schema, or none")
+            raise SchemaError("no JSON value fits the schema: it is false")
         if text is None:
             raise SchemaError(
                 "no JSON value fits the schema: its keywords contradict each other, or leave "
-                f"numbers of over {MAX_DIGITS} digits alone (an integer: {MOST_WHOLE_DIGITS}). "
-                "Leave more room between its bounds"
+                f"numbers of over {MAX_DIGITS} digits alone (an integer: {MOST_WHOLE_DIGITS})",
+                remedy="leave more room between its bounds",
             )
         return text
 
@@ -191,7 +191,7 @@ class _Compiler:
                 alternatives.extend(self._of_type(node, kind))
         except TooLargeError as error:
             path = self._path_of(node)
-            raise cannot(self._largest(node, kind), path, str(error), "Ask for less") from None
+            raise cannot(self._largest(node, kind), path, str(error), "ask for less") from None
         except OutOfStepsError as error:
             raise out_of_steps(self._path_of(node), error.most) from None
         return alternatives

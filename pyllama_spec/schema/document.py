@@ -90,7 +90,7 @@ class Document:
                 if "$ref" in one and not is_new:
                     raise cannot(
                         "$id", path, "up to draft 7 it has no effect beside $ref",
-                        'Leave one of them out, or say which draft it is by "$schema"',
+                        'leave one of them out, or say which draft it is by "$schema"',
                     )  # fmt: skip
                 base = urldefrag(_joined(base, own)).url
                 self._roots.setdefault(base, (one, path))
@@ -136,13 +136,13 @@ class Document:
                 raise cannot(
                     keyword, node.path,
                     f"{clipped(ref)} is not in the document, and nothing is fetched",
-                    "Put it into $defs",
+                    "put it into $defs",
                 )  # fmt: skip
         root, path = self._roots[url]
         if keyword == "$dynamicRef" and self._dynamic.get(fragment, 0) > 1:
             raise cannot(
                 keyword, node.path, "its target depends on the path to it",
-                "Use $ref with a copy of its target",
+                "use $ref with a copy of its target",
             )  # fmt: skip
         if fragment and not fragment.startswith("/"):
             if (url, fragment) not in self._anchors:

@@ -65,7 +65,7 @@ class Condition(Formula):
         """The error for a condition without a negation."""
         return cannot(
             self.keyword, self.path, 'a grammar cannot hold the opposite, which "not", "if" or '
-            '"oneOf" around it ask for', "Say what is allowed, or anyOf for oneOf",
+            '"oneOf" around it ask for', "say what is allowed, or anyOf for oneOf",
         )  # fmt: skip
 
 

@@ -73,9 +73,9 @@ _OF_TYPE = {
 }  # fmt: skip
 KEPT = _VALUE | _JOINED | frozenset().union(*_OF_TYPE.values())
 REFUSED = {
-    "nullable": 'Write "type": [..., "null"], or anyOf with {"type": "null"}',
-    "$recursiveRef": "Write $ref",
-    "extends": "Write allOf", "disallow": "Write not", "divisibleBy": "Write multipleOf",
+    "nullable": 'write "type": [..., "null"], or anyOf with {"type": "null"}',
+    "$recursiveRef": "write $ref",
+    "extends": "write allOf", "disallow": "write not", "divisibleBy": "write multipleOf",
 }  # fmt: skip
 
 _KNOWN_TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
@@ -411,7 +411,7 @@ def _pattern(node: Node, keyword: str, text: str) -> Any:
         raise cannot(
             keyword, node.path,
             f"of the pattern {clipped(json.dumps(text))}: {clipped(str(error), 200)}",
-            "Write it in the syntax of ECMA-262, without back references and lookbehind",
+            "write it in the syntax of ECMA-262, without back references and lookbehind",
         ) from None  # fmt: skip
 
 
@@ -459,7 +459,7 @@ def _string_parts(node: Node) -> list[Formula]:
         if lang is None:
             raise cannot(
                 "format", path, f"{clipped(json.dumps(name))} cannot be enforced; known are "
-                f"{', '.join(KEPT_FORMATS)}", "Leave it out, or write a pattern",
+                f"{', '.join(KEPT_FORMATS)}", "leave it out, or write a pattern",
             )  # fmt: skip
         parts.append(Text(lang, is_narrow=True, keyword="format", path=path))
     return parts
@@ -471,5 +471,5 @@ def _check_unevaluated(node: Node, keyword: str, others: set[str]) -> None:
     if beside:
         raise cannot(
             keyword, node.path, f"what is evaluated depends on {sorted(beside)[0]!r}",
-            "List all properties or items in one place, and write additionalProperties or items",
+            "list all properties or items in one place, and write additionalProperties or items",
         )  # fmt: skip

@@ -18,7 +18,7 @@ MAX_PARTS = 200_000
 _STEPS_AT_ONCE = 256
 _REST_S = 1e-5
 _MAX_PATH = 200
-_REMEDY = "Write it with fewer parts, shorter bounds or simpler patterns"
+_REMEDY = "write it with fewer parts, shorter bounds or simpler patterns"
 
 
 class TooLargeError(Exception):
@@ -105,18 +105,16 @@ def out_of_steps(path: str, most: int) -> SchemaError:
     """The error for a schema that needs more than `most` steps; `path` is where they ran out."""
     return SchemaError(
         f"the schema is too much for a grammar: it takes more than {most:,} steps, which "
-        f"ended at {place(path)}. {_REMEDY}", path=path,
+        f"ended at {place(path)}", path=path, remedy=_REMEDY,
     )  # fmt: skip
 
 
 def cannot(keyword: str, path: str, why: str, remedy: str) -> SchemaError:
     """The error for a keyword that a grammar cannot express."""
     return SchemaError(
-        f'the schema cannot be kept: "{keyword}" at {place(path)}: {why}. {remedy}',
-        keyword,
-        path,
-        is_beyond=True,
-    )
+        f'the schema cannot be kept: "{keyword}" at {place(path)}: {why}', keyword, path,
+        remedy=remedy, is_beyond=True,
+    )  # fmt: skip
 
 
 def malformed(keyword: str, path: str, why: str) -> SchemaError:

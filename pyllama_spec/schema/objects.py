@@ -61,7 +61,7 @@ class Objects:
             keyword = those(case, Size)[0]
             raise cannot(
                 "minProperties", keyword.path, "names that are not listed may be the same one",
-                "List the names in properties",
+                "list the names in properties",
             )  # fmt: skip
         return [(Literal("{"), SPACE, Rule(self._chain(properties, others, low, high)))]
 

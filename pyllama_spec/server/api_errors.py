@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,12 +13,17 @@ from pyllama_spec.errors import (
     ClosedError,
     ContextFullError,
     DeadlineError,
+    Face,
     OutOfMemoryError,
     PyllamaSpecError,
     QueueFullError,
     RemoteError,
     UnsupportedError,
+    clipped,
+    shown,
 )
+from pyllama_spec.options import names_of
+from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.server.shapes import Speculation
 
 
@@ -69,9 +75,22 @@ _KINDS_OF_JSON = {"str": "string", "int": "integer", "float": "number", "bool": 
 _EXPECTED = re.compile(rf"\b(?:{'|'.join(_KINDS_OF_JSON)})\b(?=[^`]*`(?:[^`]*`[^`]*`)*[^`]*$)")
 _LATER = re.compile(r"\btry again later$")
 _LACKING = re.compile(r"Object (missing required|contains unknown) field `(.+)`")
-_FIELDS = {
-    "penalty_last_n": "repeat_last_n", "mirostat_mode": "mirostat", "timeout_s": "timeout",
+_FIELDS = names_of("body", RequestOptions)
+_KINDS_OF_JSON_VALUES: Mapping[type, str] = {
+    type(None): "null", bool: "true or false", int: "an integer", float: "a number",
+    str: "a string", list: "an array", tuple: "an array", dict: "an object",
 }  # fmt: skip
+
+
+def _in_json(value: object) -> str:
+    """The beginning of a value as JSON."""
+    try:
+        return clipped(json.dumps(value, ensure_ascii=False))
+    except (TypeError, ValueError, RecursionError):
+        return shown(value)
+
+
+JSON = Face(_FIELDS, value=_in_json, kinds=_KINDS_OF_JSON_VALUES, is_operator=False)
 # The first that fits counts.
 _KINDS: tuple[tuple[type[BaseException], int, str], ...] = (
     (ContextFullError, 400, "context_length_exceeded"),
@@ -123,11 +142,14 @@ def api_error(error: BaseException, retry_after_s: int) -> ApiError:
 def _of_kind(error: BaseException) -> ApiError:
     for kind, status, code in _KINDS:
         if isinstance(error, kind):
-            message, option = for_client(str(error))
-            if kind is not ArgumentError:
-                return ApiError(status, message, code, option=option)
-            message, param = _of_field(message)
-            return ApiError(status, message, code, param, option=option)
+            if not isinstance(error, PyllamaSpecError):
+                continue
+            message, option = for_client(error.rendered(JSON))
+            param, option = JSON.name(error.param), error.option or option
+            if kind is not ArgumentError or param:
+                return ApiError(status, message, code, param or None, option=option)
+            message, found = _of_field(message)
+            return ApiError(status, message, code, found, option=option)
     return ApiError(500, "the server failed inside; its log says where", "internal_error")
 
 

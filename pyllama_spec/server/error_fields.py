@@ -49,7 +49,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "logprobs": ("n_probs",), "suffix": ("input_suffix",), "stop": ("stop_sequences",),
     "max_tokens": ("n_predict", "max_completion_tokens", "max_output_tokens"),
     "tool_choice": ("function_call",), "tools": ("functions",), "n_draft": ("speculation",),
-    "repeat_penalty": ("repetition_penalty",),
+    "repeat_penalty": ("repetition_penalty",), "prompt": ("messages", "input_prefix", "input"),
 }  # fmt: skip
 _KINDS = {
     "str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object",

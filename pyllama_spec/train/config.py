@@ -1,25 +1,27 @@
-"""The configuration of a training run; each kind of draft extends it in its folder."""
+"""The configuration of a training run. With the target it determines the result."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pyllama_spec.engine.checks import count, listed, real
+from pyllama_spec.engine.checks import checked, count, listed, real
+from pyllama_spec.engine.model import HEAD_ROWS
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.gguf.writer import KINDS
-
-PRECISIONS = ("auto", "fp32", "bf16")
-
+from pyllama_spec.options import option, options_of, with_default
+from pyllama_spec.train.run.target_weights import block_layers, default_layers
 
 # Of the n-gram table. Three times as many gave 0.01 tokens per round more: rare contexts seldom
 # occur again.
 N_NGRAMS = 800_000
 # More than any model has.
 _MAX_LAYERS = 4096
+# The most slots of a block: more pay on no CPU, and no draft of ours is accepted that far. And with
+# a Markov head none that the engine takes: its chain is unrolled in the graph.
+_MAX_BLOCK, _MAX_CHAIN = 64, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +44,38 @@ class CorpusConfig:
         seed: the seed of all random draws.
     """
 
-    prompts: Path | None = None
-    n_tokens: int = 500_000
-    n_ctx: int = 384
-    n_parallel: int = 64
-    n_candidates: int = 64
-    greedy_share: float = 0.75
-    temperature: float = 0.8
-    user_temperature: float = 1.0
-    prompt_seed_share: float = 0.75
-    min_user: int = 2
-    max_user: int = 64
-    min_answer: int = 16
-    max_passes: int = 8
-    seed: int = 1
+    # fmt: off
+    prompts: Path | None = option(
+        None, cli="--prompts", metavar="F.jsonl",
+        help="a JSON prompt per line [the target writes prompts]",
+    )
+    n_tokens: int = option(
+        500_000, low=1, cli="--tokens", cli_default=None, metavar="N",
+        help="answer tokens to train on [500000; with --from-use the newest 40000]",
+    )
+    n_ctx: int = option(384, low=1, cli="--n-ctx", help="maximum sequence length")
+    n_parallel: int = option(
+        64, low=1, cli="--parallel", metavar="N", help="sequences generated in parallel"
+    )
+    n_candidates: int = option(64, low=1)
+    greedy_share: float = option(
+        0.75, low=0, high=1, cli="--greedy-share", metavar="SHARE",
+        help="share of answers at temperature 0",
+    )
+    temperature: float = option(
+        0.8, low=0, cli="--temperature", metavar="T", help="temperature of the other answers"
+    )
+    user_temperature: float = option(1.0, low=0)
+    prompt_seed_share: float = option(0.75, low=0, high=1)
+    min_user: int = option(2, low=1)
+    max_user: int = option(64, low=1)
+    min_answer: int = option(16, low=1)
+    max_passes: int = option(8, low=1)
+    seed: int = option(1, low=0, cli="--seed", help="seed of all random draws")
+    # fmt: on
 
     def __post_init__(self) -> None:
-        for name in (
-            "n_tokens", "n_ctx", "n_parallel", "n_candidates", "min_user", "max_user",
-            "min_answer", "max_passes",
-        ):  # fmt: skip
-            count(getattr(self, name), name, 1)
-        count(self.seed, "seed", 0)
-        for name in ("temperature", "user_temperature"):
-            real(getattr(self, name), name, 0.0)
-        check_shares(self, "greedy_share", "prompt_seed_share")
+        check(self)
 
     def identity(self) -> dict[str, Any]:
         """The settings that determine the text, apart from its length."""
@@ -93,21 +102,16 @@ class UseConfig:
     """
 
     store: Path
-    n_tokens: int = 40_000
-    n_other_tokens: int = 2_000
-    held_out: float = 0.2
-    right_share: float = 0.5
-    max_loss: float = 0.1
+    n_tokens: int = option(40_000, low=1)
+    n_other_tokens: int = option(2_000, low=0)
+    held_out: float = option(0.2, low=0, high=1)
+    right_share: float = option(0.5, low=0, high=1)
+    max_loss: float = option(0.1, low=0, high=1)
 
     def __post_init__(self) -> None:
-        count(self.n_tokens, "n_tokens", 1)
-        count(self.n_other_tokens, "n_other_tokens", 0)
-        check_shares(self, "held_out", "right_share", "max_loss")
+        check(self)
         if not 0 < self.held_out < 1:
-            raise ArgumentError(
-                f"held_out={self.held_out!r} is not between 0 and 1: text is needed to train on "
-                "and to measure on"
-            )
+            raise ArgumentError("held_out", self.held_out, "a share between 0 and 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +125,28 @@ class HeadSettings:
         n_draft_vocab: the number of the target's tokens that it can draft.
     """
 
-    target_layers: tuple[int, ...] | None = None
-    n_head: int | None = None
-    n_head_kv: int | None = None
-    n_ff: int | None = None
-    n_draft_vocab: int | None = None
+    # fmt: off
+    target_layers: tuple[int, ...] | None = option(
+        None, cli="--target-layers", metavar="A,B,C",
+        help="layer inputs of the target that the draft reads [six from the first to the last]",
+    )
+    n_draft_vocab: int | None = option(
+        None, low=1, cli="--draft-vocab", metavar="N",
+        help="size of the draft's vocabulary [as many as pay]",
+    )
+    n_head: int | None = option(
+        None, low=1, cli="--n-head", help="attention heads [the target's]"
+    )
+    n_head_kv: int | None = option(
+        None, low=1, cli="--n-head-kv", help="key/value heads [as many]"
+    )
+    n_ff: int | None = option(
+        None, low=1, cli="--n-ff", help="width of its feed-forward block [the target's]"
+    )
+    # fmt: on
 
     def __post_init__(self) -> None:
-        for name in ("n_head", "n_head_kv", "n_ff", "n_draft_vocab"):
-            if getattr(self, name) is not None:
-                count(getattr(self, name), name, 1)
+        check(self)
         for layer in listed(self.target_layers or (), "target_layers", _MAX_LAYERS):
             count(layer, "target_layers", 0)
         if self.target_layers is not None and not self.target_layers:
@@ -163,53 +179,62 @@ class FitSettings:
         seed: the seed of the initial weights and the order of the text.
     """
 
-    epochs: float = 2.6
-    step_decay: float = 0.8
-    missed_share: float = 0.2
-    copied_share: float | None = None
-    train_output: bool = False
-    batch_tokens: int = 512
-    lr: float = 5e-4
-    weight_decay: float = 0.01
-    warmup: float = 0.04
-    clip: float = 1.0
-    precision: str = "auto"
-    held_out: float = 0.03
-    max_held_out: int = 16_384
-    n_evals: int = 16
-    patience: int = 6
-    seed: int = 1
+    # fmt: off
+    epochs: float = option(2.6, low=0, cli="--epochs", help="passes over the text")
+    step_decay: float = option(
+        0.8, low=0, high=1, cli="--step-decay", metavar="D",
+        help="loss weight of a depth relative to the one before",
+    )
+    missed_share: float = option(
+        0.2, low=0, high=1, cli="--missed-share", metavar="SHARE",
+        help="share of drafts trained beyond their first wrong token",
+    )
+    copied_share: float | None = option(
+        None, low=0, high=1, cli="--copied-share", metavar="SHARE",
+        help="share of drafts trained where decoding would copy [0.1]",
+    )
+    train_output: bool = option(
+        False, cli="--train-output",
+        help="train the output matrix too, for much more text, on a GPU",
+    )
+    batch_tokens: int = option(
+        512, low=1, cli="--batch-tokens", metavar="N",
+        help="tokens of a batch, prompts included",
+    )
+    lr: float = option(5e-4, low=0, cli="--lr", help="peak learning rate")
+    weight_decay: float = option(
+        0.01, low=0, cli="--weight-decay", help="weight decay of matrices"
+    )
+    warmup: float = option(0.04, low=0, high=1)
+    clip: float = option(1.0, low=0)
+    precision: str = option(
+        "auto", choices=("auto", "fp32", "bf16"), cli="--precision",
+        help="type of matrix products; auto measures which is faster",
+    )
+    held_out: float = option(0.03, low=0, high=1)
+    max_held_out: int = option(16_384, low=1)
+    n_evals: int = option(16, low=1)
+    patience: int = option(
+        6, low=1, cli="--patience", metavar="N",
+        help="measurements without progress before training stops",
+    )
+    seed: int = option(1, low=0)
+    # fmt: on
 
     def __post_init__(self) -> None:
-        for name in ("batch_tokens", "max_held_out", "n_evals", "patience"):
-            count(getattr(self, name), name, 1)
-        count(self.seed, "seed", 0)
-        for name in ("epochs", "lr", "clip", "weight_decay", "warmup"):
-            real(getattr(self, name), name, 0.0)
-        for name in ("epochs", "lr", "clip"):
+        check(self)
+        for name in ("epochs", "lr", "clip", "step_decay"):
             if getattr(self, name) == 0:
-                raise ArgumentError(f"{name}={getattr(self, name)!r}: give a number above 0")
+                raise ArgumentError(name, 0, "a number above 0")
         for name in ("warmup", "held_out"):
-            if not 0 <= real(getattr(self, name), name) < 1:
-                raise ArgumentError(f"{name}={getattr(self, name)!r} is outside 0 .. 1")
-        if not 0 < real(self.step_decay, "step_decay") <= 1:
-            raise ArgumentError(f"step_decay={self.step_decay!r} is outside 0 .. 1")
-        check_shares(self, "missed_share")
-        check_shares(self, "copied_share", optional=True)
-        if self.precision not in PRECISIONS:
-            raise ArgumentError(
-                f"precision={self.precision!r} is not one of {', '.join(PRECISIONS)}"
-            )
+            if getattr(self, name) == 1:
+                raise ArgumentError(name, 1, "a share below 1")
 
 
-def check_shares(settings: object, *names: str, optional: bool = False) -> None:
-    """Raises ArgumentError unless fields are 0 .. 1, or None where that is allowed."""
-    for name in names:
-        value = getattr(settings, name)
-        if optional and value is None:
-            continue
-        if not 0 <= real(value, name) <= 1:
-            raise ArgumentError(f"{name}={value!r} is outside 0 .. 1")
+def check(settings: Any) -> None:
+    """Checks a part of the configuration by its table of options."""
+    for one in options_of(type(settings)).values():
+        checked(one, getattr(settings, one.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +243,6 @@ class RunConfig:
 
     Attributes:
         kind: the kind of draft, as on the command line.
-        options, flags: the kind's further options, each with the field that it sets; a flag with
-            the value that it sets.
         target: the GGUF to draft for, in the type used for decoding.
         out: the GGUF to write.
         work: the folder of text, features and checkpoints; None for the output's name with
@@ -239,32 +262,47 @@ class RunConfig:
     """
 
     kind: ClassVar[str]
-    options: ClassVar[Mapping[str, str]] = {}
-    flags: ClassVar[Mapping[str, tuple[str, bool]]] = {}
-
+    # fmt: off
     target: Path
     out: Path
-    work: Path | None = None
+    work: Path | None = option(
+        None, cli="--work", group="run",
+        help="folder of text, features and checkpoints [OUT.gguf.train]",
+    )
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     head: HeadSettings = field(default_factory=HeadSettings)
     fit: FitSettings = field(default_factory=FitSettings)
-    init: Path | None = None
-    n_top: int = 32
+    init: Path | None = option(
+        None, cli="--init", metavar="DRAFT.gguf", group="draft",
+        help="start with this draft's weights, to train on more text or for a fine-tuned target",
+    )
+    n_top: int = option(32, low=1)
     max_disk_bytes: int = 12_000_000_000
-    export_type: str = "f16"
-    n_threads: int | None = None
+    export_type: str = option(
+        "f16", choices=KINDS, cli="--type", cli_default=None, group="draft",
+        help="type of the matrices in the file [f16; with --from-use the draft's]",
+    )
+    n_threads: int | None = option(None, low=0)
     n_gpu_layers: int = 0
     devices: tuple[str, ...] | None = None
-    device: str | None = None
-    checkpoint_s: float = 120.0
-    restart: bool = False
-    n_ngrams: int | None = None
+    device: str | None = option(
+        None, choices=("cpu", "cuda"), cli="--device", group="run",
+        help="device to train on [a GPU if there is one]",
+    )
+    checkpoint_s: float = option(120.0, low=0)
+    restart: bool = option(
+        False, cli="--restart", group="run",
+        help="train from the beginning, with the same text",
+    )
+    n_ngrams: int | None = option(
+        None, low=0, cli="--ngrams", metavar="N", group="ngrams",
+        help="contexts of the n-gram table in the file; 0 for stock llama.cpp [800000]",
+    )
     use: UseConfig | None = None
+    # fmt: on
 
     def __post_init__(self) -> None:
-        count(self.n_top, "n_top", 1)
-        if self.n_ngrams is not None:
-            count(self.n_ngrams, "n_ngrams", 0)
+        check(self)
         begun_with = self.init if self.use is None else self.begun_with
         if begun_with is not None and self.head != type(self.head)():
             raise ArgumentError(
@@ -273,28 +311,26 @@ class RunConfig:
             )
         if self.use is not None and (self.work is not None or self.restart):
             raise ArgumentError(
-                "a run from use has no work folder and cannot restart: omit work and restart"
+                "a run from use has no work folder and cannot restart; omit `work` and `restart`"
             )
         n_ctx, min_answer = self.corpus.n_ctx, self.corpus.min_answer
         if self.use is None and n_ctx <= min_answer:
             raise ArgumentError(
-                f"n_ctx={n_ctx} has no room for a prompt and an answer of at least {min_answer} "
-                f"tokens: give more than {min_answer}, {CorpusConfig().n_ctx} for example"
-            )
+                "n_ctx", n_ctx, f"room for a prompt and an answer of {min_answer} tokens",
+                f"give more than {min_answer}, {CorpusConfig().n_ctx} for example",
+            )  # fmt: skip
         if self.n_top > self.corpus.n_candidates:
-            raise ArgumentError(
-                f"n_top={self.n_top} is more than n_candidates={self.corpus.n_candidates}; lower it"
-            )
-        if self.n_threads is not None:
-            count(self.n_threads, "n_threads", 0)
+            raise ArgumentError("n_top", self.n_top, f"at most {self.corpus.n_candidates}")
         real(self.max_disk_bytes, "max_disk_bytes", 0)
-        real(self.checkpoint_s, "checkpoint_s", 0)
-        if self.export_type not in KINDS:
-            raise ArgumentError(
-                f"export_type={self.export_type!r} is not one of {', '.join(KINDS)}"
-            )
-        if self.device not in (None, "cpu", "cuda"):
-            raise ArgumentError(f"device={self.device!r} is neither 'cpu' nor 'cuda'")
+
+    @property
+    def own_words(self) -> list[str]:
+        """The kind's words of the command line that are no option of the table."""
+        return []
+
+    def default_layers(self, n_layer: int) -> tuple[int, ...]:
+        """The layer inputs that a new draft reads of a target of n_layer layers."""
+        return default_layers(n_layer)
 
     @property
     def begun_with(self) -> Path:
@@ -317,33 +353,257 @@ class RunConfig:
         return self.work or self.out.with_name(f"{self.out.name}.train")
 
 
-# Settings of all kinds by their option; those that decide nothing about a draft are left out.
-_OPTIONS: Mapping[str, str] = {
-    "--init": "init",
-    "--tokens": "corpus.n_tokens",
-    "--prompts": "corpus.prompts",
-    "--n-ctx": "corpus.n_ctx",
-    "--parallel": "corpus.n_parallel",
-    "--greedy-share": "corpus.greedy_share",
-    "--temperature": "corpus.temperature",
-    "--seed": "corpus.seed",
-    "--target-layers": "head.target_layers",
-    "--n-head": "head.n_head",
-    "--n-head-kv": "head.n_head_kv",
-    "--n-ff": "head.n_ff",
-    "--draft-vocab": "head.n_draft_vocab",
-    "--epochs": "fit.epochs",
-    "--step-decay": "fit.step_decay",
-    "--missed-share": "fit.missed_share",
-    "--copied-share": "fit.copied_share",
-    "--batch-tokens": "fit.batch_tokens",
-    "--lr": "fit.lr",
-    "--weight-decay": "fit.weight_decay",
-    "--patience": "fit.patience",
-    "--precision": "fit.precision",
-    "--type": "export_type",
-}
-_FLAGS: Mapping[str, tuple[str, bool]] = {"--train-output": ("fit.train_output", True)}
+@dataclass(frozen=True, slots=True)
+class HeadConfig(HeadSettings):
+    """The shape of an EAGLE-3 head; see HeadSettings.
+
+    Attributes:
+        fc_norm, norm_output: options of EAGLE-3.1 (arXiv 2605.09992); with both off and three
+            target layers, stock llama.cpp loads the head too.
+    """
+
+    fc_norm: bool = True
+    norm_output: bool = True
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the head uses no option of EAGLE-3.1."""
+        return not self.fc_norm and not self.norm_output
+
+
+@dataclass(frozen=True, slots=True)
+class FitConfig(FitSettings):
+    """The options of fitting an EAGLE-3 head; see FitSettings.
+
+    The default copied_share is 0.1, and 1 for a plain head: stock llama.cpp does not copy.
+
+    Attributes:
+        n_steps: the depth of the training-time test: how often the head's own row is fed back.
+    """
+
+    n_steps: int = option(
+        4, low=1, cli="--steps", metavar="N", help="depth to which it learns to draft"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3TrainConfig(RunConfig):
+    """A whole run: from a target's GGUF to an EAGLE-3 draft's; see RunConfig.
+
+    A plain head, for stock llama.cpp, has no n-gram table unless n_ngrams requests one.
+    """
+
+    kind: ClassVar[str] = "eagle3"
+
+    head: HeadConfig = field(default_factory=HeadConfig)
+    fit: FitConfig = field(default_factory=FitConfig)
+
+    def default_layers(self, n_layer: int) -> tuple[int, ...]:
+        """See RunConfig."""
+        return default_layers(n_layer, is_plain=self.head.is_plain)
+
+    @property
+    def own_words(self) -> list[str]:
+        """See RunConfig."""
+        return ["--plain"] if self.head.is_plain else []
+
+    @property
+    def default_ngrams(self) -> int:
+        """See RunConfig."""
+        return 0 if self.head.is_plain else N_NGRAMS
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashHeadConfig(HeadSettings):
+    """The shape of a DFlash draft; see HeadSettings.
+
+    Attributes:
+        n_layer: draft layers.
+        block_size: slots of a block, the slot of the known token (the anchor) included.
+        causal: whether a slot sees only those before it; otherwise it sees the whole block.
+        markov_rank: the rank of the matrix that adds logits for followers of the previous token
+            (DSpark, arXiv 2607.05147); 0 for none.
+        confidence: whether each slot reports the probability that its token is accepted. This needs
+            a markov_rank.
+        sample_from_anchor: whether the anchor's slot drafts too, so that a block of n slots drafts
+            n tokens instead of n - 1. This needs a markov_rank: engines read files without one
+            differently. None for True with a markov_rank.
+    """
+
+    # fmt: off
+    n_layer: int = option(2, low=1, cli="--layers", metavar="N", help="layers")
+    block_size: int = option(
+        4, low=2, high=_MAX_BLOCK, cli="--block", metavar="N",
+        help="slots of a block, the known token's included",
+    )
+    causal: bool = option(False, cli="--causal", help="use causal attention within a block")
+    markov_rank: int = option(
+        64, low=0, cli="--markov", metavar="RANK",
+        help="rank of the Markov head, which reads the token before; 0: none",
+    )
+    confidence: bool = option(
+        False, cli="--confidence",
+        help="add a head that predicts each token's acceptance; needs --markov",
+    )
+    # fmt: on
+    sample_from_anchor: bool | None = None
+
+    def __post_init__(self) -> None:
+        HeadSettings.__post_init__(self)
+        if self.markov_rank and self.block_size > _MAX_CHAIN:
+            raise ArgumentError(
+                "block_size", self.block_size, f"at most {_MAX_CHAIN} with a `markov_rank`"
+            )
+        for name in ("confidence", "sample_from_anchor"):
+            if getattr(self, name) and not self.markov_rank:
+                raise ArgumentError(name, True, remedy="give a `markov_rank` above 0")
+
+    @property
+    def from_anchor(self) -> bool:
+        """Whether the anchor's slot drafts."""
+        chosen = self.sample_from_anchor
+        return self.markov_rank > 0 if chosen is None else chosen
+
+    @property
+    def n_steps(self) -> int:
+        """The number of tokens that a block drafts."""
+        return self.block_size - (0 if self.from_anchor else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashFitConfig(FitSettings):
+    """The options of fitting a DFlash draft; see FitSettings.
+
+    A missed_share of 0, the default here, cuts the loss at the draft's first wrong pick (Spec-AUF,
+    arXiv 2607.01893); 1 never does. The default copied_share is 0.1, and the learning rate is twice
+    that of a head with a better start.
+
+    Attributes:
+        anchor_share: the share of positions at which a block begins, drawn anew in each batch.
+        weights: the weight of a depth: "decay" for step_decay ** depth, "dpace" for its part of the
+            expected number of accepted tokens (D-PACE, arXiv 2605.18810).
+        dpace_alpha: the share of that weight for tokens that the draft never gets right.
+        hard_share: the share of the loss against the text's own token; the rest is against the
+            target's distribution.
+    """
+
+    # fmt: off
+    missed_share: float = with_default(FitSettings, "missed_share", 0.0)
+    lr: float = with_default(FitSettings, "lr", 1e-3)
+    anchor_share: float = option(
+        0.5, low=0, high=1, cli="--anchor-share", metavar="SHARE",
+        help="share of positions at which training starts a block",
+    )
+    weights: str = option(
+        "dpace", choices=("decay", "dpace"), cli="--weights",
+        help="loss weights of depths: fixed, or by each depth's share in accepted tokens",
+    )
+    dpace_alpha: float = option(
+        0.5, low=0, high=1, cli="--dpace-alpha", metavar="A",
+        help="smoothing of the weights of dpace",
+    )
+    hard_share: float = option(
+        0.0, low=0, high=1, cli="--hard-share", metavar="SHARE",
+        help="share of the loss for the text's token instead of the target's distribution",
+    )
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        FitSettings.__post_init__(self)
+        if self.anchor_share == 0:
+            raise ArgumentError("anchor_share", 0, "a share above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashTrainConfig(RunConfig):
+    """A whole run: from a target's GGUF to a DFlash draft's; see RunConfig.
+
+    The default type of matrices is q8_0: two layers are twice EAGLE-3's one.
+    """
+
+    kind: ClassVar[str] = "dflash"
+
+    head: DFlashHeadConfig = field(default_factory=DFlashHeadConfig)
+    fit: DFlashFitConfig = field(default_factory=DFlashFitConfig)
+    export_type: str = with_default(RunConfig, "export_type", "q8_0")
+
+    def default_layers(self, n_layer: int) -> tuple[int, ...]:
+        """See RunConfig."""
+        return block_layers(n_layer)
+
+    @property
+    def own_words(self) -> list[str]:
+        """See RunConfig."""
+        chosen = self.head.sample_from_anchor
+        return [] if chosen is None else ["--from-anchor" if chosen else "--from-mask"]
+
+
+@dataclass(frozen=True, slots=True)
+class MtpFitConfig(FitSettings):
+    """The options of fitting an MTP head; see FitSettings.
+
+    copied_share is 0.1 by default. The learning rate is lower than that of a new draft, since the
+    head is trained already. The output matrix is the target's, and is not trained.
+
+    Attributes:
+        n_steps: the tokens of a draft: how often the head's own row is fed back.
+        n_loss_vocab: the number of most frequent ids in losses and measurements, as many as a head
+            that drafts over a part of the vocabulary chooses from (drafters/output_part.py); the
+            head itself keeps all ids of the target.
+    """
+
+    lr: float = with_default(FitSettings, "lr", 2e-4)
+    n_steps: int = option(
+        3, low=1, cli="--steps", metavar="N", help="depth to which it learns to draft"
+    )
+    n_loss_vocab: int = option(
+        16_384, low=1, cli="--loss-vocab", metavar="N",
+        help="number of frequent tokens in losses and measurements",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        FitSettings.__post_init__(self)
+        if self.train_output:
+            raise ArgumentError(
+                "train_output", True, remedy="omit it: an MTP head uses its target's output matrix"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MtpTrainConfig(RunConfig):
+    """A whole run: from a target's GGUF with an MTP head to the file of a trained one.
+
+    See RunConfig. `init` names the file of an earlier run whose head to train; without it, the
+    target's head is trained. The head's shape is fixed, and the file gets no n-gram table.
+    """
+
+    kind: ClassVar[str] = "mtp"
+
+    fit: MtpFitConfig = field(default_factory=MtpFitConfig)
+
+    def __post_init__(self) -> None:
+        RunConfig.__post_init__(self)
+        if self.head != HeadSettings():
+            raise ArgumentError("the file of an MTP head sets its shape; omit `head`")
+        if self.n_ngrams:
+            raise ArgumentError(
+                "n_ngrams", self.n_ngrams, remedy="omit it: a head alone has no n-gram table"
+            )
+
+    def default_layers(self, n_layer: int) -> tuple[int, ...]:
+        """See RunConfig: the rows that the target's own head reads."""
+        return (HEAD_ROWS,)
+
+    @property
+    def default_ngrams(self) -> int:
+        """See RunConfig: none."""
+        return 0
+
+    @property
+    def begun_with(self) -> Path:
+        """The file of the initial head; for a run from use its output, if that exists."""
+        is_there = self.use is not None and self.out.exists()
+        return self.init or (self.out if is_there else self.target)
 
 
 def command(config: RunConfig) -> str:
@@ -354,27 +614,14 @@ def command(config: RunConfig) -> str:
         words += ["--from-use", config.use.store.name]
         if config.use.n_tokens != UseConfig(config.use.store).n_tokens:
             words += ["--tokens", str(config.use.n_tokens)]
-    for flag, (place, on) in {**config.flags, **_FLAGS}.items():
-        owner, name = _owner(config, place)
-        if getattr(owner, name) == on:
-            words.append(flag)
-    for option, place in {**_OPTIONS, **config.options}.items():
-        owner, name = _owner(config, place)
-        value = getattr(owner, name)
-        if value != _default(type(owner), name):
-            words += [option, _word(value)]
+    words += config.own_words
+    for part in (config, config.corpus, config.head, config.fit):
+        for one in options_of(type(part)).values():
+            value = getattr(part, one.name)
+            # Where and when it runs decides nothing about a draft.
+            if one.cli and one.group != "run" and value != one.default:
+                words += [one.cli] if one.kind == "bool" else [one.cli, _word(value)]
     return shlex.join(words)
-
-
-def _owner(config: RunConfig, place: str) -> tuple[Any, str]:
-    """The part of the configuration with a field such as "fit.lr", and the field's name."""
-    part, _, name = place.rpartition(".")
-    return (getattr(config, part) if part else config), name
-
-
-def _default(kind: type, name: str) -> Any:
-    option = next(field for field in fields(kind) if field.name == name)
-    return None if option.default is MISSING else option.default
 
 
 def _word(value: Any) -> str:

@@ -69,7 +69,8 @@ def test_who_overrides_create_completion_means_calls_too() -> None:
             return super().create_completion(*options, **more)
 
     with Counting(model_path("llama"), n_ctx=64, n_threads=1) as llm:
-        text = text_of(llm(PROMPT, None, 3, temperature=0.0))
+        by_place: Any = llm(PROMPT, None, 3, temperature=0.0)
+        text = text_of(by_place)
         assert llm.n_calls == 1
         assert text_of(llm.create_completion(PROMPT, max_tokens=3, temperature=0.0)) == text
         assert llm.n_calls == 2
@@ -110,10 +111,10 @@ def test_unknown_keywords_warn_and_unknown_options_raise() -> None:
 def test_a_chat_is_cooler_than_a_text() -> None:
     with open_tiny() as llm:
         chat = llm.generate_chat_steps([{"role": "user", "content": "Hi"}], max_tokens=1)
-        assert chat._job._sampler.params.temperature == 0.2
+        assert chat._runs[0]._sampler.params.temperature == 0.2
         chat.close()
         text = llm.generate_steps(PROMPT, max_tokens=1)
-        assert text._job._sampler.params.temperature == 0.8
+        assert text._runs[0]._sampler.params.temperature == 0.8
         text.close()
 
 

@@ -1,0 +1,266 @@
+"""A draft in progress, the interface of the memories that compute its tokens, and their states."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.drafters.base import Committed, DraftRequest, TokenPrior
+from pyllama_spec.engine.batch import Batch
+from pyllama_spec.engine.context import Context
+from pyllama_spec.engine.distribution import Distribution
+from pyllama_spec.engine.framing import HEADER_BYTES, seal, unseal
+from pyllama_spec.engine.model import Model
+from pyllama_spec.errors import ArgumentError, EngineError
+
+Rows = npt.NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class Choice:
+    """The draft model's candidates for one position.
+
+    Attributes:
+        ids: the likeliest tokens, as ids of the target, likeliest first.
+        p: their probabilities in the model's own distribution.
+        row: float32, the row that the model is fed beside the token, if it reads one.
+        drawn_from: if the token was drawn at random, its distribution. `p` is then the probability
+            of the likeliest token, which does not depend on the drawn one.
+        confidence: what a head of the draft's own says of the token, in place of its probability.
+    """
+
+    ids: Sequence[int]
+    p: Sequence[float]
+    row: Rows
+    drawn_from: Distribution | None = None
+    confidence: float | None = None
+
+    @property
+    def candidates(self) -> list[tuple[int, float]]:
+        """The tokens with their probabilities."""
+        return list(zip(self.ids, self.p, strict=True))
+
+
+def choose(choice: Choice, prior: TokenPrior | None, drafted: Sequence[int]) -> tuple[int, float]:
+    """The token to draft and its probability.
+
+    With a prior it is the likeliest of a linear mixture, of which the model's distribution is known
+    at its likeliest tokens: another one is hardly ever chosen.
+    """
+    token, p = choice.ids[0], choice.p[0]
+    sure = choice.confidence
+    if math.isnan(p) or (sure is not None and math.isnan(sure)):
+        raise EngineError("the draft computed NaN: the target's rows or its own weights are NaN")
+    # A token that was drawn stays what it is: others have no say in it.
+    votes = () if prior is None or choice.drawn_from is not None else prior(drafted)
+    if votes:
+        scores = dict(zip(choice.ids, choice.p, strict=True))
+        for vote in votes:
+            scores[vote.token] = scores.get(vote.token, 0.0) + vote.weight * vote.p
+        # Among equals the model's own choice.
+        token = max(scores, key=lambda id_: (scores[id_], id_ == choice.ids[0]))
+        p = scores[token] / (1.0 + sum(vote.weight for vote in votes))
+    return token, p if sure is None else sure
+
+
+@dataclass(slots=True)
+class Chain:
+    """A draft in progress.
+
+    Attributes:
+        request: what was asked for.
+        choice: the candidates for the next token; None if there are none.
+        ids, p, candidates: the drafted tokens, and what Draft has beside each.
+        drawn_from: beside each drafted token its distribution, if it was drawn.
+        rows: beside each drafted token the row that it is fed with, for heads that read them again.
+    """
+
+    request: DraftRequest
+    choice: Choice | None = None
+    ids: list[int] = field(default_factory=list)
+    p: list[float] = field(default_factory=list)
+    candidates: list[list[tuple[int, float]]] = field(default_factory=list)
+    drawn_from: list[Distribution] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
+
+    @property
+    def seq(self) -> int:
+        """The sequence's id."""
+        return self.request.seq
+
+
+class DraftMemory(ABC):
+    """What a draft's context was fed, by sequence, and how it is asked for tokens.
+
+    Attributes:
+        context: the draft's context.
+        n_calls: the number of decodes, for callers that count the cost.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.n_calls = 0
+
+    def decode(self, batch: Batch) -> None:
+        """Runs a decode of the draft."""
+        self.n_calls += 1
+        self.context.decode(batch)
+
+    @abstractmethod
+    def tokens(self, seq: int) -> list[int]:
+        """The tokens of a sequence."""
+
+    # ---- drafting
+
+    @abstractmethod
+    def ask(self, chains: Sequence[Chain], n: int) -> None:
+        """Feeds what was committed; sets the first choice of each chain, of at most n tokens."""
+
+    @abstractmethod
+    def step(self, chains: Sequence[Chain]) -> None:
+        """Feeds each chain's newest token; sets its next choice."""
+
+    def choice(self, chain: Chain) -> Choice | None:
+        """The candidates for a chain's next token, after ask() or step()."""
+        return chain.choice
+
+    def try_step(self, i: int) -> None:
+        """Computes a token at position i of an empty context, for timing."""
+        raise NotImplementedError
+
+    # ---- the text: see the methods of Drafter
+
+    @abstractmethod
+    def commit(self, done: Sequence[Committed]) -> None:
+        """Records tokens, and the target's rows for drafts that read them."""
+
+    @abstractmethod
+    def truncate(self, seq: int, n_keep: int) -> None:
+        """Keeps the part of the first n_keep tokens."""
+
+    @abstractmethod
+    def copy(self, seq: int, to: int) -> None:
+        """Starts `to` as a copy of `seq`."""
+
+    def n_unread(self, seq: int) -> int:
+        """How many tokens of a sequence the next draft has to read first."""
+        return 0
+
+    def resume_at(self, seq: int, n_keep: int) -> int:
+        """How many of the first n_keep tokens the target may keep."""
+        return n_keep
+
+    @abstractmethod
+    def save(self, seq: int, draft: str) -> bytes:
+        """The state of a sequence; `draft` is the fingerprint of the draft's file."""
+
+    @abstractmethod
+    def restore(self, seq: int, data: bytes, draft: str) -> int:
+        """Restores a state of save() of the same draft; returns the number of tokens."""
+
+
+class _HasSeq(Protocol):
+    @property
+    def seq(self) -> int: ...
+
+
+_Item = TypeVar("_Item", bound=_HasSeq)
+
+
+def passed(
+    items: Iterable[_Item], can_go_on: Callable[[_Item], bool], errors: dict[int, Exception]
+) -> list[_Item]:
+    """The sequences that can continue; records an exception for its sequence alone."""
+    out: list[_Item] = []
+    for item in items:
+        try:
+            if can_go_on(item):
+                out.append(item)
+        except Exception as error:  # noqa: BLE001, PERF203 - such as NaN, or a prior that fails
+            errors[item.seq] = error
+    return out
+
+
+# The number of a sequence, how many of its tokens are in a batch, and the row of the last one if
+# none is left.
+Part = tuple[int, int, int | None]
+
+
+def fill(
+    batch: Batch,
+    left: list[int],
+    n_waiting: Callable[[int], int],
+    put: Callable[[int, int, bool], None],
+) -> list[Part]:
+    """Fills an emptied batch with what sequences wait for, in order; removes from `left` who ends.
+
+    n_waiting() says of a sequence how many of its tokens wait; put() adds the next n of them, and
+    is given whether they are the last.
+    """
+    batch.clear()
+    parts: list[Part] = []
+    while left and batch.n_tokens < batch.n_max:
+        seq = left[0]
+        n_left = n_waiting(seq)
+        n = min(n_left, batch.n_max - batch.n_tokens)
+        is_end = n == n_left
+        put(seq, n, is_end)
+        if is_end:
+            left.pop(0)
+        parts.append((seq, n, batch.n_tokens - 1 if is_end else None))
+    return parts
+
+
+# ---- saved states: a header, arrays and the part of the engine
+
+_MAGIC, _VERSION = b"PLSD", 4
+_LENGTH = struct.Struct("<I")  # of the JSON text
+# Places of a draft's file that tell it from another one of the same sizes.
+_N_SAMPLES, _SAMPLE_BYTES = 16, 4096
+
+
+def pack(facts: Mapping[str, object], parts: Sequence[bytes], draft: str = "") -> bytes:
+    """Packs facts and parts into one block of bytes; `draft` is the fingerprint of the draft."""
+    header = {**facts, "draft": draft, "parts": [len(part) for part in parts]}
+    text = json.dumps(header).encode()
+    whole = bytearray(HEADER_BYTES)
+    for part in (_LENGTH.pack(len(text)), text, *parts):
+        whole += part
+    return seal(whole, _MAGIC, _VERSION)
+
+
+def unpack(data: bytes, draft: str = "") -> tuple[dict[str, Any], list[bytes]]:
+    """Unpacks the facts and parts of pack() with the same draft."""
+    body = bytes(unseal(data, _MAGIC, _VERSION, "a drafter's state"))
+    at = _LENGTH.size + _LENGTH.unpack_from(body)[0]
+    facts = json.loads(body[_LENGTH.size : at])
+    if facts["draft"] != draft:
+        raise ArgumentError("the state was saved with another draft: read the text again")
+    parts = []
+    for size in facts.pop("parts"):
+        parts.append(body[at : at + size])
+        at += size
+    return facts, parts
+
+
+def fingerprint(model: Model, *settings: object) -> str:
+    """A digest of a draft's sizes, samples of its file, and settings."""
+    import hashlib  # loads a library of its own
+
+    about = repr((sorted(model.metadata.items()), model.info, *settings))
+    digest = hashlib.sha256(about.encode())
+    with contextlib.suppress(OSError), model.path.open("rb") as file:
+        size = model.path.stat().st_size
+        for i in range(_N_SAMPLES):
+            file.seek(size * i // _N_SAMPLES)
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()

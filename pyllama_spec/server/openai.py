@@ -1,0 +1,219 @@
+"""OpenAI's endpoints: chats, texts, embeddings, the list of models; and reranking."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pyllama_spec.errors import UnsupportedError
+from pyllama_spec.llama import Llama
+from pyllama_spec.server.api_errors import ApiError
+from pyllama_spec.server.error_fields import in_json
+from pyllama_spec.server.exchange import Exchange, Route
+from pyllama_spec.server.keywords import beyond
+from pyllama_spec.server.models import ServedModel
+from pyllama_spec.server.service import Service, Shape
+from pyllama_spec.server.shapes import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    Prompt,
+    RerankRequest,
+)
+
+
+async def generate(exchange: Exchange, request: ChatRequest | CompletionRequest) -> Any:
+    """POST /v1/chat/completions and /v1/completions."""
+    return await exchange.generate(request, Shape())
+
+
+async def count_tokens(exchange: Exchange, request: ChatRequest) -> Any:
+    """POST /v1/chat/completions/input_tokens."""
+    n = await exchange.count_tokens(request)
+    return {"object": "response.input_tokens", "input_tokens": n}
+
+
+async def models(exchange: Exchange, _: None) -> Any:
+    """GET /v1/models: all models with states, the default first; adapters count as models."""
+    default = exchange.models.find(None).model
+    listed = sorted(exchange.models.all, key=lambda one: one is not default)
+    shown = [_model(one, name) for one in listed for name in (None, *one.adapters)]
+    return {"object": "list", "data": shown}
+
+
+async def model(exchange: Exchange, _: None) -> Any:
+    """GET /v1/models/{name}."""
+    name, only = exchange.request.path_params["name"], exchange.models.only
+    if only is not None and name not in (only.name, *only.aliases):
+        raise ApiError(404, f"there is no model {name!r:.100} here", "model_not_found", "model")
+    return _model(*exchange.models.find(name))
+
+
+def _model(one: ServedModel, adapter: str | None) -> dict[str, Any]:
+    """A model, or one of its adapters."""
+    shown: dict[str, Any] = {
+        "id": one.name if adapter is None else adapter, "object": "model", "created": one.created,
+        "owned_by": "pyllama_spec", "state": one.state,
+    }  # fmt: skip
+    if adapter is not None:
+        shown["parent"] = one.name
+    elif one.aliases:
+        shown["aliases"] = list(one.aliases)
+    if (why := one.failure_of(adapter)) is not None:
+        shown |= {"state": "failed", "error": in_json(why)}
+    service = one.service
+    if service is None:
+        shown["meta"] = {"draft": one.draft_asked_for}
+        return shown
+    info = service.llm.model.info
+    shown["meta"] = {
+        "n_vocab": info.n_vocab, "n_embd": info.n_embd, "n_ctx_train": info.n_ctx_train,
+        "draft": service.draft_name, "memory_bytes": one.n_bytes,
+    }  # fmt: skip
+    return shown
+
+
+async def embeddings(exchange: Exchange, request: EmbeddingRequest) -> Any:
+    """POST /v1/embeddings: a vector of length 1 for each text."""
+    texts = await exchange.prepared(_texts, request.input)
+    async with exchange.model(request.model, needs_base=True) as service:
+        _check_embedding(request, texts, service)
+        async with service.beside() as check:
+            vectors, n_tokens = await service.in_thread(_vectors, service.llm, texts, check)
+    exchange.info.note["prompt_tokens"] = n_tokens
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": i, "embedding": _encoded(one, request)}
+            for i, one in enumerate(vectors)
+        ],
+        "model": request.model or service.name,
+        "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+    }
+
+
+def _check_embedding(request: EmbeddingRequest, texts: list[Any], service: Service) -> None:
+    most, n_embd = service.settings.max_inputs, service.llm.model.info.n_embd_out
+    if len(texts) > most:
+        raise beyond("input", f"has {len(texts)} entries", most)
+    if not texts:
+        raise ApiError(400, "input is empty: there is nothing to embed", "invalid_value", "input")
+    if request.dimensions not in (None, n_embd):
+        raise ApiError(
+            400, f"dimensions={request.dimensions}: this model's vectors have {n_embd} numbers and "
+            "cannot be shortened: omit dimensions", "unsupported", "dimensions",
+        )  # fmt: skip
+
+
+def _texts(given: Prompt) -> list[str | list[int]]:
+    """The texts of a request, each as str or ids."""
+    if isinstance(given, str):
+        return [given]
+    if given and all(isinstance(one, int) for one in given):
+        return [[one for one in given if isinstance(one, int)]]
+    return [one for one in given if not isinstance(one, int)]
+
+
+def _vectors(
+    llm: Llama, texts: list[str | list[int]], check: Callable[[], None]
+) -> tuple[list[list[float]], int]:
+    """A vector per text, one after the other, so that a client may disconnect in between."""
+    vectors, n_tokens = [], 0
+    for text in texts:
+        check()
+        vector, n = llm.embed(text, normalize=True, truncate=False, return_count=True)
+        if vector and isinstance(vector[0], list):
+            raise UnsupportedError(
+                "this model returns a vector for each token, not for a text: open it with "
+                "pooling_type=mean or last"
+            )
+        vectors.append(vector)
+        n_tokens += n
+    return vectors, n_tokens
+
+
+def _encoded(vector: list[float], request: EmbeddingRequest) -> Any:
+    if request.encoding_format == "float":
+        return vector
+    return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode("ascii")
+
+
+async def rerank(exchange: Exchange, request: RerankRequest) -> Any:
+    """POST /v1/rerank: the documents by their score for the query, best first."""
+    given = request.texts if request.documents is None else request.documents
+    if given is None:
+        raise ApiError(
+            400, "documents is missing: give a list of texts", "invalid_value", "documents"
+        )
+    documents = [_document(one) for one in given]
+    async with exchange.model(request.model, needs_base=True) as service:
+        if len(documents) > (most := service.settings.max_inputs):
+            raise beyond("documents", f"has {len(documents)} entries", most)
+        llm, query = service.llm, request.query
+        async with service.beside() as check:
+            scores = await service.in_thread(_scores, llm, query, documents, check)
+        is_counted = request.documents is not None
+        n_tokens = await service.in_thread(_n_tokens, llm, query, documents) if is_counted else 0
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])
+    if request.top_n is not None:
+        order = order[: max(request.top_n, 0)]
+    if request.documents is None:  # the other published form
+        texts = [{"text": documents[i]} if request.return_text else {} for i in order]
+        return [{"index": i, "score": scores[i], **t} for i, t in zip(order, texts, strict=True)]
+    results: list[dict[str, Any]] = [{"index": i, "relevance_score": scores[i]} for i in order]
+    if request.return_documents:
+        results = [{**one, "document": {"text": documents[one["index"]]}} for one in results]
+    return {
+        "object": "list",
+        "model": request.model or service.name,
+        "results": results,
+        "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+    }
+
+
+def _document(given: str | dict[str, Any]) -> str:
+    text = given.get("text") if isinstance(given, dict) else given
+    if not isinstance(text, str):
+        raise ApiError(
+            400, "a document is a text, or an object with one as `text`", "invalid_value",
+            "documents",
+        )  # fmt: skip
+    return text
+
+
+def _scores(llm: Llama, query: str, documents: list[str], check: Callable[[], None]) -> list[float]:
+    scores = llm.rank(query, [])  # raises if the model is not a reranker, even without documents
+    for document in documents:
+        check()
+        scores += llm.rank(query, [document])
+    return scores
+
+
+def _n_tokens(llm: Llama, query: str, documents: list[str]) -> int:
+    """The number of tokens read: the query with each document."""
+
+    def n_of(text: str) -> int:
+        return len(llm.tokenize(text, add_bos=False))
+
+    return n_of(query) * len(documents) + sum(map(n_of, documents))
+
+
+ROUTES = (
+    Route("POST", "/v1/chat/completions", generate, ChatRequest),
+    Route("POST", "/chat/completions", generate, ChatRequest),
+    Route("POST", "/v1/chat/completions/input_tokens", count_tokens, ChatRequest),
+    Route("POST", "/chat/completions/input_tokens", count_tokens, ChatRequest),
+    Route("POST", "/v1/completions", generate, CompletionRequest),
+    Route("POST", "/v1/embeddings", embeddings, EmbeddingRequest),
+    Route("POST", "/embeddings", embeddings, EmbeddingRequest),
+    Route("POST", "/v1/rerank", rerank, RerankRequest),
+    Route("POST", "/v1/reranking", rerank, RerankRequest),
+    Route("POST", "/rerank", rerank, RerankRequest),
+    Route("POST", "/reranking", rerank, RerankRequest),
+    Route("GET", "/v1/models", models),
+    Route("GET", "/models", models),
+    Route("GET", "/v1/models/{name:path}", model),
+)

@@ -1,0 +1,85 @@
+"""The page at /: its files, served unchanged and without a key, and its CSP."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+from pyllama_spec.server.api_errors import ApiError
+from pyllama_spec.server.exchange import Content, Exchange, Route
+
+FOLDER = Path(__file__).parent / "page"
+_INDEX = "index.html"
+_KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# Own files alone, none of them inline; no text can become markup or a script (Trusted Types), where
+# a browser knows them; and no other page may show this one in a frame.
+POLICY = "; ".join(
+    (
+        "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self'",
+        "connect-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'", "trusted-types 'none'",
+    )
+)  # fmt: skip
+_HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    # Revalidated each time: after an upgrade no old script meets a new page.
+    "cache-control": "no-cache",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """A file of the page."""
+
+    raw: bytes
+    kind: str
+    etag: str
+
+
+@cache
+def page_files() -> dict[str, PageFile]:
+    """The files by URL path."""
+    files = {}
+    for file in sorted(FOLDER.iterdir()):
+        if file.suffix not in _KINDS:
+            continue
+        raw = file.read_bytes()
+        etag = f'"{hashlib.sha256(raw).hexdigest()[:32]}"'
+        path = "/" if file.name == _INDEX else f"/page/{file.name}"
+        files[path] = PageFile(raw, _KINDS[file.suffix], etag)
+    return files
+
+
+async def send_file(file: PageFile, exchange: Exchange, _: None) -> Content:
+    """GET of a file: its content, or 304 if the browser has it."""
+    if not exchange.serving.settings.has_page:
+        raise ApiError(
+            404, f"there is no {exchange.path:.200}: the page is switched off", "unknown_path",
+            option="has_page",
+        )  # fmt: skip
+    headers = {**_HEADERS, "etag": file.etag}
+    asked = (exchange.request.headers.get("if-none-match") or "").split(",")
+    known = {one.strip().removeprefix("W/") for one in asked}
+    if file.etag in known:
+        return Content(b"", file.kind, 304, headers)
+    return Content(file.raw, file.kind, 200, headers)
+
+
+# Each knows its file: within another application the request's path has that one's place before it.
+ROUTES = tuple(
+    Route("GET", path, partial(send_file, file), is_open=True)
+    for path, file in page_files().items()
+)

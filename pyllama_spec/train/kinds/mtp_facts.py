@@ -1,0 +1,347 @@
+"""The facts of a GGUF's MTP head, and whether it can be trained. Imports no PyTorch.
+
+A head is one block after the layers. It norms the embedding of a token and a row, joins them by a
+matrix, and goes through attention and a feed-forward part like a layer's. What that part is depends
+on the architecture; tensors of the block that its architecture here does not know are refused by
+name, since a gradient through half a graph makes a head that no engine computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyllama_spec.engine import ModelInfo
+from pyllama_spec.engine.model import most_heads
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.gguf.reader import GgufTensor, read_gguf
+from pyllama_spec.train.errors import TrainError
+
+_SOFTMAX, _SIGMOID = 1, 2
+"""Of expert_gating_func, as the engine numbers them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The structure of an architecture's MTP block."""
+
+    # "grouped" queries; "gated", with an output gate after each head's query; or "latent", where
+    # all heads attend to one row
+    attention: str
+    rope: str  # which numbers RoPE rotates together: "halves", neighbouring "pairs", or "none"
+    ffn_norm: str  # the norm before the feed-forward part; "" if that runs beside attention
+    gating: int = 0  # the router's gating if the file has no key for it; 0 if the key is required
+    gating_is_fixed: bool = False  # whether the engine ignores the file's key
+    # whether the weights of a token's experts sum to one; None if the file says it
+    normed: bool | None = None
+    # whether its feed-forward parts are two matrices with relu(x)**2 in between
+    is_squared: bool = False
+    has_centred_norm: bool = False  # whether the last norm subtracts the mean
+
+
+_QWEN = Family(
+    "gated", "halves", "post_attention_norm", _SOFTMAX, gating_is_fixed=True, normed=True
+)
+FAMILIES: Mapping[str, Family] = {
+    "qwen35": _QWEN,
+    "qwen35moe": _QWEN,
+    "qwen3next": _QWEN,
+    "glm4moe": Family("grouped", "halves", "post_attention_norm", _SIGMOID),
+    "hy_v3": Family("grouped", "halves", "ffn_norm", _SIGMOID),
+    "cohere2moe": Family("grouped", "pairs", "", _SIGMOID),
+    "nemotron_h_moe": Family(
+        "grouped", "none", "post_attention_norm", _SIGMOID, gating_is_fixed=True, is_squared=True,
+        has_centred_norm=True,
+    ),
+    "deepseek2": Family("latent", "pairs", "ffn_norm"),
+    "bailingmoe3": Family("latent", "pairs", "ffn_norm"),
+}  # fmt: skip
+"""Architectures whose heads can be trained, by the engine's names."""
+
+_INDEXER = "an indexer chooses which tokens it attends to, and no gradient goes through a choice"
+REFUSED: Mapping[str, str] = {
+    "deepseek32": _INDEXER,
+    "glm-dsa": _INDEXER,
+    "glm5-next": _INDEXER,
+    "qwen4exp": _INDEXER,
+    "deepseek4": "its rows are several streams, whose mixing training does not compute",
+    "step35": "its attention has windows and angles that training does not compute",
+    "mimo2": "its attention has windows and sinks that training does not compute",
+}
+"""Architectures whose heads draft as they are, and why they cannot be trained."""
+
+TABLES: tuple[str, ...] = ("token_embd.weight", "output.weight", "output_norm.weight")
+"""What the file of a head alone has beside the block."""
+
+_OTHER = "`train eagle3` makes a draft of another kind for it"
+_MOE = ("ffn_gate_inp", "ffn_up_exps", "ffn_down_exps")
+_SHARED = ("ffn_up_shexp", "ffn_down_shexp")
+
+
+def head_note(info: ModelInfo, name: str) -> str | None:
+    """A remark for a run that trains another draft though the file has a head; None without one."""
+    if not 0 < info.n_heads <= most_heads(info.arch):
+        return None
+    what = "an MTP head" if info.n_heads == 1 else f"{info.n_heads} MTP heads"
+    goes_on = (
+        "" if info.n_heads > 1 or info.arch in REFUSED else ", and `train mtp` trains it further"
+    )
+    uses = 'draft="mtp" uses it' if info.n_heads == 1 else 'draft="mtp" uses them'
+    return f"{name} has {what} already: {uses}{goes_on}"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFacts:
+    """The facts of a trainable head, of JSON types."""
+
+    arch: str  # general.architecture of the file
+    block: int  # the number of its block
+    n_embd: int  # the file's sizes
+    n_vocab: int
+    n_head: int  # the sizes of its attention; n_head_kv is 1 if it is latent
+    n_head_kv: int
+    head_size: int  # the size of a head's query, for latent attention without the absorbed part
+    n_rot: int  # how many numbers of it RoPE rotates; 0 for none
+    n_latent: int  # the size of the row that latent attention reads; otherwise 0
+    rope_base: float  # constants; last_eps is for the norm before the output
+    rms_eps: float
+    last_eps: float
+    n_window: int  # the most tokens that it attends to; 0 for all
+    n_used: int  # experts per token; 0 without experts
+    gating: int  # 1 softmax, 2 sigmoid
+    is_normed: bool  # whether the weights of a token's experts sum to one
+    expert_scale: float  # a factor on these weights
+    logit_scale: float  # a factor on logits
+    trained: dict[str, list[int]]  # the shapes of trained tensors by name: [n_out, n_in] or [n]
+    fixed: list[str]  # the names of tensors that stay unchanged, the vocabulary's tables included
+
+    @property
+    def family(self) -> Family:
+        """The family of the architecture."""
+        return FAMILIES[self.arch]
+
+    def tensor(self, name: str, part: str = "weight") -> str:
+        """The full name of a tensor of the block."""
+        return f"blk.{self.block}.{name}.{part}"
+
+    def has(self, name: str, part: str = "weight") -> bool:
+        """Whether the block has a tensor."""
+        whole = self.tensor(name, part)
+        return whole in self.trained or whole in self.fixed
+
+    @property
+    def last_norm(self) -> str:
+        """The name of the norm before the output, which every written head has."""
+        return last_norm(self.arch, self.block)
+
+
+def last_norm(arch: str, block: int) -> str:
+    """The name of a head's own last norm."""
+    name = "layer_output_norm" if arch == "bailingmoe3" else "nextn.shared_head_norm"
+    return f"blk.{block}.{name}.weight"
+
+
+def check_head(info: ModelInfo, name: str) -> None:
+    """Raises if the file's head cannot be trained, by its ModelInfo alone."""
+    if not info.n_heads:
+        raise UnsupportedError(f"{name} ({info.arch}) has no MTP head to train; {_OTHER}")
+    if info.n_heads > 1:
+        raise UnsupportedError(
+            f"{name} has {info.n_heads} MTP heads, and training takes one alone; {_OTHER}"
+        )
+    if info.arch not in FAMILIES:
+        why = REFUSED.get(info.arch, "training has no graph of it")
+        raise UnsupportedError(
+            f"{name}: the MTP head of architecture {info.arch!r} cannot be trained: {why}; {_OTHER}"
+        )
+
+
+def read_facts(path: Path, info: ModelInfo) -> HeadFacts:
+    """Reads the facts of a file's head."""
+    check_head(info, path.name)
+    file = read_gguf(path, lambda name: name.startswith((f"{info.arch}.", "split.count")))
+    parts = file.keys.pop("split.count", None)
+    if parts is not None and parts.value > 1:
+        raise TrainError(
+            f"{path.name} is one of {parts.value} files, and its head may be in another one: "
+            "give the merged file"
+        )
+    keys = _Keys(path, info.arch, {n: k.value for n, k in file.keys.items()})
+    block = keys.number("block_count") - 1
+    keys.block = block
+    tensors = file.tensors
+    family = FAMILIES[info.arch]
+    _check_keys(path, keys, tensors)
+    names = _block_names(path, tensors, block, family)
+    fixed = [name for name in TABLES if name in tensors]
+    trained: dict[str, list[int]] = {}
+    for name in names:
+        if _is_fixed(tensors[name], name):
+            fixed.append(name)
+        else:
+            trained[name] = list(tensors[name].shape)
+    trained[last_norm(info.arch, block)] = [info.n_embd]
+    n_head = keys.number("attention.head_count")
+    return HeadFacts(
+        arch=info.arch, block=block, n_embd=info.n_embd, n_vocab=info.n_vocab, n_head=n_head,
+        **_attention(keys, tensors, family, n_head),
+        rope_base=keys.real("rope.freq_base", 10000.0),
+        rms_eps=keys.real("attention.layer_norm_rms_epsilon"),
+        last_eps=keys.real(
+            "attention.layer_norm_epsilon" if family.has_centred_norm
+            else "attention.layer_norm_rms_epsilon"
+        ),
+        n_window=keys.number("attention.sliding_window", 0),
+        **_experts(keys, family, f"blk.{block}.ffn_gate_inp.weight" in tensors),
+        logit_scale=keys.real("logit_scale", 1.0),
+        trained=trained, fixed=fixed,
+    )  # fmt: skip
+
+
+def check_window(facts: HeadFacts, name: str, n_ctx: int, n_steps: int) -> None:
+    """Raises unless a text and a draft after it fit a head's window.
+
+    Training lets each token see all before it.
+    """
+    if facts.n_window and n_ctx + n_steps > facts.n_window:
+        raise ArgumentError(
+            f"{name}: its MTP head attends only to the last {facts.n_window} tokens, and texts of "
+            f"{n_ctx} with {n_steps} drafted ones are longer; give n_ctx (--n-ctx) of at most "
+            f"{facts.n_window - n_steps}"
+        )
+
+
+class _Keys:
+    """The keys of a file, without the architecture's prefix; of a list, the block's value."""
+
+    def __init__(self, path: Path, arch: str, values: Mapping[str, Any]) -> None:
+        self._path, self._arch, self._values, self.block = path, arch, values, 0
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value = self._values.get(f"{self._arch}.{name}", default)
+        if isinstance(value, list):
+            value = value[self.block] if self.block < len(value) else default
+        if value is None:
+            raise TrainError(f"{self._path.name} has no {self._arch}.{name}, which its head needs")
+        return value
+
+    def number(self, name: str, default: int | None = None) -> int:
+        return int(self.get(name, default))
+
+    def real(self, name: str, default: float | None = None) -> float:
+        return float(self.get(name, default))
+
+    def has(self, name: str) -> bool:
+        return f"{self._arch}.{name}" in self._values
+
+
+def _check_keys(path: Path, keys: _Keys, tensors: Mapping[str, GgufTensor]) -> None:
+    """Raises for positions, attention or experts that training does not support."""
+    factors = [name for name in tensors if name.startswith("rope_f")]
+    scaled = keys.has("rope.scaling.factor") and keys.real("rope.scaling.factor") != 1.0
+    if factors or scaled:
+        what = factors[0] if factors else "rope.scaling.factor"
+        raise UnsupportedError(
+            f"{path.name}: the MTP head cannot be trained: {what} scales its positions, which "
+            f"training does not compute; {_OTHER}"
+        )
+    for name, usual in (("attention.scale", 0.0), ("expert_group_count", 1.0)):
+        if keys.has(name) and keys.real(name) > usual:
+            raise UnsupportedError(
+                f"{path.name}: the MTP head cannot be trained: {name} is {keys.real(name):g}, "
+                f"which training does not compute; {_OTHER}"
+            )
+
+
+def _is_fixed(tensor: GgufTensor, name: str) -> bool:
+    """Whether a tensor is not trained: experts, their router, and per-head matrices.
+
+    The tables of the vocabulary stay unchanged too, as those of every draft do.
+    """
+    routes = ("ffn_gate_inp.weight", "exp_probs_b.bias", "exp_probs_b", "exp_probs_b.weight")
+    tables = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
+    return len(tensor.shape) > 2 or name.split(".", 2)[2] in (*routes, *tables)
+
+
+def _block_names(
+    path: Path, tensors: Mapping[str, GgufTensor], block: int, family: Family
+) -> list[str]:
+    """The tensors of the block. Raises if one is missing or unknown."""
+    prefix = f"blk.{block}."
+    names = [name for name in tensors if name.startswith(prefix)]
+    own = {name.removeprefix(prefix).removesuffix(".weight") for name in names}
+    needed = ["nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "attn_norm", "attn_output"]
+    optional = ["nextn.shared_head_norm", "nextn.embed_tokens", "nextn.shared_head_head"]
+    optional += ["layer_output_norm"]
+    if family.attention == "latent":
+        needed += ["attn_kv_a_mqa", "attn_kv_a_norm", "attn_k_b", "attn_v_b"]
+        needed += ["attn_q"] if "attn_q" in own else ["attn_q_a", "attn_q_a_norm", "attn_q_b"]
+        optional += ["attn_gate"]
+    else:
+        needed += ["attn_q", "attn_k", "attn_v"]
+        is_gated = family.attention == "gated"
+        (needed if is_gated else optional).extend(("attn_q_norm", "attn_k_norm"))
+        optional += [] if is_gated else ["attn_q.bias", "attn_k.bias", "attn_v.bias"]
+    needed += [family.ffn_norm] if family.ffn_norm else []
+    gate = [] if family.is_squared else ["ffn_gate"]
+    if "ffn_gate_inp" in own:
+        needed += [*_MOE, *(f"{name}_exps" for name in gate)]
+        optional += ["exp_probs_b", "exp_probs_b.bias", "ffn_gate_inp_shexp"]
+        shared = [*_SHARED, *(f"{name}_shexp" for name in gate)]
+        (needed if "ffn_up_shexp" in own else optional).extend(shared)
+    else:
+        needed += ["ffn_up", "ffn_down", *gate]
+    missing = [name for name in needed if name not in own]
+    if missing:
+        raise TrainError(
+            f"{path.name} has no tensor {prefix}{missing[0]}.weight: its head is incomplete"
+        )
+    unknown = sorted(own.difference(needed, optional))
+    if unknown:
+        raise UnsupportedError(
+            f"{path.name}: the MTP head cannot be trained: training does not know its tensor "
+            f"{prefix}{unknown[0]}; {_OTHER}"
+        )
+    return names
+
+
+def _attention(
+    keys: _Keys, tensors: Mapping[str, GgufTensor], family: Family, n_head: int
+) -> dict[str, Any]:
+    """The sizes of the attention; the engine has compared the tensors' with the keys."""
+    if family.attention == "latent":
+        return {
+            "n_head_kv": 1,
+            "head_size": keys.number("attention.key_length_mla"),
+            "n_rot": keys.number("rope.dimension_count"),
+            "n_latent": keys.number("attention.kv_lora_rank"),
+        }
+    n_parts = 2 if family.attention == "gated" else 1  # of what attn_q gives each head
+    size = tensors[f"blk.{keys.block}.attn_q.weight"].shape[0] // n_head // n_parts
+    n_rot = 0 if family.rope == "none" else keys.number("rope.dimension_count", size)
+    n_kv = keys.number("attention.head_count_kv")
+    return {"n_head_kv": n_kv, "head_size": size, "n_rot": n_rot, "n_latent": 0}
+
+
+def _experts(keys: _Keys, family: Family, has_experts: bool) -> dict[str, Any]:
+    """The selection and weighting of experts."""
+    if not has_experts:
+        return {"n_used": 0, "gating": 0, "is_normed": False, "expert_scale": 1.0}
+    gating = family.gating
+    if not family.gating_is_fixed:
+        gating = keys.number("expert_gating_func", family.gating or None) or family.gating
+    if gating not in (_SOFTMAX, _SIGMOID):
+        raise UnsupportedError(
+            f"the MTP head cannot be trained: its experts are chosen by function {gating}, and "
+            f"training knows softmax and sigmoid; {_OTHER}"
+        )
+    normed = family.normed
+    return {
+        "n_used": keys.number("expert_used_count"),
+        "gating": gating,
+        "is_normed": bool(keys.get("expert_weights_norm", False)) if normed is None else normed,
+        # The engine takes 0, which it reads from files without the key, for 1.
+        "expert_scale": keys.real("expert_weights_scale", 1.0) or 1.0,
+    }
