@@ -116,7 +116,7 @@ template <bool IS_VNNI> struct Avx2 {
     static I size(I a) { return _mm256_abs_epi8(a); }
     static I signed_by(I x, I w) { return _mm256_sign_epi8(x, w); }
     static I below_zero(I x) { return _mm256_cmpgt_epi8(zero(), x); }
-    static I one_of(I a, I b) { return _mm256_xor_si256(a, b); }
+    static I xor_of(I a, I b) { return _mm256_xor_si256(a, b); }
     static I less_32(I a, I b) { return _mm256_sub_epi32(a, b); }
     static I ones() { return _mm256_set1_epi16(1); }
 
@@ -157,7 +157,7 @@ template <class V> struct Twice {
     EACH(both) EACH(right) EACH(left) EACH(with) EACH(look_up) EACH(add) EACH(times) EACH(shifted_32) EACH(if_less) EACH(less)
     EACH(as_floats) EACH(floats) EACH(mul) EACH(fma) EACH(minus)
     EACH(dot) EACH(dot_16) EACH(pairs) EACH(add_16) EACH(size) EACH(signed_by)
-    EACH(below_zero) EACH(one_of) EACH(less_32)
+    EACH(below_zero) EACH(xor_of) EACH(less_32)
 #undef EACH
 
     // From memory: bytes of a vector's part.
@@ -173,7 +173,6 @@ template <class V> struct Twice {
     }
 
     static F load_floats(const float * x) { return { V::load_floats(x), V::load_floats(x + V::N) }; }
-
     static void store_floats(float * to, F x) {
         V::store_floats(to, x.a);
         V::store_floats(to + V::N, x.b);
@@ -270,27 +269,17 @@ template <class V, class F, int R> struct Sums {
                 sums[i % N_CHAINS][r] = V::dot(sums[i % N_CHAINS][r], w, V::four(x + r * stride));
             }
         } else if constexpr (F::IS_BYTE) {
-            I size = V::size(w);
+            I size = V::size(w), sign = IS_INVERTED ? V::below_zero(w) : w;
             pin(size);
+            pin(sign);
             if constexpr (IS_INVERTED) {
-                I is_negative = V::below_zero(w);
-                pin(is_negative);
-                const I now = V::pairs(size, is_negative);
-                inverted = i == 0 ? now : V::add_16(inverted, now);
+                inverted = i == 0 ? V::pairs(size, sign) : V::add_16(inverted, V::pairs(size, sign));
                 pin(inverted);
-                for (int r = 0; r < R; ++r) {
-                    I four = V::four(x + r * stride);
-                    sums[0][r] = V::dot_16(sums[0][r], V::pairs(size, V::one_of(four, is_negative)), factor);
-                    pin(sums[0][r]);
-                }
-                if (i + 1 == n) {
-                    inverted = V::dot_16(V::zero(), inverted, factor);
-                }
-                return;
             }
             for (int r = 0; r < R; ++r) {
                 I four = V::four(x + r * stride);
-                sums[0][r] = V::dot_16(sums[0][r], V::pairs(size, V::signed_by(four, w)), factor);
+                four = V::pairs(size, IS_INVERTED ? V::xor_of(four, sign) : V::signed_by(four, sign));
+                sums[0][r] = V::dot_16(sums[0][r], four, factor);
                 pin(sums[0][r]);
             }
         } else {
@@ -309,7 +298,7 @@ template <class V, class F, int R> struct Sums {
 
     inline PYLLAMA_SPEC_INLINE I of(int r) const {
         if constexpr (IS_INVERTED) {
-            return V::less_32(sums[0][r], inverted);
+            return V::less_32(sums[0][r], V::dot_16(V::zero(), inverted, factor));
         }
         return N_CHAINS == 1 ? sums[0][r] : V::add(sums[0][r], sums[N_CHAINS - 1][r]);
     }
