@@ -148,7 +148,7 @@ class PromptLookup(Drafter):
 def _match_length(tokens: array[int], start: int, size: int) -> int:
     """The number of equal tokens before `start` and the text's end; at least `size` are equal.
 
-    Longer matches than _MAX_MATCH are not told apart.
+    At most _MAX_MATCH.
     """
     end = len(tokens)
     longest = min(_MAX_MATCH, start)
