@@ -392,8 +392,8 @@ class TokenMemory(DraftMemory):
     def draft_on(self, guesses: dict[int, int], goes_on: Callable[[int, Choice], bool]) -> None:
         """Feeds a guess after the text of each sequence, and further ones while they continue.
 
-        goes_on returns, for a sequence's index and the choice after its newest guess, whether that is a
-        guess as well.
+        goes_on(i, choice) returns whether the choice after the newest guess of the i-th sequence is
+        a guess as well.
         """
         texts = [self._sequences[seq] for seq in guesses]
         newest = [self.vocab.to_draft(token)[0] for token in guesses.values()]
