@@ -32,9 +32,8 @@ from pyllama_spec.errors import (
 )
 from pyllama_spec.llama.cost_cache import CostCache
 from pyllama_spec.llama.open_options import OpenOptions
-from pyllama_spec.requests.generation import Runtime
 from pyllama_spec.requests.options import check_seed
-from pyllama_spec.requests.runner import Runner
+from pyllama_spec.requests.runner import Runner, Runtime
 from pyllama_spec.speculative import Controller, Round, make_controller
 from pyllama_spec.speculative.row_timing import measure_rows
 from pyllama_spec.speculative.scheduler import draft_bound, drafter_bound
@@ -194,7 +193,7 @@ def open_runtime(
         except OutOfMemoryError as error:  # the first decodes
             sizes = [*smaller, "n_batch", "n_ubatch"]
             raise error.of(model.path.name, sizes) from None
-        runner = Runner(round_, max_waiting, attach_s=perf_counter() - begin)
+        runner = Runner(model, round_, max_waiting, attach_s=perf_counter() - begin)
         return Runtime(model, context, round_, runner, on_close, acceptance)
 
 
