@@ -160,10 +160,12 @@ class Store(Memory):
             raise ModelLoadError(f"the draft memory {self.path} is not a file; name another one")
         if not os.access(self.path, os.R_OK):
             raise PermissionError(13, "Permission denied")
-        self._is_read_only = self._is_read_only or not os.access(self.path, os.W_OK)
+        can_write = os.access(self.path, os.W_OK)
+        self._is_read_only = self._is_read_only or not can_write
         if not self._is_read_only and info.st_mode & 0o077:
             self.path.chmod(_MODE)
-        mode = "ro" if self._is_read_only else "rw"
+        # A reader too undoes what a killed writer left, if it may.
+        mode = "rw" if can_write else "ro"
         try:
             return sqlite3.connect(
                 f"{self.path.as_uri()}?mode={mode}", uri=True, isolation_level=None,
