@@ -105,7 +105,6 @@ from pyllama_spec.requests.runner import Runtime
 from pyllama_spec.requests.samplers import guided_sampler
 from pyllama_spec.requests.stream import Generation
 from pyllama_spec.speculative import SequenceState, make_controller
-from pyllama_spec.speculative.prefixes import PrefixStore
 from pyllama_spec.speculative.target_batch import DecodeCounts
 from pyllama_spec.terminal import ProgressBar
 
@@ -168,7 +167,7 @@ class Llama(Closeable):
         params = options.context_params()
         attributes = options.attributes()
         last_n, adapters = options.last_n_tokens_size, options.adapters()
-        store = PrefixStore(options.store_bytes())
+        store_bytes = options.store_bytes()
         with thread_log_level("info") if options.verbose else contextlib.nullcontext():
             controller = make_controller(options.controller, options.p_min)
             model, drafter, draft_s = open_pair(draft, options, controller)
@@ -178,8 +177,8 @@ class Llama(Closeable):
                 why_not = why_not_generating(model, options.vocab_only, options.embedding)
                 runtime = None if why_not else open_runtime(
                     model, params, drafter, options.n_draft, options.n_parallel, controller,
-                    wants_rows=options.logits_all, max_waiting=options.max_waiting, store=store,
-                    acceptance=options.acceptance,
+                    wants_rows=options.logits_all, max_waiting=options.max_waiting,
+                    store_bytes=store_bytes, acceptance=options.acceptance,
                 )  # fmt: skip
         opened = OpenModel(model, runtime, why_not, own, options.seed)
         self.model_path, self.verbose = os.fspath(model_path), options.verbose

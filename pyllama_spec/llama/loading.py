@@ -48,9 +48,8 @@ from pyllama_spec.requests.options import check_seed
 from pyllama_spec.requests.runner import Runner, Runtime
 from pyllama_spec.speculative import Controller, Round, make_controller
 from pyllama_spec.speculative.controller import KnownCosts
-from pyllama_spec.speculative.draft_bound import draft_bound, drafter_bound
-from pyllama_spec.speculative.prefixes import PrefixStore
 from pyllama_spec.speculative.row_timing import measure_rows
+from pyllama_spec.speculative.scheduler import draft_bound, drafter_bound
 from pyllama_spec.terminal import ProgressBar
 
 # The engine's LLAMA_MAX_SEQ.
@@ -179,7 +178,7 @@ def open_runtime(
     *,
     wants_rows: bool = False,
     max_waiting: int | None = None,
-    store: PrefixStore | None = None,
+    store_bytes: int | None = None,
     acceptance: str = "exact",
 ) -> Runtime:
     """Opens a target's context, drafter and runner."""
@@ -201,7 +200,7 @@ def open_runtime(
     context = _open_context(model, params, smaller)
     with closed_on_failure(context):
         begin = perf_counter()
-        round_ = Round(context, drafter, n_draft, controller, store=store)
+        round_ = Round(context, drafter, n_draft, controller, store_bytes=store_bytes)
         try:
             on_close = _learn_costs(round_, controller, drafter)
         except OutOfMemoryError as error:  # the first decodes

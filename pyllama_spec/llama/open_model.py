@@ -321,7 +321,7 @@ class OpenModel(Closeable):
         with runtime.runner.exclusive():
             for sequence in runtime.runner.idle():
                 runtime.round.sequences.forget(sequence)
-            runtime.round.prefixes.clear()
+            runtime.round.sequences.clear()
 
     def state_of(self, sequence: SequenceState) -> LlamaState:
         """The state of a sequence. The caller has exclusive use of it."""

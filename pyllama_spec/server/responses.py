@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from pyllama_spec.errors import ArgumentError, shown
+from pyllama_spec.errors import ArgumentError
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.dialect import (
     BlockShape,
@@ -62,6 +62,8 @@ class ResponsesRequest(DialectRequest, kw_only=True):
 
     input: Any
     instructions: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_tool_calls: int | None = None
     top_logprobs: Annotated[int, Meta(ge=0)] | None = None
@@ -83,20 +85,23 @@ class ResponsesRequest(DialectRequest, kw_only=True):
 def chat_request(body: ResponsesRequest, thoughts: Thoughts) -> ChatRequest:
     """The equivalent chat request."""
     body.refuse(_REFUSED)
-    chat = ChatRequest(messages=_messages(body), **body.options())
-    chat.max_tokens = body.max_output_tokens
-    chat.parallel_tool_calls = body.parallel_tool_calls
-    chat.user = body.user or body.safety_identifier
-    if body.top_logprobs or _LOGPROBS in (body.include or ()):
-        chat.logprobs, chat.top_logprobs = True, body.top_logprobs
-    chat.response_format = _form(body)
     offered = offered_tools(body)
-    chat.tools = [_chat_tool(tool) for tool in offered] or None
-    chat.tool_choice = _choice(body.tool_choice, has_tools=bool(offered))
+    chat: Json = {
+        **body.options(),
+        "messages": _messages(body),
+        "max_tokens": body.max_output_tokens,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "user": body.user or body.safety_identifier,
+        "response_format": _form(body),
+        "tools": [_chat_tool(tool) for tool in offered] or None,
+        "tool_choice": _choice(body.tool_choice, has_tools=bool(offered)),
+    }
+    if body.top_logprobs or _LOGPROBS in (body.include or ()):
+        chat |= {"logprobs": True, "top_logprobs": body.top_logprobs}
     effort = (body.reasoning or {}).get("effort")
     if isinstance(effort, str) and thoughts.take_effort:
-        chat.reasoning_effort = effort
-    return chat
+        chat["reasoning_effort"] = effort
+    return ChatRequest(**chat)
 
 
 def offered_tools(body: ResponsesRequest) -> list[Json]:
@@ -104,7 +109,7 @@ def offered_tools(body: ResponsesRequest) -> list[Json]:
     choice, allowed = body.tool_choice, None
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         tools = part_of(choice, "tool_choice", _CHOICES).tools or ()
-        allowed = {tool.get("name") for tool in tools if _is_function(tool)}
+        allowed = [tool.get("name") for tool in tools if _is_function(tool)]
     offered = []
     for i, given in enumerate(body.tools or ()):
         if _is_function(given):
@@ -128,9 +133,7 @@ def _choice(given: str | Json | None, *, has_tools: bool) -> str | Json | None:
     if given is None or given in ("auto", "none", "required"):
         return given
     if isinstance(given, str):
-        raise ArgumentError(
-            f"tool_choice is {given!r:.60}; expected auto, none, required or an object"
-        )
+        raise ArgumentError("tool_choice", given, "one of auto, none, required, or an object")
     choice = part_of(given, "tool_choice", _CHOICES, remedy="name a function of `tools`")
     if choice.type == "function":
         return {"type": "function", "function": {"name": choice.name}}
@@ -158,9 +161,7 @@ def _messages(body: ResponsesRequest) -> list[Json]:
         turns.turn("user")["content"].append(text_part(body.input))
         return turns.joined()
     if not isinstance(body.input, list) or not body.input:
-        raise ArgumentError(
-            f"input is {shown(body.input)}; expected a text, or a list of items that is not empty"
-        )
+        raise ArgumentError("input", body.input, "a text, or a list of items that is not empty")
     for i, item in enumerate(body.input):
         _add(item, f"input[{i}]", turns)
     return turns.joined()
@@ -187,9 +188,7 @@ def _add_message(message: Part, place: str, turns: Turns) -> None:
     # Most templates know no developer, and leave out what they do not know.
     role = "system" if message.role == "developer" else message.role
     if role not in ("user", "assistant", "system"):
-        raise ArgumentError(
-            f"{place}.role is {role!r:.60}; expected user, assistant, system or developer"
-        )
+        raise ArgumentError(f"{place}.role", role, "one of user, assistant, system, developer")
     texts = texts_of(message.content, f"{place}.content", _TEXTS, "input_text")
     turns.turn(role, is_apart=role != "assistant")["content"] += map(text_part, texts)
 
