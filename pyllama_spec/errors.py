@@ -227,7 +227,8 @@ def _restored(
     kind: type[PyllamaSpecError], args: tuple[Any, ...], attributes: dict[str, Any]
 ) -> PyllamaSpecError:
     """A copy of an error, whatever its class's constructor takes."""
-    error = kind.__new__(kind)
+    make: Callable[..., Any] = OSError.__new__ if issubclass(kind, OSError) else Exception.__new__
+    error: PyllamaSpecError = make(kind)
     error.args = args
     vars(error).update(attributes)
     return error

@@ -29,7 +29,7 @@ from pyllama_spec.engine import (
     supports_gpu,
     system_info,
 )
-from pyllama_spec.engine.placement import in_words
+from pyllama_spec.engine.model import in_words
 from pyllama_spec.engine.system import backends
 from pyllama_spec.errors import ArgumentError, CancelledError, EngineError, ModelLoadError
 from pyllama_spec.gguf.reader import read_key

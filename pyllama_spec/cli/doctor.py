@@ -19,7 +19,7 @@ from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants
 from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.drafters.registry import AUTO, MTP
 from pyllama_spec.engine import Model, server_devices, set_rpc_timeout
-from pyllama_spec.engine.placement import in_words
+from pyllama_spec.engine.model import in_words
 from pyllama_spec.speculative.draft_bound import drafter_bound
 from pyllama_spec.speculative.stats import plural
 from pyllama_spec.terminal import ProgressBar, fitted

@@ -12,8 +12,7 @@ import numpy.typing as npt
 from pyllama_spec.drafters.base import Committed
 from pyllama_spec.drafters.saved_state import pack, unpack
 from pyllama_spec.engine.batch import Batch
-from pyllama_spec.engine.context import Context
-from pyllama_spec.engine.layer_rows import LayerRows
+from pyllama_spec.engine.context import Context, LayerRows
 from pyllama_spec.errors import ArgumentError
 
 Rows = npt.NDArray[np.float32]

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.engine.binding import check, ffi, lib
-from pyllama_spec.engine.checks import instance
-from pyllama_spec.engine.closeable import Closeable, closed_on_failure
-from pyllama_spec.engine.handle import Handle
+from pyllama_spec.engine.closeable import Closeable, Handle, closed_on_failure
 from pyllama_spec.engine.identity import digest_of
 from pyllama_spec.engine.model import Model
-from pyllama_spec.errors import ArgumentError, ModelLoadError
+from pyllama_spec.errors import ModelLoadError
 from pyllama_spec.gguf.header import check_header
 from pyllama_spec.gguf.reader import read_table
 from pyllama_spec.gguf.sizes import TENSOR_TYPES
@@ -38,9 +36,6 @@ class Adapter(Closeable):
     """
 
     def __init__(self, model: Model, path: str | os.PathLike[str]) -> None:
-        instance(model, Model, "model", "load one with Model(path)")
-        if not isinstance(path, (str, os.PathLike)):
-            raise ArgumentError("path", path, (str, os.PathLike))
         self.path = Path(path)
         check_header(self.path)
         out = ffi.new("llama_spec_adapter **")

@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyllama_spec.engine.binding import check, ffi, lib
-from pyllama_spec.engine.checks import instance
-from pyllama_spec.engine.closeable import Closeable
-from pyllama_spec.engine.handle import Handle
+from pyllama_spec.engine.closeable import Closeable, Handle
 from pyllama_spec.engine.model import Model
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 
@@ -49,7 +47,6 @@ class ChatParser(Closeable):
     """The engine's parse of a model's chat template, with its tool format."""
 
     def __init__(self, model: Model, source: str | None = None) -> None:
-        instance(model, Model, "model", "load one with Model(path)")
         text = ffi.NULL if source is None else ffi.new("char[]", source.encode())
         out = ffi.new("llama_spec_chat **")
         check(lib.llama_spec_chat_new(model.handle, text, out), "cannot read the chat template")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import instance, int32
+from pyllama_spec.engine.closeable import Handle
 from pyllama_spec.engine.framing import HEADER_BYTES, seal, unseal
-from pyllama_spec.engine.handle import Handle
 from pyllama_spec.errors import ArgumentError
 
 # The engine checks the number only in files that it writes itself.

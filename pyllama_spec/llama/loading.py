@@ -17,7 +17,7 @@ from pyllama_spec.drafters.registry import check_draft, is_draft
 from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.closeable import closed_on_failure
-from pyllama_spec.engine.exactness import FEW_ROWS
+from pyllama_spec.engine.context import FEW_ROWS
 from pyllama_spec.engine.model import Progress, check_arguments
 from pyllama_spec.engine.rpc import set_rpc_timeout
 from pyllama_spec.errors import (

@@ -17,8 +17,7 @@ from pyllama_spec.drafters import Drafter
 from pyllama_spec.engine import Adapter, Batch, Model
 from pyllama_spec.engine.checks import instance, real
 from pyllama_spec.engine.closeable import Closeable
-from pyllama_spec.engine.exactness import FEW_ROWS
-from pyllama_spec.engine.memory_settings import Settings, first_difference
+from pyllama_spec.engine.context import FEW_ROWS, Settings, first_difference
 from pyllama_spec.errors import (
     ArgumentError,
     ContextFullError,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pyllama_spec.engine import Context
 from pyllama_spec.engine.checks import count
-from pyllama_spec.engine.memory_settings import adapters_key
+from pyllama_spec.engine.context import adapters_key
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.rollback import Checkpoint, Rollback

@@ -30,7 +30,7 @@ from time import perf_counter
 
 from pyllama_spec.drafters.base import Committed, Draft, Drafter
 from pyllama_spec.engine import Context
-from pyllama_spec.engine.exactness import FEW_ROWS
+from pyllama_spec.engine.context import FEW_ROWS
 from pyllama_spec.errors import (
     ArgumentError,
     CancelledError,

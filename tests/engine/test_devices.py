@@ -10,8 +10,7 @@ import pytest
 
 from pyllama_spec.engine import Context, ContextParams, Model, devices, supports_gpu
 from pyllama_spec.engine.context import _flash_attn
-from pyllama_spec.engine.model import SplitMode
-from pyllama_spec.engine.placement import warn_of_fewer
+from pyllama_spec.engine.model import SplitMode, warn_of_fewer
 from pyllama_spec.engine.system import system_info
 from pyllama_spec.errors import ArgumentError
 from tests.models import model_path
