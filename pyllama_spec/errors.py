@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -176,7 +176,7 @@ class PyllamaSpecError(Exception):
     partial_tokens: tuple[int, ...] = ()
     partial_choices: Sequence[dict[str, Any] | None] = ()
     # Whether a message begins with the param; elsewhere the problem is a whole sentence.
-    _is_named: ClassVar[bool] = True
+    _is_named: bool = True
 
     def __init__(
         self,
@@ -215,6 +215,13 @@ class PyllamaSpecError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self.args, {**vars(self)})
+
+    def about_first(self) -> Self:
+        """The same error, about the first option that its problem names."""
+        found = _OPTION.search(self.problem)
+        if found and not self.param:
+            self.param, self._is_named = found[1], False
+        return self
 
     @property
     def option(self) -> str:

@@ -97,8 +97,8 @@ class Memory:
             if "n_stream mismatch" not in str(error):
                 raise
             raise ArgumentError(
-                problem=f"cannot restore sequence {seq}: the state is of a context with another "
-                "`n_parallel`",
+                "state",
+                problem="is of a context with another `n_parallel`",
                 remedy="read the text again",
                 setup="open the model with that number",
             ) from None

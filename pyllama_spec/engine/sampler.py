@@ -237,7 +237,7 @@ class Sampler:
         try:
             check(code, "cannot make the sampler")
         except ArgumentError as error:
-            raise ArgumentError("grammar", problem=_with_place(error.problem)) from None
+            raise error.copied(problem=_with_place(error.problem)) from None
         self._adopt(out[0])
 
     def _adopt(self, handle: Any) -> None:

@@ -127,7 +127,7 @@ def test_bad_chains() -> None:
         for ids, positions, seqs in bad:
             with pytest.raises(ArgumentError):
                 context.draft_chains(ids, positions, seqs, goes_on)
-        with pytest.raises(ArgumentError, match="counterparts are"):
+        with pytest.raises(ArgumentError):
             context.draft_chains([1], [0], [0], goes_on, np.zeros(3, np.int32))
         assert not heard
         context.draft_chains([], [], [], goes_on)
