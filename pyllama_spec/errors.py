@@ -45,6 +45,13 @@ def clipped(text: str, most: int = MAX_SHOWN) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def limited(message: str) -> str:
+    """A message of at most MAX_MESSAGE characters: its beginning and its end."""
+    if len(message) <= MAX_MESSAGE:
+        return message
+    return f"{message[: MAX_MESSAGE - 250]} ... {message[-200:]}"
+
+
 def shown(value: object) -> str:
     """The beginning of a value's repr, even if repr() raises."""
     try:
@@ -118,6 +125,8 @@ class Face:
 
 
 PYTHON = Face()
+# What a file of TOML writes for Python's values.
+TOML_WORDS: Mapping[str, str] = {"True": "true", "False": "false"}
 
 
 class Note(UserWarning):
@@ -202,9 +211,7 @@ class PyllamaSpecError(Exception):
             said += f"{'; ' if self.problem else ': '}expected {face.expected(self.expected)}"
         remedies = [self.remedy, self.setup] if face.is_operator else [self.remedy]
         remedy = face.text(", or ".join(filter(None, remedies)))
-        text = escaped(f"{said}; {remedy}" if remedy else said)
-        most = MAX_MESSAGE
-        return text if len(text) <= most else f"{text[: most - 250]} ... {text[-200:]}"
+        return limited(escaped(f"{said}; {remedy}" if remedy else said))
 
     def copied(self, **changes: Any) -> Self:
         """A new error of the same class, without traceback, with other attributes."""

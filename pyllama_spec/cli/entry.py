@@ -25,7 +25,7 @@ from pyllama_spec.cli.own_draft import own_drafts_closed
 from pyllama_spec.cli.rpc_server import add_rpc_server
 from pyllama_spec.cli.serve import add_serve
 from pyllama_spec.cli.train import add_train
-from pyllama_spec.cli.wording import Parser, notes_on_stderr, with_options
+from pyllama_spec.cli.wording import Parser, face_of, notes_on_stderr
 from pyllama_spec.engine import engine_version, quantize, quantize_types, set_log_level
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.gguf.sizes import shares_by_type
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except PyllamaSpecError as error:
         clear_bar()
-        message = with_options(_one_line(error), args)
+        message = " ".join(error.rendered(face_of(args)).split()) or type(error).__name__
         print(f"pyllama-spec: {message}", file=sys.stderr)
         return EXIT_FAILURE
     except KeyboardInterrupt:

@@ -189,7 +189,7 @@ def _serve_several(
     """Serves the models of a file; returns what serve() returns."""
     from pyllama_spec.server import read_models, serve
 
-    args.names_keys = True  # in what is said from here on: with_options()
+    args.names_keys = True
     misplaced = [name for name, default in args.of_models.items() if getattr(args, name) != default]
     if misplaced:
         keys = " and ".join(misplaced)

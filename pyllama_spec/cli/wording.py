@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pyllama_spec.engine.checks import meant
+from pyllama_spec.errors import TOML_WORDS, Face, Note, escaped
 from pyllama_spec.terminal import dim, fitted
 
 
@@ -96,25 +96,14 @@ def file_name(text: str) -> Path:
     return Path(text)
 
 
-def with_options(message: str, args: argparse.Namespace) -> str:
-    """A message about Python arguments, with the command's options in their place.
+def face_of(args: argparse.Namespace) -> Face:
+    """The words of a command: its options in place of keywords.
 
-    "n_ctx=0 is below 1" becomes "--n-ctx 0 is below 1". What is not an option stays. With
-    names_keys among the arguments the names are keys of a file, and stay too.
+    With names_keys among the arguments the names are keys of a file, and stay.
     """
     if getattr(args, "names_keys", False):
-        return message
-    options: dict[str, str] = getattr(args, "options", {})
-
-    def with_value(match: re.Match[str]) -> str:
-        known = options.get(match[1])
-        return match[0] if known is None else f"{known}{match[2] and ' '}{match[2]}"
-
-    def alone(match: re.Match[str]) -> str:
-        return options.get(match[0], match[0])
-
-    message = re.sub(r"\b([a-z][a-z_]*[a-z])=([^\s;,.]?)", with_value, message)
-    return re.sub(r"(?<![^\s(])[a-z]+(?:_[a-z]+)+(?=[\s;,)]|$)", alone, message)
+        return Face(words=TOML_WORDS)
+    return Face(getattr(args, "options", {}), pair="{} {}")
 
 
 @contextmanager
@@ -122,7 +111,8 @@ def notes_on_stderr(args: argparse.Namespace) -> Iterator[None]:
     """Prints warnings in the block as lines, without file and source line."""
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        note = f"[note: {with_options(str(message), args)}]"
+        text = face_of(args).text(message.marked) if isinstance(message, Note) else str(message)
+        note = f"[note: {escaped(text)}]"
         if _held:
             _held[-1].append(note)
         else:

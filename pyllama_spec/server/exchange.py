@@ -25,7 +25,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from pyllama_spec.server import bodies
 from pyllama_spec.server.api_errors import ApiError, api_error, openai_error
-from pyllama_spec.server.error_fields import complete
 from pyllama_spec.server.serving import names_of, note_failure
 
 if TYPE_CHECKING:
@@ -347,9 +346,8 @@ class Exchange:
     def _told(self, error: BaseException) -> ApiError:
         """An error in the client's format, and its log entry."""
         settings = self.serving.settings
-        told = api_error(error, settings.retry_after_s)
+        told = api_error(error, settings.retry_after_s, self._given)
         told.message = self.models.without_paths(told.message)
-        complete(told, self._given)
         note_failure(error)
         told.request_id = self.request_id
         self.note["error"] = code = told.code or told.type

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyllama_spec._version import __version__
 from pyllama_spec.engine import engine_version
 from pyllama_spec.engine.checks import instance, one_of, real
-from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, Face, PyllamaSpecError, UnsupportedError
 from pyllama_spec.files import check_no_pipe
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.open_options import KEYWORDS
@@ -88,20 +88,12 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
             values.get("log_file"), given_by,
         )  # fmt: skip
     except PyllamaSpecError as error:
-        error.args = (with_flags(str(error), given_by),)
-        raise
+        raise ArgumentError(problem=error.rendered(_face(given_by))) from None
 
 
-def with_flags(message: str, given_by: Mapping[str, str] | None = None) -> str:
-    """A message with flags in place of keywords: "n_batch=0 is below 1" is "-b 0 is below 1"."""
-    flags = {**_FIRST_NAMES, **(given_by or {})}
-
-    def told(match: re.Match[str]) -> str:
-        name, is_ = match.groups()
-        flag = flags.get(name, "") if is_ or "_" in name else ""  # "embedding" is a word, too
-        return f"{flag} " if is_ and flag.startswith("-") else f"{flag or name}{is_}"
-
-    return re.sub(r"(?<![\w-])([a-z]+(?:_[a-z]+)*)\b(?!_)(=?)", told, message)
+def _face(given_by: Mapping[str, str]) -> Face:
+    """The words of the command line: "n_batch=0" is "-b 0", by the flag that gave it."""
+    return Face({**_FIRST_NAMES, **given_by}, pair="{} {}")
 
 
 def _keywords(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -261,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _run(meant, say)
     except PyllamaSpecError as error:
-        say(f"error: {with_flags(str(error), meant.given_by)}")
+        say(f"error: {error.rendered(_face(meant.given_by))}")
         return EXIT_FAILURE
     return EXIT_OK
 

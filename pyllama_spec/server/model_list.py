@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from pyllama_spec.drafters import needs_file
 from pyllama_spec.engine.checks import count, meant, real
-from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
+from pyllama_spec.errors import TOML_WORDS, ArgumentError, Face, PyllamaSpecError, UnsupportedError
 from pyllama_spec.files import read_text
 from pyllama_spec.llama.caches import BaseLlamaCache
 from pyllama_spec.llama.loading import check_options
@@ -30,6 +30,7 @@ _DEFAULTS: Mapping[str, Any] = {
 # Objects of Python.
 _NOT_IN_FILE = ("chat_handler", "draft_model", "tokenizer")
 _PATHS = ("lora_path", "draft_memory")
+_TOML = Face(words=TOML_WORDS)
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
@@ -221,10 +222,8 @@ def _told(place: str) -> Iterator[None]:
     try:
         yield
     except PyllamaSpecError as error:
-        # TOML writes true and false.
-        text = re.sub(r"(?<!['\"])\b(True|False)\b", lambda word: word[0].lower(), str(error))
         kind = UnsupportedError if isinstance(error, UnsupportedError) else ArgumentError
-        raise kind(f"{place}: {text}") from None
+        raise kind(problem=f"{place}: {error.rendered(_TOML)}") from None
 
 
 def _with_defaults(name: str, listed: _File, folder: Path) -> ModelSpec:

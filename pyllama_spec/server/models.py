@@ -553,8 +553,8 @@ class Models:
     def _failure(self, error: Exception) -> Failure:
         """What clients are told of a load's error."""
         is_ours = isinstance(error, PyllamaSpecError)
-        why = str(error) if is_ours else "it failed inside; the server's log says where"
-        return Failure(self.without_paths(for_client(why)[0]), monotonic(), may_pass(error))
+        why = for_client(error) if is_ours else "it failed inside; the server's log says where"
+        return Failure(self.without_paths(why), monotonic(), may_pass(error))
 
     def _note_missing(self, one: ServedModel) -> None:
         """Reports missing files at the start; their paths go to the log only."""

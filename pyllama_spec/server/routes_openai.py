@@ -12,7 +12,6 @@ import numpy as np
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.llama import Llama
 from pyllama_spec.server.api_errors import ApiError, openai_error
-from pyllama_spec.server.error_fields import in_json
 from pyllama_spec.server.exchange import Exchange, Route, sse
 from pyllama_spec.server.keywords import beyond
 from pyllama_spec.server.served_model import ServedModel
@@ -97,7 +96,7 @@ def _model(one: ServedModel, adapter: str | None) -> dict[str, Any]:
     elif one.aliases:
         shown["aliases"] = list(one.aliases)
     if (why := one.failure_of(adapter)) is not None:
-        shown |= {"state": "failed", "error": in_json(why)}
+        shown |= {"state": "failed", "error": why}
     service = one.service
     if service is None:
         shown["meta"] = {"draft": one.draft_asked_for}
