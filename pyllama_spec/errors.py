@@ -75,6 +75,13 @@ OMITTED: Final = _Omitted.OMITTED
 Expected = str | type | tuple[type, ...]
 # In the texts of an error, an option or an option with a value stands in backticks.
 _OPTION = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
+# How a whole sentence begins that is about an option, and the options in it.
+_SUBJECT = re.compile(
+    r"([a-z]\w*(?:\[\d+\]|\.\w+)*)(?==| (?:is|has|takes|holds|of|names|needs|must)\b)"
+)
+_NAMED = re.compile(
+    r"(?<![\w\"'`./-])([a-z][a-z0-9]*(?:_[a-z0-9]+)+|[a-z]+(?==))(=[^\s;,`]*)?(?![\w`(/\"'-])"
+)
 PYTHON_KINDS: Mapping[type, str] = {type(None): "None", bool: "True or False", int: "an int"}
 
 
@@ -270,8 +277,11 @@ class ArgumentError(PyllamaSpecError, ValueError):
         problem: str = "",
         setup: str = "",
     ) -> None:
-        if value is OMITTED and not (expected or remedy or problem or setup):
-            param, problem = "", param  # a whole sentence
+        is_sentence = value is OMITTED and not (expected or remedy or problem or setup)
+        if is_sentence:  # for now: until every room gives its errors as data
+            begin = _SUBJECT.match(param)
+            param, problem = begin[1] if begin else "", _NAMED.sub(r"`\1\2`", param)
+            self._is_named = False
         super().__init__(
             problem, param=param, value=value, expected=expected, remedy=remedy, setup=setup
         )

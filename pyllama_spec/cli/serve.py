@@ -52,11 +52,11 @@ _OF_SETTINGS = {
     "max_body_bytes": "--max-body",
 }  # fmt: skip
 FLAGS = {
-    **_OF_SETTINGS, "embedding=True": "--embeddings", "n_ctx": "--n-ctx",
+    **_OF_SETTINGS, "embedding": "--embeddings", "n_ctx": "--n-ctx",
     "max_waiting": "--max-waiting", "pooling_type": "--pooling",
 }  # fmt: skip
 # With --config keywords are keys of the file.
-_KEYS = {**_OF_SETTINGS, "embedding=True": "embedding"}
+_KEYS = {**_OF_SETTINGS, "embedding": "embedding"}
 
 
 def add_serve(commands: _Commands) -> None:

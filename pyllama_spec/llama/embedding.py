@@ -184,8 +184,8 @@ class Embeddings:
     def _opened(self, model_path: str) -> Embedder:
         if not self._is_wanted:
             raise UnsupportedError(
-                "there are no embeddings without embedding=True: open the model again with "
-                "embedding=True"
+                "this model was opened without embeddings",
+                setup="open the model again with `embedding=True`",
             )
         embedder = self._embedder
         if embedder is not None and embedder.context.has_failed:

@@ -105,7 +105,7 @@ _DEFAULTS: Mapping[str, Any] = {
 }  # fmt: skip
 
 # The server's options in messages, for keywords of Llama().
-_TOLD = {"embedding=True": "--embedding true", "n_ctx": "--n_ctx", "n_batch": "--n_batch",
+_TOLD = {"embedding": "--embedding true", "n_ctx": "--n_ctx", "n_batch": "--n_batch",
          "max_waiting": "--max_waiting", "max_body_bytes": ""}  # fmt: skip
 
 

@@ -40,7 +40,7 @@ _OF_SETTINGS = ("send_timeout_s", "ping_s", "has_slots", "has_metrics", "has_pag
 _TEMPLATES = {"llama2": "llama-2", "llama3": "llama-3"}
 _FIRST_NAMES = {flag.field: flag.names[0] for flag in reversed(FLAGS)}
 # What the log names in the place of keywords of Llama(), and of settings of the server.
-_TOLD = {**_FIRST_NAMES, "embedding=True": "--embeddings", "max_body_bytes": "",
+_TOLD = {**_FIRST_NAMES, "embedding": "--embeddings", "max_body_bytes": "",
          "max_waiting": "-np"}  # fmt: skip
 _DRAFTS = ("draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark")
 _ESCAPE = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|([nrt'\"\\]))")

@@ -552,8 +552,9 @@ class Models:
 
     def _failure(self, error: Exception) -> Failure:
         """What clients are told of a load's error."""
-        is_ours = isinstance(error, PyllamaSpecError)
-        why = for_client(error) if is_ours else "it failed inside; the server's log says where"
+        why = "it failed inside; the server's log says where"
+        if isinstance(error, PyllamaSpecError):
+            why = for_client(error)
         return Failure(self.without_paths(why), monotonic(), may_pass(error))
 
     def _note_missing(self, one: ServedModel) -> None:
@@ -636,8 +637,9 @@ class Models:
         if most is not None and n_bytes > most:
             raise NeverFitsError(
                 f"it takes {'' if one.n_bytes else 'about '}{-(-n_bytes // _MIB)} MiB, and all "
-                f"models together may take {most // _MIB} (memory_mib): allow more, or give it a "
-                "smaller n_ctx, n_parallel or prefix_cache_bytes"
+                f"models together may take {most // _MIB}",
+                setup="allow more `memory_mib`, or give it a smaller `n_ctx`, `n_parallel` or "
+                "`prefix_cache_bytes`",
             )
         try:
             while not self._room.fits(one, n_bytes):

@@ -161,8 +161,8 @@ def _vectors(
         vector, n = llm.embed(text, normalize=True, truncate=False, return_count=True)
         if vector and isinstance(vector[0], list):
             raise UnsupportedError(
-                "this model returns a vector for each token, not for a text: open it with "
-                "pooling_type=mean or last"
+                "this model returns a vector for each token, not for a text",
+                setup="open it with `pooling_type=mean` or last",
             )
         vectors.append(vector)
         n_tokens += n
