@@ -204,6 +204,12 @@ class PyllamaSpecError(Exception):
         remedy: str = "",
         setup: str = "",
     ) -> None:
+        is_sentence = not (param or expected or remedy or setup or "`" in problem)
+        if is_sentence and isinstance(self, (ArgumentError, UnsupportedError)):
+            # For now: until every room gives its errors as data.
+            begin = _SUBJECT.match(problem)
+            param, problem = begin[1] if begin else "", _NAMED.sub(r"`\1\2`", problem)
+            self._is_named = False
         self.param, self.value, self.expected = param, value, expected
         self.problem, self.remedy, self.setup = problem, remedy, setup
         super().__init__(self.rendered())  # what copies and pickles are made of
@@ -277,11 +283,8 @@ class ArgumentError(PyllamaSpecError, ValueError):
         problem: str = "",
         setup: str = "",
     ) -> None:
-        is_sentence = value is OMITTED and not (expected or remedy or problem or setup)
-        if is_sentence:  # for now: until every room gives its errors as data
-            begin = _SUBJECT.match(param)
-            param, problem = begin[1] if begin else "", _NAMED.sub(r"`\1\2`", param)
-            self._is_named = False
+        if value is OMITTED and not (expected or remedy or problem or setup):
+            param, problem = "", param  # a whole sentence
         super().__init__(
             problem, param=param, value=value, expected=expected, remedy=remedy, setup=setup
         )

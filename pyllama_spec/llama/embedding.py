@@ -119,7 +119,7 @@ class Embedder:
         else:
             raise ArgumentError(f"embed takes texts, or lists of token ids, not {shown(text)}")
         if not tokens:
-            raise ArgumentError("a text to embed has no tokens, and the model adds none")
+            raise ArgumentError("input", text, "a text with tokens, as the model adds none")
         if not truncate:
             self._check_length(len(tokens))
         return tokens[: self.n_batch]

@@ -41,7 +41,7 @@ def client() -> Iterator[Client]:
     (CHAT, {"messages": USER, "grammar": "root ::= ("}, "grammar"),
     (CHAT, {"messages": USER, "functions": [{"name": "a"}], "function_call": {"name": "b"}},
      "function_call"),
-    (TEXT, {"prompt": [10**7]}, "prompt"),
+    (TEXT, {"prompt": [10**7]}, "prompt[0]"),
     (TEXT, {"prompt": "a", "logit_bias": {"a b": 1}}, "logit_bias"),
     (TEXT, {"prompt": "a", "speculation": {"n_draft": -1}}, "speculation.n_draft"),
     ("/completion", {"prompt": "a", "n_probs": -1}, "n_probs"),
