@@ -420,7 +420,7 @@ class Context(Closeable):
             ids: [n] int32, the new ids of these rows.
             rows: [n, row_bytes] uint8, contiguous, in the file's format.
         """
-        slots, ids = (np.ascontiguousarray(part, np.int32) for part in (slots, ids))
+        slots, ids = np.ascontiguousarray(np.stack((slots, ids)), np.int32)
         code = lib.llama_spec_draft_output_set(
             self._handle.pointer, len(slots), ffi.from_buffer("int32_t[]", slots),
             ffi.from_buffer("int32_t[]", ids), ffi.from_buffer("uint8_t[]", rows), rows.nbytes,
@@ -467,7 +467,8 @@ class Context(Closeable):
             counterparts: see likeliest().
         """
         chains = ffi.new("struct llama_spec_chains *")
-        arrays = [ffi.new("int32_t[]", list(values)) for values in (ids, positions, seqs)]
+        rows = list(zip(ids, positions, seqs, strict=True))  # as many of each
+        arrays = [ffi.new("int32_t[]", [row[k] for row in rows]) for k in range(3)]
         chains.n, chains.counterparts = len(ids), self._counterparts(counterparts)
         chains.ids, chains.pos, chains.seq = arrays
         self._layer_views.clear()

@@ -139,13 +139,9 @@ def test_what_is_no_draft() -> None:
     with tiny_context(model) as context:
         decoded(context)
         sampler = Sampler(model, GREEDY)
-        for draft in (5, None, ["a"], [1.5], [2**31]):
-            with pytest.raises(ArgumentError):
+        for draft, error in ((5, TypeError), (["a"], TypeError), ([2**31], OverflowError)):
+            with pytest.raises(error):
                 sampler.sample_chain(context, 0, draft)  # type: ignore[arg-type]
-        with pytest.raises(ArgumentError):
-            sampler.sample_chain(context, "0", [])  # type: ignore[arg-type]
-        with pytest.raises(ArgumentError):
-            sampler.sample_chain(None, 0, [])  # type: ignore[arg-type]
         sampler.close()
         with pytest.raises(ClosedError):
             sampler.sample_chain(context, 0, [])
