@@ -91,3 +91,28 @@ class Handle:
     def close(self) -> None:
         """Releases the C object. May be called twice."""
         self._pointer = None
+
+
+class Owner(Closeable):
+    """The owner of a C object, in `_handle`."""
+
+    _handle: Handle
+
+    @property
+    def handle(self) -> Any:
+        """The C handle, for the other modules of engine/."""
+        return self._handle.pointer
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether close() was called."""
+        return self._handle.is_closed
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether it belongs to the parent of this process: no call works then."""
+        return self._handle.is_forked
+
+    def close(self) -> None:
+        """Frees the C object, once nothing else needs it. May be called twice."""
+        self._handle.close()

@@ -14,7 +14,7 @@ from pyllama_spec.engine.adapter import Adapter
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.binding import check, ffi, keep_error, last_error, lib
 from pyllama_spec.engine.checks import int32, real
-from pyllama_spec.engine.closeable import Closeable, Handle
+from pyllama_spec.engine.closeable import Handle, Owner
 from pyllama_spec.engine.context_params import POOLING, UNPACKED, ContextParams
 from pyllama_spec.engine.memory import Memory
 from pyllama_spec.engine.model import Model
@@ -147,7 +147,7 @@ class _View:
         lib.llama_spec_add_views(self._handle, -1)
 
 
-class Context(Closeable):
+class Context(Owner):
     """Decodes batches of one model, and holds its memory and the rows of the last batch.
 
     One thread at a time: a second one gets BusyError. It keeps its model's weights and its
@@ -253,21 +253,6 @@ class Context(Closeable):
             sizes += f", n_rs_seq={self.n_rs_seq}"
         state = "closed" if self.is_closed else "open"
         return f"<Context of {self.model.path.name!r}: {sizes}, {self.n_threads} threads, {state}>"
-
-    @property
-    def handle(self) -> Any:
-        """The C handle, for the other modules of engine/."""
-        return self._handle.pointer
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether close() was called."""
-        return self._handle.is_closed
-
-    @property
-    def is_forked(self) -> bool:
-        """Whether the context belongs to the parent process: no call works then."""
-        return self._handle.is_forked
 
     def find_failure(self) -> bool:
         """Updates has_failed after an error, and returns it. Not while another thread computes."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from pyllama_spec.engine.binding import check, ffi, keep_error, lib
 from pyllama_spec.engine.checks import instance, int32, one_of, shares_of, text
-from pyllama_spec.engine.closeable import Closeable, Handle
+from pyllama_spec.engine.closeable import Handle, Owner
 from pyllama_spec.engine.identity import digest_of, stamp_of
 from pyllama_spec.engine.load_errors import load_error, not_a_model
 from pyllama_spec.engine.model_info import DraftBlock, HeadWeights, ModelInfo, NgramArrays
@@ -47,7 +47,7 @@ def pyllama_spec_on_progress(fraction: float, user: Any) -> bool:
     return True
 
 
-class Model(Closeable):
+class Model(Owner):
     """A loaded GGUF file. Contexts keep the weights alive, so the model may be closed first.
 
     Args:
@@ -157,21 +157,6 @@ class Model(Closeable):
             return f"<Model {self.path.name!r}, closed>"
         place = f", on {in_words(self.placement)}" if self.placement else ""
         return f"<Model {self.path.name!r}: {self.description}{place}, open>"
-
-    @property
-    def handle(self) -> Any:
-        """The C handle, for the other modules of engine/."""
-        return self._handle.pointer
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether close() was called."""
-        return self._handle.is_closed
-
-    @property
-    def is_forked(self) -> bool:
-        """Whether the model belongs to the parent process."""
-        return self._handle.is_forked
 
     @property
     def refusal(self) -> PyllamaSpecError | None:
@@ -320,10 +305,6 @@ class Model(Closeable):
     def row_width(self, layer: int) -> int:
         """The width of a row of a layer's inputs, or of HEAD_ROWS."""
         return self.info.n_embd_out if layer == HEAD_ROWS else self.info.n_embd
-
-    def close(self) -> None:
-        """Releases the weights; the last context frees them. May be called twice."""
-        self._handle.close()
 
 
 def most_heads(arch: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import FLOAT32_MAX, INT32_MAX, check_fields, int32
-from pyllama_spec.engine.closeable import Handle
+from pyllama_spec.engine.closeable import Handle, Owner
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.engine.model import Model
@@ -216,7 +216,7 @@ def _with_place(message: str) -> str:
     return f"{found[1]} at {rest[:40]!r}" if rest else f"{found[1]} at the end of the grammar"
 
 
-class Sampler:
+class Sampler(Owner):
     """A sampler chain with its state: random numbers, penalty history, grammar position.
 
     sample() does not advance penalties or grammar; accept() does, and only over tokens that are
@@ -263,44 +263,41 @@ class Sampler:
         raw.seed, raw.shared_noise = seed, params.shared_noise
         keep: list[Any] = []
 
+        def made(kind: str, values: Any) -> Any:
+            keep.append(ffi.new(kind, values))
+            return keep[-1]
+
         def text(value: str) -> Any:
-            keep.append(ffi.new("char[]", value.encode()))
-            return keep[-1]
+            return made("char[]", value.encode())
 
-        def texts(values: Sequence[str]) -> Any:
-            keep.append(ffi.new("char *[]", [text(value) for value in values]))
-            return keep[-1]
+        def texts(name: str, values: Sequence[str]) -> None:
+            setattr(raw, name, made("char *[]", [text(value) for value in values]))
+            setattr(raw, f"n_{name}", len(values))
 
-        def ids(values: Sequence[int]) -> Any:
-            keep.append(ffi.new("int32_t[]", [int(value) for value in values] or [0]))
-            return keep[-1]
+        def ids(name: str, values: Iterable[int]) -> None:
+            listed = list(values)
+            setattr(raw, name, made("int32_t[]", listed or [0]))
+            setattr(raw, f"n_{name}", len(listed))
 
-        raw.dry_breakers, raw.n_dry_breakers = texts(params.dry_breakers), len(params.dry_breakers)
+        texts("dry_breakers", params.dry_breakers)
+        texts("bad_words", params.bad_words)
+        ids("stop_ids", params.stop_token_ids)
+        raw.ignore_ends = params.ignore_eos
         if params.logit_bias:
-            keep.append(ffi.new("int32_t[]", [int(i) for i in params.logit_bias]))
-            raw.bias_ids = keep[-1]
-            keep.append(ffi.new("float[]", [float(x) for x in params.logit_bias.values()]))
-            raw.bias = keep[-1]
+            raw.bias_ids = made("int32_t[]", list(params.logit_bias))
+            raw.bias = made("float[]", list(params.logit_bias.values()))
             raw.n_bias = len(params.logit_bias)
         if params.grammar is not None:
             raw.grammar, raw.grammar_root = text(params.grammar), text(params.grammar_root)
-            raw.grammar_triggers = texts(params.grammar_triggers)
-            raw.n_grammar_triggers = len(params.grammar_triggers)
-            raw.trigger_tokens = ids(params.grammar_trigger_tokens)
-            raw.n_trigger_tokens = len(params.grammar_trigger_tokens)
-            raw.grammar_prefill = ids(params.grammar_prefill)
-            raw.n_grammar_prefill = len(params.grammar_prefill)
-        raw.ignore_ends = params.ignore_eos
-        raw.stop_ids, raw.n_stop_ids = ids(params.stop_token_ids), len(params.stop_token_ids)
-        raw.bad_words, raw.n_bad_words = texts(params.bad_words), len(params.bad_words)
+            texts("grammar_triggers", params.grammar_triggers)
+            ids("trigger_tokens", params.grammar_trigger_tokens)
+            ids("grammar_prefill", params.grammar_prefill)
         raw.thought_budget = -1 if params.thought_budget is None else params.thought_budget
         if params.thought_tags:
             raw.thought_start = text(params.thought_tags[0])
-            raw.thought_ends = texts(params.thought_tags[1:])
-            raw.n_thought_ends = len(params.thought_tags) - 1
+            texts("thought_ends", params.thought_tags[1:])
+            ids("thought_close", params.thought_close)
             raw.thought_is_open = params.thought_is_open
-            raw.thought_close = ids(params.thought_close)
-            raw.n_thought_close = len(params.thought_close)
             raw.grammar_skips_thoughts = params.grammar_skips_thoughts
         return raw, keep
 
@@ -315,11 +312,6 @@ class Sampler:
         return self.params.grammar_skips_thoughts and bool(
             lib.llama_spec_sampler_skips_grammar(self.handle)
         )
-
-    @property
-    def handle(self) -> Any:
-        """The C handle."""
-        return self._handle.pointer
 
     def sample(self, context: Context, i: int) -> int:
         """Draws a token from the logits of token i of the context's last batch."""
@@ -422,7 +414,3 @@ class Sampler:
         copy.model, copy.params, copy.seed = self.model, self.params, self.seed
         copy._adopt(out[0])
         return copy
-
-    def close(self) -> None:
-        """Frees the chain. May be called twice."""
-        self._handle.close()
