@@ -53,7 +53,9 @@ def limited(message: str) -> str:
 
 
 def shown(value: object) -> str:
-    """The beginning of a value's repr, even if repr() raises."""
+    """The beginning of a value's repr, even if repr() raises; the whole name of a file."""
+    if isinstance(value, Path):
+        return repr(str(value))
     try:
         return f"{value!r:.{MAX_SHOWN}}"
     except Exception:  # noqa: BLE001 - of anyone's; of an int with more digits than Python prints

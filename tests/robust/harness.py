@@ -35,7 +35,7 @@ MAX_RSS_BYTES = (4 if os.environ.get("PYLLAMA_SPEC_SANITIZED") else 1) << 30
 
 
 _FAILURE = re.compile(
-    r"\S+: UserWarning: the drafter \S+ is (?:disabled until|told the tokens) .*: it failed .*\n"
+    r"\S+: Note: the drafter \S+ is (?:disabled until|told the tokens) .*: it failed .*\n"
     r"(?:  .*\n?)?"
 )
 
